@@ -1,0 +1,89 @@
+"""Train a small CNN on scikit-learn's handwritten digits (1,797 images of 8 x 8 pixels), on all processes of a run.
+
+Works as a slurmtrain run, under torchrun, and as a plain ``python train.py``.
+"""
+
+from __future__ import annotations
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import slurmtrain
+
+PARAMS = {"lr": 0.05, "batch_size": 64, "steps": 600, "seed": 0}
+TEST_SHARE = 0.2
+
+
+def digits(device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Images (n, 1, 8, 8) in 0..1 and labels (n,), for training and for testing: the same split on every rank."""
+    data = load_digits()
+    images = torch.tensor(data.images, dtype=torch.float32, device=device).unsqueeze(1) / 16
+    labels = torch.tensor(data.target, device=device)
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0)).to(device)
+    test, train = order.split([int(len(order) * TEST_SHARE), len(order) - int(len(order) * TEST_SHARE)])
+    return images[train], labels[train], images[test], labels[test]
+
+
+def network() -> nn.Module:
+    """Two convolutions and two linear layers, with dropout: about 70,000 parameters."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(), nn.Dropout(0.25),
+        nn.Linear(64 * 4 * 4, 64), nn.ReLU(), nn.Dropout(0.25),
+        nn.Linear(64, 10),
+    )  # fmt: skip
+
+
+def batch_of(step: int, size: int, count: int, seed: int) -> Tensor:
+    """Indices of the whole batch of a step: epochs are shuffled anew, and a step can be found without the ones before."""
+    per_epoch = count // size
+    epoch, place = divmod(step, per_epoch)
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
+    return order[place * size : (place + 1) * size]
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """The share of images that the model names rightly."""
+    model.eval()
+    right = (model(images).argmax(1) == labels).float().mean().item()
+    model.train()
+    return right
+
+
+def main() -> None:
+    with slurmtrain.session(params=PARAMS) as run:
+        params = run.params
+        torch.manual_seed(params["seed"])
+        model = DistributedDataParallel(network().to(run.device))
+        optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params["steps"])
+        images, labels, test_images, test_labels = digits(run.device)
+        # From here on each rank draws its own numbers, as dropout should.
+        torch.manual_seed(params["seed"] + 1 + run.rank)
+        run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
+
+        for step in run.steps(params["steps"]):
+            whole = batch_of(step, params["batch_size"], len(images), params["seed"])
+            mine = whole[run.rank :: run.world_size]
+            loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            run.log(loss=loss.detach(), lr=scheduler.get_last_lr()[0])
+            if run.rank == 0 and (step + 1) % 100 == 0:
+                run.log(test_accuracy=accuracy(model.module, test_images, test_labels))
+                print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
+
+        final = accuracy(model.module, test_images, test_labels)
+        run.log(test_accuracy=final)
+        if run.rank == 0:
+            print(f"test accuracy {final:.4f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

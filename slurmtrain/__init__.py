@@ -1,0 +1,22 @@
+"""slurmtrain: from one YAML file to a finished training run, through every preemption.
+
+Importing this package loads neither torch nor sqlalchemy: :func:`session` is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "session"]
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.session import session
+
+
+def __getattr__(name: str) -> object:
+    if name == "session":
+        from slurmtrain.runtime.session import session
+
+        return session
+    raise AttributeError(f"module 'slurmtrain' has no attribute {name!r}")

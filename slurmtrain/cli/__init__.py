@@ -1,0 +1,71 @@
+"""The command line: what people type and read. No logic; each command's module is imported when it is used."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+import click
+
+import slurmtrain
+from slurmtrain.cli.lazy import LazyGroup
+from slurmtrain.errors import SlurmtrainError
+
+INTERRUPTED = 130
+
+# name: (module, what it does). A test holds these words and the commands' own together.
+COMMANDS = {
+    "submit": ("submit", "Submit the runs of a spec."),
+    "render": ("render", "Print what submit would submit."),
+    "status": ("status", "List runs."),
+    "show": ("show", "Show everything known of a run."),
+    "logs": ("logs", "Print the logs of a run."),
+    "wait": ("wait", "Wait until runs have ended."),
+    "resume": ("resume", "Start a run again, from its newest checkpoint."),
+    "cancel": ("cancel", "End runs."),
+    "sync": ("sync", "Reconcile runs, registry and MLflow."),
+    "registry": ("registry", "Look after the registry."),
+    "completion": ("completion", "Print a script for the shell's completion."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    commands_at=COMMANDS,
+    package="slurmtrain.cli",
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(slurmtrain.__version__, message="%(prog)s %(version)s")
+@click.option("--runs", metavar="DIR", help="Where runs live.")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.pass_context
+def cli(context: click.Context, runs: str | None, debug: bool) -> None:
+    """From one YAML file to a finished training run, through every preemption.
+
+    A RUN is named by its id, the beginning of its id, its name (then the newest), or @last.
+    """
+    context.obj = {"runs": runs, "debug": debug}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Exit codes: 0 fine, 1 it failed, 2 the input is wrong, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        sys.exit(cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0)
+    except SlurmtrainError as error:
+        if "--debug" in arguments:
+            raise
+        for line in str(error).splitlines():
+            click.echo(f"error: {line}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Whoever read our output has gone, as `head` does; Python must not try to flush it once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(1)

@@ -1,0 +1,34 @@
+"""``slurmtrain cancel``."""
+
+from __future__ import annotations
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("cancel", short_help="End runs.")
+@common.runs_argument
+@click.option("--force", is_flag=True, help="Kill at once, without letting the run save.")
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: bool) -> int:
+    """End each RUN: let it save and leave, and kill what does not. Works from any terminal of the machine."""
+    from slurmtrain.ops.cancel import cancel
+    from slurmtrain.ops.find import find
+    from slurmtrain.ops.observe import observe
+    from slurmtrain.ops.views import runs_json
+
+    run_ids, before = find(workspace, names)
+    over = {run_id for run_id in run_ids if before.runs[run_id].run.ended}
+    ended = {run_id: cancel(workspace, run_id, force=force) for run_id in run_ids}
+    if as_json:
+        runs = observe(workspace, run_ids).runs
+        common.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
+    for run_id, run in ended.items():
+        if run_id in over:
+            click.echo(f"run {run_id} had ended already: {run.state}", err=True)
+        else:
+            click.echo(f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason else ""), err=True)
+    return 0 if all(run.ended for run in ended.values()) else 1

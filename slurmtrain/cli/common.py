@@ -1,0 +1,100 @@
+"""What commands share: options, the workspace, printing JSON and warnings."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from slurmtrain.config import EXECUTORS, load_config
+from slurmtrain.ops.workspace import Workspace
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def in_workspace(command: F) -> F:
+    """Give a command ``--runs`` and ``--debug``, which the group has too, and hand it a Workspace first."""
+
+    def with_workspace(runs: str | None, debug: bool, /, *args: Any, **kwargs: Any) -> Any:
+        return command(workspace(runs), *args, **kwargs)
+
+    def outer(*args: Any, **kwargs: Any) -> Any:
+        return with_workspace(kwargs.pop("runs"), kwargs.pop("debug"), *args, **kwargs)
+
+    outer.__doc__, outer.__name__ = command.__doc__, command.__name__
+    decorated: Any = outer
+    decorated = click.option("--debug", is_flag=True, help="Show the traceback of an error.")(decorated)
+    decorated = click.option("--runs", metavar="DIR", help="Where runs live.")(decorated)
+    decorated.__click_params__ = [
+        *getattr(decorated, "__click_params__", []),
+        *getattr(command, "__click_params__", []),
+    ]
+    result: F = decorated
+    return result
+
+
+def workspace(runs: str | None = None, executor: str | None = None) -> Workspace:
+    """The runs that this command line, environment and configuration mean."""
+    context = click.get_current_context(silent=True)
+    outer = (context.obj or {}).get("runs") if context is not None else None
+    return Workspace(load_config(cwd=Path.cwd(), environ=os.environ, runs=runs or outer, executor=executor))
+
+
+def default_executor(configured: str | None) -> str:
+    """Slurm where sbatch is found, this machine elsewhere."""
+    if configured is not None:
+        return configured
+    import shutil
+
+    return "slurm" if shutil.which("sbatch") else "local"
+
+
+def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Ids and names of runs, as they are registered; completion observes nothing."""
+    place = workspace()
+    if not place.config.registry.exists():
+        return []
+    listed = place.store.listed()
+    words = ["@last", *reversed(listed), *{one.run.name for one in listed.values()}]
+    return [word for word in words if word.startswith(incomplete)]
+
+
+run_argument = click.argument("run", metavar="RUN", shell_complete=_complete_run)
+runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=_complete_run)
+some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=_complete_run)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
+spec_argument = click.argument("spec", metavar="SPEC", type=click.Path(path_type=Path))
+overrides_argument = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1)
+sweep_option = click.option(
+    "--sweep", metavar="KEY=VALUE,VALUE", multiple=True, help="Submit a run for each value; several sweeps multiply."
+)
+
+
+def print_json(data: Mapping[str, Any]) -> None:
+    """One JSON object on standard output, and nothing else."""
+    json.dump(data, sys.stdout, indent=None if not sys.stdout.isatty() else 1, allow_nan=False)
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+
+
+def warn(messages: Iterable[str]) -> None:
+    """Warnings, on standard error."""
+    for message in messages:
+        click.echo(f"warning: {message}", err=True)
+
+
+def warn_of_garbage(garbage: Sequence[tuple[str, Any]]) -> None:
+    """Say which journals hold lines that are no records; they are kept, and 'show --json' has them."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for run_id, bad in garbage:
+        counts.setdefault((run_id, bad.source), []).append(bad.offset)
+    warn(
+        f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, the first at byte {offsets[0]}; the rest was read"
+        for (run_id, source), offsets in counts.items()
+    )

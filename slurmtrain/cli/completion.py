@@ -1,0 +1,22 @@
+"""``slurmtrain completion``."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("completion", short_help="Print a script for the shell's completion.")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def command(shell: str) -> int:
+    """Print a script that completes slurmtrain's commands, options and runs.
+
+    For bash, add to ~/.bashrc: eval "$(slurmtrain completion bash)"
+    """
+    from click.shell_completion import get_completion_class
+
+    from slurmtrain.cli import cli
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    click.echo(kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source())
+    return 0

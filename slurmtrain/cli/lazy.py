@@ -1,0 +1,40 @@
+"""A group of commands that are imported when they are used, so that ``--help`` costs what click costs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+
+class LazyGroup(click.Group):
+    """``commands_at`` maps a command's name to (its module in ``package``, its short help)."""
+
+    def __init__(self, *args: Any, commands_at: Mapping[str, tuple[str, str]], package: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._at = commands_at
+        self._package = package
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self._at)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._at:
+            return None
+        command: click.Command = import_module(f"{self._package}.{self._at[cmd_name][0]}").command
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in self._at and not args[0].startswith("-"):
+            from slurmtrain.model.fields import suggestion
+
+            ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self._at)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in self._at.items()])

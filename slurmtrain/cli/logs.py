@@ -1,0 +1,28 @@
+"""``slurmtrain logs``."""
+
+from __future__ import annotations
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("logs", short_help="Print the logs of a run.")
+@common.run_argument
+@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended; exit with its outcome.")
+@click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
+@click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
+@common.in_workspace
+def command(workspace: Workspace, run: str, follow: bool, rank: int | None, attempt: int | None) -> int:
+    """Print what the ranks of RUN wrote. With several ranks each line begins with its attempt and rank."""
+    from slurmtrain.ops.find import find
+    from slurmtrain.ops.logs import read_logs
+
+    [run_id], _ = find(workspace, [run])
+    for line in read_logs(workspace, run_id, rank=rank, attempt=attempt, follow=follow):
+        click.echo(line.text if rank is not None else f"[{line.attempt}/{line.origin}] {line.text}")
+    if not follow:
+        return 0
+    [run_id], observed = find(workspace, [run_id])
+    return 0 if observed.runs[run_id].run.state == "completed" else 1

@@ -1,0 +1,29 @@
+"""``slurmtrain registry``."""
+
+from __future__ import annotations
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.group("registry", short_help="Look after the registry.")
+def command() -> None:
+    """The registry is a projection of the run directories: it can be deleted and made anew."""
+
+
+@command.command("rebuild", short_help="Make the registry anew from the run directories.")
+@common.json_option
+@common.in_workspace
+def rebuild(workspace: Workspace, as_json: bool) -> int:
+    """Make the registry anew from the run directories; the old file is kept beside it as registry.db.old."""
+    from slurmtrain.ops.rebuild import rebuild
+
+    observed = rebuild(workspace)
+    common.warn_of_garbage(observed.garbage)
+    if as_json:
+        common.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
+    else:
+        click.echo(f"{len(observed.runs)} runs in {workspace.config.registry}", err=True)
+    return 0

@@ -1,0 +1,40 @@
+"""``slurmtrain render``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("render", short_help="Print what submit would submit.")
+@common.spec_argument
+@common.overrides_argument
+@common.sweep_option
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], as_json: bool) -> int:
+    """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
+
+    It needs no Slurm on this machine. RUN-ID stands for the id that submit gives to the run.
+    """
+    from slurmtrain.ops.render import render
+
+    rendered = render(workspace, spec, overrides, sweep)
+    if as_json:
+        runs = [
+            {"plan": one.plan.to_json(), "overrides": list(one.overrides), "batch_script": one.script}
+            for one in rendered
+        ]
+        common.print_json({"schema": 1, "runs": runs})
+        return 0
+    for one in rendered:
+        click.echo(f"# plan {one.plan.hash}")
+        click.echo(json.dumps(one.plan.to_json(), indent=2, ensure_ascii=False))
+        click.echo("\n# batch script")
+        click.echo(one.script)
+    return 0

@@ -1,0 +1,95 @@
+"""``slurmtrain show``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from slurmtrain.cli import common, text
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("show", short_help="Show everything known of a run.")
+@common.run_argument
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, run: str, as_json: bool) -> int:
+    """Show everything known of RUN: attempts and why they ended, checkpoints, metrics."""
+    from slurmtrain.ops.find import find
+    from slurmtrain.ops.views import show_json
+
+    [run_id], observed = find(workspace, [run])
+    common.warn_of_garbage(observed.garbage)
+    loaded = workspace.store.load(run_id)
+    assert loaded is not None
+    facts = show_json(workspace, observed.runs[run_id], loaded)
+    if as_json:
+        common.print_json({"schema": 1, "run": facts})
+    else:
+        _print(facts)
+    return 0
+
+
+def _print(run: dict[str, Any]) -> None:
+    pairs = [
+        ("run", f"{run['id']}  {run['name']}"),
+        ("state", run["state"] + (f": {run['reason']}" if run["reason"] else "")),
+        (
+            "step",
+            text.steps(run)
+            + (f"  {text.rate(run)}, {text.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""),
+        ),
+        ("lost steps", text.number(run["lost_steps"])),
+        ("metrics", text.metrics(run, limit=100)),
+        ("checkpoint", text.checkpoint(run)),
+        ("submitted", f"{run['submitted_at']}  ({run['executor']})"),
+        ("ended", run["ended_at"] or "-"),
+        ("git", _git(run["git"])),
+        ("plan", run["plan_hash"] or "-"),
+        ("mlflow run", run["mlflow_run_id"] or "-"),
+        ("directory", run["dir"]),
+    ]
+    for name, value in pairs:
+        click.echo(f"{name:<11} {value}")
+    for attempt in run["attempts"]:
+        _print_attempt(attempt)
+    if run["checkpoints"]:
+        click.echo("\ncheckpoints")
+        rows = [
+            (
+                text.number(c["step"]),
+                text.size(c["bytes"]),
+                c["saved_at"],
+                "complete" if c["complete"] else "damaged",
+                c["path"],
+            )
+            for c in run["checkpoints"]
+        ]
+        text.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
+    if run["garbage"]:
+        click.echo(f"\n{len(run['garbage'])} unreadable lines of journals were passed over; --json shows them")
+
+
+def _print_attempt(attempt: dict[str, Any]) -> None:
+    why = f" ({attempt['cause']})" if attempt["cause"] not in (None, attempt["state"]) else ""
+    click.echo(f"\nattempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}")
+    said = [
+        ("reason", attempt["reason"]),
+        ("nodes", ", ".join(attempt["nodes"])),
+        ("from", f"{attempt['started_at']} to {attempt['ended_at'] or 'now'}" if attempt["started_at"] else ""),
+        ("steps", f"{attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""),
+        ("lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""),
+        ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
+        ("overrides", " ".join(attempt["overrides"])),
+    ]
+    for name, value in said:
+        if value:
+            click.echo(f"  {name:<9} {value}")
+    for failure in attempt["failures"][:1]:
+        for line in failure["last_lines"]:
+            click.echo(f"  | {line}")
+
+
+def _git(git: dict[str, Any] | None) -> str:
+    return "-" if not git else f"{git['commit'][:12]}{' with changes' if git['dirty'] else ''}"

@@ -1,0 +1,90 @@
+"""``slurmtrain status``."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurmtrain.cli import common, text
+from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
+
+_SHOWN = 20
+
+
+@click.command("status", short_help="List runs.")
+@common.some_runs_argument
+@click.option(
+    "--all", "everything", is_flag=True, help=f"List all runs, not only those under way and the newest {_SHOWN}."
+)
+@click.option("--watch", is_flag=True, help="Look again and again, until interrupted.")
+@click.option(
+    "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between looks."
+)
+@common.json_option
+@common.in_workspace
+def command(
+    workspace: Workspace, names: tuple[str, ...], everything: bool, watch: bool, interval: float, as_json: bool
+) -> int:
+    """List runs: state, step, rate, time to go, latest metrics, age of the last checkpoint.
+
+    It reads journals and looks at processes; it never starts or ends anything.
+    """
+    if not watch:
+        _print(workspace, names, everything=everything or as_json, as_json=as_json)
+        return 0
+    if text.fancy() and not as_json:
+        return _live(workspace, names, everything, interval)
+    while True:
+        _print(workspace, names, everything=everything or as_json, as_json=as_json)
+        sys.stdout.flush()
+        time.sleep(interval)
+
+
+def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> dict[str, Listed]:
+    from slurmtrain.ops.observe import observe
+
+    observed = observe(workspace)
+    common.warn_of_garbage(observed.garbage)
+    if names:
+        from slurmtrain.ops.find import choose
+
+        return {run_id: observed.runs[run_id] for run_id in [choose(observed.runs, name) for name in names]}
+    if everything:
+        return observed.runs
+    newest = set(sorted(observed.runs)[-_SHOWN:])
+    return {run_id: listed for run_id, listed in observed.runs.items() if run_id in newest or not listed.run.ended}
+
+
+def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as_json: bool) -> None:
+    runs = _look(workspace, names, everything=everything)
+    if as_json:
+        from slurmtrain.ops.views import now_iso, runs_json
+
+        facts = runs_json(workspace, runs)
+        common.print_json({"schema": facts["schema"], "as_of": now_iso(), "runs": facts["runs"]})
+    elif runs:
+        text.print_table(text.HEADERS, _rows(workspace, runs))
+    else:
+        click.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
+
+
+def _rows(workspace: Workspace, runs: dict[str, Listed]) -> list[Any]:
+    from slurmtrain.ops.views import run_json
+
+    return [text.row(run_json(workspace, listed)) for listed in runs.values()]
+
+
+def _live(workspace: Workspace, names: tuple[str, ...], everything: bool, interval: float) -> int:
+    from rich.live import Live
+
+    with Live(auto_refresh=False, screen=False) as live:
+        while True:
+            runs = _look(workspace, names, everything=everything)
+            live.update(text.table(text.HEADERS, _rows(workspace, runs)), refresh=True)
+            time.sleep(interval)

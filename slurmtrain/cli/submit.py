@@ -1,0 +1,52 @@
+"""``slurmtrain submit``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("submit", short_help="Submit the runs of a spec.")
+@common.spec_argument
+@common.overrides_argument
+@common.sweep_option
+@common.executor_option
+@click.option("--wait", "waits", is_flag=True, help="Wait until the runs have ended; exit with their outcome.")
+@common.json_option
+@common.in_workspace
+def command(
+    workspace: Workspace,
+    spec: Path,
+    overrides: tuple[str, ...],
+    sweep: tuple[str, ...],
+    executor: str | None,
+    waits: bool,
+    as_json: bool,
+) -> int:
+    """Submit the runs of SPEC, a YAML file, with KEY=VALUE overrides such as resources.nodes=2.
+
+    Prints the ids of the runs and returns at once; the runs go on when the terminal closes.
+    """
+    from slurmtrain.ops.observe import observe
+    from slurmtrain.ops.submit import submit
+    from slurmtrain.ops.views import runs_json
+
+    chosen = common.default_executor(executor or workspace.config.executor)
+    run_ids = submit(workspace, spec, overrides, sweep, executor=chosen)
+    if waits:
+        from slurmtrain.cli.waiting import wait_and_tell
+
+        return wait_and_tell(workspace, run_ids, as_json=as_json)
+    runs = observe(workspace, run_ids).runs
+    if as_json:
+        common.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
+    else:
+        click.echo("\n".join(run_ids))
+        click.echo(
+            f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, 'slurmtrain status' lists runs", err=True
+        )
+    return 0

@@ -1,0 +1,32 @@
+"""``slurmtrain sync``."""
+
+from __future__ import annotations
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("sync", short_help="Reconcile runs, registry and MLflow.")
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, as_json: bool) -> int:
+    """Read what is new, finish what a killed command left half-done, and mirror runs to MLflow.
+
+    Doing it twice does nothing more. Exits with 1 if something could not be done; the next sync tries again.
+    """
+    from slurmtrain.ops.sync import sync
+
+    synced = sync(workspace)
+    common.warn_of_garbage(synced.observed.garbage)
+    common.warn(synced.problems)
+    done = {"started": synced.started, "cancelled": synced.cancelled, "mirrored": synced.mirrored}
+    if as_json:
+        common.print_json({"schema": 1, "runs": len(synced.observed.runs), **done, "problems": synced.problems})
+    else:
+        said = [f"{len(ids)} {what}" for what, ids in done.items() if ids]
+        click.echo(
+            f"{len(synced.observed.runs)} runs" + (f": {', '.join(said)}" if said else "; nothing to do"), err=True
+        )
+    return 1 if synced.problems else 0

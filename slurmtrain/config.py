@@ -1,0 +1,127 @@
+"""Settings of a site, a user and a project: where runs live and how they are started by default.
+
+Later sources win: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's ``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``,
+the nearest ``slurmtrain.yaml`` upwards from the current directory, ``SLURMTRAIN_*`` variables, command-line flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.model import fields as kinds
+from slurmtrain.model.fields import Optional, Section, option
+
+FILE = "slurmtrain.yaml"
+PREFIX = "SLURMTRAIN_"
+EXECUTORS = ("local", "slurm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The keys of ``slurmtrain.yaml``. Paths in a file count from that file's directory."""
+
+    runs: str | None = option(
+        None,
+        Optional(kinds.text("directory")),
+        "Where runs live; by default `runs` beside the nearest slurmtrain.yaml, or here.",
+    )
+    executor: str | None = option(
+        None,
+        Optional(kinds.choice(*EXECUTORS)),
+        "What starts runs; by default slurm where sbatch is found, else local.",
+    )
+    registry: str | None = option(
+        None, Optional(kinds.text("file")), "The registry's SQLite file; by default `registry.db` in the runs root."
+    )
+    mlflow_uri: str | None = option(
+        None, Optional(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The settings in force, paths made absolute."""
+
+    runs: Path
+    executor: str | None
+    registry: Path
+    mlflow_uri: str | None
+
+
+_PATHS = ("runs", "registry")
+
+
+def load_config(
+    *, cwd: Path, environ: Mapping[str, str], runs: str | None = None, executor: str | None = None
+) -> Config:
+    """Merge all sources; ``runs`` and ``executor`` are the flags. Raises SpecError with every mistake of the files."""
+    settings: dict[str, Any] = {}
+    project = _nearest(cwd)
+    for path in _files(project, environ):
+        settings.update({key: value for key, value in _read(path).items() if value is not None})
+    settings.update(_from_environment(environ, cwd))
+    flags = {"runs": str(cwd / Path(runs).expanduser()) if runs else None, "executor": executor}
+    settings.update({key: value for key, value in flags.items() if value is not None})
+    root = Path(settings.get("runs") or (project.parent if project else cwd) / "runs").resolve()
+    return Config(
+        runs=root,
+        executor=settings.get("executor"),
+        registry=Path(settings.get("registry") or root / "registry.db").resolve(),
+        mlflow_uri=settings.get("mlflow_uri"),
+    )
+
+
+def _nearest(cwd: Path) -> Path | None:
+    return next((path for folder in (cwd, *cwd.parents) if (path := folder / FILE).is_file()), None)
+
+
+def _files(project: Path | None, environ: Mapping[str, str]) -> Iterator[Path]:
+    home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    for folder in ("/etc/xdg", home):
+        path = Path(folder) / "slurmtrain" / FILE
+        if path.is_file():
+            yield path
+    if project is not None:
+        yield project
+
+
+def _read(path: Path) -> dict[str, Any]:
+    from slurmtrain.system.yamlfile import parse_yaml, read_text
+
+    text = read_text(path)
+    if not text.strip():
+        return {}
+    document = parse_yaml(text, str(path))
+    mistakes = list(document.mistakes)
+
+    def report(at: tuple[str, ...], message: str) -> None:
+        mistakes.append(Mistake(f"{path}:{document.line_of(at)}", ".".join(at), message))
+
+    return _checked(document.data, report, mistakes, path.parent)
+
+
+def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
+    given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())}
+    mistakes: list[Mistake] = []
+
+    def report(at: tuple[str, ...], message: str) -> None:
+        mistakes.append(Mistake(f"the environment variable {PREFIX}{'_'.join(at).upper()}", "", message))
+
+    return {key: value for key, value in _checked(given, report, mistakes, cwd).items() if value is not None}
+
+
+def _checked(
+    data: Mapping[str, Any], report: Callable[[tuple[str, ...], str], None], mistakes: list[Mistake], base: Path
+) -> dict[str, Any]:
+    settings = Section(Settings).read(data, (), report)
+    if mistakes:
+        raise SpecError(mistakes)
+    values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
+    for key in _PATHS:
+        if values[key] is not None:
+            values[key] = str((base / Path(values[key]).expanduser()).resolve())
+    return values

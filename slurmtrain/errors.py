@@ -1,0 +1,93 @@
+"""Every error that slurmtrain raises on purpose.
+
+SlurmtrainError            something failed                                        exit code 1
++-- UserError              what was asked for cannot be done as asked              exit code 2
+|   +-- SpecError          mistakes in a spec, a config file or an override
+|   +-- RunNotFound        a name that matches no run, or several
+|   +-- RunBusy            a run that is in a state in which this cannot be done
+|   +-- NoCheckpoint       a run that has nothing to go on from
+|   +-- NotAvailable       a feature that this executor or this machine does not have
+|   +-- PlaceError         a directory that cannot be used
+|   +-- RegistryUnusable   a registry file that is no registry, or a newer one
++-- LaunchError            a job that could not be started
++-- CheckpointError        a checkpoint that could not be written or read
++-- TrackingError          the MLflow store did not take what it was sent
+
+A message is a sentence that names what is wrong, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class SlurmtrainError(Exception):
+    """Base of all errors; ``str(error)`` is what a person reads."""
+
+    exit_code = 1
+
+
+class UserError(SlurmtrainError):
+    """The user's input is wrong; nothing was created or changed."""
+
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """One thing that is wrong in a file or on the command line.
+
+    ``where`` is ``file:line`` or the command-line argument, ``key`` the dotted path in the file, or empty.
+    """
+
+    where: str
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.key}: {self.message}" if self.key else f"{self.where}: {self.message}"
+
+
+class SpecError(UserError):
+    """All mistakes that were found, in the order in which they stand in the file."""
+
+    def __init__(self, mistakes: Sequence[Mistake]) -> None:
+        self.mistakes = tuple(mistakes)
+        super().__init__("\n".join(str(mistake) for mistake in mistakes))
+
+
+class RunNotFound(UserError):
+    """No run, or more than one, goes by this name."""
+
+
+class RunBusy(UserError):
+    """The run is in a state in which this cannot be done."""
+
+
+class NoCheckpoint(UserError):
+    """The run has no complete checkpoint to go on from."""
+
+
+class NotAvailable(UserError):
+    """This executor, or this machine, does not have what was asked for."""
+
+
+class PlaceError(UserError):
+    """A file or directory that is needed cannot be read or written."""
+
+
+class RegistryUnusable(UserError):
+    """The registry file is not a registry of ours, or was made by a newer version."""
+
+
+class LaunchError(SlurmtrainError):
+    """A job could not be started."""
+
+
+class CheckpointError(SlurmtrainError):
+    """A checkpoint could not be written, or none could be read."""
+
+
+class TrackingError(SlurmtrainError):
+    """The tracking store did not take what it was sent; the next ``sync`` sends it again."""

@@ -1,0 +1,1 @@
+"""The local executor: runs on this machine, through submitit's LocalExecutor."""

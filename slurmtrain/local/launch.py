@@ -1,0 +1,88 @@
+"""Starting a run on this machine, out of the reach of the terminal it is started from."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmtrain.errors import LaunchError, NotAvailable
+from slurmtrain.model.layout import AttemptDir
+from slurmtrain.model.plan import Plan
+from slurmtrain.runtime.context import Launch, scrubbed
+from slurmtrain.system.process import Process, identify, with_argument
+
+CONTROLLER_LOG = "controller.log"
+
+
+def check(plan: Plan) -> None:
+    """Raise NotAvailable for what a plan asks for that this machine does not have."""
+    resources, pinned = plan.spec.resources, plan.spec.network.interface
+    wanted, here = resources.nodes * resources.gpus_per_node, len(gpus())
+    if wanted > here:
+        raise NotAvailable(
+            f"not available with this executor: {resources.nodes} nodes x {resources.gpus_per_node} GPUs are {wanted} "
+            f"GPUs, this machine shows {here}; ask for fewer, or use --executor slurm"
+        )
+    if pinned not in ("auto", "lo"):
+        raise NotAvailable(
+            f"not available with this executor: network.interface {pinned!r}; all nodes are on this machine and talk over "
+            "the loopback interface, so leave it at 'auto'"
+        )
+
+
+def gpus() -> list[str]:
+    """The GPUs that a run started from here may use, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [gpu for gpu in visible.split(",") if gpu.strip()]
+    numbers = sorted(
+        int(entry.name[6:]) for entry in Path("/dev").glob("nvidia*") if re.fullmatch(r"nvidia\d+", entry.name)
+    )
+    return [str(number) for number in numbers]
+
+
+def launch(plan: Plan, attempt: AttemptDir, handed: Launch, secrets: Mapping[str, str]) -> Process:
+    """Start the controller of one attempt and return it. Raises LaunchError if it could not be started."""
+    request = {
+        "run_dir": str(attempt.run.path),
+        "folder": str(attempt.submitit),
+        "nodes": plan.spec.resources.nodes,
+        "setup": list(plan.spec.setup),
+    }
+    environ = {**scrubbed(os.environ), **handed.variables(), **secrets, "SLURMTRAIN_GPUS": ",".join(gpus())}
+    done = subprocess.run(
+        [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],
+        env=environ,
+        cwd=attempt.path,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+        start_new_session=True,
+    )
+    if done.returncode != 0:
+        raise LaunchError(
+            f"the local job could not be started: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
+        )
+    process = identify(int(done.stdout))
+    if process is None:
+        raise LaunchError(f"the local job ended at once; see {attempt.path / CONTROLLER_LOG}")
+    return process
+
+
+def find(attempt: AttemptDir) -> tuple[Process | None, bool]:
+    """What a submission that was killed before it noted its job has left running, by command lines.
+
+    Returns the attempt's controller, if there is one, and whether anything at all is about to start one.
+    """
+    starting = False
+    for process, command in with_argument(str(attempt.submitit)):
+        if b"submitit.local._local" in command:
+            return process, True
+        starting = True
+    return None, starting

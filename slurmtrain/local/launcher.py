@@ -1,0 +1,49 @@
+"""A short process between ``slurmtrain submit`` and submitit's controller: ``python -m slurmtrain.local.launcher JSON``.
+
+submitit's controller inherits session, terminal and output of whoever starts it. Started from here it has a session of
+its own and writes to a file, so it outlives the terminal and holds nobody's pipe open. Prints the controller's pid.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import submitit
+
+from slurmtrain.runtime.agent import run_node
+from slurmtrain.system.files import FILE_MODE
+
+# The node agents keep the time limit themselves; submitit's own must never be the first.
+_FOREVER_MIN = 60 * 24 * 365
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    answer = os.dup(1)
+    log = os.open("controller.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1)):
+        os.dup2(source, target)
+    executor = submitit.LocalExecutor(folder=Path(request["folder"]))
+    executor.update_parameters(
+        tasks_per_node=request["nodes"],
+        timeout_min=_FOREVER_MIN,
+        stderr_to_stdout=True,
+        setup=request["setup"],
+    )
+    # Errors up to here go to whoever waits for the answer; the controller must not hold that pipe open.
+    errors = os.dup(2)
+    os.dup2(log, 2)
+    try:
+        job = executor.submit(run_node, request["run_dir"])
+    except Exception as error:  # noqa: BLE001 (whatever submitit raises is told to the submitter)
+        os.write(errors, f"{type(error).__name__}: {error}\n".encode())
+        sys.exit(1)
+    os.write(answer, job.job_id.encode())
+
+
+if __name__ == "__main__":
+    main()

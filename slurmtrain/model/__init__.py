@@ -1,0 +1,1 @@
+"""Nouns and pure decisions: the standard library only, no files, no processes, no clocks."""

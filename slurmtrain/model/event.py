@@ -1,0 +1,76 @@
+"""Events: immutable facts with a time and a writer, as lines of journals.
+
+A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. The kinds, by writer:
+
+commands (journal/<writer>.jsonl)
+    created        name, plan_hash, executor, by, git                       the run directory is complete
+    submitting     job_id, restart, attempt, executor, overrides, after     about to hand the job over
+    submitted      job_id, restart, process                                 the scheduler has it
+    unstarted      job_id, restart, reason                                  handing over failed; nothing runs or will
+    cancel         by                                                       a person wants it ended
+    observed       job_id, restart, state, last_seen, checkpoints           what the scheduler, or the machine, says
+    mlflow         mlflow_run_id, uri                                       the MLflow run that mirrors this run
+node agent (attempts/*/node-<i>.jsonl)
+    agent          node, nodes, host, process, attempt
+    waiting        run                                                      a local sweep goes one run after the other
+    rendezvous     master_addr, master_port, interface
+    workers        processes {rank: process}, resume_from
+    stopping       cause, why
+    found          path, step, bytes, saved_at                              a checkpoint of a script of the user's own
+    end            cause, reason, failed_at, failures
+rank (attempts/*/rank-<r>.jsonl)
+    session        step, world_size, device
+    total          total_steps
+    restored       step, path, bytes, seconds, saved_at
+    rejected       step, path, reason                                       a damaged checkpoint was passed over
+    saved          step, path, bytes, seconds, saved_at
+    save_failed    step, reason
+    pruned         step
+    interval       steps, seconds, reason
+    stopped        step
+    raised         type, message
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One fact. ``source`` is the journal's path relative to the run directory, ``offset`` its byte position there."""
+
+    time: float
+    kind: str
+    data: Mapping[str, Any]
+    source: str
+    offset: int
+
+    @property
+    def order(self) -> tuple[float, str, int]:
+        """Events of one run sort by this: the same on every rebuild."""
+        return (self.time, self.source, self.offset)
+
+
+def encode(time: float, kind: str, data: Mapping[str, Any]) -> bytes:
+    """One line of a journal, its newline included. NaN and infinities are written as JSON's null."""
+    record = {"t": round(time, 6), "kind": kind, **data}
+    try:
+        text = json.dumps(record, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(record), separators=(",", ":"))
+    return text.encode() + b"\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,172 @@
+"""Where everything of a run lies: the only place that knows the names of files. Paths are computed, never touched."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmtrain.model.ids import RUN_ID
+
+MANIFEST = "MANIFEST.json"
+_STEP = re.compile(r"step-(\d+)")
+_ATTEMPT = re.compile(r"(.+)\.(\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class RunsRoot:
+    """The directory that holds all runs."""
+
+    path: Path
+
+    @property
+    def mlflow_db(self) -> Path:
+        return self.path / "mlflow.db"
+
+    @property
+    def mlflow_artifacts(self) -> Path:
+        return self.path / "mlartifacts"
+
+    @property
+    def registry(self) -> Path:
+        return self.path / "registry.db"
+
+    @property
+    def tracking_lock(self) -> Path:
+        return self.path / ".mlflow.lock"
+
+    def run(self, run_id: str) -> RunDir:
+        return RunDir(self.path / run_id)
+
+    def unborn(self, run_id: str) -> RunDir:
+        """Where a run directory is built before it is renamed into place."""
+        return RunDir(self.path / f".new-{run_id}")
+
+
+def is_run_id(name: str) -> bool:
+    """Whether an entry of the runs root is a run."""
+    return RUN_ID.fullmatch(name) is not None
+
+
+def is_unborn(name: str) -> bool:
+    """Whether an entry of the runs root is a run directory that was never finished."""
+    return name.startswith(".new-") and is_run_id(name.removeprefix(".new-"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """One run's directory."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def journals(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the command that starts, resumes or cancels this run."""
+        return self.path / ".lock"
+
+    @property
+    def lease(self) -> Path:
+        """Names the one attempt that may train and publish."""
+        return self.path / "lease.json"
+
+    def attempt(self, job_id: str, restart: int) -> AttemptDir:
+        return AttemptDir(self.attempts / f"{job_id}.{restart}")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """One attempt's directory, ``attempts/<job id>.<restart>``."""
+
+    path: Path
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.path.parent.parent)
+
+    @property
+    def plan(self) -> Path:
+        """The run's plan with the overrides of this and all earlier attempts."""
+        return self.path / "plan.json"
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own files: the pickle, and what the node agents print."""
+        return self.path / "submitit"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Node 0's address, for the nodes that have no other way to learn it."""
+        return self.path / "rendezvous.json"
+
+    def node_journal(self, node: int) -> Path:
+        return self.path / f"node-{node}.jsonl"
+
+    def rank_journal(self, rank: int) -> Path:
+        return self.path / f"rank-{rank}.jsonl"
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+
+def attempt_key(job_id: str, restart: int) -> str:
+    """The name of an attempt's directory."""
+    return f"{job_id}.{restart}"
+
+
+def split_attempt(name: str) -> tuple[str, int] | None:
+    """(job id, restart) from the name of an attempt's directory; None for anything else."""
+    match = _ATTEMPT.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of a published checkpoint's directory."""
+    return f"step-{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a published checkpoint by its directory's name; None for anything else, temporary ones included."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def staging_name(attempt: str, step: int) -> str:
+    """Where an attempt builds a checkpoint before publishing it: no two attempts ever share it."""
+    return f".{attempt}-step-{step}"
+
+
+def trash_name(name: str) -> str:
+    """What a checkpoint is called while it is being deleted."""
+    return f".trash-{name}"

@@ -1,0 +1,372 @@
+"""The Spec: what a user may write, key by key.
+
+These dataclasses are the schema, the defaults and the reference (docs/spec.md is generated from them).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from slurmtrain.model import fields as kinds
+from slurmtrain.model.fields import Entries, Items, Optional, Path, Scalar, Section, option, type_name
+from slurmtrain.model.sbatch import check_option
+
+NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
+
+Conflict = tuple[str, str]
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET = re.compile(
+    r"(?:^|[_.-])(?:pass(?:word|wd|phrase)?|secrets?|tokens?|credentials?|(?:api|access|private|secret|auth)_?keys?)$"
+    r"|(?:password|secret|apikey)$",
+    re.IGNORECASE,
+)
+_SECRET_VARIABLE = re.compile(r"(?:TOKEN|KEY|PASSWORD|PASSWD|SECRET|CREDENTIAL)S?$", re.IGNORECASE)
+NAME_LIMIT = 64
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless this can name a run, in a path, a job name and a shell alike."""
+    if len(name) > NAME_LIMIT:
+        raise ValueError(f"a name has at most {NAME_LIMIT} characters, this one has {len(name)}")
+    if not _NAME.fullmatch(name):
+        bad = sorted({character for character in name if not re.match(r"[A-Za-z0-9._-]", character)})
+        why = f"{' '.join(map(repr, bad))} cannot be used" if bad else "it must begin with a letter or a digit"
+        raise ValueError(f"{name!r} cannot name a run: {why}; use letters, digits, '.', '_' and '-'")
+
+
+def is_secret_variable(name: str) -> bool:
+    """Whether an environment variable of this name holds a secret: its value is kept out of every file."""
+    return bool(_SECRET_VARIABLE.search(name))
+
+
+def _check_variable(name: object) -> None:
+    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+        raise ValueError(f"{name!r} cannot name an environment variable")
+
+
+def _check_param(name: object) -> None:
+    if not isinstance(name, str) or not name.strip():
+        raise ValueError(f"expected a name, found {type_name(name)} ({name!r}); put it in quotes")
+    if re.search(r"[.=\s\[\]{}$]", name):
+        raise ValueError("a parameter's name cannot hold blanks, '.', '=', '$' or brackets")
+
+
+# --- values -----------------------------------------------------------------------------------------------------
+
+
+class _Param:
+    """A parameter: a scalar, a list of scalars, or a mapping of such. A secret by its name is refused."""
+
+    text = "text, number, true/false, null, a list of these, or a mapping of such"
+
+    def read(self, value: object, at: Path, report: kinds.Report) -> Any:
+        if isinstance(value, dict):
+            return Entries(self, self.text, _check_param).read(value, at, report)
+        if isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                if isinstance(item, dict | list | tuple):
+                    here = (*at, str(index))
+                    report(here, f"a list of parameters holds scalars, found {type_name(item)}; use a mapping instead")
+            return list(value)
+        if value is not None and not isinstance(value, bool | int | float | str):
+            report(at, f"expected {self.text}, found {type_name(value)}; put it in quotes")
+        if isinstance(value, str) and _SECRET.search(at[-1]):
+            report(at, "this looks like a secret, and parameters are recorded; hand it over through 'env' instead")
+        if isinstance(value, float) and not math.isfinite(value):
+            report(at, "parameters are recorded as JSON, which has no such number; write it in quotes")
+        return value
+
+    def write(self, value: Any) -> object:
+        return value
+
+
+def _read_variable(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"expected text, found {type_name(value)} ({value!r}); put it in quotes")
+    if "\0" in str(value):
+        raise ValueError("a NUL character cannot be used here")
+    return str(value)
+
+
+def _read_sbatch_value(value: object) -> str | int | bool | None:
+    if value is not None and not isinstance(value, str | int | bool):
+        raise ValueError(f"expected text, a whole number, true or false, found {type_name(value)} ({value!r})")
+    if isinstance(value, str) and re.search(r"[\n\r\0]", value):
+        raise ValueError("an sbatch option cannot hold a line break")
+    return value
+
+
+def _read_setup_line(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a line of shell, found {type_name(value)} ({value!r}); put it in quotes")
+    if re.search(r"[\0\r]", value):
+        raise ValueError("a carriage return or a NUL character cannot be used here")
+    return value
+
+
+def _read_every(value: object) -> Every:
+    if value == "auto":
+        return Every("auto", 0)
+    if not isinstance(value, dict):
+        raise ValueError(f"expected auto, {{steps: N}} or {{minutes: N}}, found {value!r}")
+    if set(value) == {"steps", "minutes"}:
+        raise ValueError("'steps' and 'minutes' exclude each other; keep one of them")
+    if len(value) != 1 or next(iter(value)) not in ("steps", "minutes"):
+        hint = "".join(kinds.suggestion(key, ("steps", "minutes")) for key in list(value)[:1])
+        raise ValueError(f"expected {{steps: N}} or {{minutes: N}}, found {value!r}{hint}")
+    ((unit, amount),) = value.items()
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
+        raise ValueError(f"expected a number of {unit} above zero, found {amount!r}")
+    if unit == "steps" and not isinstance(amount, int):
+        raise ValueError(f"expected a whole number of steps, found {amount!r}")
+    return Every(unit, amount)
+
+
+def _check_command(command: str) -> None:
+    if re.search(r"[\n\r]", command.strip()):
+        raise ValueError("a command is one line; fold it with '>-' or put the lines in a script")
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the quotes of the command do not match ({error}): {command!r}") from None
+
+
+def _check_uri(uri: str) -> None:
+    if re.search(r"://[^/@\s]*:[^/@\s]*@", uri):
+        raise ValueError(
+            "credentials do not belong in a URI that is recorded; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+
+
+def _check_interface(name: str) -> None:
+    if not re.fullmatch(r"[^\s/=^,]{1,15}", name):
+        raise ValueError(f"{name!r} cannot be an interface name; write 'auto' or one name such as eth0")
+
+
+_POSITIVE = kinds.whole(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """When to save: ``unit`` is auto, steps or minutes; ``amount`` is 0 for auto."""
+
+    unit: str
+    amount: float
+
+    def plain(self) -> object:
+        """As it stands in YAML and JSON."""
+        return "auto" if self.unit == "auto" else {self.unit: self.amount}
+
+
+# --- sections ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resources:
+    """What a run asks for, node by node."""
+
+    nodes: int = option(1, _POSITIVE, "Nodes of the job.")
+    procs_per_node: int | None = option(
+        None, Optional(_POSITIVE), "Processes a node; null: one a GPU, or one where there are no GPUs."
+    )
+    gpus_per_node: int = option(0, kinds.whole(0), "GPUs a node.")
+    cpus_per_proc: int = option(1, _POSITIVE, "CPU cores a process; sets OMP_NUM_THREADS.")
+    mem: int | None = option(
+        None,
+        Optional(Scalar("amount with a unit, such as `4GB`", kinds.parse_memory, lambda mib: f"{mib}M")),
+        "Memory of a node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
+    )
+    time: int | None = option(
+        None,
+        Optional(
+            Scalar(
+                'time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes',
+                kinds.parse_duration,
+                kinds.write_duration,
+            )
+        ),
+        "Time limit of one attempt, in Slurm's formats; null: the partition's limit, or none locally.",
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.procs_per_node and self.gpus_per_node and self.procs_per_node % self.gpus_per_node:
+            yield (
+                "procs_per_node",
+                f"{self.procs_per_node} processes cannot share {self.gpus_per_node} GPUs evenly",
+            )
+
+    @property
+    def local_world_size(self) -> int:
+        """Processes a node."""
+        return self.procs_per_node or self.gpus_per_node or 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """How nodes reach each other."""
+
+    interface: str = option(
+        "auto", kinds.text("`auto` or an interface name", _check_interface), "The interface for training traffic."
+    )
+    profile: str | None = option(
+        None, Optional(kinds.choice(*NETWORK_PROFILES)), "Variables that suit a kind of network; null: none."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockCheck:
+    """How far node clocks may be apart."""
+
+    warn_ms: float = option(50, kinds.number(0), "Offset from node 0, in milliseconds, at which to warn.")
+    fail_ms: float = option(1000, kinds.number(0), "Offset from node 0, in milliseconds, at which to refuse the node.")
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.warn_ms is not None and self.fail_ms is not None and self.warn_ms > self.fail_ms:
+            yield "warn_ms", f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """Checks of the nodes before training starts."""
+
+    clock: ClockCheck = option(ClockCheck(), Section(ClockCheck), "Clocks of the nodes.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """When to save, and what to keep."""
+
+    every: Every = option(
+        Every("auto", 0),
+        Scalar("`auto`, `{steps: N}` or `{minutes: N}`", _read_every, lambda every: every.plain()),
+        "When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk.",
+    )
+    keep: int = option(3, _POSITIVE, "How many of the newest checkpoints to keep.")
+    glob: str | None = option(
+        None,
+        Optional(kinds.text("pattern of file names")),
+        "Where a script of your own leaves its checkpoints, relative to `workdir`; the newest complete one is handed to the "
+        "next attempt as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        if self.glob and self.every != Every("auto", 0):
+            yield "glob", "'glob' and 'every' exclude each other: with 'glob' your own script decides when to save"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Requeue:
+    """How often a run may fail."""
+
+    max_failures: int = option(
+        3, kinds.whole(0), "Failures of the program after which a run is given up; preemptions are free."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mlflow:
+    """Where metrics are mirrored to."""
+
+    uri: str | None = option(
+        None,
+        Optional(kinds.text("URI", _check_uri)),
+        "MLflow tracking URI; null: the configured one, or mlflow.db in the runs root.",
+    )
+    experiment: str | None = option(None, Optional(kinds.text("name")), "MLflow experiment; null: the run's name.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tracking:
+    """Experiment tracking."""
+
+    mlflow: Mlflow = option(Mlflow(), Section(Mlflow), "MLflow.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """The top level of a spec."""
+
+    name: str = option("", kinds.text("name", check_name), "Name of the run; by default the file's name.")
+    command: str = option(
+        "",
+        kinds.text("command", _check_command),
+        "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{run_dir}`, `{checkpoint_dir}`, "
+        "`{run_id}` and `{attempt}` are filled in; no shell is involved.",
+        required=True,
+    )
+    workdir: str | None = option(
+        None, Optional(kinds.text("directory")), "Where the command runs; null: the directory `submit` was called from."
+    )
+    params: dict[str, Any] = option(
+        {},
+        Entries(_Param(), "mapping of parameters", _check_param),
+        "Parameters: they reach the script, sweeps vary them, MLflow logs them.",
+    )
+    resources: Resources = option(Resources(), Section(Resources), "What a run asks for.")
+    slurm: dict[str, Any] = option(
+        {},
+        Entries(
+            Scalar("text, whole number, true or false", _read_sbatch_value), "mapping of sbatch options", check_option
+        ),
+        "Any sbatch option by its long name, with `-` or `_`. True gives the bare flag, false or null leaves it out.",
+    )
+    network: Network = option(Network(), Section(Network), "How nodes reach each other.")
+    preflight: Preflight = option(Preflight(), Section(Preflight), "Checks of the nodes before training starts.")
+    checkpoint: Checkpoint = option(Checkpoint(), Section(Checkpoint), "When to save, and what to keep.")
+    requeue: Requeue = option(Requeue(), Section(Requeue), "How often a run may fail.")
+    tracking: Tracking = option(Tracking(), Section(Tracking), "Experiment tracking.")
+    env: dict[str, str] = option(
+        {},
+        Entries(Scalar("text or number", _read_variable), "mapping of environment variables", _check_variable),
+        "Environment variables of the processes. Values of names that end in TOKEN, KEY, PASSWORD, SECRET or CREDENTIAL are never recorded.",
+    )
+    setup: tuple[str, ...] = option(
+        (),
+        Items(Scalar("line of shell", _read_setup_line), "list of shell lines"),
+        "Shell lines before the tasks of a node start, for example `module load cuda`.",
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        names: dict[str, str] = {}
+        for key in self.slurm:
+            same = names.setdefault(key.replace("_", "-"), key)
+            if same != key:
+                yield "slurm", f"{same!r} and {key!r} are the same sbatch option; keep one of them"
+        if self.resources.mem is not None:
+            for key in names.keys() & {"mem-per-cpu", "mem-per-gpu"}:
+                yield "slurm", f"{names[key]!r} and 'resources.mem' exclude each other; keep one of them"
+        if self.command and "{resume_from}" in self.command and not self.checkpoint.glob:
+            yield "command", "'{resume_from}' needs to know where checkpoints are: set 'checkpoint.glob'"
+
+
+def read_spec(data: object, report: Callable[[Path, str], None]) -> Spec:
+    """Read a whole spec; every mistake goes to ``report``, and the result has no meaning if there was one."""
+    spec: Spec = Section(Spec).read(data, (), report)
+    return spec
+
+
+def write_spec(spec: Spec) -> dict[str, Any]:
+    """The spec as plain data with every default filled in; :func:`read_spec` gives the same spec back."""
+    plain: Any = Section(Spec).write(spec)
+    return dict(plain)
+
+
+def walk_keys(cls: type = Spec, at: Path = ()) -> Iterator[tuple[Path, Any]]:
+    """Every key of the schema with its dataclass field, sections before their keys."""
+    for f in fields(cls):
+        yield (*at, f.name), f
+        if isinstance(f.metadata["kind"], Section):
+            yield from walk_keys(f.metadata["kind"].cls, (*at, f.name))
+
+
+kinds.HOMES.update({path[-1]: ".".join(path[:-1]) for path, _ in reversed(list(walk_keys()))})

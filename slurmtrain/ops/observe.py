@@ -1,0 +1,168 @@
+"""Bringing the registry up to date: what journals say, and which processes are still there. It starts and ends nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.local.launch import CONTROLLER_LOG, find
+from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.state import Attempt, Run
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.system.files import locked
+from slurmtrain.system.process import Process
+
+if TYPE_CHECKING:
+    from slurmtrain.model.journal import Garbage
+    from slurmtrain.registry.store import Listed
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """All runs as they are now known, oldest first, and lines of journals that were found to be no records."""
+
+    runs: dict[str, Listed]
+    garbage: Sequence[tuple[str, Garbage]] = ()
+
+
+def observe(workspace: Workspace, only: Collection[str] | None = None) -> Observed:
+    """Read what is new, and note which runs have ended without a word. ``only``: look at these runs alone."""
+    from slurmtrain.registry.ingest import directory_times
+
+    present = workspace.run_ids()
+    if not present and not workspace.config.registry.exists():
+        return Observed({})
+    known = workspace.store.listed()
+    wanted = [run_id for run_id in present if only is None or run_id in only]
+    open_runs = [
+        workspace.root.run(run_id)
+        for run_id in wanted
+        if run_id not in known
+        or not known[run_id].settled
+        or tuple(known[run_id].scanned) != directory_times(workspace.root.run(run_id))
+    ]
+    garbage = _read(workspace, open_runs) if open_runs else []
+    gone = set(known) - set(present)
+    listed = workspace.store.listed() if open_runs else known
+    return Observed(
+        {run_id: _without_directory(one) if run_id in gone else one for run_id, one in listed.items()}, garbage
+    )
+
+
+def alive(run: Run) -> bool | None:
+    """Whether any process of the newest attempt runs; None if that cannot be told from this machine."""
+    if run.newest is None:
+        return False
+    said = [Process.from_plain(process).alive() for process in run.newest.processes]
+    return True if any(said) else (None if None in said else False)
+
+
+def _read(workspace: Workspace, runs: Sequence[RunDir]) -> list[tuple[str, Garbage]]:
+    """Ingest, then ingest again what has died since: a process may write its last word just before it is found dead."""
+    from slurmtrain.registry.ingest import has_news
+
+    garbage = _ingest(workspace, [run for run in runs if has_news(workspace.store, run)], dead=False)
+    adopted = [run for run in runs if _adopt(workspace, run)]
+    garbage += _ingest(workspace, adopted, dead=False)
+    dead = [run for run in runs if _is_dead(workspace, run)]
+    garbage += _ingest(workspace, dead, dead=True)
+    silent = [run for run in dead if _note_gone(workspace, run)]
+    garbage += _ingest(workspace, silent, dead=True)
+    return garbage
+
+
+def _ingest(workspace: Workspace, runs: Sequence[RunDir], *, dead: bool) -> list[tuple[str, Garbage]]:
+    from slurmtrain.registry.ingest import ingest
+
+    if not runs:
+        return []
+    with workspace.store.begin() as writing:
+        return [(run.id, bad) for run in runs for bad in ingest(writing, run, dead=dead).garbage]
+
+
+def _is_dead(workspace: Workspace, directory: RunDir) -> bool:
+    run = workspace.store.load(directory.id)
+    return run is not None and run.newest is not None and run.newest.handed_over and alive(run) is False
+
+
+def _adopt(workspace: Workspace, directory: RunDir) -> bool:
+    """Finish the bookkeeping of a submission that was killed while it handed its job over."""
+    run = workspace.store.load(directory.id)
+    if run is None or run.newest is None or run.newest.handed_over or run.newest.ended:
+        return False
+    attempt = run.newest
+    with contextlib.ExitStack() as stack:
+        if not stack.enter_context(locked(directory.lock, wait=False)):
+            return False  # the submission is still at it
+        process, starting = find(directory.attempt(attempt.job_id, attempt.restart))
+        if process is None and starting:
+            return False
+        journal = stack.enter_context(workspace.journal(directory, "adopt"))
+        named = {"job_id": attempt.job_id, "restart": attempt.restart}
+        if process is not None:
+            journal.write("submitted", **named, process=process.plain(), adopted=True)
+        elif not _has_agents(directory.attempt(attempt.job_id, attempt.restart)):
+            journal.write("unstarted", **named, reason="its submission was killed before the job began")
+    return True
+
+
+def _has_agents(attempt: AttemptDir) -> bool:
+    return any(attempt.path.glob("node-*.jsonl"))
+
+
+def _note_gone(workspace: Workspace, directory: RunDir) -> bool:
+    """Journal that an attempt's processes are gone, if it did not say itself that it ended."""
+    run = workspace.store.load(directory.id)
+    if run is None or run.newest is None or run.newest.ended:
+        return False
+    attempt = run.newest
+    place = directory.attempt(attempt.job_id, attempt.restart)
+    with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
+        journal.write(
+            "observed",
+            job_id=attempt.job_id,
+            restart=attempt.restart,
+            state="gone",
+            reason=_why_gone(attempt, place),
+            last_seen=_last_seen(place, attempt),
+            checkpoints=_checkpoints(directory),
+        )
+    return True
+
+
+def _why_gone(attempt: Attempt, place: AttemptDir) -> str:
+    if attempt.hosts:
+        return "its processes are gone without a last word: killed, or the machine went down"
+    with contextlib.suppress(OSError):
+        lines = (place.path / CONTROLLER_LOG).read_text(errors="replace").strip().splitlines()
+        if lines:
+            return f"its job ended before it began: {lines[-1]}"
+    return "its job ended before it began"
+
+
+def _last_seen(place: AttemptDir, attempt: Attempt) -> float:
+    """When the attempt last wrote anything, in seconds since 1970."""
+    times = [attempt.started_at or attempt.submitted_at or 0.0]
+    for path in place.path.rglob("*"):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return min(max(times), time.time())
+
+
+def _checkpoints(directory: RunDir) -> list[dict[str, object]]:
+    """What was published, perhaps without a journal's line, since the kill came in between."""
+    from slurmtrain.runtime.checkpointfiles import published, read_manifest
+
+    found = []
+    for path in published(directory.checkpoints):
+        with contextlib.suppress(CheckpointError):
+            found.append(read_manifest(path).describe(path))
+    return found
+
+
+def _without_directory(one: Listed) -> Listed:
+    return replace(one, run=replace(one.run, reason=f"its directory was deleted ({one.run.reason or one.run.state})"))

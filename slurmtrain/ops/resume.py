@@ -1,0 +1,122 @@
+"""Resuming: a new attempt of the same run, from its newest complete checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from slurmtrain.errors import NoCheckpoint, PlaceError, RunBusy, UserError
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import Plan
+from slurmtrain.model.state import Run
+from slurmtrain.ops.find import find
+from slurmtrain.ops.observe import alive, observe
+from slurmtrain.ops.start import check_executor, hidden_values, start
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.specfile import replan
+from slurmtrain.system.files import locked, read_json
+
+_LAST_PROCESSES_S = 10.0
+
+
+def resume(workspace: Workspace, name: str, overrides: Sequence[str] = (), *, from_start: bool = False) -> str:
+    """Start the next attempt of a run; returns the run's id.
+
+    ``overrides`` hold for this attempt and all later ones. ``from_start`` puts the run's checkpoints aside and begins
+    again. Raises RunBusy while the run is under way, and NoCheckpoint where there is nothing to go on from.
+    """
+    [run_id], _ = find(workspace, [name])
+    directory = workspace.root.run(run_id)
+    with locked(directory.lock, wait=False) as mine:
+        if not mine:
+            raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
+        observe(workspace, [run_id])
+        run = _loaded(workspace, run_id)
+        _check_state(run, overrides, from_start=from_start)
+        plan = current_plan(directory, run)
+        planned = replan(plan, overrides)
+        if run.attempts and not from_start:
+            _check_checkpoint(directory, run, planned.plan)
+        check_executor(run.executor, planned.plan)
+        hidden = hidden_values(planned.plan, planned.secrets)
+        _wait_for_the_last_process(run)
+        if from_start:
+            _put_checkpoints_aside(workspace, directory, run)
+        start(
+            workspace,
+            directory,
+            planned.plan,
+            number=len(run.attempts) + 1,
+            command="resume",
+            hidden=hidden,
+            overrides=planned.overrides,
+            from_start=from_start,
+        )
+    return run_id
+
+
+def current_plan(directory: RunDir, run: Run) -> Plan:
+    """The plan of the newest attempt, or of the run where there is none. Raises PlaceError where it cannot be read."""
+    newest = run.newest
+    data = read_json(directory.attempt(newest.job_id, newest.restart).plan) if newest else None
+    data = data or read_json(directory.plan)
+    if data is None:
+        raise PlaceError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
+    try:
+        return Plan.from_json(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlaceError(f"the plan of run {run.id} cannot be read: {error}") from error
+
+
+def _loaded(workspace: Workspace, run_id: str) -> Run:
+    run = workspace.store.load(run_id)
+    assert run is not None
+    return run
+
+
+def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> None:
+    if not run.ended and run.attempts:
+        raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
+    if run.state == "completed" and not overrides and not from_start:
+        raise RunBusy(
+            f"run {run.id} has completed; to train on give it more to do, for example "
+            f"'slurmtrain resume {run.id} params.steps=...'"
+        )
+
+
+def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
+    again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
+    pattern = plan.spec.checkpoint.glob
+    if pattern is not None:
+        from slurmtrain.runtime.handover import absolute, newest
+
+        if newest(absolute(pattern, plan.workdir, directory)) is None:
+            raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
+        return
+    from slurmtrain.runtime.checkpointfiles import newest_published
+
+    if newest_published(directory.checkpoints) is None:
+        raise NoCheckpoint(f"run {run.id} has no checkpoint to go on from; {again}")
+
+
+def _wait_for_the_last_process(run: Run) -> None:
+    """An attempt says that it has ended a moment before its processes are gone."""
+    deadline = time.monotonic() + _LAST_PROCESSES_S
+    while alive(run):
+        if time.monotonic() > deadline:
+            raise RunBusy(
+                f"processes of the last attempt of run {run.id} are still there; 'slurmtrain cancel {run.id}' ends them"
+            )
+        time.sleep(0.05)
+
+
+def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) -> None:
+    if not any(directory.checkpoints.glob("step-*")):
+        return
+    aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
+    if aside.exists():
+        raise UserError(f"{aside} exists already; move it away and try again")
+    directory.checkpoints.rename(aside)
+    with workspace.journal(directory, "resume") as journal:
+        for checkpoint in run.checkpoints:
+            journal.write("pruned", path=checkpoint.path)

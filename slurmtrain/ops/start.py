@@ -1,0 +1,86 @@
+"""Starting an attempt of a run, such that it can be killed anywhere and nothing is started twice or lost.
+
+The order is: plan of the attempt, "submitting" in the journal, lease, job, "submitted" in the journal. All of it happens
+under the run's lock, which the kernel drops when this process dies; then the next command sees how far it came.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+
+from slurmtrain.errors import LaunchError, NotAvailable, UserError
+from slurmtrain.local import launch as local
+from slurmtrain.model.ids import ALPHABET
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import REDACTED, Plan
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime.context import Launch
+from slurmtrain.system.files import make_directory, write_json
+from slurmtrain.system.process import Process
+
+_JOB_DIGITS = 6
+
+
+def check_executor(executor: str, plan: Plan) -> None:
+    """Raise NotAvailable, before anything is created, for what cannot be started."""
+    if executor == "slurm":
+        raise NotAvailable(
+            "not available with this executor: this version renders the batch script ('slurmtrain render') but does not "
+            "submit it to Slurm yet; use --executor local"
+        )
+    local.check(plan)
+
+
+def start(
+    workspace: Workspace,
+    run: RunDir,
+    plan: Plan,
+    *,
+    number: int,
+    command: str,
+    hidden: Mapping[str, str],
+    overrides: Sequence[str] = (),
+    after: tuple[str, Process] | None = None,
+    from_start: bool = False,
+) -> Process:
+    """Start attempt ``number`` of a run whose lock the caller holds; returns its controller.
+
+    ``hidden``: environment variables that reach the job and are written nowhere. ``after``: the run, and its controller,
+    that must end first. Raises LaunchError; the run is then as if nothing had been tried.
+    """
+    handed = Launch(job_id=_new_job_id(), attempt=number, after=after, from_start=from_start)
+    attempt = run.attempt(handed.job_id, 0)
+    make_directory(attempt.path)
+    write_json(attempt.plan, plan.to_json())
+    named = {"job_id": handed.job_id, "restart": 0}
+    with workspace.journal(run, command) as journal:
+        journal.write("submitting", **named, attempt=number, executor="local", overrides=list(overrides))
+        write_json(run.lease, {"job_id": handed.job_id, "attempt": number})
+        try:
+            process = local.launch(plan, attempt, handed, hidden)
+        except LaunchError as error:
+            journal.write("unstarted", **named, reason=str(error))
+            raise
+        journal.write("submitted", **named, process=process.plain())
+    return process
+
+
+def hidden_values(plan: Plan, given: Mapping[str, str]) -> dict[str, str]:
+    """Values of the variables that the plan names but does not hold: as given now, or from this environment.
+
+    Raises UserError that names all that are missing.
+    """
+    names = [name for name, value in plan.spec.env.items() if value == REDACTED]
+    values = {name: given.get(name, os.environ.get(name)) for name in names}
+    missing = sorted(name for name, value in values.items() if value is None)
+    if missing:
+        raise UserError(
+            f"the values of {', '.join(missing)} are secret, so they were not recorded; set them in the environment and try again"
+        )
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _new_job_id() -> str:
+    return "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))

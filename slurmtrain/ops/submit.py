@@ -1,0 +1,140 @@
+"""Submitting: run directories first, whole or not at all, then the jobs."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.ids import run_id
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import Plan
+from slurmtrain.ops.start import check_executor, hidden_values, start
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.specfile import Planned, SpecFile, load_spec
+from slurmtrain.system.files import fsync_directory, locked, make_directory, reason_of, write_atomically, write_json
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import Process
+
+
+def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
+    """Read a spec as seen from here: this directory, and the ``python`` on this PATH."""
+    return load_spec(path, overrides, sweep, cwd=Path.cwd(), python=which_python())
+
+
+def which_python() -> str:
+    """What the word ``python`` means here: the one on PATH, or else the one that runs this."""
+    return shutil.which("python") or sys.executable
+
+
+def submit(
+    workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
+) -> list[str]:
+    """Submit all runs of a spec; returns their ids. On this machine the runs of a sweep go one after the other.
+
+    Raises a UserError, with nothing created, for whatever is wrong with the input.
+    """
+    spec = load(path, overrides, sweep)
+    for planned in spec.runs:
+        check_executor(executor, planned.plan)
+        _check_workdir(planned.plan)
+        hidden_values(planned.plan, planned.secrets)
+    workspace.prepare()
+    git = _git_facts(Path(spec.runs[0].plan.workdir))
+    submitted = []
+    after: tuple[str, Process] | None = None
+    with ExitStack() as locks:
+        runs = [(_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
+        for run, planned in runs:
+            process = start(
+                workspace,
+                run,
+                planned.plan,
+                number=1,
+                command="submit",
+                hidden=hidden_values(planned.plan, planned.secrets),
+                after=after,
+            )
+            after = (run.id, process)
+            submitted.append(run.id)
+    return submitted
+
+
+def _check_workdir(plan: Plan) -> None:
+    if not Path(plan.workdir).is_dir():
+        raise PlaceError(f"the working directory {plan.workdir} does not exist; create it, or set 'workdir'")
+
+
+def _create(
+    workspace: Workspace, spec: SpecFile, planned: Planned, executor: str, git: dict[str, Any] | None, locks: ExitStack
+) -> RunDir:
+    """Build a run directory aside and rename it into place, with its lock held from before it is seen."""
+    while True:
+        name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+        unborn, run = workspace.root.unborn(name), workspace.root.run(name)
+        if run.path.exists() or unborn.path.exists():
+            continue
+        try:
+            make_directory(unborn.path)
+            locks.enter_context(locked(unborn.lock))
+            make_directory(unborn.journals)
+            make_directory(unborn.attempts)
+            make_directory(unborn.checkpoints)
+            write_atomically(unborn.spec, _spec_text(spec, planned).encode())
+            write_json(unborn.plan, planned.plan.to_json())
+            with Journal(unborn.journals / "created.jsonl") as journal:
+                journal.write(
+                    "created",
+                    name=planned.plan.spec.name,
+                    plan_hash=planned.plan.hash,
+                    executor=executor,
+                    by=f"{_user()}@{socket.gethostname()}",
+                    git=git,
+                    overrides=list(planned.overrides),
+                )
+            unborn.path.rename(run.path)
+            fsync_directory(workspace.root.path)
+        except OSError as error:
+            shutil.rmtree(unborn.path, ignore_errors=True)
+            raise PlaceError(f"cannot write to the runs root {workspace.root.path}: {reason_of(error)}") from error
+        return run
+
+
+def _spec_text(spec: SpecFile, planned: Planned) -> str:
+    said = "".join(f"# override: {override}\n" for override in planned.overrides)
+    return spec.text if not said else spec.text.rstrip("\n") + "\n" + said
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _git_facts(directory: Path) -> dict[str, Any] | None:
+    """The revision of the code that runs, where it is kept in git."""
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(
+                ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}

@@ -1,0 +1,117 @@
+"""Reconciling: observe everything, finish what was left half-done, mirror to the tracking store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from slurmtrain.errors import SlurmtrainError, TrackingError
+from slurmtrain.ops.cancel import finish_cancel
+from slurmtrain.ops.observe import Observed, observe
+from slurmtrain.ops.resume import current_plan
+from slurmtrain.ops.start import check_executor, hidden_values, start
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.system.files import locked
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
+
+
+@dataclass(slots=True)
+class Synced:
+    """What a sync found and did, by run id."""
+
+    observed: Observed
+    started: list[str] = field(default_factory=list)
+    cancelled: list[str] = field(default_factory=list)
+    mirrored: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+
+def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bool = True) -> Synced:
+    """Bring registry, runs and tracking store into line. Doing it again changes nothing."""
+    synced = Synced(observe(workspace, only))
+    _sweep_unborn(workspace)
+    if not synced.observed.runs:
+        return synced
+    acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
+    if acted:
+        synced.observed = Observed(observe(workspace, acted).runs, synced.observed.garbage)
+    if track:
+        _mirror(workspace, only, synced)
+    return synced
+
+
+def _sweep_unborn(workspace: Workspace) -> None:
+    """Remove run directories whose submission died before they were finished: their lock is free."""
+    for directory in workspace.unborn():
+        if not directory.lock.exists():
+            shutil.rmtree(directory.path, ignore_errors=True)
+            continue
+        with locked(directory.lock, wait=False) as dead:
+            if dead:
+                shutil.rmtree(directory.path, ignore_errors=True)
+
+
+def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
+    """Start runs whose submission was killed between making the run and starting its job."""
+    for run_id, listed in _chosen(synced, only):
+        if listed.run.state != "created" or listed.run.cancelled:
+            continue
+        directory = workspace.root.run(run_id)
+        with locked(directory.lock, wait=False) as mine:
+            if not mine:
+                continue
+            observe(workspace, [run_id])
+            run = workspace.store.load(run_id)
+            if run is None or run.state != "created":
+                continue
+            try:
+                plan = current_plan(directory, run)
+                check_executor(run.executor, plan)
+                start(workspace, directory, plan, number=1, command="sync", hidden=hidden_values(plan, {}))
+                synced.started.append(run_id)
+            except SlurmtrainError as error:
+                synced.problems.append(f"run {run_id} cannot be started: {error}")
+    return synced.started
+
+
+def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
+    """End runs that somebody wished to cancel, where the command was killed over it."""
+    for run_id, listed in _chosen(synced, only):
+        if listed.run.cancelled and not listed.run.ended:
+            finish_cancel(workspace, run_id)
+            synced.cancelled.append(run_id)
+    return synced.cancelled
+
+
+def _chosen(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str, Listed]]:
+    return [(run_id, listed) for run_id, listed in synced.observed.runs.items() if only is None or run_id in only]
+
+
+def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
+    """Send what is new to the tracking store. A store that is down is a problem to report, never a failure."""
+    mirrors = workspace.store.mirrors()
+    waiting = [
+        (run_id, listed)
+        for run_id, listed in _chosen(synced, only)
+        if listed.attempt and (run_id not in mirrors or mirrors[run_id].revision != listed.revision)
+        and workspace.root.run(run_id).path.exists()
+    ]  # fmt: skip
+    if not waiting:
+        return
+    from slurmtrain.ops.mirror import Mirror
+
+    with locked(workspace.root.tracking_lock):
+        mirror = Mirror(workspace, mirrors)
+        for run_id, _ in waiting:
+            try:
+                mirror.send(run_id)
+                synced.mirrored.append(run_id)
+            except TrackingError as error:
+                synced.problems.append(str(error))
+            except SlurmtrainError as error:
+                synced.problems.append(f"run {run_id} cannot be mirrored: {error}")
+    synced.observed = Observed(observe(workspace, synced.mirrored).runs, synced.observed.garbage)

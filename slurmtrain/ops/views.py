@@ -1,0 +1,148 @@
+"""Runs as the JSON contract has them, and what lists show beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.progress import steps_per_second
+from slurmtrain.model.state import Attempt, Checkpoint, Run
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.registry.store import Listed
+
+SCHEMA = 1
+# The rate is that of the last lines of the metrics: this much of the file.
+_TAIL_BYTES = 16_384
+
+
+def iso(seconds: float | None) -> str | None:
+    """A time as ISO 8601 in UTC, to the millisecond."""
+    if seconds is None:
+        return None
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
+    """RUN of the JSON contract. ``steps_per_second`` and ``eta_seconds`` are null unless the run trains right now."""
+    run, directory = listed.run, workspace.root.run(listed.run.id)
+    rate = _rate(directory, listed) if run.state == "running" else None
+    return {
+        "id": run.id,
+        "name": run.name,
+        "state": run.state,
+        "reason": run.reason,
+        "executor": run.executor,
+        "job_id": listed.job_id,
+        "attempt": listed.attempt,
+        "step": run.step,
+        "total_steps": run.total_steps,
+        "metrics": {name: _finite(value) for name, value in run.metrics.items()},
+        "submitted_at": iso(run.submitted_at),
+        "started_at": iso(run.started_at),
+        "ended_at": iso(run.ended_at),
+        "checkpoint": checkpoint_json(directory, listed.checkpoint) if listed.checkpoint else None,
+        "lost_steps": run.lost_steps,
+        "mlflow_run_id": run.mlflow_run_id,
+        "dir": str(directory.path),
+        "plan_hash": run.plan_hash,
+        "git": run.git,
+        "steps_per_second": round(rate, 4) if rate else None,
+        "eta_seconds": _eta(run, rate),
+    }
+
+
+def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
+    """RUN with its attempts and checkpoints."""
+    directory = workspace.root.run(run.id)
+    return {
+        **run_json(workspace, replace(listed, run=replace(run, reason=listed.run.reason))),
+        "attempts": [attempt_json(attempt) for attempt in run.attempts],
+        "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.checkpoints],
+        "garbage": [
+            {"journal": bad.source, "offset": bad.offset, "line": bad.line[:200].decode(errors="replace")}
+            for bad in workspace.store.garbage(run.id)
+        ],
+    }
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """ATTEMPT of the JSON contract."""
+    return {
+        "number": attempt.number,
+        "job_id": attempt.job_id,
+        "restart": attempt.restart,
+        "state": attempt.state,
+        "cause": attempt.cause,
+        "reason": attempt.reason,
+        "nodes": [attempt.hosts[node] for node in sorted(attempt.hosts, key=int)],
+        "submitted_at": iso(attempt.submitted_at),
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+        "first_step": attempt.first_step,
+        "last_step": attempt.last_step,
+        "lost_steps": attempt.lost_steps,
+        "master_addr": attempt.master_addr,
+        "master_port": attempt.master_port,
+        "interfaces": dict(attempt.interfaces),
+        "clock": dict(attempt.clock),
+        "overrides": list(attempt.overrides),
+        "failures": [dict(failure) for failure in attempt.failures],
+    }
+
+
+def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]:
+    """CHECKPOINT of the JSON contract."""
+    return {
+        "step": checkpoint.step,
+        "path": str(directory.path / checkpoint.path),
+        "bytes": checkpoint.bytes,
+        "complete": checkpoint.complete,
+        "verified": checkpoint.verified,
+        "saved_at": iso(checkpoint.saved_at),
+        "seconds": checkpoint.seconds,
+    }
+
+
+def runs_json(workspace: Workspace, runs: Mapping[str, Listed]) -> dict[str, Any]:
+    """What ``submit``, ``resume`` and ``status`` print, ``as_of`` apart."""
+    return {"schema": SCHEMA, "runs": [run_json(workspace, listed) for listed in runs.values()]}
+
+
+def now_iso() -> str:
+    """This moment."""
+    return str(iso(time.time()))
+
+
+def _rate(directory: RunDir, listed: Listed) -> float | None:
+    if listed.job_id is None:
+        return None
+    records = []
+    for folder in directory.attempts.glob(f"{listed.job_id}.*"):
+        with contextlib.suppress(OSError), (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            for line in file.read().splitlines():
+                with contextlib.suppress(ValueError, AttributeError):
+                    record = json.loads(line)
+                    record["t"] = float(record.get("t"))
+                    records.append(record)
+    with contextlib.suppress(TypeError):
+        return steps_per_second(records)
+    return None
+
+
+def _eta(run: Run, rate: float | None) -> float | None:
+    if not rate or run.step is None or run.total_steps is None:
+        return None
+    return round(max(0, run.total_steps - run.step) / rate, 1)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,30 @@
+"""Waiting for runs to end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from slurmtrain.ops.sync import Synced, sync
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.registry.store import Listed
+
+INTERVAL_S = 0.5
+
+
+def wait(
+    workspace: Workspace, run_ids: Sequence[str], tell: Callable[[Mapping[str, Listed]], None]
+) -> tuple[bool, Synced]:
+    """Wait until all these runs have ended, telling of each look at them; then mirror them to the tracking store.
+
+    Returns whether all completed, and what the last sync found.
+    """
+    while True:
+        synced = sync(workspace, run_ids, track=False)
+        chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
+        tell(chosen)
+        if all(listed.run.ended for listed in chosen.values()):
+            break
+        time.sleep(INTERVAL_S)
+    synced = sync(workspace, run_ids)
+    return all(listed.run.state == "completed" for listed in chosen.values()), synced

@@ -1,0 +1,68 @@
+"""One runs root with its configuration and its registry: what every verb works on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from slurmtrain.config import Config
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.layout import RunsRoot, is_run_id, is_unborn
+from slurmtrain.system.files import make_directory, reason_of
+from slurmtrain.system.journal import Journal, command_journal
+
+if TYPE_CHECKING:
+    from slurmtrain.model.layout import RunDir
+    from slurmtrain.registry.store import Store
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The runs of one root."""
+
+    config: Config
+
+    @property
+    def root(self) -> RunsRoot:
+        return RunsRoot(self.config.runs)
+
+    @cached_property
+    def store(self) -> Store:
+        """The registry, made on first use."""
+        from slurmtrain.registry.store import Store
+
+        return Store(self.config.registry)
+
+    def run_ids(self) -> list[str]:
+        """Ids of all run directories, oldest first. Raises PlaceError where the root cannot be read."""
+        return sorted(name for name in self._names() if is_run_id(name))
+
+    def unborn(self) -> list[RunDir]:
+        """Run directories that were never finished."""
+        return [self.root.unborn(name.removeprefix(".new-")) for name in self._names() if is_unborn(name)]
+
+    def prepare(self) -> None:
+        """Make sure that runs can be written here. Raises PlaceError."""
+        make_directory(self.root.path)
+        if not os.access(self.root.path, os.W_OK | os.X_OK):
+            raise PlaceError(
+                f"cannot write to the runs root {self.root.path}; choose another one with --runs or SLURMTRAIN_RUNS"
+            )
+
+    @contextlib.contextmanager
+    def journal(self, run: RunDir, command: str) -> Iterator[Journal]:
+        """A journal of this command's own in a run."""
+        with command_journal(run.journals, command) as journal:
+            yield journal
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.root.path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise PlaceError(f"cannot read the runs root {self.root.path}: {reason_of(error)}") from error

@@ -1,0 +1,92 @@
+"""The SQLite file: made on first use, upgraded in place, refused when it is not ours or newer than this version."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.exc import DatabaseError, OperationalError
+
+from slurmtrain.errors import PlaceError, RegistryUnusable
+from slurmtrain.registry import schema
+from slurmtrain.system.files import create_private, locked, make_directory, reason_of
+
+# Rollback journal and full synchronisation work on network filesystems too; write-ahead logging does not.
+_PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
+_BUSY_S = 60.0
+
+
+def open_engine(path: Path) -> sa.Engine:
+    """Open the registry, making or upgrading it first. Raises RegistryUnusable or PlaceError."""
+    engine = _engine(path)
+    try:
+        version = _version(engine, path) if path.exists() else None
+        if version != schema.HEAD:
+            _bring_up_to_date(engine, path)
+    except OperationalError as error:
+        raise PlaceError(f"cannot open the registry {path}: {error.orig}") from error
+    return engine
+
+
+def _engine(path: Path) -> sa.Engine:
+    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_S})
+
+    # SQLAlchemy's recipe for SQLite transactions that begin when they are told to, and write-locked.
+    @sa.event.listens_for(engine, "connect")
+    def _connect(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.isolation_level = None
+        for pragma in _PRAGMAS:
+            connection.execute(pragma)
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        reads = connection.get_execution_options().get("reads", False)
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def reading(engine: sa.Engine) -> sa.Connection:
+    """A connection that only reads, and so waits for nobody but a writer that is committing."""
+    return engine.connect().execution_options(reads=True)
+
+
+def _version(engine: sa.Engine, path: Path) -> str | None:
+    """The migration that the file is at; None for an empty file."""
+    try:
+        with reading(engine) as connection:
+            tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
+            if not tables:
+                return None
+            if "alembic_version" not in tables or "run" not in tables:
+                raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
+            version: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+            return version
+    except OperationalError:
+        raise
+    except DatabaseError as error:
+        raise RegistryUnusable(f"{path} is no database ({error.orig}); {_advice(path)}") from error
+
+
+def _advice(path: Path) -> str:
+    return f"move it away ('mv {path.name} {path.name}.old') and run 'slurmtrain registry rebuild'"
+
+
+def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
+    make_directory(path.parent)
+    with locked(path.with_name(f".{path.name}.lock")):
+        try:
+            create_private(path)
+        except OSError as error:
+            raise PlaceError(f"cannot write the registry {path}: {reason_of(error)}") from error
+        version = _version(engine, path)
+        if version is None:
+            with engine.begin() as connection:
+                schema.metadata.create_all(connection)
+                connection.execute(schema.alembic_version.insert().values(version_num=schema.HEAD))
+        elif version != schema.HEAD:
+            from slurmtrain.registry.upgrade import upgrade
+
+            upgrade(engine, path, version)

@@ -1,0 +1,134 @@
+"""The tables. ``HEAD`` names the newest migration; a test holds tables and migrations together."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+HEAD = "0001"
+
+metadata = sa.MetaData()
+
+# Alembic's own table: written here too, so that a new registry is made without importing alembic.
+alembic_version = sa.Table(
+    "alembic_version", metadata, sa.Column("version_num", sa.String(32), primary_key=True, nullable=False)
+)
+
+run = sa.Table(
+    "run",
+    metadata,
+    sa.Column("id", sa.String, primary_key=True),
+    sa.Column("name", sa.String, nullable=False, index=True),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("executor", sa.String, nullable=False),
+    sa.Column("plan_hash", sa.String),
+    sa.Column("submitted_at", sa.Float),
+    sa.Column("started_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("step", sa.Integer),
+    sa.Column("total_steps", sa.Integer),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("lost_steps", sa.Integer),
+    sa.Column("mlflow_run_id", sa.String),
+    sa.Column("git", sa.JSON),
+    sa.Column("cancelled", sa.Boolean, nullable=False),
+    # What the list of runs shows of the newest attempt and checkpoint, so that it reads one table.
+    sa.Column("job_id", sa.String),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("checkpoint", sa.JSON),
+    # Whether nothing more can come, and the directories' times (ns) at the last scan, to notice if it does.
+    sa.Column("settled", sa.Boolean, nullable=False),
+    sa.Column("scanned", sa.JSON, nullable=False),
+    # Bytes of journals and metrics taken in: grows with every new fact.
+    sa.Column("revision", sa.Integer, nullable=False),
+)
+
+attempt = sa.Table(
+    "attempt",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("number", sa.Integer, primary_key=True),
+    sa.Column("job_id", sa.String, nullable=False),
+    sa.Column("restart", sa.Integer, nullable=False),
+    sa.Column("state", sa.String, nullable=False),
+    sa.Column("cause", sa.String),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("hosts", sa.JSON, nullable=False),
+    sa.Column("submitted_at", sa.Float),
+    sa.Column("started_at", sa.Float),
+    sa.Column("ended_at", sa.Float),
+    sa.Column("first_step", sa.Integer),
+    sa.Column("last_step", sa.Integer),
+    sa.Column("lost_steps", sa.Integer),
+    sa.Column("master_addr", sa.String),
+    sa.Column("master_port", sa.Integer),
+    sa.Column("interfaces", sa.JSON, nullable=False),
+    sa.Column("clock", sa.JSON, nullable=False),
+    sa.Column("failures", sa.JSON, nullable=False),
+    sa.Column("overrides", sa.JSON, nullable=False),
+    sa.Column("processes", sa.JSON, nullable=False),
+    sa.Column("handed_over", sa.Boolean, nullable=False),
+)
+
+checkpoint = sa.Table(
+    "checkpoint",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("path", sa.String, primary_key=True),
+    sa.Column("step", sa.Integer),
+    sa.Column("bytes", sa.Integer, nullable=False),
+    sa.Column("saved_at", sa.Float, nullable=False),
+    sa.Column("seconds", sa.Float),
+    sa.Column("complete", sa.Boolean, nullable=False),
+    sa.Column("verified", sa.Boolean, nullable=False),
+)
+
+event = sa.Table(
+    "event",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("source", sa.String, primary_key=True),
+    sa.Column("offset", sa.Integer, primary_key=True),
+    sa.Column("time", sa.Float, nullable=False),
+    sa.Column("kind", sa.String, nullable=False),
+    sa.Column("data", sa.JSON, nullable=False),
+)
+
+# How far each file of a run has been read, in bytes.
+source = sa.Table(
+    "source",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("path", sa.String, primary_key=True),
+    sa.Column("offset", sa.Integer, nullable=False),
+)
+
+progress = sa.Table(
+    "progress",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("attempt_key", sa.String, primary_key=True),
+    sa.Column("last_step", sa.Integer),
+    sa.Column("last_time", sa.Float),
+    sa.Column("metrics", sa.JSON, nullable=False),
+)
+
+# Lines of journals that are no records: kept aside for a person to look at.
+garbage = sa.Table(
+    "garbage",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("source", sa.String, primary_key=True),
+    sa.Column("offset", sa.Integer, primary_key=True),
+    sa.Column("line", sa.LargeBinary, nullable=False),
+)
+
+# What of a run has been sent to the tracking store: ``offsets`` by metrics file, ``revision`` of the run then.
+mirror = sa.Table(
+    "mirror",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("uri", sa.String, nullable=False),
+    sa.Column("offsets", sa.JSON, nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+)

@@ -1,0 +1,234 @@
+"""The registry's verbs. Nothing else speaks SQL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+
+from slurmtrain.model.event import Event
+from slurmtrain.model.journal import Garbage
+from slurmtrain.model.progress import Progress
+from slurmtrain.model.state import Attempt, Checkpoint, Run
+from slurmtrain.registry import schema
+from slurmtrain.registry.database import open_engine, reading
+
+_RUN_COLUMNS = {f.name for f in fields(Run)} & {column.name for column in schema.run.columns}
+_ATTEMPT_COLUMNS = {f.name for f in fields(Attempt)}
+_CHECKPOINT_COLUMNS = {f.name for f in fields(Checkpoint)}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A run as lists show it, with what is kept about scanning it."""
+
+    run: Run
+    job_id: str | None
+    attempt: int
+    checkpoint: Checkpoint | None
+    settled: bool
+    scanned: Sequence[int]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mirrored:
+    """What of a run the tracking store at ``uri`` has."""
+
+    uri: str
+    offsets: Mapping[str, int]
+    revision: int
+
+
+class Store:
+    """The registry of one runs root."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises RegistryUnusable for a file that is no registry, PlaceError for one that cannot be opened."""
+        self.path = path
+        self._engine = open_engine(path)
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- reading ------------------------------------------------------------------------------------------------------
+
+    def listed(self) -> dict[str, Listed]:
+        """All runs by id, oldest first, without their older attempts and checkpoints."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(sa.select(schema.run).order_by(schema.run.c.id))
+            return {row.id: _listed(row._mapping) for row in rows}
+
+    def load(self, run_id: str) -> Run | None:
+        """One run with all attempts and checkpoints."""
+        with reading(self._engine) as connection:
+            row = connection.execute(sa.select(schema.run).where(schema.run.c.id == run_id)).one_or_none()
+            if row is None:
+                return None
+            attempts = connection.execute(_of(schema.attempt, run_id).order_by(schema.attempt.c.number)).all()
+            checkpoints = connection.execute(_of(schema.checkpoint, run_id)).all()
+        return _run(
+            row._mapping,
+            attempts=[Attempt(**_only(one._mapping, _ATTEMPT_COLUMNS)) for one in attempts],
+            checkpoints=sorted(
+                (Checkpoint(**_only(one._mapping, _CHECKPOINT_COLUMNS)) for one in checkpoints),
+                key=lambda one: (one.step if one.step is not None else -1, one.saved_at),
+            ),
+        )
+
+    def garbage(self, run_id: str) -> list[Garbage]:
+        """Lines of a run's journals that are no records."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(_of(schema.garbage, run_id).order_by(schema.garbage.c.source))
+            return [Garbage(row.source, row.offset, row.line) for row in rows]
+
+    def offsets(self, run_id: str) -> dict[str, int]:
+        """How far each file of a run has been read."""
+        with reading(self._engine) as connection:
+            return {row.path: row.offset for row in connection.execute(_of(schema.source, run_id))}
+
+    def mirrors(self) -> dict[str, Mirrored]:
+        """What has been sent to the tracking store, by run id."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(sa.select(schema.mirror))
+            return {row.run_id: Mirrored(row.uri, row.offsets, row.revision) for row in rows}
+
+    # --- writing ------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> Writing:
+        """A transaction; use it as ``with store.begin() as writing:``. All of it happens, or nothing."""
+        return Writing(self._engine)
+
+
+class Writing:
+    """The verbs of a transaction that holds the registry's write lock from its start."""
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._transaction = engine.begin()
+
+    def __enter__(self) -> Writing:
+        self._connection = self._transaction.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._transaction.__exit__(*error)
+
+    def offsets(self, run_id: str) -> dict[str, int]:
+        """How far each file of a run has been read."""
+        return {row.path: row.offset for row in self._connection.execute(_of(schema.source, run_id))}
+
+    def forget(self, run_id: str, source: str) -> None:
+        """Take out what was read of a file that has shrunk, so that it is read again from its start."""
+        for table in (schema.event, schema.garbage):
+            self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.source == source))
+        where = (schema.source.c.run_id == run_id, schema.source.c.path == source)
+        self._connection.execute(schema.source.delete().where(*where))
+
+    def add(self, run_id: str, events: Iterable[Event], garbage: Iterable[Garbage]) -> None:
+        """Keep events and garbage of a run; what is known already changes nothing."""
+        rows = [
+            {
+                "run_id": run_id,
+                "source": e.source,
+                "offset": e.offset,
+                "time": e.time,
+                "kind": e.kind,
+                "data": dict(e.data),
+            }
+            for e in events
+        ]
+        if rows:
+            self._connection.execute(schema.event.insert().prefix_with("OR IGNORE"), rows)
+        lines = [{"run_id": run_id, "source": g.source, "offset": g.offset, "line": g.line} for g in garbage]
+        if lines:
+            self._connection.execute(schema.garbage.insert().prefix_with("OR IGNORE"), lines)
+
+    def set_offset(self, run_id: str, source: str, offset: int) -> None:
+        self._replace(schema.source, {"run_id": run_id, "path": source, "offset": offset})
+
+    def events(self, run_id: str) -> list[Event]:
+        """All events of a run, in no order."""
+        rows = self._connection.execute(_of(schema.event, run_id))
+        return [Event(row.time, row.kind, row.data, row.source, row.offset) for row in rows]
+
+    def progress(self, run_id: str) -> dict[str, Progress]:
+        """What the metrics of each attempt add up to."""
+        rows = self._connection.execute(_of(schema.progress, run_id))
+        return {row.attempt_key: Progress(row.last_step, row.last_time, row.metrics) for row in rows}
+
+    def set_progress(self, run_id: str, attempt_key: str, progress: Progress) -> None:
+        row = {
+            "run_id": run_id,
+            "attempt_key": attempt_key,
+            **{f.name: getattr(progress, f.name) for f in fields(Progress)},
+        }
+        self._replace(schema.progress, row)
+
+    def put(self, run: Run, *, settled: bool, scanned: Sequence[int]) -> None:
+        """Store a run as it was folded, in place of what was there."""
+        for table in (schema.attempt, schema.checkpoint):
+            self._connection.execute(table.delete().where(table.c.run_id == run.id))
+        if run.attempts:
+            self._connection.execute(schema.attempt.insert(), [_row(a, _ATTEMPT_COLUMNS, run.id) for a in run.attempts])
+        if run.checkpoints:
+            rows = [_row(c, _CHECKPOINT_COLUMNS, run.id) for c in run.checkpoints]
+            self._connection.execute(schema.checkpoint.insert(), rows)
+        newest = run.newest
+        self._replace(
+            schema.run,
+            {
+                **{name: getattr(run, name) for name in _RUN_COLUMNS},
+                "job_id": newest.job_id if newest else None,
+                "attempt": newest.number if newest else 0,
+                "checkpoint": _row(run.checkpoint, _CHECKPOINT_COLUMNS) if run.checkpoint else None,
+                "settled": settled,
+                "scanned": list(scanned),
+                "revision": sum(self.offsets(run.id).values()),
+            },
+        )
+
+    def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
+        row = {"run_id": run_id, "uri": mirrored.uri, "offsets": dict(mirrored.offsets), "revision": mirrored.revision}
+        self._replace(schema.mirror, row)
+
+    def _replace(self, table: sa.Table, row: Mapping[str, Any]) -> None:
+        self._connection.execute(table.insert().prefix_with("OR REPLACE"), dict(row))
+
+
+def _of(table: sa.Table, run_id: str) -> sa.Select[Any]:
+    return sa.select(table).where(table.c.run_id == run_id)
+
+
+def _row(record: Any, columns: Iterable[str], run_id: str | None = None) -> dict[str, Any]:
+    row = {name: getattr(record, name) for name in columns}
+    return row if run_id is None else {"run_id": run_id, **row}
+
+
+def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
+    return {name: row[name] for name in columns}
+
+
+def _run(row: Mapping[str, Any], **more: Any) -> Run:
+    return Run(**_only(row, _RUN_COLUMNS), **more)
+
+
+def _listed(row: Mapping[str, Any]) -> Listed:
+    checkpoint = Checkpoint(**row["checkpoint"]) if row["checkpoint"] else None
+    return Listed(
+        run=_run(row),
+        job_id=row["job_id"],
+        attempt=row["attempt"],
+        checkpoint=checkpoint,
+        settled=row["settled"],
+        scanned=row["scanned"],
+        revision=row["revision"],
+    )

@@ -1,0 +1,185 @@
+"""The node agent: one process a node, from the start of an attempt to its last word.
+
+submitit runs :func:`run_node` as a task on every node. Nothing of the run's state is in its pickle: the agent reads
+its plan from the attempt's directory, and says what happens in a journal of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.plan import Plan, fill_command
+from slurmtrain.runtime import context, handover
+from slurmtrain.runtime.checkpointfiles import newest_published
+from slurmtrain.runtime.context import Node
+from slurmtrain.runtime.ending import Ending, StopRequest, decide
+from slurmtrain.runtime.signals import StopFlag
+from slurmtrain.system.files import make_directory, read_json
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import identify, myself
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_INTERFACE = "lo"
+_TURN_POLL_S = 0.5
+# How long before the time limit workers are asked to stop: at most this, at most a tenth of the limit.
+_TIME_LIMIT_LEAD_S = 30.0
+
+
+def run_node(run_dir: str) -> None:
+    """Run this node's part of an attempt, then exit: with 0 where it completed or was stopped, else with 1."""
+    began = time.monotonic()
+    flag = StopFlag()
+    flag.install(signal.SIGINT, signal.SIGHUP)
+    node = context.this_node()
+    attempt = RunDir(Path(run_dir)).attempt(node.launch.job_id, node.restart)
+    with Journal(attempt.node_journal(node.index)) as journal:
+        try:
+            ending = _Agent(attempt, node, journal, flag, began).run()
+        except SlurmtrainError as error:
+            ending = Ending(cause="crash", reason=str(error), failed_at=time.time())
+        except Exception as error:
+            said = f"the node agent failed: {type(error).__name__}: {error}"
+            journal.write("end", cause="crash", reason=said, failed_at=time.time(), failures=[])
+            raise
+        journal.write(
+            "end", cause=ending.cause, reason=ending.reason, failed_at=ending.failed_at, failures=list(ending.failures)
+        )
+    sys.exit(0 if ending.cause in ("completed", "cancelled", "timeout") else 1)
+
+
+class _Agent:
+    def __init__(self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float) -> None:
+        self._attempt = attempt
+        self._node = node
+        self._journal = journal
+        self._flag = flag
+        self._began = began
+        self._plan = _read_plan(attempt)
+
+    def run(self) -> Ending:
+        launch, nodes = self._node.launch, self._plan.spec.resources.nodes
+        self._journal.write(
+            "agent",
+            node=self._node.index,
+            nodes=nodes,
+            host=f"{self._node.host}/{self._node.index}" if nodes > 1 else self._node.host,
+            process=myself().plain(),
+            attempt=launch.attempt,
+        )
+        if (read_json(self._attempt.run.lease) or {}).get("job_id") != launch.job_id:
+            return Ending(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
+        self._wait_for_turn()
+        if self._flag.raised is not None:
+            why = f"stopped by {self._flag.raised.name} before it began"
+            return Ending(cause="cancelled", reason=why, failed_at=time.time())
+        return self._train(nodes)
+
+    def _wait_for_turn(self) -> None:
+        """In a local sweep, wait until the run before this one has ended."""
+        after = self._node.launch.after
+        if after is None or not after[1].alive():
+            return
+        self._journal.write("waiting", run=after[0])
+        while after[1].alive() and self._flag.raised is None:
+            time.sleep(_TURN_POLL_S)
+        self._began = time.monotonic()
+
+    def _train(self, nodes: int) -> Ending:
+        # Here, not above: these import torch, and a run may have to wait for its turn for hours.
+        from slurmtrain.runtime.rendezvous import meet
+        from slurmtrain.runtime.workers import Workers
+
+        index = self._node.index
+        point = meet(self._attempt, index, nodes, LOOPBACK, lambda: self._flag.raised is not None)
+        if point is None:
+            return Ending(cause="cancelled", reason="stopped before it began", failed_at=time.time())
+        self._journal.write(
+            "rendezvous", node=index, master_addr=point.address, master_port=point.port, interface=LOOPBACK_INTERFACE
+        )
+        if index == 0:
+            point.store.set("resume_from", self._resume_from() or "")
+        resume_from = point.store.get("resume_from").decode() or None
+        argv = self._prepare(resume_from)
+        workers = Workers(
+            argv=argv,
+            count=self._plan.spec.resources.local_world_size,
+            attempt=self._attempt,
+            point=point,
+            node=index,
+            nodes=nodes,
+            flag=self._flag,
+            deadline=self._deadline(),
+            started=lambda pids: self._note_workers(pids, resume_from),
+            stopping=self._note_stop,
+        )
+        workers.peers.gather("here", given_up=lambda: self._flag.raised is not None)
+        if self._flag.raised is not None:
+            return Ending(cause="cancelled", reason="stopped before it began", failed_at=time.time())
+        workers.run()
+        if index == 0:
+            self._note_found()
+        workers.leave()
+        return decide(workers.exits(), workers.request, index)
+
+    def _prepare(self, resume_from: str | None) -> list[str]:
+        """Set the workers' environment and directory, and return what they run."""
+        context.set_worker_environment(
+            self._plan, self._attempt, self._node, resume_from=resume_from, interface=LOOPBACK_INTERFACE
+        )
+        make_directory(self._attempt.logs)
+        try:
+            os.chdir(self._plan.workdir)
+        except OSError as error:
+            raise SlurmtrainError(
+                f"cannot enter the working directory {self._plan.workdir}: {error.strerror}"
+            ) from error
+        facts = context.facts_for_command(self._attempt.run, self._node.launch.attempt, resume_from)
+        return fill_command(self._plan, facts)
+
+    def _resume_from(self) -> str | None:
+        """The newest complete checkpoint to go on from: of the script's own kind, or of ours."""
+        if self._node.launch.from_start:
+            return None
+        if self._plan.spec.checkpoint.glob is None:
+            published = newest_published(self._attempt.run.checkpoints)
+            return str(published) if published else None
+        found = self._note_found()
+        return str(found.path) if found else None
+
+    def _note_found(self) -> handover.Found | None:
+        """Journal the newest checkpoint of the script's own kind, where the spec says how to find one."""
+        pattern = self._plan.spec.checkpoint.glob
+        if pattern is None:
+            return None
+        found = handover.newest(handover.absolute(pattern, self._plan.workdir, self._attempt.run))
+        if found is not None:
+            self._journal.write("found", **found.plain())
+        return found
+
+    def _deadline(self) -> float | None:
+        limit = self._plan.spec.resources.time
+        return None if limit is None else self._began + limit - min(_TIME_LIMIT_LEAD_S, limit / 10)
+
+    def _note_workers(self, pids: Mapping[int, int], resume_from: str | None) -> None:
+        processes = {str(rank): process.plain() for rank, pid in pids.items() if (process := identify(pid))}
+        self._journal.write("workers", processes=processes, resume_from=resume_from)
+
+    def _note_stop(self, request: StopRequest) -> None:
+        self._journal.write("stopping", cause=request.cause, why=request.why)
+
+
+def _read_plan(attempt: AttemptDir) -> Plan:
+    data = read_json(attempt.plan)
+    if data is None:
+        raise SlurmtrainError(f"there is no plan at {attempt.plan}; is the run directory visible on this node?")
+    try:
+        return Plan.from_json(data)
+    except (ValueError, KeyError) as error:
+        raise SlurmtrainError(f"{attempt.plan} cannot be read: {error}") from error

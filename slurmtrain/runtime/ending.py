@@ -1,0 +1,117 @@
+"""Why the workers of a node ended: pure decisions over their exits."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.runtime.context import STOPPED
+
+_SECRET = re.compile(
+    r"(?i)\b([\w.-]*(?:token|key|password|passwd|secret|credential)s?[\"']?\s*[=:]\s*[\"']?)[^\s\"',;]+"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """One worker's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
+
+    ``raised`` is the exception that the session saw, with its time, which precedes the exit by the interpreter's end.
+    """
+
+    rank: int
+    pid: int
+    code: int
+    at: float
+    raised: tuple[float, str] | None = None
+    last_lines: Sequence[str] = ()
+
+    @property
+    def failed(self) -> bool:
+        return self.code not in (0, STOPPED)
+
+    @property
+    def failed_at(self) -> float:
+        return self.raised[0] if self.raised else self.at
+
+    def describe(self) -> str:
+        """In words, with the last thing it said."""
+        said = self.raised[1] if self.raised else next((line for line in reversed(self.last_lines) if line.strip()), "")
+        how = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
+        return f"rank {self.rank} {how}" + (f": {said.strip()}" if said else "")
+
+    def plain(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "pid": self.pid,
+            "exit_code": self.code if self.code >= 0 else None,
+            "signal": _signal_name(-self.code) if self.code < 0 else None,
+            "at": self.failed_at,
+            "error": self.raised[1] if self.raised else None,
+            "last_lines": list(self.last_lines),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequest:
+    """Why the workers were asked to stop before they were done. ``node`` is the one that has the reason."""
+
+    cause: str
+    why: str
+    at: float
+    node: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What a node says of its end. ``failed_at`` is None unless the reason lies with this node."""
+
+    cause: str
+    reason: str
+    failed_at: float | None = None
+    failures: Sequence[Mapping[str, Any]] = ()
+
+
+def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Ending:
+    """The cause of a node's end, from the exits of all its workers and what they were asked before.
+
+    A worker that failed before anybody asked for a stop is the cause. After a request, whatever the workers exit with
+    follows from it, but for exit code 0 on all of them: then the work was done in spite of it.
+    """
+    failed = sorted((one for one in exits if one.failed and not _follows(one, request)), key=lambda one: one.failed_at)
+    if failed:
+        first = failed[0]
+        return Ending(
+            cause="crash",
+            reason=first.describe(),
+            failed_at=first.failed_at,
+            failures=[one.plain() for one in failed],
+        )
+    if all(one.code == 0 for one in exits):
+        return Ending(cause="completed", reason="")
+    if request is not None:
+        at = request.at if request.node == node else None
+        return Ending(cause=request.cause, reason=request.why, failed_at=at)
+    return Ending(cause="cancelled", reason="the workers were asked to stop, saved and left")
+
+
+def _follows(one: Exit, request: StopRequest | None) -> bool:
+    """Whether this exit is what the request asked for. Signals reach agent and workers in any order."""
+    if request is None:
+        return False
+    return one.failed_at >= request.at or one.code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGUSR2)
+
+
+def redact(line: str) -> str:
+    """The line without what stands behind a word such as token, key, password or secret."""
+    return _SECRET.sub(r"\1<redacted>", line)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,44 @@
+"""The ranks of a run as one: a process group of its own for agreeing, apart from the one that trains."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """Collectives of slurmtrain's own, on gloo. With one rank nothing is communicated."""
+
+    def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.device = device
+        self._group = dist.new_group(backend="gloo") if world_size > 1 else None
+
+    def gather(self, value: T) -> list[T]:
+        """Every rank's value, by rank."""
+        if self._group is None:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
+
+    def broadcast(self, value: Any) -> Any:
+        """Rank 0's value."""
+        if self._group is None:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self._group)
+        return box[0]
+
+    def greatest(self, *numbers: int) -> list[int]:
+        """Of each number the greatest that any rank gives."""
+        if self._group is None:
+            return list(numbers)
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
+        return [int(number) for number in tensor]

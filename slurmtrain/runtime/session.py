@@ -1,0 +1,329 @@
+"""The library inside a training script: ``with slurmtrain.session() as run``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.plan import Plan
+from slurmtrain.runtime import context, rng
+from slurmtrain.runtime.checkpoint import Checkpointer, Stateful
+from slurmtrain.runtime.context import STOPPED, Worker
+from slurmtrain.runtime.interval import is_due, steps_to_agreement
+from slurmtrain.runtime.metrics import MetricsFile
+from slurmtrain.runtime.ranks import Ranks
+from slurmtrain.runtime.signals import StopFlag
+from slurmtrain.system.files import read_json
+from slurmtrain.system.journal import Journal
+
+_log = logging.getLogger("slurmtrain")
+# Outside a job, where nothing reads the metrics, they are logged this often.
+_SAY_EVERY_S = 1.0
+_SMOOTHING = 0.2
+
+
+def session(
+    params: Mapping[str, Any] | None = None, *, backend: str | None = None, timeout: timedelta | None = None
+) -> Session:
+    """Join the run that this process belongs to; use it as ``with slurmtrain.session() as run:``.
+
+    ``params``: values for parameters that the spec does not give, which also serve outside any job. ``backend`` and
+    ``timeout`` go to ``torch.distributed.init_process_group``; by default NCCL where there are GPUs, gloo elsewhere.
+    Outside a job, and under plain torchrun, everything works but checkpoints and metrics, which need a run directory.
+    """
+    return Session(context.this_worker(), params or {}, backend, timeout)
+
+
+class Session:
+    """A training script's view of its run."""
+
+    def __init__(
+        self, worker: Worker, params: Mapping[str, Any], backend: str | None, timeout: timedelta | None
+    ) -> None:
+        self.rank = worker.rank
+        """This process among all of the run's, from 0."""
+        self.local_rank = worker.local_rank
+        """This process among those of its node, from 0."""
+        self.world_size = worker.world_size
+        """Processes of the run."""
+        self.attempt = worker.number
+        """Which attempt of the run this is, from 1."""
+        self.params = {**params, **worker.params}
+        """The spec's ``params``."""
+        self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
+        """The run's directory; None outside a job."""
+        self.device = _pick_device(worker.local_rank)
+        """Where to compute: this process's GPU, or the CPU."""
+        self.step = 0
+        """Finished steps."""
+        self._worker = worker
+        self._backend = backend
+        self._timeout = timeout
+        self._plan = _read_plan(worker)
+        self._flag = StopFlag()
+        self._journal: Journal | None = None
+        self._metrics: MetricsFile | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._restored_rng: dict[str, Any] | None = None
+        self._pending: dict[str, Any] = {}
+        self._in_step = False
+        self._owns_group = False
+        self._saved_step: int | None = None
+        self._pace = _Pace()
+        self._said = 0.0
+
+    # --- entering and leaving -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        self._join()
+        self._ranks = Ranks(self.rank, self.world_size, self.device)
+        attempt = self._worker.attempt
+        if attempt is not None:
+            if threading.current_thread() is threading.main_thread():
+                self._flag.install()
+            self._journal = Journal(attempt.rank_journal(self.rank))
+            if self.rank == 0:
+                self._metrics = MetricsFile(attempt.metrics)
+                self._journal.write("session", step=0, world_size=self.world_size, device=str(self.device))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+            elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
+                # Before anything else: which rank failed first is told by these times.
+                self._journal.write("raised", type=type(error).__name__, message=str(error)[:2000])
+        finally:
+            if self._metrics is not None:
+                self._metrics.close()
+            if self._journal is not None:
+                self._journal.close()
+        stopped = isinstance(error, SystemExit) and error.code == STOPPED
+        if self._owns_group and (error is None or stopped):
+            dist.destroy_process_group()
+
+    def _join(self) -> None:
+        if dist.is_initialized():
+            return
+        backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+        self._owns_group = True
+        if self._worker.launched:
+            dist.init_process_group(backend, timeout=self._timeout)
+        else:
+            context.use_loopback()
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)
+
+    # --- what scripts call ----------------------------------------------------------------------------------------------
+
+    def checkpoint(self, **objects: Stateful) -> None:
+        """Name what checkpoints consist of, and restore it at once where there is a checkpoint.
+
+        Anything with ``state_dict`` and ``load_state_dict`` will do; DistributedDataParallel and torch.compile are looked
+        through. The states of Python's, NumPy's and torch's random number generators come along. Call it once, on all
+        ranks, with everything. Raises CheckpointError where checkpoints exist and none can be restored.
+        """
+        if self._checkpointer is not None:
+            raise RuntimeError("run.checkpoint() is called once, with everything that a checkpoint consists of")
+        if self._worker.attempt is None:
+            return
+        plan = self._plan
+        self._checkpointer = Checkpointer(
+            self._worker.attempt,
+            keep=plan.spec.checkpoint.keep if plan else 3,
+            plan_hash=plan.hash if plan else None,
+            ranks=self._ranks,
+            journal=self._journal if self.rank == 0 else None,
+        )
+        self._checkpointer.register(objects)
+        restored = None if self._worker.from_start else self._checkpointer.restore()
+        if restored is not None:
+            self.step = self._saved_step = restored.step
+            self._restored_rng = restored.rng
+            if self.rank == 0:
+                _log.info("restored the checkpoint of step %d", restored.step)
+        self._restore_rng()
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Count from the restored step to ``total``: ``for step in run.steps(total)``.
+
+        A step is finished when the loop asks for the next one. Between steps this saves when it is due; on a stop signal
+        all ranks agree on a step, save, and leave the program.
+        """
+        if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+            raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
+        if self._journal is not None and self.rank == 0:
+            self._journal.write("total", total_steps=total)
+        self._restore_rng()
+        self._pace.begin(self.step)
+        while self.step < total:
+            self._in_step = True
+            yield self.step
+            self._finish_step(total)
+        self._save_if_new()
+
+    def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
+
+        Rank 0 writes them, with the step, to a file of the run directory when the step is finished; the other ranks
+        return at once. Values are numbers, or tensors of one element.
+        """
+        if self.rank != 0:
+            return
+        self._pending.update(metrics or {}, **more)
+        if not self._in_step:
+            self._write_metrics()
+
+    # --- between steps ----------------------------------------------------------------------------------------------------
+
+    def _finish_step(self, total: int) -> None:
+        self._in_step = False
+        self.step += 1
+        if self.rank == 0:
+            self._write_metrics()
+        pace = self._pace
+        pace.finished_step()
+        if self._checkpointer is not None and self._due_by_steps():
+            self._save()
+        if self.step < pace.agree_at and self.step < total:
+            return
+        stop, due, gap = self._ranks.greatest(
+            int(self._flag.raised is not None),
+            int(self.rank == 0 and self._due_by_time()),
+            steps_to_agreement(pace.step_s, pace.gap) if self.rank == 0 else 0,
+        )
+        pace.agreed(self.step, gap)
+        if stop and self.step < total:
+            self._stop()
+        if due and self._checkpointer is not None:
+            self._save()
+
+    def _due_by_steps(self) -> bool:
+        every = self._plan.spec.checkpoint.every if self._plan else None
+        return (
+            every is not None
+            and every.unit == "steps"
+            and is_due(every, step=self.step, since_save_s=0, stall_s=None, nodes=1)
+        )
+
+    def _due_by_time(self) -> bool:
+        if self._plan is None or self._checkpointer is None or self._plan.spec.checkpoint.every.unit == "steps":
+            return False
+        return is_due(
+            self._plan.spec.checkpoint.every,
+            step=self.step,
+            since_save_s=time.monotonic() - self._pace.saved_at,
+            stall_s=self._pace.stall_s,
+            nodes=self._plan.spec.resources.nodes,
+        )
+
+    def _stop(self) -> NoReturn:
+        """Save, say so, and leave with the code that means "go on from here"."""
+        reason = self._save_if_new()
+        if self._journal is not None and self.rank == 0:
+            self._journal.write("stopped", step=self.step)
+        if self.rank == 0 and reason is None:
+            _log.info("stopped after step %d", self.step)
+        raise SystemExit(STOPPED)
+
+    def _finish(self) -> None:
+        """A script that came to its end has finished: also one that left its loop early."""
+        if self._in_step:
+            self._in_step = False
+            self.step += 1
+        self._save_if_new()
+        if self.rank == 0 and self._pending:
+            self._write_metrics()
+        if self._checkpointer is not None and self.step != self._saved_step and self.step > 0:
+            raise CheckpointError(f"training came to step {self.step}, but its last checkpoint could not be saved")
+
+    def _save_if_new(self) -> str | None:
+        if self._checkpointer is None or self.step == self._saved_step or self.step == 0:
+            return None
+        return self._save()
+
+    def _save(self) -> str | None:
+        """Save on all ranks; a failure is reported and training goes on."""
+        assert self._checkpointer is not None
+        if self.step == self._saved_step:
+            return None
+        began = time.monotonic()
+        reason = self._checkpointer.save(self.step)
+        if reason is None:
+            self._saved_step = self.step
+        elif self.rank == 0:
+            _log.warning("the checkpoint of step %d was not saved: %s", self.step, reason)
+        self._pace.saved(began, time.monotonic())
+        return reason
+
+    def _write_metrics(self) -> None:
+        if self._metrics is not None:
+            self._metrics.write(self.step, self._pending)
+        elif self._pending and time.monotonic() - self._said >= _SAY_EVERY_S:
+            self._said = time.monotonic()
+            said = " ".join(f"{name}={float(value):.6g}" for name, value in self._pending.items())
+            _log.info("step %d %s", self.step, said)
+        self._pending = {}
+
+    def _restore_rng(self) -> None:
+        """At registration, and again before the first step, since setting up in between may draw numbers."""
+        if self._restored_rng is not None:
+            rng.restore(self._restored_rng, self.device)
+
+
+class _Pace:
+    """How long steps and saves take, and when ranks agree next. Times are of the monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self.stall_s: float | None = None
+        self.saved_at = 0.0
+        self.gap = 1
+        self.agree_at = 0
+        self._last = 0.0
+
+    def begin(self, step: int) -> None:
+        self._last = self.saved_at = time.monotonic()
+        self.agree_at = step + 1
+
+    def finished_step(self) -> None:
+        now = time.monotonic()
+        took, self._last = now - self._last, now
+        self.step_s = took if not self.step_s else (1 - _SMOOTHING) * self.step_s + _SMOOTHING * took
+
+    def agreed(self, step: int, gap: int) -> None:
+        self.gap = max(1, gap)
+        self.agree_at = step + self.gap
+
+    def saved(self, began: float, now: float) -> None:
+        """Note a save, which is no part of a step's time."""
+        took = now - began
+        self.stall_s = took if self.stall_s is None else (1 - _SMOOTHING) * self.stall_s + _SMOOTHING * took
+        self.saved_at = self._last = now
+
+
+def _pick_device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _read_plan(worker: Worker) -> Plan | None:
+    if worker.attempt is None:
+        return None
+    data = read_json(worker.attempt.plan)
+    return Plan.from_json(data) if data is not None else None

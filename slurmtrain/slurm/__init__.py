@@ -1,0 +1,1 @@
+"""The Slurm executor: what is asked of the scheduler."""

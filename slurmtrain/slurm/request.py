@@ -1,0 +1,102 @@
+"""The Request: exactly what is asked of Slurm for one attempt. Pure: the same plan gives the same batch script."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import Plan
+from slurmtrain.model.sbatch import canonical
+
+# Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier.
+SIGNAL_LEAD_S = 90
+# Options that submitit's executor knows by name, with underscores; the others are passed on literally.
+_NAMED = frozenset(
+    {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user", "nodelist",
+     "partition", "qos"}
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Parameters of submitit's SlurmExecutor, and the folder for its files."""
+
+    folder: Path
+    parameters: Mapping[str, Any]
+
+    def script(self, command: str) -> str:
+        """The batch script that submitit sends for these parameters, made without Slurm on this machine."""
+        from submitit.slurm.slurm import _make_sbatch_string
+
+        text: str = _make_sbatch_string(command=command, folder=self.folder, **self.parameters)
+        return text
+
+
+def make_request(plan: Plan, run: RunDir) -> Request:
+    """What a plan asks of Slurm: one task a node, which runs the node agent."""
+    resources = plan.spec.resources
+    options = {canonical(name): value for name, value in plan.spec.slurm.items() if value not in (None, False)}
+    parameters: dict[str, Any] = {
+        # The run's id stands in the job's name, by which a killed submission's job is found again.
+        "job_name": f"{plan.spec.name}-{run.id}",
+        "nodes": resources.nodes,
+        "ntasks_per_node": 1,
+        "cpus_per_task": resources.cpus_per_proc * resources.local_world_size,
+        "gpus_per_node": resources.gpus_per_node or None,
+        "mem": f"{resources.mem}M" if resources.mem else None,
+        "time": math.ceil(resources.time / 60) if resources.time else None,
+        "signal_delay_s": SIGNAL_LEAD_S,
+        "stderr_to_stdout": True,
+        "wckey": options.pop("wckey", None),
+        "setup": prologue(plan, run).splitlines(),
+        # srun takes --cpus-per-task from the environment no longer since Slurm 22.05; a node that fails ends the others.
+        "srun_args": [
+            "--kill-on-bad-exit=1",
+            f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
+        ],
+    }
+    literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}
+    for name, value in options.items():
+        named = name.replace("-", "_")
+        if named in _NAMED:
+            parameters[named] = value
+        else:
+            literal[name] = value
+    parameters["additional_parameters"] = literal
+    return Request(folder=run.path / "submitit", parameters=parameters)
+
+
+def prologue(plan: Plan, run: RunDir) -> str:
+    """The shell lines between the options and srun."""
+    template = _environment().get_template("prologue.sh.j2")
+    return template.render(run_id=run.id, run_dir=str(run.path), plan_hash=plan.hash, setup=list(plan.spec.setup))
+
+
+def agent_command(python: str, folder: Path) -> str:
+    """What each task runs: submitit's entry point, which calls the node agent."""
+    return f"{shlex.quote(python)} -u -m submitit.core._submit {shlex.quote(str(folder))}"
+
+
+def _environment() -> Any:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(_templates()),
+        undefined=StrictUndefined,
+        autoescape=False,  # noqa: S701 (shell, not HTML; values go through shlex.quote)
+        keep_trailing_newline=False,
+    )
+    environment.filters["quote"] = lambda value: shlex.quote(str(value))
+    return environment
+
+
+def _templates() -> Path:
+    """The templates: inside the package where it was installed from a wheel, else beside it."""
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"

@@ -1,0 +1,122 @@
+"""Files that are either as they were or as they were meant to be, whenever their writer is killed.
+
+Everything below a run directory is private to its owner: directories 0700, files 0600.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import PlaceError
+
+DIRECTORY_MODE = 0o700
+FILE_MODE = 0o600
+
+
+def make_directory(path: Path) -> Path:
+    """Create a private directory, and its parents, if it does not exist. Raises PlaceError where it cannot."""
+    try:
+        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    except OSError as error:
+        raise PlaceError(f"cannot create the directory {path}: {reason_of(error)}") from error
+    return path
+
+
+def fsync_directory(path: Path) -> None:
+    """Make renames and new names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file's content, durably: temporary file, fsync, rename, fsync of the directory.
+
+    Raises OSError; then the old content is untouched.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+    fsync_directory(path.parent)
+
+
+def write_json(path: Path, data: Mapping[str, Any]) -> None:
+    """Write a small JSON file atomically, for people to read."""
+    write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object from a file; None where there is no such file. Raises PlaceError for anything else."""
+    try:
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise PlaceError(f"cannot read {path}: {reason_of(error)}") from error
+    except ValueError as error:
+        raise PlaceError(
+            f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
+        ) from error
+    if not isinstance(data, dict):
+        raise PlaceError(f"{path} is not the JSON that slurmtrain wrote there; restore it from a backup")
+    return data
+
+
+def create_private(path: Path) -> None:
+    """Make sure that a file exists and that, if it is new, only its owner can read it."""
+    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+    """Hold an exclusive advisory lock, which the kernel drops if this process dies.
+
+    Yields False, without the lock, where another process holds it and ``wait`` is false. Raises PlaceError where the
+    lock file cannot be opened.
+    """
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise PlaceError(f"cannot open the lock {path}: {reason_of(error)}") from error
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+    finally:
+        os.close(handle)
+
+
+def remove_tree(path: Path, trash: Path) -> None:
+    """Delete a directory so that it is whole or gone: rename it to ``trash`` beside it first."""
+    shutil.rmtree(trash, ignore_errors=True)
+    path.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def reason_of(error: OSError) -> str:
+    """What went wrong, in words."""
+    if error.errno == errno.ENOSPC:
+        return "no space left on the device"
+    return (error.strerror or str(error)).lower()

@@ -1,0 +1,63 @@
+"""Writing journals: one file, one writer, whole lines in one write each."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.event import encode
+from slurmtrain.model.ids import base32
+from slurmtrain.system.files import FILE_MODE
+
+
+class Journal:
+    """An append-only file of events. It is created with the first event, so nothing to say leaves nothing behind."""
+
+    def __init__(self, path: Path, *, durable: bool = True) -> None:
+        """``durable``: fsync after each event; without it an event survives a kill, but not a power failure."""
+        self.path = path
+        self._durable = durable
+        self._handle: int | None = None
+
+    def write(self, kind: str, **data: Any) -> float:
+        """Append one event and return its time. Raises OSError."""
+        now = time.time()
+        handle = self._open()
+        os.write(handle, encode(now, kind, data))
+        if self._durable:
+            os.fsync(handle)
+        return now
+
+    def close(self) -> None:
+        if self._handle is not None:
+            os.close(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> int:
+        if self._handle is None:
+            self._handle = open_appending(self.path)
+        return self._handle
+
+
+def open_appending(path: Path) -> int:
+    """Open a file of lines for appending; a line that a killed writer left unfinished is closed off first."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+    size = os.fstat(handle).st_size
+    if size and os.pread(handle, 1, size - 1) != b"\n":
+        os.write(handle, b"\n")
+    return handle
+
+
+def command_journal(directory: Path, command: str) -> Journal:
+    """A journal of its own for one command on the login node."""
+    stamp = base32(int(time.time() * 1000), 9)
+    return Journal(directory / f"{command}-{stamp}-{os.getpid()}-{secrets.token_hex(2)}.jsonl")

@@ -38,7 +38,7 @@ def network() -> nn.Module:
 
 
 def batch_of(step: int, size: int, count: int, seed: int) -> Tensor:
-    """Indices of the whole batch of a step: epochs are shuffled anew, and a step can be found without the ones before."""
+    """Indices of the whole batch of a step: each epoch has its own order, which needs no step before it."""
     per_epoch = count // size
     epoch, place = divmod(step, per_epoch)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))

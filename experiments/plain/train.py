@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 
@@ -44,7 +43,7 @@ def main() -> None:
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
             unfinished = args.out / f"ckpt-{step + 1}.pt.tmp"
             torch.save({"model": model.state_dict(), "step": step + 1}, unfinished)
-            os.replace(unfinished, args.out / f"ckpt-{step + 1}.pt")
+            unfinished.replace(args.out / f"ckpt-{step + 1}.pt")
             print(f"step {step + 1}: loss {loss.item():.4f}", flush=True)
 
 

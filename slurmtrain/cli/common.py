@@ -20,11 +20,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def in_workspace(command: F) -> F:
     """Give a command ``--runs`` and ``--debug``, which the group has too, and hand it a Workspace first."""
 
-    def with_workspace(runs: str | None, debug: bool, /, *args: Any, **kwargs: Any) -> Any:
-        return command(workspace(runs), *args, **kwargs)
-
     def outer(*args: Any, **kwargs: Any) -> Any:
-        return with_workspace(kwargs.pop("runs"), kwargs.pop("debug"), *args, **kwargs)
+        kwargs.pop("debug")  # main() looks for it before anything is parsed
+        return command(workspace(kwargs.pop("runs")), *args, **kwargs)
 
     outer.__doc__, outer.__name__ = command.__doc__, command.__name__
     decorated: Any = outer
@@ -95,6 +93,6 @@ def warn_of_garbage(garbage: Sequence[tuple[str, Any]]) -> None:
     for run_id, bad in garbage:
         counts.setdefault((run_id, bad.source), []).append(bad.offset)
     warn(
-        f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, the first at byte {offsets[0]}; the rest was read"
+        f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, first at byte {offsets[0]}; the rest was read"
         for (run_id, source), offsets in counts.items()
     )

@@ -17,10 +17,10 @@ class LazyGroup(click.Group):
         self._at = commands_at
         self._package = package
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(self._at)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in self._at:
             return None
         command: click.Command = import_module(f"{self._package}.{self._at[cmd_name][0]}").command
@@ -35,6 +35,6 @@ class LazyGroup(click.Group):
             ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self._at)}")
         return super().resolve_command(ctx, args)
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._at.items()])

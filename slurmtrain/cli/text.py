@@ -11,7 +11,8 @@ from typing import Any
 
 HEADERS = ("ID", "NAME", "STATE", "STEP", "RATE", "ETA", "METRICS", "CHECKPOINT", "REASON")
 _STYLES = {
-    "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow", "pending": "magenta",
+    "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
+    "pending": "magenta",
 }  # fmt: skip
 _METRICS_SHOWN = 3
 

@@ -30,8 +30,8 @@ def check(plan: Plan) -> None:
         )
     if pinned not in ("auto", "lo"):
         raise NotAvailable(
-            f"not available with this executor: network.interface {pinned!r}; all nodes are on this machine and talk over "
-            "the loopback interface, so leave it at 'auto'"
+            f"not available with this executor: network.interface {pinned!r}; all nodes are on this machine and "
+            "talk over the loopback interface, so leave it at 'auto'"
         )
 
 

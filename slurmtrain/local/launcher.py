@@ -1,7 +1,8 @@
-"""A short process between ``slurmtrain submit`` and submitit's controller: ``python -m slurmtrain.local.launcher JSON``.
+"""A short process between ``slurmtrain submit`` and submitit's controller.
 
-submitit's controller inherits session, terminal and output of whoever starts it. Started from here it has a session of
-its own and writes to a file, so it outlives the terminal and holds nobody's pipe open. Prints the controller's pid.
+``python -m slurmtrain.local.launcher JSON`` starts a controller and prints its process id. The controller inherits
+session, terminal and output of whoever starts it: started from here it has a session of its own and writes to a file,
+so it outlives the terminal and holds nobody's pipe open.
 """
 
 from __future__ import annotations

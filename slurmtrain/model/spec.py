@@ -144,7 +144,8 @@ def _check_command(command: str) -> None:
 def _check_uri(uri: str) -> None:
     if re.search(r"://[^/@\s]*:[^/@\s]*@", uri):
         raise ValueError(
-            "credentials do not belong in a URI that is recorded; set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+            "credentials do not belong in a URI that is recorded; set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
         )
 
 
@@ -255,8 +256,8 @@ class Checkpoint:
     glob: str | None = option(
         None,
         Optional(kinds.text("pattern of file names")),
-        "Where a script of your own leaves its checkpoints, relative to `workdir`; the newest complete one is handed to the "
-        "next attempt as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
+        "Where a script of your own leaves its checkpoints, relative to `workdir`; the newest complete one is handed "
+        "to the next attempt as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -300,8 +301,8 @@ class Spec:
     command: str = option(
         "",
         kinds.text("command", _check_command),
-        "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{run_dir}`, `{checkpoint_dir}`, "
-        "`{run_id}` and `{attempt}` are filled in; no shell is involved.",
+        "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{run_dir}`, "
+        "`{checkpoint_dir}`, `{run_id}` and `{attempt}` are filled in; no shell is involved.",
         required=True,
     )
     workdir: str | None = option(
@@ -328,7 +329,8 @@ class Spec:
     env: dict[str, str] = option(
         {},
         Entries(Scalar("text or number", _read_variable), "mapping of environment variables", _check_variable),
-        "Environment variables of the processes. Values of names that end in TOKEN, KEY, PASSWORD, SECRET or CREDENTIAL are never recorded.",
+        "Environment variables of the processes. Values of names that end in TOKEN, KEY, PASSWORD, SECRET or "
+        "CREDENTIAL are never recorded.",
     )
     setup: tuple[str, ...] = option(
         (),

@@ -37,7 +37,7 @@ def cancel(workspace: Workspace, run_id: str, *, patience_s: float = PATIENCE_S,
 
 
 def finish_cancel(workspace: Workspace, run_id: str, *, patience_s: float = PATIENCE_S) -> Run:
-    """End a run that somebody wished to cancel: SIGTERM to its agents, and SIGKILL to everything when that is no use."""
+    """End a run that somebody wished to cancel: SIGTERM first, SIGKILL to everything when that is no use."""
     run = _load(workspace, run_id)
     if run.ended:
         return run

@@ -1,4 +1,7 @@
-"""Bringing the registry up to date: what journals say, and which processes are still there. It starts and ends nothing."""
+"""Bringing the registry up to date: what journals say, and which processes are still there.
+
+It starts and ends nothing.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Starting an attempt of a run, such that it can be killed anywhere and nothing is started twice or lost.
 
-The order is: plan of the attempt, "submitting" in the journal, lease, job, "submitted" in the journal. All of it happens
-under the run's lock, which the kernel drops when this process dies; then the next command sees how far it came.
+The order is: plan of the attempt, "submitting" in the journal, lease, job, "submitted" in the journal. All of it
+happens under the run's lock, which the kernel drops when this process dies; then the next command sees how far it came.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def check_executor(executor: str, plan: Plan) -> None:
     """Raise NotAvailable, before anything is created, for what cannot be started."""
     if executor == "slurm":
         raise NotAvailable(
-            "not available with this executor: this version renders the batch script ('slurmtrain render') but does not "
-            "submit it to Slurm yet; use --executor local"
+            "not available with this executor: this version renders the batch script ('slurmtrain render') but does "
+            "not submit it to Slurm yet; use --executor local"
         )
     local.check(plan)
 
@@ -47,8 +47,8 @@ def start(
 ) -> Process:
     """Start attempt ``number`` of a run whose lock the caller holds; returns its controller.
 
-    ``hidden``: environment variables that reach the job and are written nowhere. ``after``: the run, and its controller,
-    that must end first. Raises LaunchError; the run is then as if nothing had been tried.
+    ``hidden``: environment variables that reach the job and are written nowhere. ``after``: the run, and its
+    controller, that must end first. Raises LaunchError; the run is then as if nothing had been tried.
     """
     handed = Launch(job_id=_new_job_id(), attempt=number, after=after, from_start=from_start)
     attempt = run.attempt(handed.job_id, 0)
@@ -77,7 +77,8 @@ def hidden_values(plan: Plan, given: Mapping[str, str]) -> dict[str, str]:
     missing = sorted(name for name, value in values.items() if value is None)
     if missing:
         raise UserError(
-            f"the values of {', '.join(missing)} are secret, so they were not recorded; set them in the environment and try again"
+            f"the values of {', '.join(missing)} are secret, so they were not recorded; set them in the "
+            "environment and try again"
         )
     return {name: value for name, value in values.items() if value is not None}
 

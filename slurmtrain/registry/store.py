@@ -66,7 +66,7 @@ class Store:
         """All runs by id, oldest first, without their older attempts and checkpoints."""
         with reading(self._engine) as connection:
             rows = connection.execute(sa.select(schema.run).order_by(schema.run.c.id))
-            return {row.id: _listed(row._mapping) for row in rows}
+            return {row.id: _listed(_mapping(row)) for row in rows}
 
     def load(self, run_id: str) -> Run | None:
         """One run with all attempts and checkpoints."""
@@ -77,10 +77,10 @@ class Store:
             attempts = connection.execute(_of(schema.attempt, run_id).order_by(schema.attempt.c.number)).all()
             checkpoints = connection.execute(_of(schema.checkpoint, run_id)).all()
         return _run(
-            row._mapping,
-            attempts=[Attempt(**_only(one._mapping, _ATTEMPT_COLUMNS)) for one in attempts],
+            _mapping(row),
+            attempts=[Attempt(**_only(_mapping(one), _ATTEMPT_COLUMNS)) for one in attempts],
             checkpoints=sorted(
-                (Checkpoint(**_only(one._mapping, _CHECKPOINT_COLUMNS)) for one in checkpoints),
+                (Checkpoint(**_only(_mapping(one), _CHECKPOINT_COLUMNS)) for one in checkpoints),
                 key=lambda one: (one.step if one.step is not None else -1, one.saved_at),
             ),
         )
@@ -202,6 +202,10 @@ class Writing:
 
     def _replace(self, table: sa.Table, row: Mapping[str, Any]) -> None:
         self._connection.execute(table.insert().prefix_with("OR REPLACE"), dict(row))
+
+
+def _mapping(row: sa.Row[Any]) -> dict[str, Any]:
+    return dict(row._mapping)
 
 
 def _of(table: sa.Table, run_id: str) -> sa.Select[Any]:

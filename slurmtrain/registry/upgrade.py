@@ -40,24 +40,24 @@ def upgrade(engine: sa.Engine, path: Path, version: str, location: Path = MIGRAT
         raise RegistryUnusable(
             f"{path} was made by a newer slurmtrain (schema {version}); upgrade slurmtrain, or use another --runs"
         ) from None
-    backup = _back_up(engine, path, version)
+    backup = _back_up(path, version)
     environment = EnvironmentContext(
         Config(), directory, fn=lambda revision, _: directory._upgrade_revs("head", revision), destination_rev="head"
     )
-    with environment, engine.begin() as connection:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(environment)
+        connection = stack.enter_context(engine.begin())
         environment.configure(connection=connection, transactional_ddl=False, render_as_batch=True)
         environment.run_migrations()
     return backup
 
 
-def _back_up(engine: sa.Engine, path: Path, version: str) -> Path:
+def _back_up(path: Path, version: str) -> Path:
     """A consistent copy of the file, made by SQLite itself."""
     backup = path.with_name(f"{path.name}.{version}.bak")
     backup.unlink(missing_ok=True)
     create_private(backup)
-    with contextlib.closing(sqlite3.connect(backup)) as target, engine.connect() as connection:
-        raw = connection.connection.dbapi_connection
-        assert isinstance(raw, sqlite3.Connection)
-        raw.backup(target)
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
     fsync_directory(path.parent)
     return backup

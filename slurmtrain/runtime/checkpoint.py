@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol, cast
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -86,13 +86,13 @@ class Checkpointer:
         staging = files.Staging(self._directory, self._attempt.path.name, step)
         said = self._ranks.gather(self._write(staging))
         errors = [(rank, error) for rank, (error, _) in enumerate(said) if error]
-        outcome = None
+        outcome: tuple[str | None, bool] = (None, False)
         if self._ranks.rank == 0:
             written = {name: result for _, part in said for name, result in part.items()}
             outcome = self._publish(staging, step, written, errors, began)
         reason, final = self._ranks.broadcast(outcome)
         if final:
-            raise CheckpointError(reason)
+            raise CheckpointError(reason or "the checkpoint cannot be saved")
         return reason
 
     def _write(self, staging: files.Staging) -> tuple[str | None, dict[str, tuple[int, str]]]:
@@ -240,7 +240,7 @@ def _missing(name: str, obj: Stateful, manifest: files.Manifest, world_size: int
 
 def _write_file(staging: files.Staging, name: str, state: Any) -> tuple[int, str]:
     with staging.open(name) as file:
-        torch.save(state, file)
+        torch.save(state, cast(IO[bytes], file))
     return file.result
 
 

@@ -179,7 +179,7 @@ class Staging:
     def publish(
         self, files: Mapping[str, tuple[int, str]], *, world_size: int, plan_hash: str | None, began: float
     ) -> tuple[Path, Manifest]:
-        """Write the manifest and rename into place. ``began``: monotonic time at which the save began. Raises OSError."""
+        """Write the manifest and rename into place. ``began``: when the save began, monotonic. Raises OSError."""
         manifest = Manifest(
             step=self._step,
             world_size=world_size,

@@ -44,7 +44,8 @@ def newest(pattern: str) -> Found | None:
     Newest is the highest last number of the names where all have one (``ckpt-10.pt`` over ``ckpt-9.pt``), since clocks
     of nodes differ; the latest modification otherwise.
     """
-    found = [candidate for path in glob.glob(pattern, recursive=True) if (candidate := _look_at(Path(path)))]
+    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
+    found = [candidate for path in matches if (candidate := _look_at(Path(path)))]
     if all(candidate.step is not None for candidate in found):
         return max(found, key=lambda candidate: (candidate.step or 0, candidate.saved_at), default=None)
     return max(found, key=lambda candidate: candidate.saved_at)

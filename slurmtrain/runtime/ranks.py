@@ -27,13 +27,14 @@ class Ranks:
         dist.all_gather_object(values, value, group=self._group)
         return values
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Rank 0's value."""
         if self._group is None:
             return value
-        box = [value]
+        box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, group=self._group)
-        return box[0]
+        received: T = box[0]
+        return received
 
     def greatest(self, *numbers: int) -> list[int]:
         """Of each number the greatest that any rank gives."""

@@ -39,7 +39,7 @@ def reseed(plan_hash: str | None, step: int, rank: int) -> None:
 
     The seed is XXH3-64 of "<plan hash>:<step>:<rank>": different on every rank, the same on every resume.
     """
-    seed = xxhash.xxh3_64_intdigest(f"{plan_hash}:{step}:{rank}")
+    seed = xxhash.xxh3_64_intdigest(f"{plan_hash}:{step}:{rank}".encode())
     random.seed(seed)
     torch.manual_seed(seed % 2**63)
     if "numpy" in sys.modules:

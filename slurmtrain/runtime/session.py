@@ -126,14 +126,14 @@ class Session:
             context.use_loopback()
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)
 
-    # --- what scripts call ----------------------------------------------------------------------------------------------
+    # --- what scripts call ------------------------------------------------------------------------------------------
 
     def checkpoint(self, **objects: Stateful) -> None:
         """Name what checkpoints consist of, and restore it at once where there is a checkpoint.
 
-        Anything with ``state_dict`` and ``load_state_dict`` will do; DistributedDataParallel and torch.compile are looked
-        through. The states of Python's, NumPy's and torch's random number generators come along. Call it once, on all
-        ranks, with everything. Raises CheckpointError where checkpoints exist and none can be restored.
+        Anything with ``state_dict`` and ``load_state_dict`` will do; DistributedDataParallel and torch.compile are
+        looked through. The states of Python's, NumPy's and torch's random number generators come along. Call it once,
+        on all ranks, with everything. Raises CheckpointError where checkpoints exist and none can be restored.
         """
         if self._checkpointer is not None:
             raise RuntimeError("run.checkpoint() is called once, with everything that a checkpoint consists of")
@@ -159,8 +159,8 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """Count from the restored step to ``total``: ``for step in run.steps(total)``.
 
-        A step is finished when the loop asks for the next one. Between steps this saves when it is due; on a stop signal
-        all ranks agree on a step, save, and leave the program.
+        A step is finished when the loop asks for the next one. Between steps this saves when it is due; on a stop
+        signal all ranks agree on a step, save, and leave the program.
         """
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
@@ -186,7 +186,7 @@ class Session:
         if not self._in_step:
             self._write_metrics()
 
-    # --- between steps ----------------------------------------------------------------------------------------------------
+    # --- between steps ----------------------------------------------------------------------------------------------
 
     def _finish_step(self, total: int) -> None:
         self._in_step = False

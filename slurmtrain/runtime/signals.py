@@ -16,7 +16,7 @@ class StopFlag:
         self.raised: signal.Signals | None = None
 
     def install(self, *others: signal.Signals) -> None:
-        """Take over the stop signals, and these others, in the main thread. SIGCONT, which precedes SIGTERM, is ignored."""
+        """Take over the stop signals and these others, in the main thread; SIGCONT before a SIGTERM is ignored."""
         for each in (*STOP_SIGNALS, *others):
             signal.signal(each, self._handle)
         signal.signal(signal.SIGCONT, lambda *_: None)

@@ -170,7 +170,7 @@ class Workers(LocalElasticAgent):
     # --- torch elastic's extension points ---------------------------------------------------------------------------
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        ids = super()._start_workers(worker_group)
+        ids: dict[int, Any] = super()._start_workers(worker_group)
         for pid in ids.values():
             threading.Thread(target=self._note_death, args=(pid,), daemon=True).start()
         self._started({worker.global_rank: ids[worker.local_rank] for worker in worker_group.workers})
@@ -188,7 +188,8 @@ class Workers(LocalElasticAgent):
             self._end_workers(failed)
         elif STOPPED in codes:
             self._wait_for_all(GRACE_S)
-        return super()._monitor_workers(worker_group)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
 
     def _exit_barrier(self) -> None:
         self.peers.gather("done", given_up=lambda: self.peers.stop_request() is not None)
@@ -257,7 +258,7 @@ class Workers(LocalElasticAgent):
                 process.wait()
 
     def _processes(self) -> list[Any]:
-        handlers = self._pcontext.subprocess_handlers if self._pcontext is not None else {}
+        handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return [handler.proc for handler in handlers.values()]
 
     def _codes(self) -> list[int | None]:

@@ -17,8 +17,8 @@ from slurmtrain.model.sbatch import canonical
 SIGNAL_LEAD_S = 90
 # Options that submitit's executor knows by name, with underscores; the others are passed on literally.
 _NAMED = frozenset(
-    {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user", "nodelist",
-     "partition", "qos"}
+    {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user",
+     "nodelist", "partition", "qos"}
 )  # fmt: skip
 
 
@@ -33,8 +33,7 @@ class Request:
         """The batch script that submitit sends for these parameters, made without Slurm on this machine."""
         from submitit.slurm.slurm import _make_sbatch_string
 
-        text: str = _make_sbatch_string(command=command, folder=self.folder, **self.parameters)
-        return text
+        return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
 
 
 def make_request(plan: Plan, run: RunDir) -> Request:
@@ -54,7 +53,7 @@ def make_request(plan: Plan, run: RunDir) -> Request:
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
         "setup": prologue(plan, run).splitlines(),
-        # srun takes --cpus-per-task from the environment no longer since Slurm 22.05; a node that fails ends the others.
+        # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others.
         "srun_args": [
             "--kill-on-bad-exit=1",
             f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
@@ -74,7 +73,8 @@ def make_request(plan: Plan, run: RunDir) -> Request:
 def prologue(plan: Plan, run: RunDir) -> str:
     """The shell lines between the options and srun."""
     template = _environment().get_template("prologue.sh.j2")
-    return template.render(run_id=run.id, run_dir=str(run.path), plan_hash=plan.hash, setup=list(plan.spec.setup))
+    text: str = template.render(run_id=run.id, run_dir=str(run.path), plan_hash=plan.hash, setup=list(plan.spec.setup))
+    return text
 
 
 def agent_command(python: str, folder: Path) -> str:

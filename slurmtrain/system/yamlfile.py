@@ -51,7 +51,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Document:
-    """Parse a YAML mapping. Raises SpecError for text that is no YAML mapping; lesser mistakes stand in the document."""
+    """Parse a YAML mapping. Raises SpecError for text that is none; lesser mistakes stand in the document."""
     loader = _loader_class()(text)
     try:
         root = loader.get_single_node()

@@ -30,11 +30,6 @@ _STATUS = {"completed": "FINISHED", "failed": "FAILED", "lost": "FAILED", "cance
 _CHUNK = 8 * 2**20
 
 
-def default_uri(root: RunsRoot) -> str:
-    """The store beside the runs."""
-    return f"sqlite:///{root.mlflow_db}"
-
-
 class Tracker:
     """An MLflow store. Importing mlflow takes a second or more, so make one only when there is something to send."""
 
@@ -43,7 +38,7 @@ class Tracker:
         self.uri = uri
         self._root = root
         _quiet_environment()
-        if uri == default_uri(root):
+        if uri == root.mlflow_uri:
             try:
                 create_private(root.mlflow_db)
             except OSError as error:

@@ -5,6 +5,8 @@ Works as a slurmtrain run, under torchrun, and as a plain ``python train.py``.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -45,6 +47,11 @@ def batch_of(step: int, size: int, count: int, seed: int) -> Tensor:
     return order[place * size : (place + 1) * size]
 
 
+def cosine(step: int, steps: int) -> float:
+    """The share of the full learning rate at a step: from 1 down to 0, also when a resumed run has more steps."""
+    return 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
+
+
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     """The share of images that the model names rightly."""
@@ -60,7 +67,7 @@ def main() -> None:
         torch.manual_seed(params["seed"])
         model = DistributedDataParallel(network().to(run.device))
         optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, params["steps"])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, params["steps"]))
         images, labels, test_images, test_labels = digits(run.device)
         # From here on each rank draws its own numbers, as dropout should.
         torch.manual_seed(params["seed"] + 1 + run.rank)

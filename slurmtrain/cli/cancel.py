@@ -30,5 +30,8 @@ def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: 
         if run_id in over:
             click.echo(f"run {run_id} had ended already: {run.state}", err=True)
         else:
-            click.echo(f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason else ""), err=True)
+            click.echo(
+                f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else ""),
+                err=True,
+            )
     return 0 if all(run.ended for run in ended.values()) else 1

@@ -15,7 +15,7 @@ from slurmtrain.ops.workspace import Workspace
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
 @common.in_workspace
 def command(workspace: Workspace, run: str, follow: bool, rank: int | None, attempt: int | None) -> int:
-    """Print what the ranks of RUN wrote. With several ranks each line begins with its attempt and rank."""
+    """Print what the ranks of RUN wrote. Each line begins with its attempt and rank, unless --rank names one."""
     from slurmtrain.ops.find import find
     from slurmtrain.ops.logs import read_logs
 

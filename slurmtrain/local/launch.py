@@ -14,7 +14,7 @@ from slurmtrain.errors import LaunchError, NotAvailable
 from slurmtrain.model.layout import AttemptDir
 from slurmtrain.model.plan import Plan
 from slurmtrain.runtime.context import Launch, scrubbed
-from slurmtrain.system.process import Process, identify, with_argument
+from slurmtrain.system.process import Process, with_argument
 
 CONTROLLER_LOG = "controller.log"
 
@@ -69,10 +69,7 @@ def launch(plan: Plan, attempt: AttemptDir, handed: Launch, secrets: Mapping[str
         raise LaunchError(
             f"the local job could not be started: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
         )
-    process = identify(int(done.stdout))
-    if process is None:
-        raise LaunchError(f"the local job ended at once; see {attempt.path / CONTROLLER_LOG}")
-    return process
+    return Process.from_plain(json.loads(done.stdout))
 
 
 def find(attempt: AttemptDir) -> tuple[Process | None, bool]:

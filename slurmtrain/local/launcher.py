@@ -1,6 +1,6 @@
 """A short process between ``slurmtrain submit`` and submitit's controller.
 
-``python -m slurmtrain.local.launcher JSON`` starts a controller and prints its process id. The controller inherits
+``python -m slurmtrain.local.launcher JSON`` starts a controller and prints who it is. The controller inherits
 session, terminal and output of whoever starts it: started from here it has a session of its own and writes to a file,
 so it outlives the terminal and holds nobody's pipe open.
 """
@@ -16,6 +16,7 @@ import submitit
 
 from slurmtrain.runtime.agent import run_node
 from slurmtrain.system.files import FILE_MODE
+from slurmtrain.system.process import identify
 
 # The node agents keep the time limit themselves; submitit's own must never be the first.
 _FOREVER_MIN = 60 * 24 * 365
@@ -43,7 +44,10 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 (whatever submitit raises is told to the submitter)
         os.write(errors, f"{type(error).__name__}: {error}\n".encode())
         sys.exit(1)
-    os.write(answer, job.job_id.encode())
+    # It may have ended already, over a line of setup: as its parent this process can still tell who it was.
+    process = identify(int(job.job_id), ended=True)
+    assert process is not None
+    os.write(answer, json.dumps(process.plain()).encode())
 
 
 if __name__ == "__main__":

@@ -95,6 +95,17 @@ def number(minimum: float) -> Scalar:
     return Scalar(f"number of at least {minimum:g}", parse)
 
 
+def flag() -> Scalar:
+    """True or false."""
+
+    def parse(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"expected true or false, found {type_name(value)} ({value!r})")
+        return value
+
+    return Scalar("true or false", parse)
+
+
 def text(what: str = "text", check: Callable[[str], None] | None = None) -> Scalar:
     """A text that is not blank; ``check`` raises ValueError for what it does not like."""
 

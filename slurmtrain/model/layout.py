@@ -24,6 +24,11 @@ class RunsRoot:
         return self.path / "mlflow.db"
 
     @property
+    def mlflow_uri(self) -> str:
+        """The MLflow store beside the runs."""
+        return f"sqlite:///{self.mlflow_db}"
+
+    @property
     def mlflow_artifacts(self) -> Path:
         return self.path / "mlartifacts"
 

@@ -278,6 +278,7 @@ class Requeue:
 class Mlflow:
     """Where metrics are mirrored to."""
 
+    enabled: bool = option(True, kinds.flag(), "Whether `sync` mirrors this run to MLflow.")
     uri: str | None = option(
         None,
         Optional(kinds.text("URI", _check_uri)),
@@ -329,7 +330,7 @@ class Spec:
     env: dict[str, str] = option(
         {},
         Entries(Scalar("text or number", _read_variable), "mapping of environment variables", _check_variable),
-        "Environment variables of the processes. Values of names that end in TOKEN, KEY, PASSWORD, SECRET or "
+        "Environment variables of the processes. Values of names that end in TOKEN, KEY, PASSWORD, PASSWD, SECRET or "
         "CREDENTIAL are never recorded.",
     )
     setup: tuple[str, ...] = option(

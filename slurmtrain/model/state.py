@@ -61,6 +61,7 @@ class Attempt:
     clock: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     failures: Sequence[Mapping[str, Any]] = ()
     overrides: Sequence[str] = ()
+    from_start: bool = False
     processes: Sequence[Mapping[str, Any]] = ()
     handed_over: bool = False
 
@@ -194,6 +195,7 @@ def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
         number=int(event.data.get("attempt", 0)),
         submitted_at=event.time,
         overrides=tuple(event.data.get("overrides", ())),
+        from_start=bool(event.data.get("from_start", False)),
     )
 
 

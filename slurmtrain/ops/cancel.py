@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
 
 from slurmtrain.model.state import Run
 from slurmtrain.ops.observe import alive, observe
@@ -42,10 +41,10 @@ def finish_cancel(workspace: Workspace, run_id: str, *, patience_s: float = PATI
     if run.ended:
         return run
     _ask(run)
-    run = _wait(workspace, run_id, patience_s, lambda now: now.ended)
-    while not run.ended and alive(run):
+    run = _wait(workspace, run_id, patience_s)
+    while alive(run):
         _kill(run)
-        run = _wait(workspace, run_id, 1.0, lambda now: now.ended)
+        run = _wait(workspace, run_id, 1.0)
     return run
 
 
@@ -72,8 +71,11 @@ def _kill(run: Run) -> None:
             each.send(signal.SIGKILL)
 
 
-def _wait(workspace: Workspace, run_id: str, seconds: float, done: Callable[[Run], bool]) -> Run:
+def _wait(workspace: Workspace, run_id: str, seconds: float) -> Run:
+    """Wait until a run has ended and its processes are gone."""
     deadline = time.monotonic() + seconds
-    while not done(run := _load(workspace, run_id)) and time.monotonic() < deadline:
+    while True:
+        run = _load(workspace, run_id)
+        if (run.ended and alive(run) is not True) or time.monotonic() >= deadline:
+            return run
         time.sleep(_POLL_S)
-    return run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.state import Run
@@ -10,7 +11,9 @@ from slurmtrain.ops.observe import observe
 from slurmtrain.ops.resume import current_plan
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Mirrored
-from slurmtrain.tracking import Tracker, default_uri
+
+if TYPE_CHECKING:
+    from slurmtrain.tracking import Tracker
 
 
 class Mirror:
@@ -21,12 +24,17 @@ class Mirror:
         self._known = known
         self._trackers: dict[str, Tracker | TrackingError] = {}
 
-    def send(self, run_id: str) -> None:
-        """Send what is new of a run and remember how far that went. Raises TrackingError."""
+    def send(self, run_id: str) -> bool:
+        """Send what is new of a run and remember how far that went; False if its plan wants no such thing.
+
+        Raises TrackingError.
+        """
         workspace, directory = self._workspace, self._workspace.root.run(run_id)
         run = self._load(run_id)
         plan = current_plan(directory, run)
-        uri = plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or default_uri(workspace.root)
+        if not plan.spec.tracking.mlflow.enabled:
+            return False
+        uri = plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
         tracker = self._use(uri)
         known = self._known.get(run_id)
         same_store = known is not None and known.uri == uri
@@ -38,6 +46,7 @@ class Mirror:
         sent = tracker.send(mlflow_id, self._load(run_id), directory, known.offsets if known and same_store else {})
         with workspace.store.begin() as writing:
             writing.set_mirrored(run_id, Mirrored(uri, sent, revision))
+        return True
 
     def _load(self, run_id: str) -> Run:
         run = self._workspace.store.load(run_id)
@@ -45,6 +54,8 @@ class Mirror:
         return run
 
     def _use(self, uri: str) -> Tracker:
+        from slurmtrain.tracking import Tracker
+
         if uri not in self._trackers:
             try:
                 self._trackers[uri] = Tracker(uri, self._workspace.root)

@@ -14,7 +14,7 @@ from slurmtrain.ops.observe import alive, observe
 from slurmtrain.ops.start import check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import replan
-from slurmtrain.system.files import locked, read_json
+from slurmtrain.system.files import locked, make_directory, read_json
 
 _LAST_PROCESSES_S = 10.0
 
@@ -51,6 +51,7 @@ def resume(workspace: Workspace, name: str, overrides: Sequence[str] = (), *, fr
             hidden=hidden,
             overrides=planned.overrides,
             from_start=from_start,
+            since=_last_start(run),
         )
     return run_id
 
@@ -90,13 +91,18 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     if pattern is not None:
         from slurmtrain.runtime.handover import absolute, newest
 
-        if newest(absolute(pattern, plan.workdir, directory)) is None:
+        if newest(absolute(pattern, plan.workdir, directory), _last_start(run)) is None:
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
         return
     from slurmtrain.runtime.checkpointfiles import newest_published
 
     if newest_published(directory.checkpoints) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to go on from; {again}")
+
+
+def _last_start(run: Run) -> float | None:
+    """When the run last began again on purpose: what its script saved before that is of another life."""
+    return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)
 
 
 def _wait_for_the_last_process(run: Run) -> None:
@@ -111,12 +117,13 @@ def _wait_for_the_last_process(run: Run) -> None:
 
 
 def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) -> None:
-    if not any(directory.checkpoints.glob("step-*")):
+    if not any(directory.checkpoints.glob("*")):
         return
     aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
     if aside.exists():
         raise UserError(f"{aside} exists already; move it away and try again")
     directory.checkpoints.rename(aside)
+    make_directory(directory.checkpoints)
     with workspace.journal(directory, "resume") as journal:
         for checkpoint in run.checkpoints:
             journal.write("pruned", path=checkpoint.path)

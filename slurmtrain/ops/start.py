@@ -44,19 +44,23 @@ def start(
     overrides: Sequence[str] = (),
     after: tuple[str, Process] | None = None,
     from_start: bool = False,
+    since: float | None = None,
 ) -> Process:
     """Start attempt ``number`` of a run whose lock the caller holds; returns its controller.
 
     ``hidden``: environment variables that reach the job and are written nowhere. ``after``: the run, and its
-    controller, that must end first. Raises LaunchError; the run is then as if nothing had been tried.
+    controller, that must end first. ``since``: a script's own checkpoints count only if they are newer. Raises
+    LaunchError; the run is then as if nothing had been tried.
     """
-    handed = Launch(job_id=_new_job_id(), attempt=number, after=after, from_start=from_start)
+    handed = Launch(job_id=_new_job_id(), attempt=number, after=after, from_start=from_start, since=since)
     attempt = run.attempt(handed.job_id, 0)
     make_directory(attempt.path)
     write_json(attempt.plan, plan.to_json())
     named = {"job_id": handed.job_id, "restart": 0}
     with workspace.journal(run, command) as journal:
-        journal.write("submitting", **named, attempt=number, executor="local", overrides=list(overrides))
+        journal.write(
+            "submitting", **named, attempt=number, executor="local", overrides=list(overrides), from_start=from_start
+        )
         write_json(run.lease, {"job_id": handed.job_id, "attempt": number})
         try:
             process = local.launch(plan, attempt, handed, hidden)

@@ -14,6 +14,7 @@ from slurmtrain.ops.resume import current_plan
 from slurmtrain.ops.start import check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
+from slurmtrain.system.process import Process
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
@@ -56,7 +57,8 @@ def _sweep_unborn(workspace: Workspace) -> None:
 
 
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """Start runs whose submission was killed between making the run and starting its job."""
+    """Start runs whose submission was killed between making the run and starting its job, one after the other."""
+    after: tuple[str, Process] | None = None
     for run_id, listed in _chosen(synced, only):
         if listed.run.state != "created" or listed.run.cancelled:
             continue
@@ -71,11 +73,23 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
             try:
                 plan = current_plan(directory, run)
                 check_executor(run.executor, plan)
-                start(workspace, directory, plan, number=1, command="sync", hidden=hidden_values(plan, {}))
+                hidden = hidden_values(plan, {})
+                after = after or _under_way(workspace, synced, run.name)
+                process = start(workspace, directory, plan, number=1, command="sync", hidden=hidden, after=after)
+                after = (run_id, process)
                 synced.started.append(run_id)
             except SlurmtrainError as error:
                 synced.problems.append(f"run {run_id} cannot be started: {error}")
     return synced.started
+
+
+def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
+    """The newest run of this name that still runs, as the runs of one sweep do, with its controller."""
+    for run_id in reversed([one for one, listed in synced.observed.runs.items() if listed.run.name == name]):
+        run = workspace.store.load(run_id)
+        if run is not None and run.newest is not None and not run.ended and run.newest.processes:
+            return run_id, Process.from_plain(run.newest.processes[0])
+    return None
 
 
 def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
@@ -108,8 +122,8 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
         mirror = Mirror(workspace, mirrors)
         for run_id, _ in waiting:
             try:
-                mirror.send(run_id)
-                synced.mirrored.append(run_id)
+                if mirror.send(run_id):
+                    synced.mirrored.append(run_id)
             except TrackingError as error:
                 synced.problems.append(str(error))
             except SlurmtrainError as error:

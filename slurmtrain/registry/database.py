@@ -71,7 +71,7 @@ def _version(engine: sa.Engine, path: Path) -> str | None:
 
 
 def _advice(path: Path) -> str:
-    return f"move it away ('mv {path.name} {path.name}.old') and run 'slurmtrain registry rebuild'"
+    return f"'slurmtrain registry rebuild' makes a new one and keeps this file as {path.name}.old"
 
 
 def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:

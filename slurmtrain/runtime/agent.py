@@ -158,7 +158,8 @@ class _Agent:
         pattern = self._plan.spec.checkpoint.glob
         if pattern is None:
             return None
-        found = handover.newest(handover.absolute(pattern, self._plan.workdir, self._attempt.run))
+        path = handover.absolute(pattern, self._plan.workdir, self._attempt.run)
+        found = handover.newest(path, self._node.launch.since)
         if found is not None:
             self._journal.write("found", **found.plain())
         return found

@@ -6,9 +6,10 @@ everything else, and the states of random number generators, once a rank. Files 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -48,6 +49,15 @@ class Restored:
     rng: dict[str, Any] | None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What one rank wrote: sizes and hashes by file name, or why not, and whether trying again is no use."""
+
+    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    error: str = ""
+    final: bool = False
+
+
 class Checkpointer:
     """All checkpoints of one attempt. Every method is called on all ranks alike."""
 
@@ -85,18 +95,23 @@ class Checkpointer:
         began = time.monotonic()
         staging = files.Staging(self._directory, self._attempt.path.name, step)
         said = self._ranks.gather(self._write(staging))
-        errors = [(rank, error) for rank, (error, _) in enumerate(said) if error]
-        outcome: tuple[str | None, bool] = (None, False)
+        refused = next((one.error for one in said if one.final), None)
+        if refused:
+            staging.discard()
+            raise CheckpointError(refused)
+        failed = "; ".join(one.error for one in said if one.error)
+        outcome: tuple[str | None, bool] = (failed, False)
         if self._ranks.rank == 0:
-            written = {name: result for _, part in said for name, result in part.items()}
-            outcome = self._publish(staging, step, written, errors, began)
-        reason, final = self._ranks.broadcast(outcome)
-        if final:
-            raise CheckpointError(reason or "the checkpoint cannot be saved")
+            written = {name: result for one in said for name, result in one.files.items()}
+            outcome = self._give_up(staging, step, failed) if failed else self._publish(staging, step, written, began)
+        reason, fenced = self._ranks.broadcast(outcome)
+        if fenced:
+            raise CheckpointError(reason or "")
         return reason
 
-    def _write(self, staging: files.Staging) -> tuple[str | None, dict[str, tuple[int, str]]]:
-        """Write this rank's files; returns what went wrong, and sizes and hashes."""
+    def _write(self, staging: files.Staging) -> _Written:
+        """Write this rank's files. Whatever goes wrong is told, not raised: the other ranks are waiting."""
+        me = f"rank {self._ranks.rank}"
         try:
             shared, own = self._capture()
             written = {}
@@ -108,12 +123,14 @@ class Checkpointer:
                 _prove_loadable([staging.path / name for name in written])
                 self._proved = True
         except OSError as error:
-            return f"rank {self._ranks.rank}: {reason_of(error)}", {}
-        except (CheckpointError, PlaceError) as error:
-            return f"rank {self._ranks.rank}: {error}", {}
-        except Exception as error:  # noqa: BLE001 (whatever a state_dict raises: the other ranks are waiting)
-            return f"rank {self._ranks.rank}: {type(error).__name__}: {error}", {}
-        return None, written
+            return _Written(error=f"{me}: {reason_of(error)}")
+        except PlaceError as error:
+            return _Written(error=f"{me}: {error}")
+        except CheckpointError as error:
+            return _Written(error=f"{me}: {error}", final=True)
+        except Exception as error:  # noqa: BLE001 (whatever a state_dict raises)
+            return _Written(error=f"{me}: {type(error).__name__}: {error}")
+        return _Written(files=written)
 
     def _capture(self) -> tuple[dict[str, Any], dict[str, Any]]:
         shared, own = {}, {}
@@ -126,21 +143,19 @@ class Checkpointer:
                 own[name] = state
         return {"objects": shared}, {"objects": own, "rng": rng.capture(self._ranks.device)}
 
-    def _publish(
-        self,
-        staging: files.Staging,
-        step: int,
-        written: Mapping[str, tuple[int, str]],
-        errors: list[tuple[int, str]],
-        began: float,
-    ) -> tuple[str | None, bool]:
-        """On rank 0: publish, or clean up. Returns (what went wrong, whether trying again is no use)."""
+    def _give_up(self, staging: files.Staging, step: int, reason: str) -> tuple[str | None, bool]:
+        """On rank 0: clean up after a save that failed; an earlier checkpoint may make room for the next try."""
         assert self._journal is not None
-        if errors:
-            staging.discard()
-            reason = "; ".join(error for _, error in errors)
+        staging.discard()
+        with contextlib.suppress(OSError):
             self._journal.write("save_failed", step=step, reason=reason)
-            return reason, not self._proved
+        return reason, False
+
+    def _publish(
+        self, staging: files.Staging, step: int, written: Mapping[str, tuple[int, str]], began: float
+    ) -> tuple[str | None, bool]:
+        """On rank 0: publish. Returns what went wrong, and whether another attempt has taken over."""
+        assert self._journal is not None
         try:
             if not self._holds_lease():
                 staging.discard()
@@ -152,9 +167,7 @@ class Checkpointer:
             for gone in files.prune(self._directory, self._keep):
                 self._journal.write("pruned", path=f"{gone.parent.name}/{gone.name}")
         except OSError as error:
-            staging.discard()
-            self._journal.write("save_failed", step=step, reason=reason_of(error))
-            return reason_of(error), False
+            return self._give_up(staging, step, reason_of(error))
         return None, False
 
     def _holds_lease(self) -> bool:
@@ -240,7 +253,11 @@ def _missing(name: str, obj: Stateful, manifest: files.Manifest, world_size: int
 
 def _write_file(staging: files.Staging, name: str, state: Any) -> tuple[int, str]:
     with staging.open(name) as file:
-        torch.save(state, cast(IO[bytes], file))
+        try:
+            torch.save(state, cast(IO[bytes], file))
+        except RuntimeError as error:
+            # Torch reports a failed write as an error of its own.
+            raise file.failure or error from error
     return file.result
 
 

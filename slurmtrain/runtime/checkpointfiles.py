@@ -135,10 +135,15 @@ class HashingFile:
         self._file: BinaryIO = os.fdopen(handle, "wb")
         self._hasher = xxhash.xxh3_128()
         self._size = 0
+        self.failure: OSError | None = None
 
     def write(self, data: Any) -> int:
         self._hasher.update(data)
-        written = self._file.write(data)
+        try:
+            written = self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
         self._size += written
         return written
 

@@ -23,6 +23,7 @@ _RESTART = "SLURMTRAIN_RESTART"
 _ATTEMPT = "SLURMTRAIN_ATTEMPT"
 _AFTER = "SLURMTRAIN_AFTER"
 _FROM_START = "SLURMTRAIN_FROM_START"
+_SINCE = "SLURMTRAIN_SINCE"
 _RUN_DIR = "SLURMTRAIN_RUN_DIR"
 _ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
@@ -30,7 +31,7 @@ _LOG_DIR = "SLURMTRAIN_LOG_DIR"
 _AGENT_PID = "SLURMTRAIN_AGENT_PID"
 
 # Variables of a job that must not leak into a job that is submitted from within it.
-_OURS = (_JOB, _RESTART, _ATTEMPT, _AFTER, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID,
+_OURS = (_JOB, _RESTART, _ATTEMPT, _AFTER, _FROM_START, _SINCE, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID,
          "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -54,6 +55,7 @@ class Launch:
     attempt: int
     after: tuple[str, Process] | None = None
     from_start: bool = False
+    since: float | None = None
 
     def variables(self) -> dict[str, str]:
         """As environment variables."""
@@ -62,6 +64,8 @@ class Launch:
             variables[_AFTER] = json.dumps({"run": self.after[0], "process": self.after[1].plain()})
         if self.from_start:
             variables[_FROM_START] = "1"
+        if self.since is not None:
+            variables[_SINCE] = repr(self.since)
         return variables
 
 
@@ -86,6 +90,7 @@ def this_node() -> Node:
         attempt=int(environ[_ATTEMPT]),
         after=(after["run"], Process.from_plain(after["process"])) if after else None,
         from_start=_FROM_START in environ,
+        since=float(environ[_SINCE]) if _SINCE in environ else None,
     )
     return Node(
         index=int(environ["SUBMITIT_LOCAL_GLOBALID"]),

@@ -38,14 +38,18 @@ def absolute(pattern: str, workdir: str, run: RunDir) -> str:
     return os.path.join(workdir, os.path.expanduser(filled))  # noqa: PTH111, PTH118 (a pattern, not a path)
 
 
-def newest(pattern: str) -> Found | None:
-    """The newest complete checkpoint that the glob ``pattern`` (absolute) matches.
+def newest(pattern: str, since: float | None = None) -> Found | None:
+    """The newest complete checkpoint that the glob ``pattern`` (absolute) matches, none older than ``since``.
 
     Newest is the highest last number of the names where all have one (``ckpt-10.pt`` over ``ckpt-9.pt``), since clocks
     of nodes differ; the latest modification otherwise.
     """
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
-    found = [candidate for path in matches if (candidate := _look_at(Path(path)))]
+    found = [
+        candidate
+        for path in matches
+        if (candidate := _look_at(Path(path))) and (since is None or candidate.saved_at >= since)
+    ]
     if all(candidate.step is not None for candidate in found):
         return max(found, key=lambda candidate: (candidate.step or 0, candidate.saved_at), default=None)
     return max(found, key=lambda candidate: candidate.saved_at)

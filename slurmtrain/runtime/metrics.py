@@ -34,6 +34,6 @@ def as_number(name: str, value: Any) -> float | int:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     try:
-        return float(value)
+        return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"the metric {name!r} must be one number, not {type(value).__name__}") from None

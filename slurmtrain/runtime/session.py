@@ -19,6 +19,7 @@ from slurmtrain.model.plan import Plan
 from slurmtrain.runtime import context, rng
 from slurmtrain.runtime.checkpoint import Checkpointer, Stateful
 from slurmtrain.runtime.context import STOPPED, Worker
+from slurmtrain.runtime.ending import redact
 from slurmtrain.runtime.interval import is_due, steps_to_agreement
 from slurmtrain.runtime.metrics import MetricsFile
 from slurmtrain.runtime.ranks import Ranks
@@ -105,7 +106,7 @@ class Session:
                 self._finish()
             elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
                 # Before anything else: which rank failed first is told by these times.
-                self._journal.write("raised", type=type(error).__name__, message=str(error)[:2000])
+                self._journal.write("raised", type=type(error).__name__, message=redact(str(error))[:2000])
         finally:
             if self._metrics is not None:
                 self._metrics.close()

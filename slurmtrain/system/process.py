@@ -58,9 +58,12 @@ class Process:
         return True
 
 
-def identify(pid: int) -> Process | None:
-    """The identity of a process on this machine; None if there is none."""
-    start = _start_of(pid)
+def identify(pid: int, *, ended: bool = False) -> Process | None:
+    """The identity of a process on this machine; None if there is none.
+
+    ``ended``: also of one that has ended but that its parent has not taken note of yet.
+    """
+    start = _start_of(pid, ended=ended)
     return None if start is None else Process(socket.gethostname(), boot_id(), pid, start)
 
 
@@ -100,11 +103,11 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _start_of(pid: int) -> int | None:
+def _start_of(pid: int, *, ended: bool = False) -> int | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
     # The command's name stands in brackets and may hold anything, brackets included.
     rest = stat[stat.rindex(b")") + 2 :].split()
-    return None if rest[0].decode() in _GONE else int(rest[19])
+    return None if rest[0].decode() in _GONE and not ended else int(rest[19])

@@ -32,6 +32,7 @@ def upgrade() -> None:
         sa.Column("clock", sa.JSON(), nullable=False),
         sa.Column("failures", sa.JSON(), nullable=False),
         sa.Column("overrides", sa.JSON(), nullable=False),
+        sa.Column("from_start", sa.Boolean(), nullable=False),
         sa.Column("processes", sa.JSON(), nullable=False),
         sa.Column("handed_over", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "number"),

@@ -1,0 +1,177 @@
+"""``kill -9`` of every process of a run at a random step, then ``slurmtrain resume --wait``: is the end the same?
+
+For each seed it compares the final weights, bit for bit, with those of a run that nothing interrupted, and the
+``lost_steps`` that slurmtrain tells with the steps that were finished since the newest checkpoint at the kill.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _measure import ROOT, Report, command, run_quietly, say
+
+from slurmtrain.model.layout import AttemptDir, RunDir, checkpoint_step
+from slurmtrain.runtime.checkpointfiles import newest_published
+from slurmtrain.system.process import Process, descendants
+
+SCRIPT = ROOT / "scripts" / "benchmarks" / "_resume_train.py"
+STEPS = 100
+EVERY = 7
+PAUSE_S = 0.02
+PATIENCE_S = 120.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one run that was killed."""
+
+    same: bool
+    lost: int
+    lost_told: int | None
+    seconds: float
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, metavar="N", help="how many runs to kill (default: 100; 5 with --quick)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    seeds = arguments.seeds or (5 if arguments.quick else 100)
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
+        bench = Bench(Path(folder))
+        wanted = bench.uninterrupted()
+        if bench.uninterrupted() != wanted:
+            sys.exit("bench: two runs that nothing interrupted differ, so no comparison tells anything")
+        outcomes = []
+        for seed in range(seeds):
+            outcome = bench.killed_and_resumed(seed, wanted)
+            outcomes.append(outcome)
+            verdict = "the same" if outcome.same else "DIFFERENT"
+            say(f"seed {seed}: {verdict}, lost {outcome.lost}, told {outcome.lost_told}")
+    same = [outcome.same for outcome in outcomes]
+    right = [outcome.lost == outcome.lost_told for outcome in outcomes]
+    report.figure("seeds", [seeds])
+    report.figure("same_final_weights", [sum(same)])
+    report.figure("right_lost_steps", [sum(right)])
+    report.figure("lost_steps", [outcome.lost for outcome in outcomes])
+    report.figure("resume_to_end_s", [outcome.seconds for outcome in outcomes], "s")
+    report.notes = [
+        f"final weights bit for bit as uninterrupted: {sum(same)} of {seeds}; lost_steps right: {sum(right)} of {seeds}"
+    ]
+    for what, well in (("other final weights", same), ("wrong lost_steps", right)):
+        bad = [seed for seed, good in enumerate(well) if not good]
+        if bad:
+            report.failures.append(f"{what} with the seeds {', '.join(map(str, bad))}")
+    return report
+
+
+class Bench:
+    """Runs of one runs root."""
+
+    def __init__(self, folder: Path) -> None:
+        self.runs = folder / "runs"
+        self.spec = folder / "resume.yaml"
+        self.spec.write_text(
+            json.dumps(
+                {
+                    "name": "bench-resume",
+                    "command": f"python {SCRIPT}",
+                    "params": {"steps": STEPS, "pause": PAUSE_S},
+                    "resources": {"procs_per_node": 2},
+                    "checkpoint": {"every": {"steps": EVERY}},
+                }
+            )
+        )
+
+    def uninterrupted(self) -> str:
+        return self.final(Path(self.submit("--wait")["dir"]))
+
+    def killed_and_resumed(self, seed: int, wanted: str) -> Outcome:
+        directory, finished = self.killed(random.Random(seed))
+        newest = newest_published(directory.checkpoints)
+        goes_on_from = checkpoint_step(newest.name) or 0 if newest else 0
+        began = time.monotonic()
+        # Before its first checkpoint a run has nothing to go on from, and says so.
+        fresh = [] if newest else ["--from-start"]
+        [resumed] = self.ask("resume", directory.id, "--wait", "--json", *fresh)["runs"]
+        return Outcome(
+            same=self.final(directory.path) == wanted,
+            lost=finished - goes_on_from,
+            lost_told=resumed["lost_steps"],
+            seconds=time.monotonic() - began,
+        )
+
+    def killed(self, numbers: random.Random) -> tuple[RunDir, int]:
+        """A run that was killed after a random step, and the last step that it finished."""
+        step = numbers.randint(1, STEPS)
+        while True:
+            submitted = self.submit()
+            attempt = RunDir(Path(submitted["dir"])).attempt(submitted["job_id"], 0)
+            wait_for_step(attempt.metrics, 1)
+            processes = processes_of(attempt)
+            wait_for_step(attempt.metrics, step)
+            kill(processes, numbers)
+            if not (attempt.run.path / "final.json").exists():
+                return attempt.run, last_step(attempt.metrics)
+            # It came to its end before it was killed: the next one is to be killed earlier.
+            step = numbers.randint(1, step)
+
+    def submit(self, *options: str) -> dict[str, Any]:
+        [run] = self.ask("submit", str(self.spec), "--executor", "local", "--json", *options)["runs"]
+        return dict(run)
+
+    def ask(self, *arguments: str) -> dict[str, Any]:
+        return dict(json.loads(run_quietly(command(*arguments), SLURMTRAIN_RUNS=str(self.runs))))
+
+    def final(self, directory: Path) -> str:
+        said = json.loads((directory / "final.json").read_text())
+        return str(said["sha256"])
+
+
+def processes_of(attempt: AttemptDir) -> list[Process]:
+    """The controller, the agent and the workers, as the journals name them, and everything below them."""
+    told = []
+    for journal in [*attempt.run.journals.glob("*.jsonl"), attempt.node_journal(0)]:
+        for event in map(json.loads, journal.read_text().splitlines()):
+            told += [event["process"]] if "process" in event else list(event.get("processes", {}).values())
+    known = {Process.from_plain(one) for one in told}
+    return sorted({*known, *(below for one in known for below in descendants(one))}, key=lambda one: one.pid)
+
+
+def kill(processes: list[Process], numbers: random.Random) -> None:
+    """SIGKILL to all of them, in any order, and wait until they are gone."""
+    for process in numbers.sample(processes, len(processes)):
+        process.send(signal.SIGKILL)
+    wait_until(lambda: not any(process.alive() for process in processes), "the killed processes did not go")
+
+
+def last_step(metrics: Path) -> int:
+    """The last finished step of an attempt: that of the last whole line."""
+    if not metrics.exists():
+        return 0
+    lines = metrics.read_bytes().splitlines(keepends=True)
+    whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
+    return max((record["step"] for record in whole), default=0)
+
+
+def wait_for_step(metrics: Path, step: int) -> None:
+    wait_until(lambda: last_step(metrics) >= step, f"{metrics} did not come to step {step}")
+
+
+def wait_until(true: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not true():
+        if time.monotonic() > deadline:
+            sys.exit(f"bench: {otherwise} within {PATIENCE_S:.0f} s")
+        time.sleep(0.002)

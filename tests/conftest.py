@@ -1,0 +1,21 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def _a_clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No configuration of the person who runs the tests, and this interpreter as the ``python`` of commands."""
+    for name in list(os.environ):
+        if name.startswith(("SLURMTRAIN_", "MLFLOW_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -1,0 +1,31 @@
+#!/bin/bash
+
+# Parameters
+#SBATCH --chdir=/slurmtrain-golden/project/runs/RUN-ID
+#SBATCH --cpus-per-task=4
+#SBATCH --job-name=setup-lines-RUN-ID
+#SBATCH --mem=1536M
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --open-mode=append
+#SBATCH --output=/slurmtrain-golden/project/runs/RUN-ID/submitit/%j_0_log.out
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --time=90
+
+# setup
+# slurmtrain run RUN-ID, plan 257b87a4dcdc
+export SLURMTRAIN_RUN_ID=RUN-ID
+export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
+export SLURMTRAIN_RESTART="${SLURM_RESTART_COUNT:-0}"
+# setup of the spec
+module load cuda/12.4
+export DATA="${SLURM_TMPDIR:-/tmp}/data $(hostname)"
+
+for name in a b; do
+  echo "$name" 'single' {{ not_a_template }} # 100%
+done
+
+# command
+export SUBMITIT_EXECUTOR=slurm
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submitit/%j_%t_log.out --kill-on-bad-exit=1 --cpus-per-task=4 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submitit

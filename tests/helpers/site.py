@@ -1,0 +1,129 @@
+"""A place in which to call slurmtrain as a person would, with real runs through submitit's local executor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+SCRIPTS = Path(__file__).resolve().parent.parent / "local" / "scripts"
+# How long to wait for what must happen: generous, since machines are shared; nothing waits for it when all is well.
+PATIENCE_S = 120.0
+
+
+class Site:
+    """A directory with a runs root, in which to call slurmtrain as a person would."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.runs = path / "runs"
+
+    def call(
+        self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a slurmtrain command to its end, expecting this exit code (None: any)."""
+        done = subprocess.run(
+            [sys.executable, "-m", "slurmtrain", *arguments],
+            cwd=self.path,
+            env={**self.environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S * 2,
+        )
+        assert "Traceback" not in done.stderr, done.stderr
+        assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def environment(self) -> dict[str, str]:
+        """This site's runs root, and this interpreter as the ``python`` of commands."""
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        return {**os.environ, "SLURMTRAIN_RUNS": str(self.runs), "PATH": path}
+
+    def json(self, *arguments: str, **more: Any) -> dict[str, Any]:
+        """The JSON object that a command prints."""
+        answer: dict[str, Any] = json.loads(self.call(*arguments, "--json", **more).stdout)
+        return answer
+
+    def spec(self, name: str = "tiny", *, script: str = "train.py", **keys: Any) -> Path:
+        """Write a spec for one of the test scripts."""
+        data = {
+            "name": name,
+            "command": f"python {SCRIPTS / script}",
+            "resources": {"nodes": 1, "procs_per_node": 2},
+            "tracking": {"mlflow": {"enabled": False}},
+            **keys,
+        }
+        path = self.path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(data))
+        return path
+
+    def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
+        """Submit a spec on this machine; returns the run's id."""
+        return str(self.json("submit", str(spec), "--executor", "local", *arguments, **more)["runs"][0]["id"])
+
+    def status(self, run_id: str) -> dict[str, Any]:
+        """One run as ``status`` has it."""
+        [run] = self.json("status", run_id)["runs"]
+        return run
+
+    def show(self, run_id: str) -> dict[str, Any]:
+        """One run as ``show`` has it."""
+        shown: dict[str, Any] = self.json("show", run_id)["run"]
+        return shown
+
+    def step(self, run_id: str) -> int:
+        """The last finished step of the newest attempt, by its own file."""
+        files = sorted((self.runs / run_id).glob("attempts/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
+        if not files:
+            return 0
+        lines = files[-1].read_text().split("\n")[:-1]
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+
+    def processes(self, run_id: str) -> list[psutil.Process]:
+        """Every process of a run: controller, agents, workers and whatever they started."""
+        found = []
+        mark = str(self.runs / run_id)
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if (
+                    any(mark in word for word in process.cmdline())
+                    or process.environ().get("SLURMTRAIN_RUN_DIR") == mark
+                ):
+                    found.append(process)
+        return [process for process in found if process.pid != os.getpid()]
+
+    def signal_all(self, run_id: str, number: signal.Signals) -> None:
+        """Send a signal to every process of a run, until there are no more of them in the case of SIGKILL."""
+        while processes := self.processes(run_id):
+            for process in processes:
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(number)
+            if number != signal.SIGKILL:
+                return
+            psutil.wait_procs(processes, timeout=PATIENCE_S)
+
+    def end_all(self) -> None:
+        """Kill whatever still runs here."""
+        for run in self.runs.glob("*/plan.json"):
+            self.signal_all(run.parent.name, signal.SIGKILL)
+
+
+def until(condition: Callable[[], Any], what: str = "the condition") -> Any:
+    """Wait for something to become true, and return it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        if answer := condition():
+            return answer
+        time.sleep(0.01)
+    raise AssertionError(f"{what} did not come true in {PATIENCE_S:.0f} s")

@@ -1,0 +1,83 @@
+"""docs/getting-started.md does what it says: its commands are run in order, with real submissions."""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from helpers.site import PATIENCE_S, Site
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PAGE = REPOSITORY / "docs" / "getting-started.md"
+_BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One command of the page, and the standard output that the page shows for it."""
+
+    command: str
+    shown: str
+
+
+def typed() -> Iterator[Typed]:
+    """The commands of the page's console blocks, in order."""
+    for language, _, text in _BLOCK.findall(PAGE.read_text()):
+        if language == "console":
+            for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+                command, _, shown = part.partition("\n")
+                yield Typed(command, shown)
+
+
+def save_files(place: Path) -> list[str]:
+    """Write the files that the page tells its reader to save; returns their names."""
+    names = []
+    for _, name, text in _BLOCK.findall(PAGE.read_text()):
+        if name:
+            (place / name).write_text(text)
+            names.append(name)
+    return names
+
+
+def environment(place: Path) -> dict[str, str]:
+    """This interpreter as ``python``, and ``slurmtrain`` also where the package is used without being installed."""
+    programs = place / "bin"
+    programs.mkdir()
+    command = programs / "slurmtrain"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m slurmtrain "$@"\n')
+    command.chmod(0o755)
+    path = [str(Path(sys.executable).parent), str(programs), os.environ["PATH"]]
+    packages = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PATH": os.pathsep.join(path), "PYTHONPATH": os.pathsep.join(packages), "TERM": "dumb"}
+
+
+@pytest.mark.slow
+def test_the_commands_of_getting_started_print_what_the_page_shows(site: Site) -> None:
+    shutil.copytree(REPOSITORY / "experiments", site.path / "experiments", ignore=shutil.ignore_patterns("__pycache__"))
+    assert save_files(site.path) == ["linear.py", "linear.yaml"]
+    environ = environment(site.path)
+    commands = list(typed())
+    assert [step.command for step in commands if "resume" in step.command], "the page shows no resume"
+    for step in commands:
+        done = subprocess.run(
+            ["bash", "-c", step.command],
+            cwd=site.path,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+        )
+        assert done.returncode == 0, f"$ {step.command}\n{done.stdout}\n{done.stderr}"
+        assert doctest.OutputChecker().check_output(step.shown, done.stdout, _SAME), (
+            f"$ {step.command}\nthe page shows\n{step.shown}\nbut it printed\n{done.stdout}\n{done.stderr}"
+        )

@@ -1,0 +1,311 @@
+"""Full disks, damaged files, killed commands, several commands at once: nothing is lost, nothing is done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.site import Site, until
+
+LONG = {"steps": 100_000, "step_ms": 10}
+STRESS_S = 60.0
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(site: Site) -> None:
+    spec = site.spec(params={"steps": 20}, checkpoint={"every": {"steps": 5}})
+    run_id = site.submit(spec, "--wait")
+    newest = site.runs / run_id / "checkpoints" / "step-20" / "rank-1.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+
+    [resumed] = site.json("resume", run_id, "params.steps=22", "--wait")["runs"]
+    assert (resumed["state"], resumed["step"], resumed["lost_steps"]) == ("completed", 22, 0)
+    run = site.show(run_id)
+    assert run["attempts"][1]["first_step"] == 15
+    assert {c["step"]: c["complete"] for c in run["checkpoints"]}[15] is True
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_silently_start_again(site: Site) -> None:
+    run_id = site.submit(site.spec(params={"steps": 4}), "--wait")
+    for path in (site.runs / run_id / "checkpoints").glob("step-*/state.pt"):
+        path.write_bytes(path.read_bytes()[:-10])
+    site.call("resume", run_id, "params.steps=9", "--wait", code=1)
+    run = site.status(run_id)
+    assert run["state"] == "failed"
+    assert "no checkpoint can be restored" in run["reason"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A filesystem of two megabytes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "tmpfs", str(place)], capture_output=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a small filesystem: {mounted.stderr.decode().strip()}")
+    yield place
+    subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint_valid_and_training_goes_on(site: Site, small_disk: Path) -> None:
+    """The checkpoints lie on a disk that is full from the fifth step on and has room again before the last."""
+    spec = site.spec(params={"steps": 400, "step_ms": 10}, checkpoint={"every": {"steps": 5}, "keep": 2})
+    run_id = site.submit(spec)
+    checkpoints = site.runs / run_id / "checkpoints"
+    until(lambda: (site.runs / run_id / "plan.json").exists())
+    subprocess.run(["mount", "--bind", str(small_disk), str(checkpoints)], check=True)
+    try:
+        until(lambda: site.step(run_id) >= 12, "a few checkpoints")
+        filler = checkpoints / ".filler"
+        with pytest.raises(OSError), filler.open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        journal = site.runs / run_id / "attempts"
+        until(
+            lambda: any("save_failed" in path.read_text() for path in journal.glob("*/rank-0.jsonl")), "a failed save"
+        )
+        failed_at = site.step(run_id)
+        valid = [json.loads(path.read_text())["step"] for path in checkpoints.glob("step-*/MANIFEST.json")]
+        assert valid
+        assert max(valid) < failed_at
+        until(lambda: site.step(run_id) > failed_at + 5, "more steps")
+        filler.unlink()
+        site.call("wait", run_id)
+        run = site.status(run_id)
+        assert (run["state"], run["checkpoint"]["step"]) == ("completed", 400)
+        said = "".join(path.read_text() for path in journal.glob("*/rank-0.jsonl"))
+        assert "no space left on the device" in said
+        assert not [path for path in checkpoints.iterdir() if path.name.startswith(".local")]
+    finally:
+        subprocess.run(["umount", "--lazy", str(checkpoints)], check=True)
+
+
+# --- journals and registry ------------------------------------------------------------------------------------------
+
+
+def facts(site: Site, run_ids: list[str]) -> tuple[Any, list[Any]]:
+    status = site.json("status")
+    status.pop("as_of")
+    return status, [site.show(run_id) for run_id in run_ids]
+
+
+def test_a_rebuilt_registry_gives_the_same_answers(site: Site) -> None:
+    completed = site.submit(site.spec("one", params={"steps": 8}, tracking={"mlflow": {}}), "--wait")
+    crashed = site.submit(site.spec("two", params={"steps": 9, "crash_rank": 1, "crash_step": 3}), "--wait", code=1)
+    killed = site.submit(site.spec("three", params=LONG, checkpoint={"every": {"steps": 4}}))
+    until(lambda: site.step(killed) > 9, "steps")
+    site.signal_all(killed, signal.SIGKILL)
+    site.call("resume", killed, "params.steps=30", "params.step_ms=0", "--wait")
+    torn = next((site.runs / crashed).glob("attempts/*/rank-0.jsonl"))
+    with torn.open("ab") as file:
+        file.write(b'garbage in the middle\n{"t": 1, "kind": "torn')
+    everything = [completed, crashed, killed]
+    site.call("sync")
+    before = facts(site, everything)
+    assert before[1][0]["mlflow_run_id"]
+    assert [bad["line"] for bad in before[1][1]["garbage"]] == ["garbage in the middle"]
+
+    (site.runs / "registry.db").unlink()
+    rebuilt = site.call("registry", "rebuild")
+    assert "unreadable line" in rebuilt.stderr
+    assert facts(site, everything) == before
+    site.call("registry", "rebuild")
+    assert facts(site, everything) == before
+    (site.runs / "registry.db").unlink()
+    assert facts(site, everything) == before
+
+
+def test_a_registry_that_is_no_database_is_refused_and_can_be_rebuilt(site: Site) -> None:
+    run_id = site.submit(site.spec(params={"steps": 2}), "--wait")
+    (site.runs / "registry.db").write_text("these are my notes " * 100)
+    refused = site.call("status", code=2)
+    assert "is no database" in refused.stderr
+    site.call("registry", "rebuild")
+    assert site.status(run_id)["state"] == "completed"
+    assert (site.runs / "registry.db.old").read_text().startswith("these are my notes")
+
+
+def test_a_run_whose_directory_was_deleted_says_so(site: Site) -> None:
+    import shutil
+
+    run_id = site.submit(site.spec(params={"steps": 2}), "--wait")
+    shutil.rmtree(site.runs / run_id)
+    assert "its directory was deleted" in site.status(run_id)["reason"]
+
+
+# --- MLflow ---------------------------------------------------------------------------------------------------------
+
+
+def mlflow_runs(site: Site) -> list[dict[str, Any]]:
+    """What an MLflow client finds in the store, asked in a process of its own."""
+    code = (
+        "import json, mlflow, sys\n"
+        "client = mlflow.MlflowClient('sqlite:///' + sys.argv[1])\n"
+        "ids = [e.experiment_id for e in client.search_experiments()]\n"
+        "print(json.dumps([{'id': r.info.run_id, 'status': r.info.status, 'params': r.data.params, 'tags': r.data.tags,\n"
+        " 'loss': [(m.step, m.timestamp, m.value) for m in client.get_metric_history(r.info.run_id, 'loss')]}\n"
+        " for r in client.search_runs(ids)]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(site.runs / "mlflow.db")], capture_output=True, text=True, check=True
+    )
+    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_one_mlflow_run_mirrors_all_attempts_and_mirroring_twice_adds_nothing(site: Site) -> None:
+    spec = site.spec(params={"steps": 6, "model": {"width": 3}}, tracking={"mlflow": {"experiment": "tests"}})
+    run_id = site.submit(spec, "--wait")
+    site.call("resume", run_id, "params.steps=11", "--wait")
+    [mirrored] = mlflow_runs(site)
+    assert mirrored["status"] == "FINISHED"
+    assert mirrored["tags"]["slurmtrain.run_id"] == run_id
+    assert mirrored["tags"]["slurmtrain.attempts"] == "2"
+    assert mirrored["params"] == {"steps": "6", "model.width": "3"}
+    assert [step for step, _, _ in sorted(mirrored["loss"])] == list(range(1, 12))
+    lines = [
+        json.loads(line)
+        for path in sorted((site.runs / run_id).glob("attempts/*/metrics.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    logged = {(line["step"], int(line["t"] * 1000), line["metrics"]["loss"]) for line in lines if "metrics" in line}
+    assert {tuple(point) for point in mirrored["loss"]} == logged
+    assert site.status(run_id)["mlflow_run_id"] == mirrored["id"]
+
+    site.call("sync")
+    (site.runs / "registry.db").unlink()
+    assert "1 mirrored" in site.call("sync").stderr
+    assert mlflow_runs(site) == [mirrored]
+
+
+def test_a_tracking_server_that_is_down_fails_no_run_and_is_reported(site: Site) -> None:
+    spec = site.spec(params={"steps": 2}, tracking={"mlflow": {"uri": "http://127.0.0.1:9"}})
+    run_id = site.submit(spec)
+    done = site.call("wait", run_id)
+    assert "http://127.0.0.1:9" in done.stderr
+    assert site.status(run_id)["state"] == "completed"
+    assert site.call("sync", code=1).stderr.count("warning:") == 1
+
+
+# --- commands that are killed, or many at once ----------------------------------------------------------------------
+
+
+def test_a_submission_killed_at_any_moment_is_finished_by_the_next_sync_and_never_doubled(site: Site) -> None:
+    spec = site.spec(params={"steps": 2})
+    environment = site.environment()
+    for delay_ms in range(150, 900, 75):
+        process = subprocess.Popen(
+            [sys.executable, "-m", "slurmtrain", "submit", str(spec), "--executor", "local"],
+            cwd=site.path,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+        )
+        threading.Event().wait(delay_ms / 1000)
+        process.kill()
+        process.wait()
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        site.call("sync")
+        runs = site.json("status")["runs"]
+        if all(run["state"] in ("completed", "failed", "lost", "cancelled") for run in runs):
+            break
+    assert [run["state"] for run in runs] == ["completed"] * len(runs)
+    assert [run["attempt"] for run in runs] == [1] * len(runs)
+    assert not [path for path in site.runs.iterdir() if path.name.startswith(".new-")]
+    for run in runs:
+        assert len(list((Path(run["dir"])).glob("attempts/*/node-0.jsonl"))) == 1
+
+
+def test_a_cancel_that_is_killed_is_finished_by_the_next_sync(site: Site) -> None:
+    run_id = site.submit(site.spec(params=LONG))
+    until(lambda: site.step(run_id) >= 1, "the first step")
+    # As a cancel leaves it that dies between noting the wish and sending a signal.
+    from slurmtrain.system.journal import command_journal
+
+    with command_journal(site.runs / run_id / "journal", "cancel") as journal:
+        journal.write("cancel")
+    site.call("sync")
+    assert site.status(run_id)["state"] == "cancelled"
+    assert not site.processes(run_id)
+
+
+@pytest.mark.slow
+def test_two_terminals_at_once_for_a_minute_lose_no_run_and_do_nothing_twice(site: Site) -> None:
+    quick = site.path / "quick.yaml"
+    quick.write_text("command: python -c pass\ntracking: {mlflow: {enabled: false}}\n")
+    slow = site.path / "slow.yaml"
+    slow.write_text(
+        "command: python -c 'import threading; threading.Event().wait(600)'\ntracking: {mlflow: {enabled: false}}\n"
+    )
+    submitted: list[str] = []
+    cancelled: set[str] = set()
+    problems: list[str] = []
+    end = time.monotonic() + STRESS_S
+
+    def terminal(seed: int) -> None:
+        dice = random.Random(seed)
+        mine: list[str] = []
+        while time.monotonic() < end:
+            word = dice.choice(["submit", "submit", "sync", "status", "cancel", "show", "rebuild"])
+            try:
+                if word == "submit":
+                    run_id = site.submit(dice.choice([quick, quick, slow]))
+                    submitted.append(run_id)
+                    mine.append(run_id)
+                elif word == "cancel" and mine:
+                    cancelled.add(mine[-1])
+                    site.call("cancel", mine[-1])
+                elif word == "show" and submitted:
+                    site.show(dice.choice(submitted))
+                elif word == "rebuild":
+                    site.call("registry", "rebuild")
+                elif word in ("sync", "status"):
+                    site.call(word)
+            except AssertionError as error:
+                problems.append(str(error))
+
+    terminals = [threading.Thread(target=terminal, args=(seed,)) for seed in (1, 2)]
+    for thread in terminals:
+        thread.start()
+    for thread in terminals:
+        thread.join()
+    for run in site.json("status")["runs"]:
+        if run["state"] in ("pending", "running"):
+            cancelled.add(run["id"])
+            site.call("cancel", run["id"])
+    runs = {run["id"]: run for run in site.json("status")["runs"]}
+
+    assert problems == []
+    assert sorted(runs) == sorted(submitted)
+    assert {run_id: run["attempt"] for run_id, run in runs.items()} == dict.fromkeys(runs, 1)
+    for run_id, run in runs.items():
+        assert run["state"] == "completed" or (run["state"] == "cancelled" and run_id in cancelled), run
+    assert not [process for run_id in runs for process in site.processes(run_id)]
+
+
+def test_an_unwritable_runs_root_is_refused_with_nothing_created(site: Site, tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.write_text("")
+    refused = site.call("submit", str(site.spec()), "--executor", "local", "--runs", str(file / "runs"), code=2)
+    assert str(file) in refused.stderr
+    if os.geteuid() != 0:
+        locked = tmp_path / "locked"
+        locked.mkdir(mode=0o500)
+        site.call("submit", str(site.spec()), "--executor", "local", "--runs", str(locked), code=2)
+        assert list(locked.iterdir()) == []

@@ -1,0 +1,315 @@
+"""Runs from their submission to their end, as a person sees them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.site import SCRIPTS, Site, until
+
+LONG = {"steps": 100_000, "step_ms": 10}
+
+
+def test_a_run_over_two_nodes_completes_and_each_rank_has_its_log(site: Site) -> None:
+    spec = site.spec(resources={"nodes": 2, "procs_per_node": 2}, params={"steps": 5})
+    [run] = site.json("submit", str(spec), "--executor", "local", "--wait")["runs"]
+
+    assert (run["state"], run["step"], run["total_steps"], run["lost_steps"]) == ("completed", 5, 5, 0)
+    assert set(run["metrics"]) == {"loss"}
+    assert (run["checkpoint"]["step"], run["checkpoint"]["complete"]) == (5, True)
+    logs = sorted(Path(run["dir"]).glob("attempts/*/logs/rank-*.log"))
+    assert [path.name for path in logs] == [f"rank-{rank}.log" for rank in range(4)]
+    weights = {line.split()[1] for path in logs for line in path.read_text().splitlines() if line[:7] == "weights"}
+    assert len(weights) == 1
+    [attempt] = site.show(run["id"])["attempts"]
+    assert len(attempt["nodes"]) == len(set(attempt["nodes"])) == 2
+    assert attempt["master_addr"] == "127.0.0.1"
+    assert set(attempt["interfaces"].values()) == {"lo"}
+
+
+def test_what_a_run_leaves_behind_is_for_its_owner_alone(site: Site) -> None:
+    run_id = site.submit(site.spec(params={"steps": 3}), "--wait")
+    for path in [site.runs / run_id, *(site.runs / run_id).rglob("*")]:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        inside_submitit = "submitit" in path.parts
+        if not inside_submitit and path.name != "weights.txt":
+            assert mode == (0o700 if path.is_dir() else 0o600), f"{path}: {mode:o}"
+    assert stat.S_IMODE((site.runs / "registry.db").stat().st_mode) == 0o600
+
+
+def test_submit_returns_at_once_and_holds_no_pipe_of_its_caller(site: Site) -> None:
+    run_id = site.submit(site.spec(params=LONG))
+    assert site.status(run_id)["state"] in ("pending", "running")
+
+
+def test_the_run_lives_on_when_the_terminal_closes(site: Site) -> None:
+    """The whole session that the submission belonged to gets SIGHUP and SIGKILL, as when a terminal goes away."""
+    shell = subprocess.Popen(
+        [sys.executable, "-m", "slurmtrain", "submit", str(site.spec(params=LONG)), "--executor", "local", "--wait"],
+        cwd=site.path,
+        env=site.environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    [run_dir] = until(lambda: list(site.runs.glob("[!.]*/plan.json")), "the run")
+    run_id = run_dir.parent.name
+    until(lambda: site.step(run_id) >= 1, "the first step")
+    for number in (signal.SIGHUP, signal.SIGKILL):
+        for process in psutil.process_iter():
+            if _session(process.pid) == shell.pid:
+                process.send_signal(number)
+    shell.wait()
+    before = site.step(run_id)
+    until(lambda: site.step(run_id) > before + 3, "more steps")
+    assert site.status(run_id)["state"] == "running"
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[3])
+    except OSError:
+        return None
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_worker_that_crashes_ends_the_others_and_is_named_with_its_last_lines(site: Site, nodes: int) -> None:
+    spec = site.spec(
+        resources={"nodes": nodes, "procs_per_node": 3 - nodes},
+        params={"steps": 1000, "step_ms": 5, "crash_rank": 1, "crash_step": 4},
+    )
+    run_id = site.submit(spec, "--wait", code=1)
+    run = site.show(run_id)
+
+    assert run["state"] == "failed"
+    assert run["reason"].startswith("rank 1 exited with code 1: ValueError: the loss went up to")
+    [attempt] = run["attempts"]
+    assert attempt["cause"] == "crash"
+    first = attempt["failures"][0]
+    assert (first["rank"], first["exit_code"]) == (1, 1)
+    assert any("ValueError: the loss went up" in line for line in first["last_lines"])
+    ends = [event["t"] for event in _events(site, run_id) if event["kind"] == "end"]
+    assert max(ends) - first["at"] < 15
+    assert "hunter2" not in "".join(path.read_text() for path in (site.runs / run_id).rglob("*.jsonl"))
+    until(lambda: not site.processes(run_id), "the end of all processes")
+
+
+def _events(site: Site, run_id: str) -> list[dict[str, object]]:
+    lines = [line for path in (site.runs / run_id).rglob("*.jsonl") for line in path.read_text().splitlines()]
+    return [event for event in map(json.loads, lines) if "kind" in event]
+
+
+def test_a_killed_worker_is_named_with_its_signal(site: Site) -> None:
+    run_id = site.submit(site.spec(params=LONG))
+    until(lambda: site.step(run_id) >= 1, "the first step")
+    ranks = {p.environ()["RANK"]: p for p in site.processes(run_id) if "RANK" in p.environ()}
+    ranks["1"].kill()
+    site.call("wait", run_id, code=1)
+    assert "rank 1 was killed by SIGKILL" in site.status(run_id)["reason"]
+
+
+def test_a_command_that_does_not_exist_is_named(site: Site) -> None:
+    spec = site.path / "absent.yaml"
+    spec.write_text("command: no-such-program --flag\ntracking: {mlflow: {enabled: false}}\n")
+    run_id = site.submit(spec, "--wait", code=1)
+    assert "cannot run 'no-such-program'" in site.status(run_id)["reason"]
+
+
+def test_cancel_from_another_terminal_saves_and_ends_the_run(site: Site) -> None:
+    run_id = site.submit(site.spec(params=LONG))
+    until(lambda: site.step(run_id) >= 3, "a few steps")
+    site.call("cancel", run_id)
+    run = site.status(run_id)
+    assert (run["state"], run["lost_steps"]) == ("cancelled", 0)
+    assert run["checkpoint"]["step"] == run["step"]
+    assert not site.processes(run_id)
+    assert "had ended already" in site.call("cancel", run_id).stderr
+
+
+def test_a_run_that_is_cancelled_before_it_trains_ends_at_once(site: Site) -> None:
+    run_id = site.submit(site.spec(params=LONG))
+    site.call("cancel", run_id)
+    assert site.status(run_id)["state"] == "cancelled"
+    until(lambda: not site.processes(run_id), "the end of its processes")
+
+
+def test_cancel_force_kills_what_ignores_being_asked(site: Site) -> None:
+    spec = site.path / "deaf.yaml"
+    script = site.path / "deaf.py"
+    script.write_text(
+        "import signal, threading\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print('deaf', flush=True)\n"
+        "while True: threading.Event().wait(1)\n"
+    )
+    spec.write_text(f"command: python {script}\ntracking: {{mlflow: {{enabled: false}}}}\n")
+    run_id = site.submit(spec)
+    until(lambda: "deaf" in site.call("logs", run_id).stdout, "the script")
+    site.call("cancel", "--force", run_id)
+    assert site.status(run_id)["state"] == "cancelled"
+    assert not site.processes(run_id)
+
+
+def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site) -> None:
+    spec = site.spec(
+        params={"steps": 60, "step_ms": 50},
+        resources={"nodes": 1, "procs_per_node": 2, "time": "00:00:01"},
+    )
+    spec.write_text(spec.read_text().replace("00:00:01", "00:00:12"))
+    run_id = site.submit(spec, "params.step_ms=1000", "--wait", code=1)
+    run = site.show(run_id)
+    assert run["attempts"][0]["cause"] == "timeout"
+    assert (run["lost_steps"], run["checkpoint"]["step"]) == (0, run["step"])
+    [resumed] = site.json("resume", run_id, "resources.time=01:00:00", "params.step_ms=0", "--wait")["runs"]
+    assert (resumed["state"], resumed["step"]) == ("completed", 60)
+    assert site.show(run_id)["attempts"][1]["overrides"] == ["resources.time=01:00:00", "params.step_ms=0"]
+
+
+def test_resume_with_more_steps_goes_on_after_completion(site: Site) -> None:
+    run_id = site.submit(site.spec(params={"steps": 4}), "--wait")
+    refused = site.call("resume", run_id, code=2)
+    assert "has completed" in refused.stderr
+    [resumed] = site.json("resume", run_id, "params.steps=9", "--wait")["runs"]
+    assert (resumed["state"], resumed["step"], resumed["attempt"]) == ("completed", 9, 2)
+
+
+def test_resume_refuses_a_run_that_is_under_way(site: Site) -> None:
+    run_id = site.submit(site.spec(params=LONG))
+    refused = site.call("resume", run_id, code=2)
+    assert f"slurmtrain cancel {run_id}" in refused.stderr
+    assert len(site.show(run_id)["attempts"]) == 1
+
+
+def test_resume_of_a_run_without_a_checkpoint_says_what_to_do_instead(site: Site) -> None:
+    run_id = site.submit(site.spec(params={"steps": 9, "crash_rank": 0, "crash_step": 2}), "--wait", code=1)
+    refused = site.call("resume", run_id, code=2)
+    assert f"slurmtrain resume --from-start {run_id}" in refused.stderr
+    [again] = site.json("resume", run_id, "--from-start", "params.crash_rank=-1", "--wait")["runs"]
+    assert (again["state"], again["step"], again["lost_steps"]) == ("completed", 9, 2)
+
+
+def test_a_script_of_ones_own_gets_the_facts_and_its_newest_checkpoint(site: Site) -> None:
+    spec = site.path / "own.yaml"
+    spec.write_text(
+        f"command: python {SCRIPTS / 'plain.py'} {{checkpoint_dir}} 50 ${{params.ms}} --resume {{resume_from}}\n"
+        "params: {ms: 30}\n"
+        'checkpoint: {glob: "{checkpoint_dir}/ckpt-*"}\n'
+        "tracking: {mlflow: {enabled: false}}\n"
+    )
+    run_id = site.submit(spec)
+    checkpoints = site.runs / run_id / "checkpoints"
+    until(lambda: (checkpoints / "ckpt-15.txt").exists(), "checkpoints")
+    site.signal_all(run_id, signal.SIGKILL)
+    kept = max(int(path.stem.split("-")[1]) for path in checkpoints.glob("ckpt-*.txt"))
+
+    first = site.call("logs", run_id).stdout
+    assert "from the start" in first
+    assert f"RUN_ID={run_id}" in first
+    site.call("resume", run_id, "params.ms=0", "--wait")
+    second = site.call("logs", run_id, "--rank", "0").stdout
+    assert f"resumed from {checkpoints / f'ckpt-{kept}.txt'}" in second
+    assert f"RESUME_FROM={checkpoints / f'ckpt-{kept}.txt'}" in second
+    assert "ATTEMPT=2" in second
+    assert 'PARAMS={"ms": 0}' in second
+    run = site.status(run_id)
+    assert (run["state"], run["checkpoint"]["step"]) == ("completed", 50)
+
+
+def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) -> None:
+    spec = site.spec(params={"steps": 3, "step_ms": 0}, sweep={"params.steps": [3, 4]})
+    runs = site.json("submit", str(spec), "--executor", "local", "--sweep", "params.step_ms=0,1", "--wait")["runs"]
+    assert [(run["state"], run["step"]) for run in runs] == [("completed", n) for n in (3, 3, 4, 4)]
+    for earlier, later in itertools.pairwise(runs):
+        ended = site.show(earlier["id"])["ended_at"]
+        workers = [event for event in _events(site, later["id"]) if event["kind"] == "rendezvous"]
+        assert site.show(later["id"])["attempts"][0]["started_at"] is not None
+        assert _iso(float(str(workers[0]["t"]))) >= ended
+    assert len({run["plan_hash"] for run in runs}) == 4
+
+
+def _iso(seconds: float) -> str:
+    from slurmtrain.ops.views import iso
+
+    return str(iso(seconds))
+
+
+def test_secrets_reach_the_script_and_no_file(site: Site) -> None:
+    spec = site.spec(params={"steps": 2}, env={"MY_TOKEN": "tok-4711-secret", "PRINT_LENGTH": "1"})
+    run_id = site.submit(spec, "--wait")
+    assert str(len("tok-4711-secret")) in site.call("logs", run_id, "--rank", "0").stdout
+    holders = [
+        path for path in [*(site.runs / run_id).rglob("*"), site.runs / "registry.db"]
+        if path.is_file() and b"tok-4711-secret" in path.read_bytes()
+    ]  # fmt: skip
+    assert holders == []
+    refused = site.call("resume", run_id, "params.steps=3", code=2)
+    assert "MY_TOKEN" in refused.stderr
+    site.call("resume", run_id, "params.steps=3", "--wait", env={"MY_TOKEN": "another"})
+
+
+def test_logs_follow_a_run_to_its_end_with_rank_and_attempt(site: Site) -> None:
+    run_id = site.submit(site.spec(params={"steps": 30, "step_ms": 10}))
+    followed = site.call("logs", "-f", run_id)
+    assert "[1/rank 0] weights" in followed.stdout
+    assert "[1/rank 1] weights" in followed.stdout
+    assert site.call("logs", run_id, "--rank", "7", code=2).stderr.count("no log of rank 7") == 1
+    assert "no attempt 3" in site.call("logs", run_id, "--attempt", "3", code=2).stderr
+
+
+def test_setup_lines_run_before_the_tasks_and_their_exports_arrive(site: Site) -> None:
+    spec = site.path / "setup.yaml"
+    spec.write_text(
+        "command: python -c \"import os; print('found', os.environ['FROM_SETUP'])\"\n"
+        "setup: ['export FROM_SETUP=${HOME:+yes}']\n"
+        "tracking: {mlflow: {enabled: false}}\n"
+    )
+    run_id = site.submit(spec, "--wait")
+    assert "found yes" in site.call("logs", run_id).stdout
+
+
+def test_a_setup_line_that_fails_is_reported(site: Site) -> None:
+    spec = site.path / "setup.yaml"
+    spec.write_text("command: python -V\nsetup: ['no-such-module load cuda']\ntracking: {mlflow: {enabled: false}}\n")
+    run_id = site.submit(spec, "--wait", code=1)
+    run = site.status(run_id)
+    assert run["state"] == "lost"
+    assert "no-such-module" in run["reason"]
+
+
+def test_the_same_script_trains_without_any_job(site: Site) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "train.py")],
+        cwd=site.path,
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("weights ")
+    assert list(site.path.iterdir()) == []
+
+
+def test_the_same_script_trains_under_torchrun(site: Site) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node=2",
+            str(SCRIPTS / "train.py"),
+        ],
+        cwd=site.path,
+        env={**site.environment(), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert len({line.split()[1] for line in done.stdout.splitlines() if line.startswith("weights")}) == 1

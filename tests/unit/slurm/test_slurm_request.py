@@ -1,0 +1,193 @@
+"""What is asked of Slurm: parameters and batch script, and that submitit still takes them."""
+
+from __future__ import annotations
+
+import inspect
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
+
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import Plan, make_plan
+from slurmtrain.model.sbatch import OPTIONS, OWNED
+from slurmtrain.model.spec import read_spec
+from slurmtrain.slurm import request as requests
+from slurmtrain.slurm.request import Request, agent_command, make_request, prologue
+
+RUN = RunDir(Path("/runs/RUN-ID"))
+
+
+def plan(**keys: Any) -> Plan:
+    data = {"name": "x", "command": "python train.py", **keys}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
+
+
+def request(run: RunDir = RUN, **keys: Any) -> Request:
+    return make_request(plan(**keys), run)
+
+
+def flags(asked: Request) -> dict[str, str | None]:
+    """The options of the batch script as sbatch reads them."""
+    lines = [
+        line.removeprefix("#SBATCH --") for line in asked.script("true").splitlines() if line.startswith("#SBATCH")
+    ]
+    options = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        assert name not in options, f"--{name} stands twice"
+        options[name] = shlex.split(value)[0] if equals else None
+    return options
+
+
+# --- submitit ---------------------------------------------------------------------------------------------------
+
+
+def test_submitits_private_script_maker_still_has_the_parameters_that_are_used() -> None:
+    known = inspect.signature(_make_sbatch_string).parameters
+    assert {"command", "folder"} <= known.keys()
+    every_named = dict.fromkeys(requests._NAMED, "x")
+    asked = request(
+        slurm={**every_named, "wckey": "w", "licenses": "l"}, resources={"gpus_per_node": 2, "mem": "1GB", "time": 5}
+    )
+    assert asked.parameters.keys() <= known.keys()
+    assert known.keys() >= requests._NAMED
+    assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+
+
+def test_submitits_executor_still_takes_the_parameters_that_are_used() -> None:
+    assert request().parameters.keys() <= SlurmExecutor._valid_parameters()
+
+
+def test_options_that_submitit_does_not_know_by_name_are_passed_on_literally() -> None:
+    for name in sorted(OPTIONS - OWNED.keys()):
+        assert flags(request(slurm={name: "v1"}))[name] == "v1", name
+
+
+# --- parameters -------------------------------------------------------------------------------------------------
+
+
+def test_one_task_a_node_gets_the_cores_of_all_its_processes() -> None:
+    options = flags(request(resources={"nodes": 4, "procs_per_node": 2, "gpus_per_node": 2, "cpus_per_proc": 3}))
+    assert options["nodes"] == "4"
+    assert options["ntasks-per-node"] == "1"
+    assert options["cpus-per-task"] == "6"
+    assert options["gpus-per-node"] == "2"
+    assert "--cpus-per-task=6" in request(resources={"procs_per_node": 2, "cpus_per_proc": 3}).script("x")
+
+
+def test_what_the_spec_leaves_open_is_not_asked_for() -> None:
+    options = flags(request())
+    assert not options.keys() & {"mem", "gpus-per-node", "partition", "account", "array"}
+
+
+@pytest.mark.parametrize(
+    ("time", "minutes"), [("00:30:00", "30"), ("00:00:01", "1"), ("01:00:01", "61"), ("1-0", "1440")]
+)
+def test_a_time_limit_is_asked_for_in_whole_minutes_rounded_up(time: str, minutes: str) -> None:
+    assert flags(request(resources={"time": time}))["time"] == minutes
+
+
+def test_memory_is_asked_for_in_mebibytes_a_node() -> None:
+    assert flags(request(resources={"mem": "1.5GB"}))["mem"] == "1536M"
+
+
+def test_the_jobs_name_carries_the_runs_id() -> None:
+    assert flags(request())["job-name"] == "x-RUN-ID"
+
+
+def test_the_job_runs_in_the_run_directory_can_be_requeued_and_is_warned_in_time() -> None:
+    options = flags(request())
+    assert options["chdir"] == "/runs/RUN-ID"
+    assert options["requeue"] is None
+    assert options["signal"] == f"USR2@{requests.SIGNAL_LEAD_S}"
+    assert options["open-mode"] == "append"
+    assert "error" not in options
+
+
+@pytest.mark.parametrize(
+    "name", ["partition", "qos", "mail-type", "mail_type", "comment", "nodelist", "reservation", "nice"]
+)
+def test_an_option_of_the_spec_reaches_sbatch(name: str) -> None:
+    assert flags(request(slurm={name: "some value"}))[name.replace("_", "-")] == "some value"
+
+
+def test_true_is_the_bare_flag_and_false_or_null_is_nothing() -> None:
+    options = flags(
+        request(slurm={"exclusive": True, "hold": True, "contiguous": False, "qos": None, "overcommit": None})
+    )
+    assert options["exclusive"] is None
+    assert options["hold"] is None
+    assert not options.keys() & {"contiguous", "qos", "overcommit"}
+
+
+@pytest.mark.parametrize("name", ["nice", "priority", "delay-boot", "core-spec"])
+def test_zero_is_a_value(name: str) -> None:
+    assert flags(request(slurm={name: 0}))[name] == "0"
+
+
+def test_the_wckey_is_the_specs_and_not_submitits() -> None:
+    assert "wckey" not in flags(request())
+    assert flags(request(slurm={"wckey": "mine"}))["wckey"] == "mine"
+
+
+def test_the_same_plan_gives_the_same_script() -> None:
+    assert request(slurm={"qos": "a"}).script("x") == request(slurm={"qos": "a"}).script("x")
+
+
+# --- shell ------------------------------------------------------------------------------------------------------
+
+ODD = RunDir(Path('/runs of mine/it\'s "$HOME" `id` ünï;&|/RUN-ID'))
+
+
+def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
+    script = "\n".join(make_request(plan(setup=setup), run).parameters["setup"])
+    done = subprocess.run(
+        ["bash", "-euc", f"{script}\nprintf %s {print_this}"],
+        capture_output=True,
+        check=True,
+        env={"PATH": "/usr/bin:/bin"},
+    )
+    return done.stdout.decode()
+
+
+def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> None:
+    assert (
+        run_prologue(ODD, [], '"$SLURMTRAIN_RUN_DIR|$SLURMTRAIN_RUN_ID|$SLURMTRAIN_RESTART"') == f"{ODD.path}|RUN-ID|0"
+    )
+
+
+@pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_a_character_that_only_python_takes_for_a_line_break_breaks_no_line(character: str) -> None:
+    run = RunDir(Path(f"/runs/a{character}b/RUN-ID"))
+    assert run_prologue(run, [f"X='1{character}2'"], '"$SLURMTRAIN_RUN_DIR|$X"') == f"{run.path}|1{character}2"
+
+
+def test_setup_lines_run_in_their_order_and_know_the_run() -> None:
+    setup = ["A=1", 'B="$A$SLURMTRAIN_RUN_ID"', "C='${B}'", "", "# a comment"]
+    assert run_prologue(RUN, setup, '"$B|$C"') == "1RUN-ID|${B}"
+
+
+def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
+    assert (
+        "echo {{ run_id }} {% if %} {# x #}"
+        in prologue(plan(setup=["echo {{ run_id }} {% if %} {# x #}"]), RUN).splitlines()
+    )
+
+
+def test_the_command_of_a_task_is_quoted() -> None:
+    command = agent_command("/my python/it's", Path("/runs/$x"))
+    assert shlex.split(command) == ["/my python/it's", "-u", "-m", "submitit.core._submit", "/runs/$x"]
+
+
+@pytest.mark.parametrize("where", [RUN, ODD])
+def test_the_whole_script_is_valid_shell(where: RunDir) -> None:
+    asked = make_request(plan(setup=["module load 'a b'"], slurm={"comment": 'it\'s "$x" `y`'}), where)
+    script = asked.script(agent_command("/usr/bin/python3", asked.folder))
+    subprocess.run(["bash", "-n"], input=script.encode(), check=True)
+    assert flags(asked)["comment"] == 'it\'s "$x" `y`'
+    assert flags(asked)["chdir"] == str(where.path)

@@ -1,0 +1,181 @@
+"""Files that are as they were or as they were meant to be."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.errors import PlaceError
+from slurmtrain.system import files
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.fixture(autouse=True)
+def _open_umask() -> object:
+    """Private must not depend on the umask."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_a_directory_is_made_private_and_making_it_again_is_fine(tmp_path: Path) -> None:
+    path = files.make_directory(tmp_path / "a" / "b")
+    assert mode(path) == 0o700
+    assert files.make_directory(path) == path
+
+
+def test_a_directory_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlaceError, match=r"cannot create the directory .*file/sub: not a directory"):
+        files.make_directory(tmp_path / "file" / "sub")
+
+
+def test_a_file_is_replaced_whole_and_private(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    files.write_atomically(path, b"one")
+    files.write_atomically(path, b"two")
+    assert path.read_bytes() == b"two"
+    assert mode(path) == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("broken", ["fsync", "write"])
+def test_a_full_disk_leaves_the_old_content_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    path = tmp_path / "f"
+    files.write_atomically(path, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    if broken == "fsync":
+        monkeypatch.setattr(os, "fsync", full)
+    else:
+        monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_is_durable_before_it_gets_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def noted_fsync(handle: int) -> None:
+        calls.append("directory" if stat.S_ISDIR(os.fstat(handle).st_mode) else "file")
+        fsync(handle)
+
+    def noted_replace(self: Path, target: Path) -> Path:
+        calls.append("rename")
+        return replace(self, target)
+
+    monkeypatch.setattr(os, "fsync", noted_fsync)
+    monkeypatch.setattr(Path, "replace", noted_replace)
+    files.write_atomically(tmp_path / "f", b"x")
+    assert calls == ["file", "rename", "directory"]
+
+
+def test_json_reads_back_as_it_was_written(tmp_path: Path) -> None:
+    data = {"a": [1, None, "ü"], "b": {"c": 0.5}}
+    files.write_json(tmp_path / "f.json", data)
+    assert files.read_json(tmp_path / "f.json") == data
+
+
+def test_a_missing_json_file_is_none(tmp_path: Path) -> None:
+    assert files.read_json(tmp_path / "f.json") is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"null", b"\xff\xfe\xfd", b"[" * 100_000])
+def test_a_file_that_is_not_our_json_is_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "f.json"
+    path.write_bytes(content)
+    with pytest.raises(PlaceError, match=r"f\.json is not the JSON that slurmtrain wrote there"):
+        files.read_json(path)
+
+
+def test_a_json_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match=r"cannot read .*: is a directory"):
+        files.read_json(tmp_path)
+
+
+def test_a_file_is_made_private_and_keeps_its_content_when_it_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "f"
+    files.create_private(path)
+    assert mode(path) == 0o600
+    path.write_text("kept")
+    files.create_private(path)
+    assert path.read_text() == "kept"
+
+
+HOLD = """
+import sys
+from pathlib import Path
+from slurmtrain.system.files import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_lock_is_held_against_another_process_and_dropped_when_that_is_killed(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    command = [sys.executable, "-c", HOLD, str(lock)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with files.locked(lock, wait=False) as mine:
+            assert mine is False
+        holder.kill()
+        holder.wait()
+        with files.locked(lock, wait=True) as mine:
+            assert mine is True
+    assert mode(lock) == 0o600
+
+
+def test_a_lock_is_free_again_after_its_block_even_where_that_failed(tmp_path: Path) -> None:
+    lock = tmp_path / ".lock"
+    with pytest.raises(RuntimeError), files.locked(lock):
+        raise RuntimeError
+    with files.locked(lock, wait=False) as mine:
+        assert mine is True
+        with files.locked(lock, wait=False) as twice:
+            assert twice is False
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(PlaceError, match=r"cannot open the lock .*\.lock: no such file"),
+        files.locked(tmp_path / "no" / ".lock"),
+    ):
+        pass
+
+
+def test_a_tree_is_deleted_over_what_an_earlier_deletion_left(tmp_path: Path) -> None:
+    tree, trash = tmp_path / "tree", tmp_path / ".trash"
+    (tree / "sub").mkdir(parents=True)
+    (trash / "old").mkdir(parents=True)
+    files.remove_tree(tree, trash)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "whatever"), "no space left on the device"),
+        (PermissionError(errno.EACCES, "Permission denied"), "permission denied"),
+        (OSError("odd"), "odd"),
+    ],
+)
+def test_an_error_is_told_in_words(error: OSError, words: str) -> None:
+    assert files.reason_of(error) == words

@@ -1,0 +1,112 @@
+"""Writing journals."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.model.journal import events_of, read_lines
+from slurmtrain.system import journal as writing
+from slurmtrain.system.journal import Journal, command_journal
+
+
+def kinds(path: Path) -> tuple[list[str], list[bytes]]:
+    """The kinds of a journal's events, and its garbage."""
+    events, garbage = events_of(read_lines(path.read_bytes(), 0, "j"), "j")
+    return [event.kind for event in events], [bad.line for bad in garbage]
+
+
+def test_events_are_whole_lines_that_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal(path) as journal:
+        time = journal.write("created", name="ü\n", n=1)
+        journal.write("end", cause="completed")
+    first, second = path.read_text().splitlines()
+    assert json.loads(first) == {"t": round(time, 6), "kind": "created", "name": "ü\n", "n": 1}
+    assert json.loads(second)["kind"] == "end"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_nothing_to_say_leaves_nothing_behind(tmp_path: Path) -> None:
+    with Journal(tmp_path / "j.jsonl"):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_event_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[bytes] = []
+    write = os.write
+
+    def noted(handle: int, data: bytes) -> int:
+        written.append(bytes(data))
+        return write(handle, data)
+
+    monkeypatch.setattr(os, "write", noted)
+    with Journal(tmp_path / "j.jsonl") as journal:
+        journal.write("created", text="x" * 10_000)
+    assert len(written) == 1
+    assert (tmp_path / "j.jsonl").read_bytes() == written[0]
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_an_event_is_synced_to_disk_unless_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", synced.append)
+    with Journal(tmp_path / "j.jsonl", durable=durable) as journal:
+        journal.write("a")
+        journal.write("b")
+    assert len(synced) == (2 if durable else 0)
+
+
+def test_a_later_writer_goes_on_after_what_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    for kind in ("a", "b"):
+        with Journal(path) as journal:
+            journal.write(kind)
+    assert kinds(path) == (["a", "b"], [])
+
+
+def test_a_line_that_a_killed_writer_left_torn_costs_only_itself(tmp_path: Path) -> None:
+    path = tmp_path / "j.jsonl"
+    with Journal(path) as journal:
+        journal.write("a")
+    path.write_bytes(path.read_bytes() + b'{"t": 1, "ki')
+    with Journal(path) as journal:
+        journal.write("b")
+    assert kinds(path) == (["a", "b"], [b'{"t": 1, "ki'])
+
+
+def test_writing_where_there_is_no_directory_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Journal(tmp_path / "no" / "j.jsonl").write("a")
+
+
+def test_a_closed_journal_opens_again_when_there_is_more_to_say(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j.jsonl")
+    journal.write("a")
+    journal.close()
+    journal.close()
+    journal.write("b")
+    journal.close()
+    assert kinds(journal.path)[0] == ["a", "b"]
+
+
+def test_each_command_has_a_journal_of_its_own(tmp_path: Path) -> None:
+    paths = {command_journal(tmp_path, "cancel").path for _ in range(50)}
+    assert len(paths) == 50
+    assert all(re.fullmatch(rf"cancel-[0-9a-z]{{9}}-{os.getpid()}-[0-9a-f]{{4}}\.jsonl", path.name) for path in paths)
+
+
+def test_names_of_command_journals_sort_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for now in (1.7e9, 1.7e9 + 0.002, 1.8e9, 2.5e9):
+        monkeypatch.setattr(writing.time, "time", lambda now=now: now)
+        names.append(command_journal(tmp_path, "sync").path.name)
+    assert names == sorted(names)

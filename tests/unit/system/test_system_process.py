@@ -1,0 +1,108 @@
+"""Processes by identity."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from slurmtrain.system.process import Process, descendants, identify, myself, with_argument
+
+# Says that it is ready, and ends when its standard input does, so that it never outlives the test.
+WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
+PARENT = (
+    "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', \"print('ready', flush=True); "
+    'import sys; sys.stdin.read()"]); print(child.pid, flush=True); child.wait()'
+)
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", WAIT, "mark-of-this-test"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        yield process
+        process.kill()
+
+
+def known(process: subprocess.Popen[bytes]) -> Process:
+    found = identify(process.pid)
+    assert found is not None
+    return found
+
+
+def test_this_process_lives_and_keeps_its_identity() -> None:
+    assert myself() == myself()
+    assert myself().pid == os.getpid()
+    assert myself().alive() is True
+
+
+def test_an_identity_reads_back_from_a_journal() -> None:
+    assert Process.from_plain(myself().plain()) == myself()
+
+
+def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: subprocess.Popen[bytes]) -> None:
+    process = known(child)
+    assert process.alive() is True
+    child.kill()
+    # Waits for the end without taking it in: the process stays a zombie.
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process.alive() is False
+    assert identify(child.pid) is None
+    assert process.send(signal.SIGTERM) is False
+    child.wait()
+    assert process.alive() is False
+    assert process.send(signal.SIGTERM) is False
+
+
+def test_another_process_with_the_same_id_is_another_process(child: subprocess.Popen[bytes]) -> None:
+    process = known(child)
+    for other in (replace(process, start=process.start - 1), replace(process, boot="an earlier boot")):
+        assert other.alive() is False
+        assert other.send(signal.SIGKILL) is False
+    assert child.poll() is None
+
+
+def test_a_process_of_another_machine_can_be_neither_judged_nor_reached(child: subprocess.Popen[bytes]) -> None:
+    other = replace(known(child), host="surely-another-host")
+    assert other.alive() is None
+    assert other.send(signal.SIGKILL) is False
+    assert descendants(other) == []
+    assert child.poll() is None
+
+
+def test_a_signal_reaches_the_process_that_was_meant(child: subprocess.Popen[bytes]) -> None:
+    assert known(child).send(signal.SIGTERM) is True
+    assert child.wait() == -signal.SIGTERM
+
+
+def test_descendants_are_found_and_the_dead_have_none() -> None:
+    with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        said = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
+        assert b"ready" in said
+        [grandchild] = [int(line) for line in said - {b"ready"}]
+        process = known(parent)
+        assert [found.pid for found in descendants(process)] == [grandchild]
+        assert grandchild in [found.pid for found in descendants(myself())]
+        assert parent.stdin is not None
+        parent.stdin.close()
+        parent.wait()
+        assert descendants(process) == []
+
+
+def test_a_process_is_found_by_its_command_line(child: subprocess.Popen[bytes]) -> None:
+    found = {process.pid: command for process, command in with_argument("mark-of-this-test")}
+    assert b"mark-of-this-test" in found[child.pid].split(b"\0")
+    assert os.getpid() not in found
+
+
+def test_there_is_no_process_without_an_id() -> None:
+    assert identify(2**30) is None

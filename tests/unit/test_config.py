@@ -1,0 +1,110 @@
+"""Settings: which source wins, what paths count from, and mistakes at their place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.config import Config, load_config
+from slurmtrain.errors import SpecError
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A directory below which nothing is configured; the user's configuration would lie in ``home``."""
+    (tmp_path / "home").mkdir()
+    (tmp_path / "project" / "deep" / "down").mkdir(parents=True)
+    return tmp_path / "project"
+
+
+def load(project: Path, cwd: Path | None = None, **given: Any) -> Config:
+    environ = {"HOME": str(project.parent / "home"), **given.pop("environ", {})}
+    return load_config(cwd=cwd or project, environ=environ, **given)
+
+
+def user_file(project: Path) -> Path:
+    path = project.parent / "home" / ".config" / "slurmtrain" / "slurmtrain.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def test_without_any_configuration_runs_live_in_the_current_directory(project: Path) -> None:
+    config = load(project)
+    assert config == Config(
+        runs=project / "runs", executor=None, registry=project / "runs" / "registry.db", mlflow_uri=None
+    )
+
+
+def test_the_nearest_file_upwards_decides_where_runs_live(project: Path) -> None:
+    (project / "slurmtrain.yaml").write_text("")
+    assert load(project, project / "deep" / "down").runs == project / "runs"
+    (project / "deep" / "slurmtrain.yaml").write_text("executor: local\n")
+    config = load(project, project / "deep" / "down")
+    assert (config.runs, config.executor) == (project / "deep" / "runs", "local")
+
+
+def test_paths_in_a_file_count_from_that_files_directory(project: Path) -> None:
+    (project / "slurmtrain.yaml").write_text("runs: ../elsewhere\nregistry: db/registry.db\n")
+    config = load(project, project / "deep" / "down")
+    assert config.runs == project.parent / "elsewhere"
+    assert config.registry == project / "db" / "registry.db"
+
+
+def test_a_project_wins_over_the_user_and_the_user_fills_in_the_rest(project: Path) -> None:
+    user_file(project).write_text("executor: slurm\nmlflow_uri: http://user:5000\n")
+    (project / "slurmtrain.yaml").write_text("executor: local\nmlflow_uri: null\n")
+    config = load(project)
+    assert (config.executor, config.mlflow_uri) == ("local", "http://user:5000")
+
+
+def test_the_users_files_are_found_where_xdg_says(project: Path) -> None:
+    folder = project.parent / "xdg" / "slurmtrain"
+    folder.mkdir(parents=True)
+    (folder / "slurmtrain.yaml").write_text("executor: slurm\n")
+    assert load(project, environ={"XDG_CONFIG_HOME": str(folder.parent)}).executor == "slurm"
+
+
+def test_the_environment_wins_over_files_and_flags_over_the_environment(project: Path) -> None:
+    (project / "slurmtrain.yaml").write_text("executor: slurm\nruns: a\nmlflow_uri: http://file\n")
+    environ = {"SLURMTRAIN_RUNS": "b", "SLURMTRAIN_EXECUTOR": "local", "SLURMTRAIN_MLFLOW_URI": "http://environment"}
+    config = load(project, environ=environ)
+    assert (config.runs, config.executor, config.mlflow_uri) == (project / "b", "local", "http://environment")
+    config = load(project, environ=environ, runs="c", executor="slurm")
+    assert (config.runs, config.executor) == (project / "c", "slurm")
+
+
+def test_the_registry_lies_in_the_runs_root_wherever_that_is(project: Path) -> None:
+    assert load(project, runs="x").registry == project / "x" / "registry.db"
+    assert load(project, runs="x", environ={"SLURMTRAIN_REGISTRY": "/db/r.db"}).registry == Path("/db/r.db")
+
+
+def test_an_empty_variable_counts_as_unset(project: Path) -> None:
+    assert load(project, environ={"SLURMTRAIN_RUNS": "", "SLURMTRAIN_EXECUTOR": ""}) == load(project)
+
+
+def test_all_mistakes_of_a_file_are_reported_with_their_lines(project: Path) -> None:
+    path = project / "slurmtrain.yaml"
+    path.write_text("executer: local\nruns: 5\nexecutor: slrum\n")
+    with pytest.raises(SpecError) as raised:
+        load(project)
+    assert [(one.where, one.key) for one in raised.value.mistakes] == [
+        (f"{path}:1", "executer"),
+        (f"{path}:2", "runs"),
+        (f"{path}:3", "executor"),
+    ]
+    assert "did you mean 'executor'?" in raised.value.mistakes[0].message
+    assert "did you mean 'slurm'?" in raised.value.mistakes[2].message
+
+
+def test_a_mistake_in_the_environment_names_the_variable(project: Path) -> None:
+    with pytest.raises(SpecError, match="the environment variable SLURMTRAIN_EXECUTOR: expected one of local, slurm"):
+        load(project, environ={"SLURMTRAIN_EXECUTOR": "cloud"})
+
+
+@pytest.mark.parametrize("text", ["[a", "- a", "runs: 'x", "\x00"])
+def test_a_file_that_is_no_yaml_mapping_is_refused(project: Path, text: str) -> None:
+    (project / "slurmtrain.yaml").write_text(text)
+    with pytest.raises(SpecError, match=r"slurmtrain\.yaml:1"):
+        load(project)

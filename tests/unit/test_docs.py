@@ -1,0 +1,177 @@
+"""What the documents say is so: generated pages, examples, links and versions."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+import slurmtrain
+from slurmtrain.cli import COMMANDS, cli
+from slurmtrain.config import load_config
+from slurmtrain.model.spec import walk_keys
+from slurmtrain.specfile import load_spec
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+_BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(REPOSITORY))
+
+
+def commands(group: click.Group, context: click.Context) -> Iterator[tuple[str, click.Command]]:
+    """Every command below a group with its full name."""
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        inner = click.Context(command, parent=context, info_name=name)
+        yield inner.command_path, command
+        if isinstance(command, click.Group):
+            yield from commands(command, inner)
+
+
+EVERY_COMMAND = list(commands(cli, click.Context(cli, info_name="slurmtrain")))
+YAML_BLOCKS = [
+    pytest.param(text, id=f"{name_of(path)}-{number}")
+    for path in DOCUMENTS
+    for number, text in enumerate((t for language, t in _BLOCK.findall(path.read_text()) if language == "yaml"), 1)
+]
+
+
+def prose(path: Path) -> str:
+    """A document without its code."""
+    return re.sub(r"`[^`\n]+`", "", _BLOCK.sub("", path.read_text()))
+
+
+def anchors(path: Path) -> set[str]:
+    """The anchors that a page's headings get: lower case, punctuation gone, blanks to dashes."""
+    headings = _HEADING.findall(_BLOCK.sub("", path.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def generate(*arguments: str, script: Path = REPOSITORY / "scripts" / "docs") -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, timeout=60)
+
+
+def copy_of_the_repository(place: Path) -> Path:
+    """As much of the repository as scripts/docs needs, in which pages may be changed."""
+    (place / "scripts").mkdir()
+    (place / "docs").mkdir()
+    for name in ("scripts/docs", "docs/spec.md", "docs/cli.md", "docs/configuration.md"):
+        (place / name).write_text((REPOSITORY / name).read_text())
+    (place / "slurmtrain").symlink_to(REPOSITORY / "slurmtrain")
+    return place
+
+
+def test_generated_pages_are_what_the_code_says() -> None:
+    done = generate("--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_page_out_of_date_is_refused_with_a_diff_and_put_right(tmp_path: Path) -> None:
+    place = copy_of_the_repository(tmp_path)
+    page = place / "docs" / "spec.md"
+    wanted = page.read_text()
+    page.write_text(wanted.replace("`resources.nodes`", "`resources.gnomes`"))
+    script = place / "scripts" / "docs"
+    refused = generate("--check", script=script)
+    assert refused.returncode == 1
+    assert "-| `resources.gnomes`" in refused.stdout
+    assert "+| `resources.nodes`" in refused.stdout
+    assert generate(script=script).returncode == 0
+    assert page.read_text() == wanted
+    assert generate("--check", script=script).returncode == 0
+
+
+def test_every_key_of_a_spec_stands_in_its_reference() -> None:
+    page = (REPOSITORY / "docs" / "spec.md").read_text()
+    missing = [".".join(path) for path, _ in walk_keys() if f"| `{'.'.join(path)}` |" not in page]
+    assert missing == []
+
+
+@pytest.mark.parametrize(("name", "command"), EVERY_COMMAND, ids=[name for name, _ in EVERY_COMMAND])
+def test_every_command_has_help_and_stands_in_the_reference(name: str, command: click.Command) -> None:
+    assert command.help
+    assert command.short_help
+    options = [parameter for parameter in command.params if isinstance(parameter, click.Option)]
+    assert [option.name for option in options if not option.help] == []
+    assert f"\n## {name}\n" in (REPOSITORY / "docs" / "cli.md").read_text()
+
+
+def test_the_list_of_commands_says_what_the_commands_say() -> None:
+    own = {name: cli.get_command(click.Context(cli), name).short_help for name in COMMANDS}
+    assert {name: text for name, (_, text) in COMMANDS.items()} == own
+
+
+@pytest.mark.parametrize("text", YAML_BLOCKS)
+def test_every_yaml_example_is_a_valid_spec_or_configuration(text: str, tmp_path: Path) -> None:
+    if "command" in yaml.safe_load(text):
+        path = tmp_path / "example.yaml"
+        path.write_text(text)
+        assert load_spec(path, cwd=REPOSITORY, python=sys.executable).runs
+    else:
+        (tmp_path / "slurmtrain.yaml").write_text(text)
+        load_config(cwd=tmp_path, environ={"HOME": str(tmp_path)})
+
+
+def test_documents_have_examples_of_specs() -> None:
+    assert len([block for block in YAML_BLOCKS if "command:" in block.values[0]]) >= 5
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+def test_links_between_documents_lead_somewhere(path: Path) -> None:
+    broken = []
+    for link in _LINK.findall(prose(path)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if not target.is_file() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize(
+    "path", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_every_page_can_be_reached_from_the_readme(path: Path) -> None:
+    readme = REPOSITORY / "README.md"
+    linked = {(readme.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(prose(readme))}
+    assert path in linked | {readme}
+
+
+def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:
+    versions = re.findall(r"^## \[([^\]]+)\]", (REPOSITORY / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert versions[0] == slurmtrain.__version__
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first = _BLOCK.search((REPOSITORY / "README.md").read_text())
+    assert first is not None
+    assert [line.split()[0] for line in first[2].splitlines()] == ["scripts/quickstart", "scripts/test"]
+
+
+def test_the_table_of_modules_names_every_module() -> None:
+    rows = re.findall(r"^\| (`[^|]+) \| [^|]+ \|$", (REPOSITORY / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+    named = set()
+    for row in rows:
+        words = re.findall(r"`([\w/]+)`", row)
+        folder = words[0].rpartition("/")[0] if words else ""
+        named |= {word if "/" in word or not folder else f"{folder}/{word}" for word in words}
+    package = REPOSITORY / "slurmtrain"
+    modules = {
+        str(path.relative_to(package).with_suffix(""))
+        for path in package.rglob("*.py")
+        if not path.name.startswith("__") and "migrations" not in path.parts and path.parent.name != "cli"
+    }
+    assert modules - named == set()

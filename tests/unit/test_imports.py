@@ -1,0 +1,102 @@
+"""What commands import: a command that lists runs must not cost what training costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
+HEAVY = {"torch", "mlflow", "alembic", "numpy"}
+# Runs a command as its console script does, and then, on standard error, names all that it has imported.
+RUN_AND_TELL = """
+import json, sys
+from slurmtrain.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    if ended.code:
+        raise
+print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})), file=sys.stderr)
+"""
+IMPORT_AND_TELL = """
+import json, sys
+import slurmtrain
+print(json.dumps(sorted(sys.modules)), file=sys.stderr)
+"""
+
+
+def told(program: str, cwd: Path, *arguments: str) -> tuple[str, set[str]]:
+    """What a program printed in a fresh process, and the names that it told of."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURMTRAIN_")}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=cwd,
+        env={**kept, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, set(json.loads(done.stderr.splitlines()[-1]))
+
+
+@pytest.fixture
+def one_run(tmp_path: Path) -> Path:
+    """A directory with a run, as submit leaves it before it hands the job over, in its runs root."""
+    from slurmtrain.model.ids import run_id
+    from slurmtrain.model.layout import RunsRoot
+    from slurmtrain.system.journal import Journal
+
+    run = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))
+    run.journals.mkdir(parents=True)
+    with Journal(run.journals / "created.jsonl") as journal:
+        journal.write("created", name="heard-of", plan_hash="0" * 64, executor="local", by="me@here", git=None)
+    return tmp_path
+
+
+def test_help_imports_none_of_the_heavy_libraries_and_no_database(tmp_path: Path) -> None:
+    printed, imported = told(RUN_AND_TELL, tmp_path, "--help")
+    assert "Usage: slurmtrain" in printed
+    assert not imported & (HEAVY | {"sqlalchemy", "omegaconf", "submitit", "rich", "jinja2", "psutil", "yaml"})
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_render_imports_none_of_the_heavy_libraries(tmp_path: Path, options: tuple[str, ...]) -> None:
+    printed, imported = told(RUN_AND_TELL, tmp_path, "render", str(SPEC), *options)
+    assert "#SBATCH" in printed
+    assert not imported & HEAVY
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_the_first_status_of_a_run_imports_none_of_the_heavy_libraries(one_run: Path, options: tuple[str, ...]) -> None:
+    printed, imported = told(RUN_AND_TELL, one_run, "status", *options)
+    assert "heard-of" in printed
+    assert "sqlalchemy" in imported, "the registry was not opened, so this test shows nothing"
+    assert not imported & HEAVY
+
+
+def test_a_later_status_imports_none_of_the_heavy_libraries(one_run: Path) -> None:
+    told(RUN_AND_TELL, one_run, "status")
+    printed, imported = told(RUN_AND_TELL, one_run, "status")
+    assert "heard-of" in printed
+    assert not imported & HEAVY
+
+
+def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path) -> None:
+    _, imported = told(IMPORT_AND_TELL, tmp_path)
+    assert "slurmtrain" in imported
+    assert not imported & {"torch", "sqlalchemy", "numpy", "click", "slurmtrain.runtime.session"}
+
+
+def test_the_session_is_loaded_when_it_is_first_used(tmp_path: Path) -> None:
+    program = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain\nassert callable(slurmtrain.session)\n")
+    _, imported = told(program, tmp_path)
+    assert {"torch", "slurmtrain.runtime.session"} <= imported

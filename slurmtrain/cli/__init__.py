@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -51,6 +52,8 @@ def cli(context: click.Context, runs: str | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 fine, 1 it failed, 2 the input is wrong, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # Most commands are over before there is garbage worth collecting; those that go on turn it on again.
+    gc.disable()
     try:
         sys.exit(cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0)
     except SlurmtrainError as error:

@@ -21,7 +21,7 @@ def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: 
     from slurmtrain.ops.views import runs_json
 
     run_ids, before = find(workspace, names)
-    over = {run_id for run_id in run_ids if before.runs[run_id].run.ended}
+    over = {run_id for run_id in run_ids if before.runs[run_id].ended}
     ended = {run_id: cancel(workspace, run_id, force=force) for run_id in run_ids}
     if as_json:
         runs = observe(workspace, run_ids).runs

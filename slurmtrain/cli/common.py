@@ -58,7 +58,7 @@ def _complete_run(_context: click.Context, _parameter: click.Parameter, incomple
     if not place.config.registry.exists():
         return []
     listed = place.store.listed()
-    words = ["@last", *reversed(listed), *{one.run.name for one in listed.values()}]
+    words = ["@last", *reversed(listed), *{one.name for one in listed.values()}]
     return [word for word in words if word.startswith(incomplete)]
 
 

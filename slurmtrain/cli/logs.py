@@ -25,4 +25,4 @@ def command(workspace: Workspace, run: str, follow: bool, rank: int | None, atte
     if not follow:
         return 0
     [run_id], observed = find(workspace, [run_id])
-    return 0 if observed.runs[run_id].run.state == "completed" else 1
+    return 0 if observed.runs[run_id].state == "completed" else 1

@@ -17,7 +17,10 @@ def command() -> None:
 @common.json_option
 @common.in_workspace
 def rebuild(workspace: Workspace, as_json: bool) -> int:
-    """Make the registry anew from the run directories; the old file is kept beside it as registry.db.old."""
+    """Make the registry anew from the run directories.
+
+    A file that cannot be read is kept beside it as registry.db.old.
+    """
     from slurmtrain.ops.rebuild import rebuild
 
     observed = rebuild(workspace)

@@ -17,9 +17,11 @@ from slurmtrain.ops.workspace import Workspace
 def command(workspace: Workspace, run: str, as_json: bool) -> int:
     """Show everything known of RUN: attempts and why they ended, checkpoints, metrics."""
     from slurmtrain.ops.find import find
+    from slurmtrain.ops.observe import observe
     from slurmtrain.ops.views import show_json
 
-    [run_id], observed = find(workspace, [run])
+    [run_id], _ = find(workspace, [run])
+    observed = observe(workspace, [run_id], thorough=True)
     common.warn_of_garbage(observed.garbage)
     loaded = workspace.store.load(run_id)
     assert loaded is not None

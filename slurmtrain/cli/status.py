@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -38,6 +39,7 @@ def command(
     if not watch:
         _print(workspace, names, everything=everything or as_json, as_json=as_json)
         return 0
+    gc.enable()
     if text.fancy() and not as_json:
         return _live(workspace, names, everything, interval)
     while True:
@@ -58,7 +60,7 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> 
     if everything:
         return observed.runs
     newest = set(sorted(observed.runs)[-_SHOWN:])
-    return {run_id: listed for run_id, listed in observed.runs.items() if run_id in newest or not listed.run.ended}
+    return {run_id: listed for run_id, listed in observed.runs.items() if run_id in newest or not listed.ended}
 
 
 def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as_json: bool) -> None:

@@ -16,8 +16,6 @@ from slurmtrain.model.plan import Plan
 from slurmtrain.runtime.context import Launch, scrubbed
 from slurmtrain.system.process import Process, with_argument
 
-CONTROLLER_LOG = "controller.log"
-
 
 def check(plan: Plan) -> None:
     """Raise NotAvailable for what a plan asks for that this machine does not have."""
@@ -51,6 +49,7 @@ def launch(plan: Plan, attempt: AttemptDir, handed: Launch, secrets: Mapping[str
     request = {
         "run_dir": str(attempt.run.path),
         "folder": str(attempt.submitit),
+        "log": str(attempt.controller_log),
         "nodes": plan.spec.resources.nodes,
         "setup": list(plan.spec.setup),
     }

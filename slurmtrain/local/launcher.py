@@ -25,7 +25,7 @@ _FOREVER_MIN = 60 * 24 * 365
 def main() -> None:
     request = json.loads(sys.argv[1])
     answer = os.dup(1)
-    log = os.open("controller.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (log, 1)):
         os.dup2(source, target)

@@ -6,7 +6,6 @@ file are found in one reading.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +32,8 @@ class Kind(Protocol):
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the nearest known word, or an empty string."""
+    import difflib  # for mistakes only: it costs every command time to load
+
     near = difflib.get_close_matches(str(word), list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -323,7 +324,10 @@ def parse_memory(value: object) -> int:
         if re.fullmatch(r"[\d.]+", value.strip()):
             raise ValueError(f"{value!r} has no unit; write for example {value.strip()}GB")
         raise ValueError(f"{value!r} is not an amount of memory; write for example 4GB, 512MB or 1TB")
-    mib = math.ceil(float(match["amount"]) * _MIB[match["unit"].upper()])
+    amount = float(match["amount"]) * _MIB[match["unit"].upper()]
+    if amount > _MIB["T"] * 1024 * 1024:
+        raise ValueError(f"{value!r} is more memory than there is")
+    mib = math.ceil(amount)
     if mib < 1:
         raise ValueError(f"expected an amount of memory above zero, found {value!r}")
     return mib

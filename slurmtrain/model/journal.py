@@ -9,6 +9,8 @@ from typing import Any
 
 from slurmtrain.model.event import Event
 
+_END_OF_TIME = 1e12
+
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
@@ -59,17 +61,21 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("t"), int | float) else None
+    return record if isinstance(record, dict) and _is_time(record.get("t")) else None
+
+
+def _is_time(value: object) -> bool:
+    # Python reads NaN, and whole numbers that no float can hold: neither can be put in order.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
 
 
 def events_of(reading: Reading, source: str) -> tuple[list[Event], list[Garbage]]:
     """The events of a reading; a record without a kind is garbage too."""
     events, garbage = [], list(reading.garbage)
     for offset, record in reading.records:
-        kind = record.pop("kind", None)
-        time = record.pop("t")
-        if isinstance(kind, str):
-            events.append(Event(float(time), kind, record, source, offset))
+        data = {key: value for key, value in record.items() if key not in ("kind", "t")}
+        if isinstance(record.get("kind"), str):
+            events.append(Event(float(record["t"]), record["kind"], data, source, offset))
         else:
             garbage.append(Garbage(source, offset, json.dumps(record).encode()))
     return events, garbage

@@ -131,6 +131,11 @@ class AttemptDir:
         return self.path / "submitit"
 
     @property
+    def controller_log(self) -> Path:
+        """What the local executor's controller prints, such as the complaints of a line of setup."""
+        return self.path / "controller.log"
+
+    @property
     def rendezvous(self) -> Path:
         """Node 0's address, for the nodes that have no other way to learn it."""
         return self.path / "rendezvous.json"

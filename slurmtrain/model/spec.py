@@ -74,17 +74,22 @@ class _Param:
             return Entries(self, self.text, _check_param).read(value, at, report)
         if isinstance(value, list | tuple):
             for index, item in enumerate(value):
+                here = (*at, str(index))
                 if isinstance(item, dict | list | tuple):
-                    here = (*at, str(index))
                     report(here, f"a list of parameters holds scalars, found {type_name(item)}; use a mapping instead")
+                else:
+                    self._check_scalar(item, here, at[-1], report)
             return list(value)
+        self._check_scalar(value, at, at[-1], report)
+        return value
+
+    def _check_scalar(self, value: object, at: Path, name: str, report: kinds.Report) -> None:
         if value is not None and not isinstance(value, bool | int | float | str):
             report(at, f"expected {self.text}, found {type_name(value)}; put it in quotes")
-        if isinstance(value, str) and _SECRET.search(at[-1]):
+        if isinstance(value, str) and _SECRET.search(name):
             report(at, "this looks like a secret, and parameters are recorded; hand it over through 'env' instead")
         if isinstance(value, float) and not math.isfinite(value):
             report(at, "parameters are recorded as JSON, which has no such number; write it in quotes")
-        return value
 
     def write(self, value: Any) -> object:
         return value

@@ -25,17 +25,17 @@ def choose(runs: Mapping[str, Listed], name: str) -> str:
         return max(runs)
     if name in runs:
         return name
-    named = [run_id for run_id, listed in runs.items() if listed.run.name == name]
+    named = [run_id for run_id, listed in runs.items() if listed.name == name]
     if named:
         return max(named)
     begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
     if len(begun) == 1:
         return begun[0]
     if begun:
-        shown = ", ".join(f"{run_id} ({runs[run_id].run.name})" for run_id in begun[-_SHOWN:])
+        shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in begun[-_SHOWN:])
         more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
         raise RunNotFound(f"{name!r} is the beginning of {len(begun)} run ids: {shown}{more}; type more of it")
-    near = suggestion(name, [*runs, *(listed.run.name for listed in runs.values())])
+    near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.local.launch import CONTROLLER_LOG
 from slurmtrain.model.layout import AttemptDir
 from slurmtrain.model.state import Attempt, Run
 from slurmtrain.ops.observe import observe
@@ -63,6 +63,7 @@ def read_logs(
     RunNotFound for an attempt or a rank that there is not.
     """
     tails: dict[Path, _Tail] = {}
+    gc.enable()
     while True:
         run = _load(workspace, run_id)
         for one in _chosen(run, attempt, follow=follow, seen=bool(tails)):
@@ -105,6 +106,6 @@ def _files(place: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tu
         if rank is None or number == rank:
             yield path, f"rank {number}"
     if rank is None and attempt.ended and not ranks:
-        yield place.path / CONTROLLER_LOG, "job"
+        yield place.controller_log, "job"
         for path in sorted(place.submitit.glob("*_log.out")):
             yield path, f"agent {path.stem.split('_')[-2]}"

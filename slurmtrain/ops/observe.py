@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.local.launch import CONTROLLER_LOG, find
 from slurmtrain.model.layout import AttemptDir, RunDir
 from slurmtrain.model.state import Attempt, Run
 from slurmtrain.ops.workspace import Workspace
@@ -32,9 +31,13 @@ class Observed:
     garbage: Sequence[tuple[str, Garbage]] = ()
 
 
-def observe(workspace: Workspace, only: Collection[str] | None = None) -> Observed:
-    """Read what is new, and note which runs have ended without a word. ``only``: look at these runs alone."""
-    from slurmtrain.registry.ingest import directory_times
+def observe(workspace: Workspace, only: Collection[str] | None = None, *, thorough: bool = False) -> Observed:
+    """Read what is new, and note which runs have ended without a word. ``only``: look at these runs alone.
+
+    A run that has ended, and whose processes are gone, is passed over unless its directories have changed; ``thorough``
+    looks at the size of each of its files too.
+    """
+    from slurmtrain.registry.ingest import directory_times, has_news
 
     present = workspace.run_ids()
     if not present and not workspace.config.registry.exists():
@@ -46,7 +49,8 @@ def observe(workspace: Workspace, only: Collection[str] | None = None) -> Observ
         for run_id in wanted
         if run_id not in known
         or not known[run_id].settled
-        or tuple(known[run_id].scanned) != directory_times(workspace.root.run(run_id))
+        or known[run_id].scanned != directory_times(workspace.root.run(run_id))
+        or (thorough and has_news(workspace.store, workspace.root.run(run_id)))
     ]
     garbage = _read(workspace, open_runs) if open_runs else []
     gone = set(known) - set(present)
@@ -64,39 +68,71 @@ def alive(run: Run) -> bool | None:
     return True if any(said) else (None if None in said else False)
 
 
-def _read(workspace: Workspace, runs: Sequence[RunDir]) -> list[tuple[str, Garbage]]:
+def _read(workspace: Workspace, directories: Sequence[RunDir]) -> list[tuple[str, Garbage]]:
     """Ingest, then ingest again what has died since: a process may write its last word just before it is found dead."""
     from slurmtrain.registry.ingest import has_news
 
-    garbage = _ingest(workspace, [run for run in runs if has_news(workspace.store, run)], dead=False)
-    adopted = [run for run in runs if _adopt(workspace, run)]
-    garbage += _ingest(workspace, adopted, dead=False)
-    dead = [run for run in runs if _is_dead(workspace, run)]
-    garbage += _ingest(workspace, dead, dead=True)
-    silent = [run for run in dead if _note_gone(workspace, run)]
-    garbage += _ingest(workspace, silent, dead=True)
-    return garbage
+    look = _Look(workspace)
+    look.ingest([directory for directory in directories if has_news(workspace.store, directory)], dead=False)
+    look.ingest(
+        [directory for directory in directories if _adopt(workspace, directory, look.run(directory))], dead=False
+    )
+    dead = [directory for directory in directories if _is_dead(look.run(directory))]
+    look.ingest([directory for directory in dead if has_news(workspace.store, directory)], dead=True)
+    silent = [directory for directory in dead if _note_gone(workspace, directory, look.run(directory))]
+    look.ingest(silent, dead=True)
+    look.settle(dead)
+    return look.garbage
 
 
-def _ingest(workspace: Workspace, runs: Sequence[RunDir], *, dead: bool) -> list[tuple[str, Garbage]]:
-    from slurmtrain.registry.ingest import ingest
+class _Look:
+    """The runs of one look, each loaded once."""
 
-    if not runs:
-        return []
-    with workspace.store.begin() as writing:
-        return [(run.id, bad) for run in runs for bad in ingest(writing, run, dead=dead).garbage]
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._runs: dict[str, Run | None] = {}
+        self.garbage: list[tuple[str, Garbage]] = []
+
+    def run(self, directory: RunDir) -> Run | None:
+        if directory.id not in self._runs:
+            self._runs[directory.id] = self._workspace.store.load(directory.id)
+        return self._runs[directory.id]
+
+    def ingest(self, directories: Sequence[RunDir], *, dead: bool) -> None:
+        from slurmtrain.registry.ingest import ingest
+
+        if not directories:
+            return
+        with self._workspace.store.begin() as writing:
+            for directory in directories:
+                ingested = ingest(writing, directory, dead=dead)
+                self._runs[directory.id] = ingested.run
+                self.garbage += [(directory.id, bad) for bad in ingested.garbage]
+
+    def settle(self, dead: Sequence[RunDir]) -> None:
+        """Note which runs need no further look: ended, processes gone, directories unchanged for a while."""
+        from slurmtrain.registry.ingest import directory_times, is_quiet
+
+        now = time.time_ns()
+        over = [directory for directory in dead if (run := self.run(directory)) is not None and run.ended]
+        times = {directory.id: directory_times(directory) for directory in over}
+        quiet = [run_id for run_id, at in times.items() if is_quiet(at, now)]
+        if quiet:
+            with self._workspace.store.begin() as writing:
+                for run_id in quiet:
+                    writing.settle(run_id, times[run_id])
 
 
-def _is_dead(workspace: Workspace, directory: RunDir) -> bool:
-    run = workspace.store.load(directory.id)
+def _is_dead(run: Run | None) -> bool:
     return run is not None and run.newest is not None and run.newest.handed_over and alive(run) is False
 
 
-def _adopt(workspace: Workspace, directory: RunDir) -> bool:
+def _adopt(workspace: Workspace, directory: RunDir, run: Run | None) -> bool:
     """Finish the bookkeeping of a submission that was killed while it handed its job over."""
-    run = workspace.store.load(directory.id)
     if run is None or run.newest is None or run.newest.handed_over or run.newest.ended:
         return False
+    from slurmtrain.local.launch import find
+
     attempt = run.newest
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(locked(directory.lock, wait=False)):
@@ -117,9 +153,8 @@ def _has_agents(attempt: AttemptDir) -> bool:
     return any(attempt.path.glob("node-*.jsonl"))
 
 
-def _note_gone(workspace: Workspace, directory: RunDir) -> bool:
+def _note_gone(workspace: Workspace, directory: RunDir, run: Run | None) -> bool:
     """Journal that an attempt's processes are gone, if it did not say itself that it ended."""
-    run = workspace.store.load(directory.id)
     if run is None or run.newest is None or run.newest.ended:
         return False
     attempt = run.newest
@@ -141,7 +176,7 @@ def _why_gone(attempt: Attempt, place: AttemptDir) -> str:
     if attempt.hosts:
         return "its processes are gone without a last word: killed, or the machine went down"
     with contextlib.suppress(OSError):
-        lines = (place.path / CONTROLLER_LOG).read_text(errors="replace").strip().splitlines()
+        lines = place.controller_log.read_text(errors="replace").strip().splitlines()
         if lines:
             return f"its job ended before it began: {lines[-1]}"
     return "its job ended before it began"
@@ -168,4 +203,5 @@ def _checkpoints(directory: RunDir) -> list[dict[str, object]]:
 
 
 def _without_directory(one: Listed) -> Listed:
-    return replace(one, run=replace(one.run, reason=f"its directory was deleted ({one.run.reason or one.run.state})"))
+    why = one.row["reason"] or one.state
+    return replace(one, row={**one.row, "reason": f"its directory was deleted ({why})"})

@@ -33,7 +33,7 @@ class Synced:
 
 def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bool = True) -> Synced:
     """Bring registry, runs and tracking store into line. Doing it again changes nothing."""
-    synced = Synced(observe(workspace, only))
+    synced = Synced(observe(workspace, only, thorough=True))
     _sweep_unborn(workspace)
     if not synced.observed.runs:
         return synced
@@ -60,7 +60,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
     """Start runs whose submission was killed between making the run and starting its job, one after the other."""
     after: tuple[str, Process] | None = None
     for run_id, listed in _chosen(synced, only):
-        if listed.run.state != "created" or listed.run.cancelled:
+        if listed.state != "created" or listed.row["cancelled"]:
             continue
         directory = workspace.root.run(run_id)
         with locked(directory.lock, wait=False) as mine:
@@ -85,7 +85,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
 
 def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
     """The newest run of this name that still runs, as the runs of one sweep do, with its controller."""
-    for run_id in reversed([one for one, listed in synced.observed.runs.items() if listed.run.name == name]):
+    for run_id in reversed([one for one, listed in synced.observed.runs.items() if listed.name == name]):
         run = workspace.store.load(run_id)
         if run is not None and run.newest is not None and not run.ended and run.newest.processes:
             return run_id, Process.from_plain(run.newest.processes[0])
@@ -95,7 +95,7 @@ def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Pr
 def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
     """End runs that somebody wished to cancel, where the command was killed over it."""
     for run_id, listed in _chosen(synced, only):
-        if listed.run.cancelled and not listed.run.ended:
+        if listed.row["cancelled"] and not listed.ended:
             finish_cancel(workspace, run_id)
             synced.cancelled.append(run_id)
     return synced.cancelled

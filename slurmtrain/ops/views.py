@@ -7,7 +7,6 @@ import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,7 +61,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     """RUN with its attempts and checkpoints."""
     directory = workspace.root.run(run.id)
     return {
-        **run_json(workspace, replace(listed, run=replace(run, reason=listed.run.reason))),
+        **run_json(workspace, listed),
         "attempts": [attempt_json(attempt) for attempt in run.attempts],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.checkpoints],
         "garbage": [

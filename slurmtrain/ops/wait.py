@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -19,12 +20,13 @@ def wait(
 
     Returns whether all completed, and what the last sync found.
     """
+    gc.enable()
     while True:
         synced = sync(workspace, run_ids, track=False)
         chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
         tell(chosen)
-        if all(listed.run.ended for listed in chosen.values()):
+        if all(listed.ended for listed in chosen.values()):
             break
         time.sleep(INTERVAL_S)
     synced = sync(workspace, run_ids)
-    return all(listed.run.state == "completed" for listed in chosen.values()), synced
+    return all(listed.state == "completed" for listed in chosen.values()), synced

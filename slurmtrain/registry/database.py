@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.exc import DatabaseError, OperationalError
 
 from slurmtrain.errors import PlaceError, RegistryUnusable
 from slurmtrain.registry import schema
@@ -21,17 +20,24 @@ _BUSY_S = 60.0
 def open_engine(path: Path) -> sa.Engine:
     """Open the registry, making or upgrading it first. Raises RegistryUnusable or PlaceError."""
     engine = _engine(path)
-    try:
-        version = _version(engine, path) if path.exists() else None
-        if version != schema.HEAD:
-            _bring_up_to_date(engine, path)
-    except OperationalError as error:
-        raise PlaceError(f"cannot open the registry {path}: {error.orig}") from error
+    version = _version(engine, path) if path.exists() else None
+    if version != schema.HEAD:
+        _bring_up_to_date(engine, path)
     return engine
 
 
 def _engine(path: Path) -> sa.Engine:
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_S})
+
+    @sa.event.listens_for(engine, "handle_error")
+    def _failed(context: sa.engine.ExceptionContext) -> None:
+        error = context.original_exception
+        if isinstance(error, sqlite3.OperationalError):
+            raise PlaceError(
+                f"the registry {path} cannot be used: {error}; try again, or look at its directory"
+            ) from error
+        if isinstance(error, sqlite3.DatabaseError):
+            raise RegistryUnusable(f"{path} is no database that can be read ({error}); {_advice(path)}") from error
 
     # SQLAlchemy's recipe for SQLite transactions that begin when they are told to, and write-locked.
     @sa.event.listens_for(engine, "connect")
@@ -55,19 +61,14 @@ def reading(engine: sa.Engine) -> sa.Connection:
 
 def _version(engine: sa.Engine, path: Path) -> str | None:
     """The migration that the file is at; None for an empty file."""
-    try:
-        with reading(engine) as connection:
-            tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
-            if not tables:
-                return None
-            if "alembic_version" not in tables or "run" not in tables:
-                raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
-            version: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-            return version
-    except OperationalError:
-        raise
-    except DatabaseError as error:
-        raise RegistryUnusable(f"{path} is no database ({error.orig}); {_advice(path)}") from error
+    with reading(engine) as connection:
+        tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
+        if not tables:
+            return None
+        if "alembic_version" not in tables or "run" not in tables:
+            raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
+        version: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        return version
 
 
 def _advice(path: Path) -> str:

@@ -39,10 +39,15 @@ def directory_times(run: RunDir) -> tuple[int, ...]:
     times = []
     for path in (run.journals, run.attempts):
         try:
-            times.append(path.stat().st_mtime_ns)
+            times.append(os.stat(path).st_mtime_ns)  # noqa: PTH116 (asked of every run at every look)
         except FileNotFoundError:
             times.append(0)
     return tuple(times) if any(times) or run.path.exists() else ()
+
+
+def is_quiet(times: tuple[int, ...], now_ns: int) -> bool:
+    """Whether these directories were last changed long enough ago for their times to tell of any change since."""
+    return all(now_ns - at > _COARSE_NS for at in times)
 
 
 def has_news(store: Store, run: RunDir) -> bool:
@@ -61,8 +66,7 @@ def ingest(writing: Writing, run: RunDir, *, dead: bool) -> Ingested:
     for name, path in _sources(run):
         garbage += _take_in(writing, run, name, path, offsets.get(name, 0), progress)
     folded = fold(run.id, writing.events(run.id), progress)
-    quiet = all(before - at > _COARSE_NS for at in times)
-    writing.put(folded, settled=folded.ended and dead and quiet, scanned=times)
+    writing.put(folded, settled=folded.ended and dead and is_quiet(times, before), scanned=times)
     return Ingested(folded, tuple(garbage))
 
 

@@ -38,7 +38,8 @@ run = sa.Table(
     sa.Column("checkpoint", sa.JSON),
     # Whether nothing more can come, and the directories' times (ns) at the last scan, to notice if it does.
     sa.Column("settled", sa.Boolean, nullable=False),
-    sa.Column("scanned", sa.JSON, nullable=False),
+    sa.Column("journals_at", sa.BigInteger, nullable=False),
+    sa.Column("attempts_at", sa.BigInteger, nullable=False),
     # Bytes of journals and metrics taken in: grows with every new fact.
     sa.Column("revision", sa.Integer, nullable=False),
 )

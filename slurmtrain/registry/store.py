@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,26 +13,73 @@ import sqlalchemy as sa
 from slurmtrain.model.event import Event
 from slurmtrain.model.journal import Garbage
 from slurmtrain.model.progress import Progress
-from slurmtrain.model.state import Attempt, Checkpoint, Run
+from slurmtrain.model.state import ENDED, Attempt, Checkpoint, Run
 from slurmtrain.registry import schema
 from slurmtrain.registry.database import open_engine, reading
 
 _RUN_COLUMNS = {f.name for f in fields(Run)} & {column.name for column in schema.run.columns}
+_JSON_COLUMNS = [name for name in _RUN_COLUMNS if isinstance(schema.run.c[name].type, sa.JSON)]
+# JSON as text: decoding that of a thousand runs takes longer than fetching it.
+_LISTED = sa.select(
+    *(sa.type_coerce(c, sa.String).label(c.name) if isinstance(c.type, sa.JSON) else c for c in schema.run.columns)
+).order_by(schema.run.c.id)
 _ATTEMPT_COLUMNS = {f.name for f in fields(Attempt)}
 _CHECKPOINT_COLUMNS = {f.name for f in fields(Checkpoint)}
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A run as lists show it, with what is kept about scanning it."""
+    """A run as lists show it. ``row`` is the registry's; its JSON is decoded when ``run`` is asked for, not before."""
 
-    run: Run
-    job_id: str | None
-    attempt: int
-    checkpoint: Checkpoint | None
-    settled: bool
-    scanned: Sequence[int]
-    revision: int
+    row: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return str(self.row["name"])
+
+    @property
+    def ended(self) -> bool:
+        return self.row["state"] in ENDED
+
+    @property
+    def state(self) -> str:
+        return str(self.row["state"])
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more can come."""
+        return bool(self.row["settled"])
+
+    @property
+    def scanned(self) -> tuple[int, int]:
+        """Times (ns) of the run's directories when they were last read."""
+        return (self.row["journals_at"], self.row["attempts_at"])
+
+    @property
+    def revision(self) -> int:
+        """Grows with every new fact."""
+        return int(self.row["revision"])
+
+    @property
+    def job_id(self) -> str | None:
+        """Of the newest attempt."""
+        return None if self.row["job_id"] is None else str(self.row["job_id"])
+
+    @property
+    def attempt(self) -> int:
+        """How many attempts there were."""
+        return int(self.row["attempt"])
+
+    @property
+    def run(self) -> Run:
+        """The run, without its attempts and checkpoints."""
+        return _run({**self.row, **{name: json.loads(self.row[name] or "null") for name in _JSON_COLUMNS}})
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The newest one."""
+        found = json.loads(self.row["checkpoint"] or "null")
+        return Checkpoint(**found) if found else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +113,8 @@ class Store:
     def listed(self) -> dict[str, Listed]:
         """All runs by id, oldest first, without their older attempts and checkpoints."""
         with reading(self._engine) as connection:
-            rows = connection.execute(sa.select(schema.run).order_by(schema.run.c.id))
-            return {row.id: _listed(_mapping(row)) for row in rows}
+            rows = connection.execute(_LISTED)
+            return {row.id: Listed(_mapping(row)) for row in rows}
 
     def load(self, run_id: str) -> Run | None:
         """One run with all attempts and checkpoints."""
@@ -121,6 +169,12 @@ class Writing:
 
     def __exit__(self, *error: Any) -> None:
         self._transaction.__exit__(*error)
+
+    def clear(self) -> None:
+        """Forget everything, what was sent to tracking stores included: sending it again adds nothing there."""
+        for table in schema.metadata.tables.values():
+            if table is not schema.alembic_version:
+                self._connection.execute(table.delete())
 
     def offsets(self, run_id: str) -> dict[str, int]:
         """How far each file of a run has been read."""
@@ -191,10 +245,16 @@ class Writing:
                 "attempt": newest.number if newest else 0,
                 "checkpoint": _row(run.checkpoint, _CHECKPOINT_COLUMNS) if run.checkpoint else None,
                 "settled": settled,
-                "scanned": list(scanned),
+                "journals_at": scanned[0] if scanned else 0,
+                "attempts_at": scanned[1] if scanned else 0,
                 "revision": sum(self.offsets(run.id).values()),
             },
         )
+
+    def settle(self, run_id: str, scanned: Sequence[int]) -> None:
+        """Note that nothing more can come of a run, whose directories have these times."""
+        times = {"journals_at": scanned[0], "attempts_at": scanned[1]} if scanned else {}
+        self._connection.execute(schema.run.update().where(schema.run.c.id == run_id).values(settled=True, **times))
 
     def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
         row = {"run_id": run_id, "uri": mirrored.uri, "offsets": dict(mirrored.offsets), "revision": mirrored.revision}
@@ -223,16 +283,3 @@ def _only(row: Mapping[str, Any], columns: Iterable[str]) -> dict[str, Any]:
 
 def _run(row: Mapping[str, Any], **more: Any) -> Run:
     return Run(**_only(row, _RUN_COLUMNS), **more)
-
-
-def _listed(row: Mapping[str, Any]) -> Listed:
-    checkpoint = Checkpoint(**row["checkpoint"]) if row["checkpoint"] else None
-    return Listed(
-        run=_run(row),
-        job_id=row["job_id"],
-        attempt=row["attempt"],
-        checkpoint=checkpoint,
-        settled=row["settled"],
-        scanned=row["scanned"],
-        revision=row["revision"],
-    )

@@ -34,8 +34,9 @@ class Found:
 
 def absolute(pattern: str, workdir: str, run: RunDir) -> str:
     """The pattern of a spec as an absolute one; ``{run_dir}`` and ``{checkpoint_dir}`` are filled in."""
-    filled = pattern.replace("{run_dir}", str(run.path)).replace("{checkpoint_dir}", str(run.checkpoints))
-    return os.path.join(workdir, os.path.expanduser(filled))  # noqa: PTH111, PTH118 (a pattern, not a path)
+    filled = pattern.replace("{run_dir}", glob.escape(str(run.path)))
+    filled = filled.replace("{checkpoint_dir}", glob.escape(str(run.checkpoints)))
+    return os.path.join(glob.escape(workdir), os.path.expanduser(filled))  # noqa: PTH111, PTH118 (a pattern, not a path)
 
 
 def newest(pattern: str, since: float | None = None) -> Found | None:
@@ -63,7 +64,7 @@ def _look_at(path: Path) -> Found | None:
         size = status.st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
     except OSError:
         return None
-    numbers = _NUMBER.findall(path.name)
+    numbers = _NUMBER.findall(path.stem)
     return Found(path, int(numbers[-1]) if numbers else None, size, status.st_mtime)
 
 
@@ -90,7 +91,7 @@ def is_complete(path: Path) -> bool:
 def _safetensors_length(start: bytes, rest: bytes) -> int | None:
     """The file's length by its header: eight bytes of its length, JSON with offsets, then the data."""
     length = int.from_bytes(start, "little")
-    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         header = json.loads(rest[:length])
         ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
         return 8 + length + max(ends, default=0)

@@ -39,7 +39,9 @@ class Request:
 def make_request(plan: Plan, run: RunDir) -> Request:
     """What a plan asks of Slurm: one task a node, which runs the node agent."""
     resources = plan.spec.resources
-    options = {canonical(name): value for name, value in plan.spec.slurm.items() if value not in (None, False)}
+    options = {
+        canonical(name): value for name, value in plan.spec.slurm.items() if value is not None and value is not False
+    }
     parameters: dict[str, Any] = {
         # The run's id stands in the job's name, by which a killed submission's job is found again.
         "job_name": f"{plan.spec.name}-{run.id}",
@@ -52,7 +54,7 @@ def make_request(plan: Plan, run: RunDir) -> Request:
         "signal_delay_s": SIGNAL_LEAD_S,
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
-        "setup": prologue(plan, run).splitlines(),
+        "setup": prologue(plan, run).rstrip("\n").split("\n"),
         # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others.
         "srun_args": [
             "--kill-on-bad-exit=1",

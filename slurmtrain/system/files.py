@@ -72,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
         return None
     except OSError as error:
         raise PlaceError(f"cannot read {path}: {reason_of(error)}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise PlaceError(
             f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
         ) from error

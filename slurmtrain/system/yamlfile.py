@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.reader import ReaderError
 
 from slurmtrain.errors import Mistake, PlaceError, SpecError
 from slurmtrain.system.files import reason_of
@@ -16,6 +17,7 @@ from slurmtrain.system.files import reason_of
 KeyPath = tuple[str, ...]
 SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+")
 _NODES = 100_000
+_DEPTH = 60
 
 
 @dataclass(slots=True)
@@ -52,9 +54,16 @@ def read_text(path: Path) -> str:
 
 def parse_yaml(text: str, name: str) -> Document:
     """Parse a YAML mapping. Raises SpecError for text that is none; lesser mistakes stand in the document."""
-    loader = _loader_class()(text)
     try:
+        loader = _loader_class()(text)
         root = loader.get_single_node()
+        document = Document(name, {})
+        data = _Reader(loader, document).read(root, ()) if isinstance(root, yaml.MappingNode) else {}
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise SpecError([Mistake(f"{name}:{line}", "", f"this is not YAML: {error.reason}")]) from None
+    except RecursionError:
+        raise SpecError([Mistake(f"{name}:1", "", "this is nested too deeply to be read")]) from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         why = " ".join(filter(None, (error.context, error.problem)))
@@ -67,9 +76,29 @@ def parse_yaml(text: str, name: str) -> Document:
         raise SpecError(
             [Mistake(f"{name}:{root.start_mark.line + 1}", "", "expected a mapping (key: value) at the top")]
         )
-    document = Document(name, {})
-    document.data = _Reader(loader, document).read(root, ())
+    document.data = data
     return document
+
+
+def parse_value(raw: str) -> Any:
+    """One value of a command line: as in a file, but ``12:00:00`` stays text, since a shell eats quotes.
+
+    Raises ValueError with a sentence.
+    """
+    try:
+        loader = _scalar_loader()(raw)
+        node = loader.get_single_node()
+        document = Document("", {})
+        value = None if node is None else _Reader(loader, document).read(node, ())
+    except RecursionError:
+        raise ValueError("the value is nested too deeply") from None
+    except SpecError as error:
+        raise ValueError(error.mistakes[0].message) from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value is not YAML: {' '.join(str(error).split())}") from None
+    if document.mistakes:
+        raise ValueError(document.mistakes[0].message)
+    return value
 
 
 @cache
@@ -86,8 +115,8 @@ def _loader_class() -> type[yaml.SafeLoader]:
 
 
 @cache
-def scalar_loader() -> type[yaml.SafeLoader]:
-    """For values on a command line: as in a file, but ``12:00:00`` stays text, since a shell eats quotes."""
+def _scalar_loader() -> type[yaml.SafeLoader]:
+    """Without YAML 1.1's sexagesimal numbers."""
 
     class Loader(_loader_class()):  # type: ignore[misc]
         """Local to this module."""
@@ -119,6 +148,8 @@ class _Reader:
 
     def read(self, node: yaml.Node, at: KeyPath, above: tuple[int, ...] = ()) -> Any:
         self._nodes += 1
+        if len(above) > _DEPTH:
+            raise SpecError([Mistake(self._where(node), "", f"nested more than {_DEPTH} levels deep")])
         if id(node) in above:
             self._wrong(node, at, "this alias refers to itself")
             return None
@@ -157,20 +188,24 @@ class _Reader:
         return self.read(node, at, above)
 
     def _scalar(self, node: yaml.Node, at: KeyPath) -> Any:
-        plain = isinstance(node, yaml.ScalarNode) and node.style is None
-        if plain and SEXAGESIMAL.fullmatch(node.value):
-            seconds = self._loader.construct_object(node)
-            self._wrong(
-                node,
-                at,
-                f'YAML reads an unquoted {node.value} as the number {seconds}; put it in quotes: "{node.value}"',
-            )
-            return node.value
         try:
-            return self._loader.construct_object(node)
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
-            self._wrong(node, at, f"this value cannot be read: {' '.join(str(error).split())}")
+            value = self._loader.construct_object(node)
+            if isinstance(value, str):
+                value.encode()
+        # PyYAML's constructors raise whatever their conversions raise: KeyError for !!bool x, IndexError for !!int ''.
+        except (yaml.YAMLError, ValueError, LookupError, OverflowError, AttributeError, TypeError) as error:
+            said = " ".join(str(error).split())[:200]
+            self._wrong(node, at, f"this value cannot be read: {type(error).__name__}: {said}")
             return None
+        plain = isinstance(node, yaml.ScalarNode) and node.style is None
+        if plain and isinstance(value, int | float) and SEXAGESIMAL.fullmatch(node.value):
+            quoted = f'put it in quotes: "{node.value}"'
+            self._wrong(node, at, f"YAML reads an unquoted {node.value} as the number {value}; {quoted}")
+            return node.value
+        if not (value is None or isinstance(value, bool | int | float | str)):
+            self._wrong(node, at, f"YAML reads this as a {type(value).__name__}; put it in quotes")
+            return None
+        return value
 
     def _wrong(self, node: yaml.Node, at: KeyPath, message: str) -> None:
         self._document.mistakes.append(Mistake(self._where(node), ".".join(at), message))

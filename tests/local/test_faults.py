@@ -158,7 +158,8 @@ def mlflow_runs(site: Site) -> list[dict[str, Any]]:
         "import json, mlflow, sys\n"
         "client = mlflow.MlflowClient('sqlite:///' + sys.argv[1])\n"
         "ids = [e.experiment_id for e in client.search_experiments()]\n"
-        "print(json.dumps([{'id': r.info.run_id, 'status': r.info.status, 'params': r.data.params, 'tags': r.data.tags,\n"
+        "print(json.dumps([{'id': r.info.run_id, 'status': r.info.status, 'params': r.data.params,\n"
+        " 'tags': r.data.tags,\n"
         " 'loss': [(m.step, m.timestamp, m.value) for m in client.get_metric_history(r.info.run_id, 'loss')]}\n"
         " for r in client.search_runs(ids)]))"
     )
@@ -245,53 +246,64 @@ def test_a_cancel_that_is_killed_is_finished_by_the_next_sync(site: Site) -> Non
     assert not site.processes(run_id)
 
 
+class Terminal(threading.Thread):
+    """A person who types one command after the other for a while."""
+
+    def __init__(self, site: Site, specs: list[Path], seed: int, submitted: list[str]) -> None:
+        super().__init__()
+        self.site, self.specs, self.dice = site, specs, random.Random(seed)
+        self.submitted = submitted
+        self.mine: list[str] = []
+        self.cancelled: set[str] = set()
+        self.problems: list[str] = []
+        self.end = time.monotonic() + STRESS_S
+
+    def run(self) -> None:
+        words = [self.submit, self.submit, self.cancel, self.show, *(self.call,) * 3]
+        while time.monotonic() < self.end:
+            try:
+                self.dice.choice(words)()
+            except AssertionError as error:
+                self.problems.append(str(error))
+
+    def submit(self) -> None:
+        run_id = self.site.submit(self.dice.choice(self.specs))
+        self.mine.append(run_id)
+        self.submitted.append(run_id)
+
+    def cancel(self) -> None:
+        if self.mine:
+            self.cancelled.add(self.mine[-1])
+            self.site.call("cancel", self.mine[-1])
+
+    def show(self) -> None:
+        if self.submitted:
+            self.site.show(self.dice.choice(self.submitted))
+
+    def call(self) -> None:
+        self.site.call(*self.dice.choice([("sync",), ("status",), ("registry", "rebuild")]))
+
+
 @pytest.mark.slow
 def test_two_terminals_at_once_for_a_minute_lose_no_run_and_do_nothing_twice(site: Site) -> None:
-    quick = site.path / "quick.yaml"
-    quick.write_text("command: python -c pass\ntracking: {mlflow: {enabled: false}}\n")
-    slow = site.path / "slow.yaml"
-    slow.write_text(
-        "command: python -c 'import threading; threading.Event().wait(600)'\ntracking: {mlflow: {enabled: false}}\n"
-    )
+    quick, slow = site.path / "quick.yaml", site.path / "slow.yaml"
+    untracked = "\ntracking: {mlflow: {enabled: false}}\n"
+    quick.write_text("command: python -c pass" + untracked)
+    slow.write_text("command: python -c 'import threading; threading.Event().wait(600)'" + untracked)
     submitted: list[str] = []
-    cancelled: set[str] = set()
-    problems: list[str] = []
-    end = time.monotonic() + STRESS_S
-
-    def terminal(seed: int) -> None:
-        dice = random.Random(seed)
-        mine: list[str] = []
-        while time.monotonic() < end:
-            word = dice.choice(["submit", "submit", "sync", "status", "cancel", "show", "rebuild"])
-            try:
-                if word == "submit":
-                    run_id = site.submit(dice.choice([quick, quick, slow]))
-                    submitted.append(run_id)
-                    mine.append(run_id)
-                elif word == "cancel" and mine:
-                    cancelled.add(mine[-1])
-                    site.call("cancel", mine[-1])
-                elif word == "show" and submitted:
-                    site.show(dice.choice(submitted))
-                elif word == "rebuild":
-                    site.call("registry", "rebuild")
-                elif word in ("sync", "status"):
-                    site.call(word)
-            except AssertionError as error:
-                problems.append(str(error))
-
-    terminals = [threading.Thread(target=terminal, args=(seed,)) for seed in (1, 2)]
-    for thread in terminals:
-        thread.start()
-    for thread in terminals:
-        thread.join()
+    terminals = [Terminal(site, [quick, quick, slow], seed, submitted) for seed in (1, 2)]
+    for terminal in terminals:
+        terminal.start()
+    for terminal in terminals:
+        terminal.join()
+    cancelled = {run_id for terminal in terminals for run_id in terminal.cancelled}
     for run in site.json("status")["runs"]:
         if run["state"] in ("pending", "running"):
             cancelled.add(run["id"])
             site.call("cancel", run["id"])
     runs = {run["id"]: run for run in site.json("status")["runs"]}
 
-    assert problems == []
+    assert [problem for terminal in terminals for problem in terminal.problems] == []
     assert sorted(runs) == sorted(submitted)
     assert {run_id: run["attempt"] for run_id, run in runs.items()} == dict.fromkeys(runs, 1)
     for run_id, run in runs.items():

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError, SpecError
-from slurmtrain.system.yamlfile import Document, parse_yaml, read_text, scalar_loader
+from slurmtrain.system.yamlfile import Document, parse_value, parse_yaml, read_text
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -243,10 +243,7 @@ def test_plain_data_reads_back_as_it_was_dumped(data: dict[str, Any]) -> None:
 
 
 def test_a_value_on_the_command_line_keeps_its_colons() -> None:
-    values = {
-        text: yaml.load(text, Loader=scalar_loader())
-        for text in ("12:00:00", "1e-3", "[1, 2:30]", "{a: 1}", "true", "x")
-    }
+    values = {text: parse_value(text) for text in ("12:00:00", "1e-3", "[1, 2:30]", "{a: 1}", "true", "x")}
     assert values == {
         "12:00:00": "12:00:00", "1e-3": 0.001, "[1, 2:30]": [1, "2:30"], "{a: 1}": {"a": 1}, "true": True, "x": "x",
     }  # fmt: skip

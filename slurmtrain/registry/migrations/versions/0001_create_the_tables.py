@@ -106,7 +106,8 @@ def upgrade() -> None:
         sa.Column("attempt", sa.Integer(), nullable=False),
         sa.Column("checkpoint", sa.JSON(), nullable=True),
         sa.Column("settled", sa.Boolean(), nullable=False),
-        sa.Column("scanned", sa.JSON(), nullable=False),
+        sa.Column("journals_at", sa.BigInteger(), nullable=False),
+        sa.Column("attempts_at", sa.BigInteger(), nullable=False),
         sa.Column("revision", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("id"),
     )

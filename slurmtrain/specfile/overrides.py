@@ -1,0 +1,131 @@
+"""``a.b=c`` on the command line, and the keys that a sweep varies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from slurmtrain.errors import Mistake
+from slurmtrain.model.fields import Entries, Scalar, Section, suggestion
+from slurmtrain.model.spec import walk_keys
+from slurmtrain.specfile.secrets import redact_assignment
+from slurmtrain.system.yamlfile import parse_value
+
+KeyPath = tuple[str, ...]
+_SCHEMA = dict(walk_keys())
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """One ``a.b=c``: ``path`` and ``value`` parsed, ``text`` as it may be recorded (a secret is left out)."""
+
+    path: KeyPath
+    value: Any
+    text: str
+
+
+def parse_overrides(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
+    """Overrides of a spec that holds ``data``, and what is wrong with the others."""
+    return _parse_all(texts, data, multiple=False)
+
+
+def parse_sweeps(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
+    """``a.b=1,2,3`` for each key to vary: the values are lists."""
+    return _parse_all(texts, data, multiple=True)
+
+
+def chosen(key: str, value: Any) -> Override:
+    """The override that gives one of a sweep's values to its key."""
+    flow = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
+    return Override(tuple(key.split(".")), value, redact_assignment(key, value if isinstance(value, str) else flow))
+
+
+def apply(overrides: Sequence[Override], data: Mapping[str, Any]) -> dict[str, Any]:
+    """The data with these overrides, later ones winning; what was there is left as it was."""
+    result: dict[str, Any] = dict(data)
+    for override in overrides:
+        _set(result, *_whole_value(override))
+    return result
+
+
+def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) -> None:
+    """Raise ValueError unless an override may set this key: it is in the schema, or it is written in the file."""
+    if path[0] == "sweep":
+        raise ValueError("a sweep is varied with --sweep key=value,value")
+    for length in range(1, len(path) + 1):
+        field = _SCHEMA.get(path[:length])
+        if field is None:
+            siblings = [known[-1] for known in _SCHEMA if known[:-1] == path[: length - 1]]
+            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{suggestion(path[length - 1], siblings)}")
+        kind = field.metadata["kind"]
+        if isinstance(kind, Entries):
+            if path[:length] == ("params",) and not adds:
+                _check_written(path, data)
+            return
+        if not isinstance(kind, Section):
+            if isinstance(kind, Scalar) and length < len(path) - 1:
+                raise ValueError(f"{'.'.join(path[:length])!r} has no key {path[length]!r}")
+            return
+
+
+def _parse_all(
+    texts: Sequence[str], data: Mapping[str, Any], *, multiple: bool
+) -> tuple[list[Override], list[Mistake]]:
+    overrides, wrong = [], []
+    for text in texts:
+        key, _, raw = text.partition("=")
+        shown = redact_assignment(key, raw) if "=" in text else text
+        try:
+            overrides.append(_parse(text, shown, data, multiple=multiple))
+        except ValueError as error:
+            wrong.append(Mistake(f"command line ({shown})", "", str(error)))
+    return overrides, wrong
+
+
+def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) -> Override:
+    key, equals, raw = text.partition("=")
+    if not equals or not key.strip():
+        raise ValueError("expected key=value, for example resources.nodes=2")
+    path = tuple(key.removeprefix("+").strip().split("."))
+    check_path(path, data, adds=key.startswith("+"))
+    return Override(path, _parse_list(raw) if multiple else parse_value(raw), shown.strip())
+
+
+def _parse_list(raw: str) -> list[Any]:
+    value = parse_value(raw if raw.strip().startswith("[") else f"[{raw}]")
+    return value if isinstance(value, list) else [value]
+
+
+def _check_written(path: KeyPath, data: Mapping[str, Any]) -> None:
+    inside: Any = data
+    for depth, key in enumerate(path):
+        if not isinstance(inside, Mapping) or key not in inside:
+            near = suggestion(key, map(str, inside)) if isinstance(inside, Mapping) else ""
+            here = ".".join(path[: depth + 1])
+            raise ValueError(f"there is no {here!r} in the spec{near}; +{'.'.join(path)}=... adds a new parameter")
+        inside = inside[key]
+
+
+def _whole_value(override: Override) -> tuple[KeyPath, Any]:
+    """``checkpoint.every.steps=5`` replaces the whole value of ``checkpoint.every``, which is one value."""
+    for length in range(1, len(override.path)):
+        field = _SCHEMA.get(override.path[:length])
+        if field is not None and not isinstance(field.metadata["kind"], Section | Entries):
+            value = override.value
+            for key in reversed(override.path[length:]):
+                value = {key: value}
+            return override.path[:length], value
+    return override.path, override.value
+
+
+def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
+    """Set a value, copying what lies on the way to it."""
+    *way, last = path
+    for key in way:
+        inside = data.get(key)
+        data[key] = dict(inside) if isinstance(inside, Mapping) else {}
+        data = data[key]
+    data[last] = value

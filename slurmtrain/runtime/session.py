@@ -21,7 +21,7 @@ from slurmtrain.runtime.checkpoint import Checkpointer, Stateful
 from slurmtrain.runtime.context import STOPPED, Worker
 from slurmtrain.runtime.ending import redact
 from slurmtrain.runtime.interval import is_due, steps_to_agreement
-from slurmtrain.runtime.metrics import MetricsFile
+from slurmtrain.runtime.metrics import MetricsFile, as_number
 from slurmtrain.runtime.ranks import Ranks
 from slurmtrain.runtime.signals import StopFlag
 from slurmtrain.system.files import read_json
@@ -179,11 +179,16 @@ class Session:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
 
         Rank 0 writes them, with the step, to a file of the run directory when the step is finished; the other ranks
-        return at once. Values are numbers, or tensors of one element.
+        return at once. Values are numbers, or tensors of one element, which are read when the step is finished. Raises
+        TypeError for others.
         """
         if self.rank != 0:
             return
-        self._pending.update(metrics or {}, **more)
+        more.update(metrics or {})
+        for name, value in more.items():
+            if not isinstance(value, int | float) and not hasattr(value, "item"):
+                as_number(name, value)
+        self._pending.update(more)
         if not self._in_step:
             self._write_metrics()
 
@@ -270,13 +275,13 @@ class Session:
         return reason
 
     def _write_metrics(self) -> None:
+        pending, self._pending = self._pending, {}
         if self._metrics is not None:
-            self._metrics.write(self.step, self._pending)
-        elif self._pending and time.monotonic() - self._said >= _SAY_EVERY_S:
+            self._metrics.write(self.step, pending)
+        elif pending and time.monotonic() - self._said >= _SAY_EVERY_S:
             self._said = time.monotonic()
-            said = " ".join(f"{name}={float(value):.6g}" for name, value in self._pending.items())
+            said = " ".join(f"{name}={as_number(name, value):.6g}" for name, value in pending.items())
             _log.info("step %d %s", self.step, said)
-        self._pending = {}
 
     def _restore_rng(self) -> None:
         """At registration, and again before the first step, since setting up in between may draw numbers."""

@@ -1,0 +1,124 @@
+"""The command line: exit codes, messages, completion, text."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.cli import text
+
+
+def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "slurmtrain", *arguments],
+        cwd=cwd,
+        env={**os.environ, "SLURMTRAIN_RUNS": str(cwd / "runs"), **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file"),
+        ("", "the file is empty"),
+        ("a: [1\n", "this is not YAML"),
+        ("command: python x.py\nresource: {nodes: 2}\n", "did you mean 'resources'?"),
+        ("command: python x.py\nresources: {nodes: two}\n", "expected a whole number"),
+        ("command: python x.py\nresources: {nodes: -1}\n", "of at least 1, found -1"),
+        ("command: python x.py\nresources: {time: 12:00:00}\n", "put it in quotes"),
+        ("command: python x.py\nresources: {mem: 4}\n", "has no unit"),
+        ("command: python x.py\nslurm: {partion: a}\n", "did you mean 'partition'?"),
+        ("command: python x.py\nname: 'a/b'\n", "cannot name a run"),
+        ("command: python x.py\nname: '   '\n", "a blank text"),
+        (f"command: python x.py\nname: {'n' * 300}\n", "at most 64 characters"),
+        ('command: python "x.py\n', "quotes of the command do not match"),
+        ("command: python x.py\nparams: {a: [{b: 1}]}\n", "a list of parameters holds scalars"),
+        ("command: python x.py\nparams: {a: '${params.b}'}\n", "refers to a key that does not exist"),
+        ("command: python x.py\ncheckpoint: {every: {steps: 1, minutes: 1}}\n", "exclude each other"),
+        ("command: python x.py\nworkdir: /no/such/place\n", "/no/such/place does not exist"),
+        ("command: python x.py\nresources: {gpus_per_node: 64}\n", "not available with this executor"),
+        ("command: python x.py\nnetwork: {interface: eth7}\n", "not available with this executor"),
+    ],
+)
+def test_bad_input_gets_one_clear_message_and_creates_nothing(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    if content is not None:
+        (tmp_path / "exp.yaml").write_text(content)
+    done = call("submit", "exp.yaml", "--executor", "local", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "runs").exists()
+
+
+def test_submitting_to_slurm_says_that_it_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text("command: python x.py\n")
+    done = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path)
+    assert (done.returncode, "not available with this executor" in done.stderr) == (2, True)
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["show", "logs", "wait", "resume", "cancel"])
+def test_a_run_that_does_not_exist_is_named(tmp_path: Path, command: str) -> None:
+    done = call(command, "nosuch", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "there is no run 'nosuch'" in done.stderr
+
+
+def test_a_word_that_begins_several_ids_lists_them(tmp_path: Path) -> None:
+    for run_id in ("0aaaaaaaaa", "0aaaaaaaab"):
+        directory = tmp_path / "runs" / run_id
+        (directory / "journal").mkdir(parents=True)
+        created = {"t": 1.0, "kind": "created", "name": "n", "executor": "local"}
+        (directory / "journal" / "created.jsonl").write_text(json.dumps(created) + "\n")
+    done = call("show", "0aaaa", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "0aaaaaaaaa (n), 0aaaaaaaab (n)" in done.stderr
+    assert json.loads(call("show", "0aaaaaaaab", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
+    assert json.loads(call("show", "n", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
+    assert json.loads(call("show", "@last", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
+
+
+def test_status_without_runs_creates_nothing(tmp_path: Path) -> None:
+    done = call("status", "--json", cwd=tmp_path)
+    assert json.loads(done.stdout)["runs"] == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_completion_names_runs_and_commands(tmp_path: Path) -> None:
+    assert "_SLURMTRAIN_COMPLETE" in call("completion", "bash", cwd=tmp_path).stdout
+    done = call(cwd=tmp_path, _SLURMTRAIN_COMPLETE="bash_complete", COMP_WORDS="slurmtrain sta", COMP_CWORD="1")
+    assert "plain,status" in done.stdout
+
+
+def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+    code = f"{sys.executable} -m slurmtrain completion bash | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
+    assert "BrokenPipe" not in done.stderr
+
+
+def test_an_error_has_its_traceback_with_debug_only(tmp_path: Path) -> None:
+    assert "Traceback" in call("submit", "--debug", "none.yaml", "--executor", "local", cwd=tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"), [(None, "-"), (0, "0s"), (59.9, "59s"), (61, "1m01s"), (3600, "1h00m"), (90_000, "1d01h")]
+)
+def test_a_length_of_time_has_two_units(seconds: float | None, shown: str) -> None:
+    assert text.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1.0 TiB")])
+def test_a_size_has_a_unit_of_1024(count: float, shown: str) -> None:
+    assert text.size(count) == shown

@@ -1,0 +1,156 @@
+"""Reading run directories: from stored offsets, again and again, whatever is in the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.model.event import encode
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.state import Run
+from slurmtrain.registry import ingest as module
+from slurmtrain.registry.ingest import has_news, ingest
+from slurmtrain.registry.store import Mirrored, Store
+
+RUN_ID = "0123456789"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "registry.db")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    directory = RunDir(tmp_path / RUN_ID)
+    directory.journals.mkdir(parents=True)
+    (directory.attempts / "job.0").mkdir(parents=True)
+    return directory
+
+
+def journal(run: RunDir) -> Path:
+    return run.journals / "submit.jsonl"
+
+
+def metrics(run: RunDir) -> Path:
+    return run.attempts / "job.0" / "metrics.jsonl"
+
+
+def append(path: Path, *lines: bytes) -> None:
+    with path.open("ab") as file:
+        file.writelines(lines)
+
+
+def take(store: Store, run: RunDir, *, dead: bool = False) -> Run:
+    with store.begin() as writing:
+        ingest(writing, run, dead=dead)
+    loaded = store.load(run.id)
+    assert loaded is not None
+    return loaded
+
+
+CREATED = encode(1.0, "created", {"name": "n", "executor": "local"})
+SUBMITTING = encode(2.0, "submitting", {"job_id": "job", "restart": 0, "attempt": 1})
+
+
+def test_only_new_bytes_are_read(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED)
+    assert has_news(store, run)
+    assert take(store, run).state == "created"
+    assert not has_news(store, run)
+    assert store.offsets(run.id) == {"journal/submit.jsonl": len(CREATED)}
+    append(journal(run), SUBMITTING)
+    assert has_news(store, run)
+    assert take(store, run).state == "pending"
+
+
+def test_reading_again_changes_nothing(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    append(metrics(run), b'{"t":3,"step":1,"metrics":{"loss":2}}\n')
+    first = take(store, run)
+    assert take(store, run) == first
+    assert store.listed()[run.id].revision == len(CREATED) + len(SUBMITTING) + 38
+
+
+def test_a_torn_last_line_is_read_once_it_is_whole(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING[:20])
+    assert take(store, run).state == "created"
+    append(journal(run), SUBMITTING[20:])
+    assert take(store, run).state == "pending"
+    assert store.garbage(run.id) == []
+
+
+def test_garbage_in_the_middle_is_kept_aside_and_the_rest_is_read(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, b"\x00\xff not json\n", b'{"t":1}\n', SUBMITTING)
+    assert take(store, run).state == "pending"
+    assert [(bad.offset, bad.source) for bad in store.garbage(run.id)] == [
+        (len(CREATED), "journal/submit.jsonl"),
+        (len(CREATED) + 12, "journal/submit.jsonl"),
+    ]
+    assert store.garbage(run.id)[0].line == b"\x00\xff not json"
+
+
+def test_a_file_that_was_replaced_by_a_shorter_one_is_read_from_its_start(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    append(metrics(run), b'{"t":3,"step":1}\n', b'{"t":4,"step":2}\n')
+    assert take(store, run).state == "pending"
+    journal(run).write_bytes(CREATED)
+    assert take(store, run).state == "created"
+    append(journal(run), SUBMITTING)
+    metrics(run).write_bytes(b'{"t":3,"step":1}\n')
+    assert take(store, run).step == 1
+
+
+def test_metrics_in_pieces_add_up_to_the_whole(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    append(metrics(run), b'{"t":3,"step":1,"metrics":{"loss":2.0,"lr":0.1}}\n', b'{"t":4,"step":2,"met')
+    assert take(store, run).metrics == {"loss": 2.0, "lr": 0.1}
+    append(metrics(run), b'rics":{"loss":NaN}}\n')
+    taken = take(store, run)
+    assert taken.step == 2
+    assert taken.metrics["lr"] == 0.1
+    assert taken.metrics["loss"] != taken.metrics["loss"]
+
+
+def test_a_line_without_end_does_not_hold_up_what_follows(
+    store: Store, run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 64)
+    append(journal(run), b"x" * 200 + b"\n", b'{"t":1,"kind":"created","name":"n"}\n')
+    assert take(store, run).name == "n"
+    assert store.garbage(run.id) != []
+
+
+def test_what_was_mirrored_is_remembered(store: Store) -> None:
+    with store.begin() as writing:
+        writing.set_mirrored(RUN_ID, Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7))
+    assert store.mirrors() == {RUN_ID: Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7)}
+
+
+def test_a_transaction_that_fails_leaves_nothing(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED)
+
+    def fail() -> None:
+        with store.begin() as writing:
+            ingest(writing, run, dead=False)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert store.load(run.id) is None
+    assert store.offsets(run.id) == {}
+
+
+def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    end = run.attempts / "job.0" / "node-0.jsonl"
+    append(end, encode(3.0, "agent", {"node": 0, "nodes": 1, "host": "h", "attempt": 1}))
+    take(store, run, dead=True)
+    assert not store.listed()[run.id].settled
+    append(end, encode(4.0, "end", {"cause": "completed", "reason": "", "failed_at": None, "failures": []}))
+    take(store, run, dead=False)
+    assert not store.listed()[run.id].settled
+    with store.begin() as writing:
+        writing.settle(run.id, (5, 6))
+    assert (store.listed()[run.id].settled, store.listed()[run.id].scanned) == (True, (5, 6))

@@ -26,7 +26,8 @@ def command(
     from slurmtrain.ops.resume import resume
     from slurmtrain.ops.views import runs_json
 
-    run_id = resume(workspace, run, overrides, from_start=from_start)
+    run_id, notes = resume(workspace, run, overrides, from_start=from_start)
+    common.warn(notes)
     if waits:
         from slurmtrain.cli.waiting import wait_and_tell
 

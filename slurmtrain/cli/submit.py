@@ -36,7 +36,8 @@ def command(
     from slurmtrain.ops.views import runs_json
 
     chosen = common.default_executor(executor or workspace.config.executor)
-    run_ids = submit(workspace, spec, overrides, sweep, executor=chosen)
+    run_ids, notes = submit(workspace, spec, overrides, sweep, executor=chosen)
+    common.warn(notes)
     if waits:
         from slurmtrain.cli.waiting import wait_and_tell
 

@@ -6,14 +6,32 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import TrackingError
+from slurmtrain.model.plan import Plan
 from slurmtrain.model.state import Run
 from slurmtrain.ops.observe import observe
-from slurmtrain.ops.resume import current_plan
+from slurmtrain.ops.plans import current_plan
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Mirrored
 
 if TYPE_CHECKING:
     from slurmtrain.tracking import Tracker
+
+
+def tracking_uri(workspace: Workspace, plan: Plan) -> str:
+    """The MLflow store of a run: the plan's, or the configured one, or the file beside the runs."""
+    return plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
+
+
+def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str, str]:
+    """Variables by which a script reaches its own run on an MLflow server; none where the store is a file.
+
+    Raises TrackingError where there should be a server and it does not answer.
+    """
+    uri = tracking_uri(workspace, plan)
+    if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
+        return {}
+    observe(workspace, [run_id])
+    return {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": Mirror(workspace, {}).identify(run_id, plan, uri)}
 
 
 class Mirror:
@@ -30,23 +48,33 @@ class Mirror:
         Raises TrackingError.
         """
         workspace, directory = self._workspace, self._workspace.root.run(run_id)
-        run = self._load(run_id)
-        plan = current_plan(directory, run)
+        plan = current_plan(directory, self._load(run_id))
         if not plan.spec.tracking.mlflow.enabled:
             return False
-        uri = plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
-        tracker = self._use(uri)
+        uri = tracking_uri(workspace, plan)
+        mlflow_id = self.identify(run_id, plan, uri)
         known = self._known.get(run_id)
-        same_store = known is not None and known.uri == uri
-        mlflow_id = run.mlflow_run_id if same_store and run.mlflow_run_id else tracker.identify(run, plan)
-        if mlflow_id != run.mlflow_run_id:
-            with workspace.journal(directory, "sync") as journal:
-                journal.write("mlflow", mlflow_run_id=mlflow_id, uri=uri)
         revision = observe(workspace, [run_id]).runs[run_id].revision
-        sent = tracker.send(mlflow_id, self._load(run_id), directory, known.offsets if known and same_store else {})
+        offsets = known.offsets if known is not None and known.uri == uri else {}
+        sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
         with workspace.store.begin() as writing:
             writing.set_mirrored(run_id, Mirrored(uri, sent, revision))
         return True
+
+    def identify(self, run_id: str, plan: Plan, uri: str) -> str:
+        """The id of the MLflow run that mirrors a run at ``uri``, made and journaled if it is new.
+
+        Raises TrackingError.
+        """
+        run = self._load(run_id)
+        known = self._known.get(run_id)
+        if run.mlflow_run_id and known is not None and known.uri == uri:
+            return run.mlflow_run_id
+        mlflow_id = self._use(uri).identify(run, plan)
+        if mlflow_id != run.mlflow_run_id:
+            with self._workspace.journal(self._workspace.root.run(run_id), "sync") as journal:
+                journal.write("mlflow", mlflow_run_id=mlflow_id, uri=uri)
+        return mlflow_id
 
     def _load(self, run_id: str) -> Run:
         run = self._workspace.store.load(run_id)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from slurmtrain.errors import NoCheckpoint, PlaceError, RunBusy, UserError
+from slurmtrain.errors import NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan
 from slurmtrain.model.state import Run
 from slurmtrain.ops.find import find
 from slurmtrain.ops.observe import alive, observe
+from slurmtrain.ops.plans import current_plan
 from slurmtrain.ops.start import check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import replan
-from slurmtrain.system.files import locked, make_directory, read_json
+from slurmtrain.system.files import locked, make_directory
 
 _LAST_PROCESSES_S = 10.0
 
 
-def resume(workspace: Workspace, name: str, overrides: Sequence[str] = (), *, from_start: bool = False) -> str:
-    """Start the next attempt of a run; returns the run's id.
+def resume(
+    workspace: Workspace, name: str, overrides: Sequence[str] = (), *, from_start: bool = False
+) -> tuple[str, list[str]]:
+    """Start the next attempt of a run; returns the run's id, and what a person should know of it.
 
     ``overrides`` hold for this attempt and all later ones. ``from_start`` puts the run's checkpoints aside and begins
     again. Raises RunBusy while the run is under way, and NoCheckpoint where there is nothing to go on from.
@@ -42,7 +45,7 @@ def resume(workspace: Workspace, name: str, overrides: Sequence[str] = (), *, fr
         _wait_for_the_last_process(run)
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
-        start(
+        started = start(
             workspace,
             directory,
             planned.plan,
@@ -53,20 +56,7 @@ def resume(workspace: Workspace, name: str, overrides: Sequence[str] = (), *, fr
             from_start=from_start,
             since=_last_start(run),
         )
-    return run_id
-
-
-def current_plan(directory: RunDir, run: Run) -> Plan:
-    """The plan of the newest attempt, or of the run where there is none. Raises PlaceError where it cannot be read."""
-    newest = run.newest
-    data = read_json(directory.attempt(newest.job_id, newest.restart).plan) if newest else None
-    data = data or read_json(directory.plan)
-    if data is None:
-        raise PlaceError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
-    try:
-        return Plan.from_json(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlaceError(f"the plan of run {run.id} cannot be read: {error}") from error
+    return run_id, started.notes
 
 
 def _loaded(workspace: Workspace, run_id: str) -> Run:

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from slurmtrain.errors import LaunchError, NotAvailable, UserError
+from slurmtrain.errors import LaunchError, NotAvailable, TrackingError, UserError
 from slurmtrain.local import launch as local
 from slurmtrain.model.ids import ALPHABET
 from slurmtrain.model.layout import RunDir
@@ -21,6 +22,14 @@ from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An attempt that was handed over: its controller, and what a person should know of it."""
+
+    process: Process
+    notes: list[str]
 
 
 def check_executor(executor: str, plan: Plan) -> None:
@@ -45,13 +54,14 @@ def start(
     after: tuple[str, Process] | None = None,
     from_start: bool = False,
     since: float | None = None,
-) -> Process:
-    """Start attempt ``number`` of a run whose lock the caller holds; returns its controller.
+) -> Started:
+    """Start attempt ``number`` of a run whose lock the caller holds.
 
     ``hidden``: environment variables that reach the job and are written nowhere. ``after``: the run, and its
     controller, that must end first. ``since``: a script's own checkpoints count only if they are newer. Raises
     LaunchError; the run is then as if nothing had been tried.
     """
+    variables, notes = _server_variables(workspace, run, plan)
     handed = Launch(job_id=_new_job_id(), attempt=number, after=after, from_start=from_start, since=since)
     attempt = run.attempt(handed.job_id, 0)
     make_directory(attempt.path)
@@ -63,12 +73,22 @@ def start(
         )
         write_json(run.lease, {"job_id": handed.job_id, "attempt": number})
         try:
-            process = local.launch(plan, attempt, handed, hidden)
+            process = local.launch(plan, attempt, handed, {**hidden, **variables})
         except LaunchError as error:
             journal.write("unstarted", **named, reason=str(error))
             raise
         journal.write("submitted", **named, process=process.plain())
-    return process
+    return Started(process, notes)
+
+
+def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:
+    """What a script needs to reach an MLflow server. One that is down is worth a note, and no reason not to train."""
+    from slurmtrain.ops.mirror import server_variables
+
+    try:
+        return server_variables(workspace, run.id, plan), []
+    except TrackingError as error:
+        return {}, [f"{error}; the run goes on without MLFLOW_RUN_ID, and 'slurmtrain sync' sends its metrics later"]
 
 
 def hidden_values(plan: Plan, given: Mapping[str, str]) -> dict[str, str]:

@@ -39,8 +39,10 @@ def which_python() -> str:
 
 def submit(
     workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
-) -> list[str]:
-    """Submit all runs of a spec; returns their ids. On this machine the runs of a sweep go one after the other.
+) -> tuple[list[str], list[str]]:
+    """Submit all runs of a spec. On this machine the runs of a sweep go one after the other.
+
+    Returns the runs' ids, and what a person should know of them.
 
     Raises a UserError, with nothing created, for whatever is wrong with the input.
     """
@@ -51,12 +53,13 @@ def submit(
         hidden_values(planned.plan, planned.secrets)
     workspace.prepare()
     git = _git_facts(Path(spec.runs[0].plan.workdir))
-    submitted = []
+    submitted: list[str] = []
+    notes: list[str] = []
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
         runs = [(_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
         for run, planned in runs:
-            process = start(
+            started = start(
                 workspace,
                 run,
                 planned.plan,
@@ -65,9 +68,25 @@ def submit(
                 hidden=hidden_values(planned.plan, planned.secrets),
                 after=after,
             )
-            after = (run.id, process)
+            after = (run.id, started.process)
+            notes += [note for note in (*started.notes, *_handed_over(run, planned.plan)) if note not in notes]
             submitted.append(run.id)
-    return submitted
+    return submitted, notes
+
+
+def _handed_over(run: RunDir, plan: Plan) -> list[str]:
+    """A new run takes up what its pattern finds, be it another run's: say so."""
+    if plan.spec.checkpoint.glob is None:
+        return []
+    from slurmtrain.runtime.handover import absolute, newest
+
+    found = newest(absolute(plan.spec.checkpoint.glob, plan.workdir, run))
+    if found is None:
+        return []
+    return [
+        f"{found.path} matches checkpoint.glob and is handed to this new run; "
+        "begin the pattern with {checkpoint_dir} to keep runs apart"
+    ]
 
 
 def _check_workdir(plan: Plan) -> None:

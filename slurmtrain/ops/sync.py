@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from slurmtrain.errors import SlurmtrainError, TrackingError
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.observe import Observed, observe
-from slurmtrain.ops.resume import current_plan
+from slurmtrain.ops.plans import current_plan
 from slurmtrain.ops.start import check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
@@ -75,8 +75,9 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 check_executor(run.executor, plan)
                 hidden = hidden_values(plan, {})
                 after = after or _under_way(workspace, synced, run.name)
-                process = start(workspace, directory, plan, number=1, command="sync", hidden=hidden, after=after)
-                after = (run_id, process)
+                started = start(workspace, directory, plan, number=1, command="sync", hidden=hidden, after=after)
+                synced.problems += started.notes
+                after = (run_id, started.process)
                 synced.started.append(run_id)
             except SlurmtrainError as error:
                 synced.problems.append(f"run {run_id} cannot be started: {error}")

@@ -29,12 +29,12 @@ class Site:
         self.runs = path / "runs"
 
     def call(
-        self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None
+        self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a slurmtrain command to its end, expecting this exit code (None: any)."""
         done = subprocess.run(
             [sys.executable, "-m", "slurmtrain", *arguments],
-            cwd=self.path,
+            cwd=cwd or self.path,
             env={**self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,

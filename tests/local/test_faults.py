@@ -6,10 +6,12 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,52 @@ def test_one_mlflow_run_mirrors_all_attempts_and_mirroring_twice_adds_nothing(si
     (site.runs / "registry.db").unlink()
     assert "1 mirrored" in site.call("sync").stderr
     assert mlflow_runs(site) == [mirrored]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    """An MLflow server of our own on the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    command = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    store = [
+        "--backend-store-uri",
+        f"sqlite:///{tmp_path / 'server.db'}",
+        "--artifacts-destination",
+        str(tmp_path / "a"),
+    ]
+    with (tmp_path / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *command, *store], cwd=tmp_path, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        until(lambda: _answers(port), "the MLflow server")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+def test_a_script_reaches_its_own_run_on_a_tracking_server(site: Site, server: str) -> None:
+    spec = site.path / "own.yaml"
+    spec.write_text(
+        "command: python -c \"import os; print(os.environ['MLFLOW_TRACKING_URI'], os.environ['MLFLOW_RUN_ID'])\"\n"
+        f"tracking: {{mlflow: {{uri: '{server}'}}}}\n"
+    )
+    run_id = site.submit(spec, "--wait")
+    mlflow_id = site.status(run_id)["mlflow_run_id"]
+    assert f"{server} {mlflow_id}" in site.call("logs", run_id).stdout
+    with urllib.request.urlopen(f"{server}/api/2.0/mlflow/runs/get?run_id={mlflow_id}", timeout=10) as answer:
+        assert json.load(answer)["run"]["info"]["status"] == "FINISHED"
 
 
 def test_a_tracking_server_that_is_down_fails_no_run_and_is_reported(site: Site) -> None:

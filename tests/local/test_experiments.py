@@ -1,0 +1,66 @@
+"""Every experiment of the repository runs, as its readers would run it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.site import Site, until
+
+EXPERIMENTS = Path(__file__).resolve().parent.parent.parent / "experiments"
+
+
+def test_there_is_a_test_for_every_experiment() -> None:
+    specs = sorted(path.relative_to(EXPERIMENTS).as_posix() for path in EXPERIMENTS.rglob("*.yaml"))
+    assert specs == ["digits/digits.yaml", "plain/plain.yaml"]
+
+
+@pytest.mark.slow
+def test_digits_reaches_97_percent_over_two_processes_and_is_mirrored(site: Site) -> None:
+    answer = site.json(
+        "submit", str(EXPERIMENTS / "digits" / "digits.yaml"), "--executor", "local", "--wait", cwd=EXPERIMENTS.parent
+    )
+    [run] = answer["runs"]
+    assert run["state"] == "completed"
+    assert run["metrics"]["test_accuracy"] >= 0.97
+    assert run["checkpoint"]["step"] == run["step"] == run["total_steps"] == 600
+    assert run["mlflow_run_id"]
+    assert len(list(Path(run["dir"]).glob("attempts/*/logs/rank-*.log"))) == 2
+
+
+@pytest.mark.slow
+def test_digits_runs_as_a_plain_script_and_under_torchrun(site: Site) -> None:
+    script = str(EXPERIMENTS / "digits" / "train.py")
+    plain = subprocess.run(
+        [sys.executable, script], cwd=site.path, env=site.environment(), capture_output=True, text=True
+    )
+    assert plain.returncode == 0, plain.stderr
+    assert float(plain.stdout.split()[-1]) >= 0.97
+
+
+def test_plain_is_killed_and_goes_on_from_its_own_checkpoint(site: Site) -> None:
+    spec, root = str(EXPERIMENTS / "plain" / "plain.yaml"), EXPERIMENTS.parent
+    arguments = ("tracking.mlflow.enabled=false", "params.seconds_per_step=0.02", "--executor", "local")
+    [run] = site.json("submit", spec, *arguments, cwd=root)["runs"]
+    directory = Path(run["dir"])
+    until(lambda: (directory / "checkpoints" / "ckpt-40.pt").exists(), "checkpoints")
+    site.call("cancel", "--force", run["id"])
+    site.call("resume", run["id"], "params.seconds_per_step=0", "--wait")
+    resumed = site.status(run["id"])
+    assert (resumed["state"], resumed["checkpoint"]["step"]) == ("completed", 200)
+    assert "resumed from ckpt-" in site.call("logs", run["id"]).stdout
+
+
+def test_a_new_run_that_would_take_up_an_old_checkpoint_is_warned_of(site: Site) -> None:
+    (site.path / "out").mkdir()
+    (site.path / "out" / "ckpt-7.txt").write_text("7")
+    spec = site.path / "old.yaml"
+    spec.write_text(
+        "command: python -c 'import sys; print(sys.argv[1:])' --resume {resume_from}\n"
+        "checkpoint: {glob: 'out/ckpt-*'}\ntracking: {mlflow: {enabled: false}}\n"
+    )
+    done = site.call("submit", str(spec), "--executor", "local", "--wait")
+    assert "out/ckpt-7.txt matches checkpoint.glob" in done.stderr
+    assert "'--resume', '" + str(site.path / "out" / "ckpt-7.txt") in site.call("logs", "@last").stdout

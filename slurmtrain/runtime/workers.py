@@ -152,7 +152,8 @@ class Workers(LocalElasticAgent):
             local_world_size=count,
             rdzv_handler=FixedRendezvous(point, node, nodes, attempt.run.id),
             entrypoint=sys.executable,
-            args=("-I", "-S", str(_SHIM), *argv),
+            # Torch elastic substitutes $-variables in arguments; a user's dollar signs are to arrive as they are.
+            args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_SHIM), *argv)),
             max_restarts=0,
             monitor_interval=_MONITOR_S,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shlex
 import signal
 import stat
 import subprocess
@@ -120,6 +121,15 @@ def test_a_command_that_does_not_exist_is_named(site: Site) -> None:
     spec.write_text("command: no-such-program --flag\ntracking: {mlflow: {enabled: false}}\n")
     run_id = site.submit(spec, "--wait", code=1)
     assert "cannot run 'no-such-program'" in site.status(run_id)["reason"]
+
+
+def test_arguments_arrive_as_they_were_written(site: Site) -> None:
+    words = ["a b", "$HOME", "$$", "${local_rank}", "it's", '"', "*", ";", "{json: 1}", "ü"]
+    spec = site.path / "words.yaml"
+    command = shlex.join(["python", "-c", "import sys; print(sys.argv[1:])", *words])
+    spec.write_text(json.dumps({"command": command.replace("${", "\\${"), "tracking": {"mlflow": {"enabled": False}}}))
+    run_id = site.submit(spec, "--wait")
+    assert site.call("logs", run_id, "--rank", "0").stdout == f"{words}\n"
 
 
 def test_cancel_from_another_terminal_saves_and_ends_the_run(site: Site) -> None:

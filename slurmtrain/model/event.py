@@ -26,7 +26,6 @@ rank (attempts/*/rank-<r>.jsonl)
     saved          step, path, bytes, seconds, saved_at
     save_failed    step, reason
     pruned         step
-    interval       steps, seconds, reason
     stopped        step
     raised         type, message
 """

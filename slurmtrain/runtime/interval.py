@@ -28,10 +28,8 @@ def auto_interval(stall_s: float | None, nodes: int) -> float:
     return min(LONGEST_S, max(SHORTEST_S, math.sqrt(2 * stall_s * PRIOR_MTBF_S / nodes)))
 
 
-def is_due(every: Every, *, step: int, since_save_s: float, stall_s: float | None, nodes: int) -> bool:
-    """Whether to save now, after ``step`` finished steps and ``since_save_s`` seconds after the last save."""
-    if every.unit == "steps":
-        return step % int(every.amount) == 0
+def is_due(every: Every, *, since_save_s: float, stall_s: float | None, nodes: int) -> bool:
+    """Whether to save now, ``since_save_s`` seconds after the last save: for intervals of time, not of steps."""
     seconds = every.amount * 60 if every.unit == "minutes" else auto_interval(stall_s, nodes)
     return since_save_s >= seconds
 

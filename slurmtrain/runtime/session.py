@@ -80,6 +80,7 @@ class Session:
         self._in_step = False
         self._owns_group = False
         self._saved_step: int | None = None
+        self._every_steps = 0
         self._pace = _Pace()
         self._said = 0.0
 
@@ -149,6 +150,8 @@ class Session:
             journal=self._journal if self.rank == 0 else None,
         )
         self._checkpointer.register(objects)
+        if plan is not None and plan.spec.checkpoint.every.unit == "steps":
+            self._every_steps = int(plan.spec.checkpoint.every.amount)
         restored = None if self._worker.from_start else self._checkpointer.restore()
         if restored is not None:
             self.step = self._saved_step = restored.step
@@ -201,7 +204,7 @@ class Session:
             self._write_metrics()
         pace = self._pace
         pace.finished_step()
-        if self._checkpointer is not None and self._due_by_steps():
+        if self._every_steps and self.step % self._every_steps == 0:
             self._save()
         if self.step < pace.agree_at and self.step < total:
             return
@@ -216,20 +219,11 @@ class Session:
         if due and self._checkpointer is not None:
             self._save()
 
-    def _due_by_steps(self) -> bool:
-        every = self._plan.spec.checkpoint.every if self._plan else None
-        return (
-            every is not None
-            and every.unit == "steps"
-            and is_due(every, step=self.step, since_save_s=0, stall_s=None, nodes=1)
-        )
-
     def _due_by_time(self) -> bool:
-        if self._plan is None or self._checkpointer is None or self._plan.spec.checkpoint.every.unit == "steps":
+        if self._plan is None or self._checkpointer is None or self._every_steps:
             return False
         return is_due(
             self._plan.spec.checkpoint.every,
-            step=self.step,
             since_save_s=time.monotonic() - self._pace.saved_at,
             stall_s=self._pace.stall_s,
             nodes=self._plan.spec.resources.nodes,

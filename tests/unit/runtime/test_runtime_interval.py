@@ -32,13 +32,8 @@ def test_more_nodes_never_make_the_interval_longer(cost: float, nodes: int) -> N
     assert interval.auto_interval(cost, nodes + 1) <= interval.auto_interval(cost, nodes)
 
 
-def due(every: Every, step: int = 1, since: float = 0.0, stall: float | None = None) -> bool:
-    return interval.is_due(every, step=step, since_save_s=since, stall_s=stall, nodes=1)
-
-
-def test_a_save_every_n_steps_is_due_at_multiples_whatever_the_time() -> None:
-    assert [step for step in range(1, 13) if due(Every("steps", 5), step, since=1e9)] == [5, 10]
-    assert due(Every("steps", 1), 1)
+def due(every: Every, since: float = 0.0, stall: float | None = None) -> bool:
+    return interval.is_due(every, since_save_s=since, stall_s=stall, nodes=1)
 
 
 def test_a_save_every_n_minutes_is_due_when_they_have_passed() -> None:

@@ -22,7 +22,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.layout import AttemptDir, RunDir
 from slurmtrain.model.plan import make_plan
 from slurmtrain.model.spec import read_spec
-from slurmtrain.runtime import checkpointfiles
+from slurmtrain.runtime import checkpointfiles, interval
 from slurmtrain.runtime.context import STOPPED
 from slurmtrain.system.files import write_json
 
@@ -299,6 +299,21 @@ def test_an_attempt_that_another_has_replaced_publishes_nothing(run: RunDir, sta
             if step == 4:
                 write_json(run.lease, {"job_id": "job9", "attempt": 9})
     assert steps_on_disk(run) == [2, 4]
+
+
+@pytest.mark.parametrize("every", [{"minutes": 0.0005}, "auto"])
+def test_saves_by_time_come_again_and_again(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, every: Any
+) -> None:
+    for bound in ("FIRST_SAVE_S", "SHORTEST_S", "LONGEST_S"):
+        monkeypatch.setattr(interval, bound, 0.03)
+    attempt = start(every=every, keep=100)
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for _ in session.steps(1_000_000):
+            if kinds(attempt).count("saved") >= 3:
+                break
+    assert len(steps_on_disk(run)) >= 3
 
 
 def test_what_the_script_registers_must_fit_the_checkpoint(run: RunDir, start: Start) -> None:

@@ -18,7 +18,7 @@ OPTIONS = frozenset(
     ntasks-per-gpu ntasks-per-node ntasks-per-socket oom-kill-step open-mode output overcommit oversubscribe
     parsable partition power prefer priority profile propagate qos quiet reboot requeue reservation resv-ports
     segment signal sockets-per-node spread-job spread-segments stepmgr switches test-only thread-spec
-    threads-per-core time time-min tmp tree-width tres-bind tres-per-job tres-per-task uid umask use-min-nodes
+    threads-per-core time time-min tmp tres-bind tres-per-task uid umask use-min-nodes
     verbose wait wait-all-nodes wckey wrap x11
     """.split()  # noqa: SIM905 (a list of names to read, not of strings)
 )

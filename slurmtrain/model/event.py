@@ -4,7 +4,7 @@ A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. The 
 
 commands (journal/<writer>.jsonl)
     created        name, plan_hash, executor, by, git                       the run directory is complete
-    submitting     job_id, restart, attempt, executor, overrides, from_start  about to hand the job over
+    submitting     job_id, restart, attempt, executor, host, overrides, from_start   about to hand the job over
     submitted      job_id, restart, process                                 the scheduler has it
     unstarted      job_id, restart, reason                                  handing over failed; nothing runs or will
     cancel         by                                                       a person wants it ended

@@ -64,6 +64,7 @@ class Attempt:
     from_start: bool = False
     processes: Sequence[Mapping[str, Any]] = ()
     handed_over: bool = False
+    submitted_from: str | None = None
 
     @property
     def ended(self) -> bool:
@@ -196,6 +197,7 @@ def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
         submitted_at=event.time,
         overrides=tuple(event.data.get("overrides", ())),
         from_start=bool(event.data.get("from_start", False)),
+        submitted_from=event.data.get("host"),
     )
 
 

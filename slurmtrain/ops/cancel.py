@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 
+from slurmtrain.errors import RunBusy
 from slurmtrain.model.state import Run
 from slurmtrain.ops.observe import alive, observe
 from slurmtrain.ops.workspace import Workspace
@@ -19,13 +20,17 @@ _POLL_S = 0.1
 def cancel(workspace: Workspace, run_id: str, *, patience_s: float = PATIENCE_S, force: bool = False) -> Run:
     """End a run, from any terminal of the machine it runs on; returns it as it then is.
 
-    A run that has ended already is left as it is. The wish is journaled first: if this is killed, ``sync`` goes on.
+    A run that has ended already is left as it is. Raises RunBusy for one on another machine. The wish is journaled
+    first: if this is killed, ``sync`` goes on.
     ``force`` kills at once, without letting the run save.
     """
     run = _load(workspace, run_id)
     if run.ended:
         _kill(run)
         return run
+    if alive(run) is None:
+        hosts = ", ".join(sorted({process.host for process in _processes(run)}))
+        raise RunBusy(f"run {run_id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
     directory = workspace.root.run(run_id)
     with locked(directory.lock):
         run = _load(workspace, run_id)

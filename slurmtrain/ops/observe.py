@@ -6,6 +6,7 @@ It starts and ends nothing.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -134,6 +135,8 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run | None) -> bool:
     from slurmtrain.local.launch import find
 
     attempt = run.newest
+    if attempt.submitted_from not in (None, socket.gethostname()):
+        return False  # its processes are to be looked for on that machine
     with contextlib.ExitStack() as stack:
         if not stack.enter_context(locked(directory.lock, wait=False)):
             return False  # the submission is still at it

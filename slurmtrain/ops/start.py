@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -69,7 +70,13 @@ def start(
     named = {"job_id": handed.job_id, "restart": 0}
     with workspace.journal(run, command) as journal:
         journal.write(
-            "submitting", **named, attempt=number, executor="local", overrides=list(overrides), from_start=from_start
+            "submitting",
+            **named,
+            attempt=number,
+            executor="local",
+            host=socket.gethostname(),
+            overrides=list(overrides),
+            from_start=from_start,
         )
         write_json(run.lease, {"job_id": handed.job_id, "attempt": number})
         try:

@@ -22,7 +22,15 @@ from slurmtrain.model.plan import Plan
 from slurmtrain.ops.start import check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import Planned, SpecFile, load_spec
-from slurmtrain.system.files import fsync_directory, locked, make_directory, reason_of, write_atomically, write_json
+from slurmtrain.system.files import (
+    DIRECTORY_MODE,
+    fsync_directory,
+    locked,
+    make_directory,
+    reason_of,
+    write_atomically,
+    write_json,
+)
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
@@ -101,10 +109,15 @@ def _create(
     while True:
         name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
         unborn, run = workspace.root.unborn(name), workspace.root.run(name)
-        if run.path.exists() or unborn.path.exists():
+        if run.path.exists():
             continue
         try:
-            make_directory(unborn.path)
+            unborn.path.mkdir(mode=DIRECTORY_MODE)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise _unwritable(workspace, error) from error
+        try:
             locks.enter_context(locked(unborn.lock))
             make_directory(unborn.journals)
             make_directory(unborn.attempts)
@@ -125,8 +138,12 @@ def _create(
             fsync_directory(workspace.root.path)
         except OSError as error:
             shutil.rmtree(unborn.path, ignore_errors=True)
-            raise PlaceError(f"cannot write to the runs root {workspace.root.path}: {reason_of(error)}") from error
+            raise _unwritable(workspace, error) from error
         return run
+
+
+def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:
+    return PlaceError(f"cannot write to the runs root {workspace.root.path}: {reason_of(error)}")
 
 
 def _spec_text(spec: SpecFile, planned: Planned) -> str:

@@ -70,6 +70,7 @@ attempt = sa.Table(
     sa.Column("from_start", sa.Boolean, nullable=False),
     sa.Column("processes", sa.JSON, nullable=False),
     sa.Column("handed_over", sa.Boolean, nullable=False),
+    sa.Column("submitted_from", sa.String),
 )
 
 checkpoint = sa.Table(

@@ -35,6 +35,7 @@ def upgrade() -> None:
         sa.Column("from_start", sa.Boolean(), nullable=False),
         sa.Column("processes", sa.JSON(), nullable=False),
         sa.Column("handed_over", sa.Boolean(), nullable=False),
+        sa.Column("submitted_from", sa.String(), nullable=True),
         sa.PrimaryKeyConstraint("run_id", "number"),
     )
     op.create_table(

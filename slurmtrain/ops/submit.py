@@ -62,7 +62,7 @@ def submit(
     workspace.prepare()
     git = _git_facts(Path(spec.runs[0].plan.workdir))
     submitted: list[str] = []
-    notes: list[str] = []
+    notes = _other_python(spec.runs[0].plan)
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
         runs = [(_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
@@ -80,6 +80,16 @@ def submit(
             notes += [note for note in (*started.notes, *_handed_over(run, planned.plan)) if note not in notes]
             submitted.append(run.id)
     return submitted, notes
+
+
+def _other_python(plan: Plan) -> list[str]:
+    """The word ``python`` means the one on PATH, which need not be the one that slurmtrain was installed for."""
+    if plan.spec.command.split()[0] != "python" or Path(plan.python).parent == Path(sys.executable).parent:
+        return []
+    return [
+        f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on {sys.executable}: "
+        "activate that environment if the script needs what is installed there"
+    ]
 
 
 def _handed_over(run: RunDir, plan: Plan) -> list[str]:

@@ -61,6 +61,17 @@ def test_bad_input_gets_one_clear_message_and_creates_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: Path) -> None:
+    other = tmp_path / "bin" / "python"
+    other.parent.mkdir()
+    other.symlink_to("/bin/true")
+    (tmp_path / "exp.yaml").write_text("command: python x.py\ntracking: {mlflow: {enabled: false}}\n")
+    path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
+    done = call("submit", "exp.yaml", "--executor", "local", "--wait", cwd=tmp_path, PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert f"warning: 'python' in the command is {other}" in done.stderr
+
+
 def test_submitting_to_slurm_says_that_it_is_not_there_yet(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text("command: python x.py\n")
     done = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path)

@@ -73,7 +73,9 @@ def train_in_session(arguments: argparse.Namespace) -> None:
 
 
 def write(path: Path, marks: list[tuple[float, float]]) -> None:
-    path.write_text(json.dumps(marks))
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(marks))
+    unfinished.replace(path)
 
 
 def main() -> None:

@@ -10,7 +10,9 @@ from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
 
-INTERVAL_S = 0.5
+# How often to look: soon at first, for runs that are over soon; then seldom, since each look takes time from the run.
+FIRST_LOOK_S = 0.2
+LAST_LOOK_S = 1.0
 
 
 def wait(
@@ -21,12 +23,14 @@ def wait(
     Returns whether all completed, and what the last sync found.
     """
     gc.enable()
+    pause = FIRST_LOOK_S
     while True:
         synced = sync(workspace, run_ids, track=False)
         chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
         tell(chosen)
         if all(listed.ended for listed in chosen.values()):
             break
-        time.sleep(INTERVAL_S)
+        time.sleep(pause)
+        pause = min(pause * 1.2, LAST_LOOK_S)
     synced = sync(workspace, run_ids)
     return all(listed.state == "completed" for listed in chosen.values()), synced

@@ -47,7 +47,8 @@ class Tracker:
         from mlflow.exceptions import MlflowException
 
         for name in ("mlflow", "alembic"):
-            logging.getLogger(name).setLevel(logging.ERROR)
+            # What goes wrong is told by the exception, in a sentence; MLflow would print its traceback too.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._failure: tuple[type[Exception], ...] = (MlflowException, OSError)
         try:
             self._client = mlflow.MlflowClient(tracking_uri=uri)

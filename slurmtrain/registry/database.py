@@ -27,7 +27,7 @@ def open_engine(path: Path) -> sa.Engine:
 
 
 def _engine(path: Path) -> sa.Engine:
-    engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_S})
+    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_S})
 
     @sa.event.listens_for(engine, "handle_error")
     def _failed(context: sa.engine.ExceptionContext) -> None:

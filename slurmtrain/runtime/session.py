@@ -102,8 +102,9 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
+        left = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
         try:
-            if error is None:
+            if left:
                 self._finish()
             elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
                 # Before anything else: which rank failed first is told by these times.
@@ -114,7 +115,7 @@ class Session:
             if self._journal is not None:
                 self._journal.close()
         stopped = isinstance(error, SystemExit) and error.code == STOPPED
-        if self._owns_group and (error is None or stopped):
+        if self._owns_group and (left or stopped) and dist.is_initialized():
             dist.destroy_process_group()
 
     def _join(self) -> None:

@@ -211,6 +211,17 @@ def test_a_script_that_leaves_its_loop_early_has_finished_that_step(run: RunDir,
     assert steps_on_disk(run) == [5]
 
 
+def test_a_script_that_exits_with_success_has_finished_too(run: RunDir, start: Start) -> None:
+    start()
+    with pytest.raises(SystemExit), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100):
+            if step == 2:
+                dist.destroy_process_group()
+                raise SystemExit(0)
+    assert steps_on_disk(run) == [3]
+
+
 def test_an_exception_saves_nothing_of_the_step_it_broke(run: RunDir, start: Start) -> None:
     attempt = start(every={"steps": 2})
     with pytest.raises(ZeroDivisionError), slurmtrain.session() as session:

@@ -50,9 +50,8 @@ def submit(
 ) -> tuple[list[str], list[str]]:
     """Submit all runs of a spec. On this machine the runs of a sweep go one after the other.
 
-    Returns the runs' ids, and what a person should know of them.
-
-    Raises a UserError, with nothing created, for whatever is wrong with the input.
+    Returns the runs' ids, and what a person should know of them. Raises a UserError, with nothing created, for whatever
+    is wrong with the input.
     """
     spec = load(path, overrides, sweep)
     for planned in spec.runs:
@@ -67,6 +66,7 @@ def submit(
     with ExitStack() as locks:
         runs = [(_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
         for run, planned in runs:
+            handed_over = _handed_over(run, planned.plan)
             started = start(
                 workspace,
                 run,
@@ -77,7 +77,7 @@ def submit(
                 after=after,
             )
             after = (run.id, started.process)
-            notes += [note for note in (*started.notes, *_handed_over(run, planned.plan)) if note not in notes]
+            notes += [note for note in (*started.notes, *handed_over) if note not in notes]
             submitted.append(run.id)
     return submitted, notes
 

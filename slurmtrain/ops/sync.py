@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import SlurmtrainError, TrackingError
+from slurmtrain.errors import PlaceError, SlurmtrainError, TrackingError
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.observe import Observed, observe
 from slurmtrain.ops.plans import current_plan
@@ -18,6 +20,10 @@ from slurmtrain.system.process import Process
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
+
+
+# From making its directory to locking it a submission takes no time to speak of.
+_UNBORN_S = 5.0
 
 
 @dataclass(slots=True)
@@ -46,14 +52,16 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
 
 
 def _sweep_unborn(workspace: Workspace) -> None:
-    """Remove run directories whose submission died before they were finished: their lock is free."""
+    """Remove run directories whose submission died before they were finished: their lock is free.
+
+    Young ones are left alone: their submission may be just about to take the lock.
+    """
     for directory in workspace.unborn():
-        if not directory.lock.exists():
-            shutil.rmtree(directory.path, ignore_errors=True)
-            continue
-        with locked(directory.lock, wait=False) as dead:
-            if dead:
-                shutil.rmtree(directory.path, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError, PlaceError):
+            if time.time() - directory.path.stat().st_mtime > _UNBORN_S:
+                with locked(directory.lock, wait=False) as dead:
+                    if dead:
+                        shutil.rmtree(directory.path, ignore_errors=True)
 
 
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:

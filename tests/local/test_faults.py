@@ -276,7 +276,7 @@ def test_a_submission_killed_at_any_moment_is_finished_by_the_next_sync_and_neve
             break
     assert [run["state"] for run in runs] == ["completed"] * len(runs)
     assert [run["attempt"] for run in runs] == [1] * len(runs)
-    assert not [path for path in site.runs.iterdir() if path.name.startswith(".new-")]
+    until(lambda: site.call("sync") and not list(site.runs.glob(".new-*")), "the end of half-made directories")
     for run in runs:
         assert len(list((Path(run["dir"])).glob("attempts/*/node-0.jsonl"))) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from slurmtrain.model.layout import RunDir
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.find import choose
 from slurmtrain.ops.observe import observe
+from slurmtrain.ops.sync import sync
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, myself
@@ -103,6 +105,17 @@ def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(worksp
 def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: RunDir) -> None:
     cancel(workspace, RUN_ID)
     assert state(workspace)[0] == "cancelled"
+
+
+def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace: Workspace, run: RunDir) -> None:
+    old, young, held = (workspace.root.unborn(run_id) for run_id in ("2123456789", "3123456789", "4123456789"))
+    for directory in (old, young, held):
+        directory.path.mkdir()
+    with locked(held.lock):
+        for directory in (old, held):
+            os.utime(directory.path, (1, 1))
+        sync(workspace)
+    assert [directory.path.exists() for directory in (old, young, held)] == [False, True, True]
 
 
 def test_a_name_means_the_newest_run_and_goes_before_the_beginning_of_an_id(workspace: Workspace, run: RunDir) -> None:

@@ -21,6 +21,9 @@ CAUSES = (
     "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
 )  # fmt: skip
 
+# Where checkpoints of our own kind lie, relative to the run directory.
+_PUBLISHED = "checkpoints/step-"
+
 # What an attempt that ended for this cause makes of its run, as long as nobody starts it again.
 STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
 
@@ -329,9 +332,13 @@ def _checkpoints(facts: Sequence[Event]) -> list[Checkpoint]:
         if event.kind in ("saved", "restored", "found"):
             kept.pop(str(data["path"]), None)
             kept[str(data["path"])] = _checkpoint(data, event, verified=event.kind == "restored")
-        elif event.kind == "observed":
-            for found in data.get("checkpoints", ()):
-                kept.setdefault(str(found["path"]), _checkpoint(found, event, verified=False))
+        elif event.kind == "observed" and "checkpoints" in data:
+            there = {str(found["path"]): found for found in data["checkpoints"]}
+            # A kill between deleting a checkpoint, or publishing one, and saying so: the disk is right.
+            for path in [path for path in kept if path.startswith(_PUBLISHED) and path not in there]:
+                kept.pop(path)
+            for path, found in there.items():
+                kept.setdefault(path, _checkpoint(found, event, verified=False))
         elif event.kind == "rejected" and str(data["path"]) in kept:
             kept[str(data["path"])] = replace(kept[str(data["path"])], complete=False)
         elif event.kind == "pruned":

@@ -112,8 +112,9 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
     aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
     if aside.exists():
         raise UserError(f"{aside} exists already; move it away and try again")
-    directory.checkpoints.rename(aside)
-    make_directory(directory.checkpoints)
+    # Said first: if this is killed in between, what is still there comes back with the next restore.
     with workspace.journal(directory, "resume") as journal:
         for checkpoint in run.checkpoints:
             journal.write("pruned", path=checkpoint.path)
+    directory.checkpoints.rename(aside)
+    make_directory(directory.checkpoints)

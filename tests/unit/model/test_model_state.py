@@ -218,6 +218,15 @@ def test_a_checkpoint_that_nobody_told_of_is_known_from_the_observation() -> Non
     assert [one.step for one in history.fold().checkpoints] == [7]
 
 
+def test_a_checkpoint_that_was_deleted_without_a_word_is_gone_with_the_observation() -> None:
+    history = History().created().submitted().started().saved(5).saved(10)
+    there = {"step": 10, "path": "checkpoints/step-10", "bytes": 10, "seconds": 0.5, "saved_at": 1.0}
+    own = {"path": "/w/ckpt-3.pt", "step": 3, "bytes": 1, "saved_at": 1.0}
+    history.node("found", **own)
+    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[there])
+    assert [c.path for c in history.fold().checkpoints] == ["/w/ckpt-3.pt", "checkpoints/step-10"]
+
+
 def test_checkpoints_of_a_users_own_script_are_known_by_path() -> None:
     history = History().created().submitted().started()
     history.node("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=120.0)

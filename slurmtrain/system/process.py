@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -42,20 +43,31 @@ class Process:
         """Send a signal to exactly this process; False if it is gone, or on another machine."""
         if not self.alive():
             return False
-        try:
-            handle = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return False
-        try:
-            # The handle pins whoever has the id now; check once more that it is still the one that was meant.
-            if not self.alive():
-                return False
-            signal.pidfd_send_signal(handle, signum)
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(handle)
-        return True
+        with contextlib.suppress(ProcessLookupError), _pinned(self.pid) as kill:
+            # Pinned now, whoever has the id: is it still the one that was meant?
+            if self.alive():
+                kill(signum)
+                return True
+        return False
+
+
+@contextlib.contextmanager
+def _pinned(pid: int) -> Iterator[Callable[[int], None]]:
+    """Hold on to whoever has a process id now, and yield how to signal exactly that process.
+
+    Linux before 5.3 cannot hold on to a process: there the id alone has to do. Raises ProcessLookupError.
+    """
+    try:
+        handle = os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        yield lambda signum: os.kill(pid, signum)
+        return
+    try:
+        yield lambda signum: signal.pidfd_send_signal(handle, signum)
+    finally:
+        os.close(handle)
 
 
 def identify(pid: int, *, ended: bool = False) -> Process | None:

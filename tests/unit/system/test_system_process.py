@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -80,6 +81,19 @@ def test_a_process_of_another_machine_can_be_neither_judged_nor_reached(child: s
 
 def test_a_signal_reaches_the_process_that_was_meant(child: subprocess.Popen[bytes]) -> None:
     assert known(child).send(signal.SIGTERM) is True
+    assert child.wait() == -signal.SIGTERM
+
+
+def test_a_kernel_that_cannot_hold_on_to_a_process_still_delivers(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(_pid: int) -> int:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(os, "pidfd_open", absent)
+    process = identify(child.pid)
+    assert process is not None
+    assert process.send(signal.SIGTERM)
     assert child.wait() == -signal.SIGTERM
 
 

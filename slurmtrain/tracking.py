@@ -6,9 +6,11 @@ is sent twice is stored once.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -58,7 +60,8 @@ class Tracker:
     def identify(self, run: Run, plan: Plan) -> str:
         """The id of the MLflow run that mirrors this run, made if there is none. Raises TrackingError."""
         try:
-            return self._find_or_create(run, plan)
+            with contextlib.redirect_stdout(sys.stderr):
+                return self._find_or_create(run, plan)
         except self._failure as error:
             raise self._refused(run, error) from error
 
@@ -68,9 +71,11 @@ class Tracker:
         Raises TrackingError; what was sent stands, and sending it again adds nothing.
         """
         try:
-            self._tag(mlflow_id, run)
-            sent = self._send_metrics(mlflow_id, directory, offsets)
-            self._set_status(mlflow_id, run)
+            # Standard output carries our data alone, whatever MLflow likes to print there.
+            with contextlib.redirect_stdout(sys.stderr):
+                self._tag(mlflow_id, run)
+                sent = self._send_metrics(mlflow_id, directory, offsets)
+                self._set_status(mlflow_id, run)
         except self._failure as error:
             raise self._refused(run, error) from error
         return sent
@@ -146,11 +151,12 @@ class Tracker:
 
 
 def _quiet_environment() -> None:
-    """No telemetry, and no waiting for minutes for a server that is down, unless the user says otherwise."""
+    """No telemetry, no chatter, no waiting for minutes for a server that is down, unless the user says otherwise."""
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
         "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }.items():
         os.environ.setdefault(name, value)
 

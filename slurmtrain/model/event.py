@@ -17,7 +17,7 @@ node agent (attempts/*/node-<i>.jsonl)
     workers        processes {rank: process}, resume_from
     stopping       cause, why
     found          path, step, bytes, saved_at                              a checkpoint of a script of the user's own
-    end            cause, reason, failed_at, failures
+    end            cause, reason, failed_at, cascade, failures
 rank (attempts/*/rank-<r>.jsonl)
     session        step, world_size, device
     total          total_steps

@@ -272,7 +272,7 @@ def _ending(attempt: Attempt, events: Sequence[Event], cancels: Sequence[float])
     cancelled_at = next((time for time in cancels if time >= _begin(attempt)), None)
     if all_said and all(event.data.get("cause") == "completed" for event in ends):
         return _closed(attempt, "completed", "", max(event.time for event in ends))
-    root = min((event for event in ends if event.data.get("cause") != "completed"), key=_when_failed, default=None)
+    root = min((event for event in ends if event.data.get("cause") != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _when_failed(root) < cancelled_at):
         at = max(event.time for event in ends)
         failed = replace(attempt, failures=tuple(root.data.get("failures", ())))
@@ -286,6 +286,11 @@ def _ending(attempt: Attempt, events: Sequence[Event], cancels: Sequence[float])
 
 def _begin(attempt: Attempt) -> float:
     return attempt.submitted_at or attempt.started_at or 0.0
+
+
+def _blame(end: Event) -> tuple[bool, float]:
+    """What failed first is to blame, but for what failed because something else had."""
+    return (bool(end.data.get("cascade", False)), _when_failed(end))
 
 
 def _when_failed(end: Event) -> float:

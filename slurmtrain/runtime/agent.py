@@ -49,7 +49,12 @@ def run_node(run_dir: str) -> None:
             journal.write("end", cause="crash", reason=said, failed_at=time.time(), failures=[])
             raise
         journal.write(
-            "end", cause=ending.cause, reason=ending.reason, failed_at=ending.failed_at, failures=list(ending.failures)
+            "end",
+            cause=ending.cause,
+            reason=ending.reason,
+            failed_at=ending.failed_at,
+            cascade=ending.cascade,
+            failures=list(ending.failures),
         )
     sys.exit(0 if ending.cause in ("completed", "cancelled", "timeout") else 1)
 

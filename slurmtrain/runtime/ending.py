@@ -15,6 +15,14 @@ _SECRET = re.compile(
 )
 
 
+# What a rank says when another one died: it may say so before that death has been noticed here.
+_CASCADE = re.compile(
+    r"connection (?:closed|reset) by|closed by (?:remote )?peer|remote worker crashing|ncclRemoteError|broken pipe",
+    re.IGNORECASE,
+)
+_CASCADE_LINES = 8
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """One worker's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
@@ -36,6 +44,17 @@ class Exit:
     @property
     def failed_at(self) -> float:
         return self.raised[0] if self.raised else self.at
+
+    @property
+    def cascade(self) -> bool:
+        """Whether it failed because another rank had."""
+        said = self.raised[1] if self.raised else "\n".join(self.last_lines[-_CASCADE_LINES:])
+        return self.code > 0 and _CASCADE.search(said) is not None
+
+    @property
+    def blame(self) -> tuple[bool, float]:
+        """The one that sorts first is to blame: the earliest of those that did not fail because of another."""
+        return (self.cascade, self.failed_at)
 
     def describe(self) -> str:
         """In words, with the last thing it said."""
@@ -72,6 +91,7 @@ class Ending:
     cause: str
     reason: str
     failed_at: float | None = None
+    cascade: bool = False
     failures: Sequence[Mapping[str, Any]] = ()
 
 
@@ -81,13 +101,14 @@ def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> End
     A worker that failed before anybody asked for a stop is the cause. After a request, whatever the workers exit with
     follows from it, but for exit code 0 on all of them: then the work was done in spite of it.
     """
-    failed = sorted((one for one in exits if one.failed and not _follows(one, request)), key=lambda one: one.failed_at)
+    failed = sorted((one for one in exits if one.failed and not _follows(one, request)), key=lambda one: one.blame)
     if failed:
         first = failed[0]
         return Ending(
             cause="crash",
             reason=first.describe(),
             failed_at=first.failed_at,
+            cascade=first.cascade,
             failures=[one.plain() for one in failed],
         )
     if all(one.code == 0 for one in exits):

@@ -231,7 +231,7 @@ class Workers(LocalElasticAgent):
         """Ask, wait, kill; tell the other nodes."""
         request = self.request
         if failed and request is None:
-            first = min((one for one in self.exits() if one.failed), key=lambda one: one.failed_at)
+            first = min((one for one in self.exits() if one.failed), key=lambda one: one.blame)
             self.peers.publish_stop(
                 StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=self._node)
             )

@@ -92,3 +92,14 @@ def test_workers_that_stopped_cleanly_without_a_request_were_cancelled() -> None
 )
 def test_what_stands_behind_a_secret_word_is_left_out(line: str, shown: str) -> None:
     assert redact(line) == shown
+
+
+def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_it_was_noticed_first() -> None:
+    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:1234. This is caused by a remote worker crashing"
+    killed = Exit(rank=1, pid=11, code=-9, at=20.0)
+    witness = Exit(rank=0, pid=10, code=1, at=19.0, raised=(18.0, lost))
+    plain_witness = Exit(rank=2, pid=12, code=1, at=18.5, last_lines=[lost])
+    ending = decide([witness, plain_witness, killed], None, 0)
+    assert ending.reason == "rank 1 was killed by SIGKILL"
+    assert not ending.cascade
+    assert decide([witness], None, 0).cascade

@@ -17,7 +17,7 @@ _SECRET = re.compile(
 
 # What a rank says when another one died: it may say so before that death has been noticed here.
 _CASCADE = re.compile(
-    r"connection (?:closed|reset) by|closed by (?:remote )?peer|remote worker crashing|ncclRemoteError|broken pipe",
+    r"connection (?:closed|reset) by|closed by (?:remote )?peer|caused by a remote worker|ncclRemoteError|broken pipe",
     re.IGNORECASE,
 )
 _CASCADE_LINES = 8
@@ -47,9 +47,14 @@ class Exit:
 
     @property
     def cascade(self) -> bool:
-        """Whether it failed because another rank had."""
-        said = self.raised[1] if self.raised else "\n".join(self.last_lines[-_CASCADE_LINES:])
-        return self.code > 0 and _CASCADE.search(said) is not None
+        """Whether it failed because another rank had.
+
+        One that raised may still be killed before it has ended, and NCCL's watchdog aborts its process.
+        """
+        if self.raised is not None:
+            return _CASCADE.search(self.raised[1]) is not None
+        ended_itself = self.code > 0 or self.code == -signal.SIGABRT
+        return ended_itself and _CASCADE.search("\n".join(self.last_lines[-_CASCADE_LINES:])) is not None
 
     @property
     def blame(self) -> tuple[bool, float]:

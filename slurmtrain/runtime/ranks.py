@@ -19,6 +19,16 @@ class Ranks:
         self.device = device
         self._group = dist.new_group(backend="gloo") if world_size > 1 else None
 
+    def close(self) -> None:
+        """Give up the group and end its threads; nothing can be agreed after that.
+
+        A thread of gloo that drops the last reference to a tensor takes the interpreter's lock, and aborts the process
+        when the interpreter has begun to end by then: the threads must be gone before.
+        """
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
+
     def gather(self, value: T) -> list[T]:
         """Every rank's value, by rank."""
         if self._group is None:

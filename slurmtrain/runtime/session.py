@@ -115,8 +115,10 @@ class Session:
             if self._journal is not None:
                 self._journal.close()
         stopped = isinstance(error, SystemExit) and error.code == STOPPED
-        if self._owns_group and (left or stopped) and dist.is_initialized():
-            dist.destroy_process_group()
+        if left or stopped:
+            self._ranks.close()
+            if self._owns_group and dist.is_initialized():
+                dist.destroy_process_group()
 
     def _join(self) -> None:
         if dist.is_initialized():

@@ -129,6 +129,12 @@ def test_a_killed_worker_is_named_with_its_signal(site: Site) -> None:
     assert "rank 1 was killed by SIGKILL" in site.status(run_id)["reason"]
 
 
+def test_no_thread_of_the_sessions_groups_outlives_it_to_meet_the_interpreters_end(site: Site) -> None:
+    run_id = site.submit(site.spec(script="threads.py"), "--wait")
+    logs = [path.read_text() for path in (site.runs / run_id).glob("attempts/*/logs/rank-*.log")]
+    assert ["gloo threads: 0" in log for log in logs] == [True, True], logs
+
+
 def test_a_command_that_does_not_exist_is_named(site: Site) -> None:
     spec = site.path / "absent.yaml"
     spec.write_text("command: no-such-program --flag\ntracking: {mlflow: {enabled: false}}\n")

@@ -95,7 +95,7 @@ def test_what_stands_behind_a_secret_word_is_left_out(line: str, shown: str) -> 
 
 
 def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_it_was_noticed_first() -> None:
-    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:1234. This is caused by a remote worker crashing"
+    lost = "RuntimeError: Connection closed by peer [127.0.0.1]:1. This is typically caused by a remote worker hanging"
     killed = Exit(rank=1, pid=11, code=-9, at=20.0)
     witness = Exit(rank=0, pid=10, code=1, at=19.0, raised=(18.0, lost))
     plain_witness = Exit(rank=2, pid=12, code=1, at=18.5, last_lines=[lost])
@@ -103,3 +103,16 @@ def test_a_rank_that_lost_its_peer_is_not_blamed_even_if_it_was_noticed_first() 
     assert ending.reason == "rank 1 was killed by SIGKILL"
     assert not ending.cascade
     assert decide([witness], None, 0).cascade
+
+
+@pytest.mark.parametrize("code", [-signal.SIGTERM, -signal.SIGABRT, 1])
+def test_a_rank_that_lost_its_peer_is_not_blamed_however_it_then_ended(code: int) -> None:
+    lost = "RuntimeError: Read error. This is typically caused by a remote worker hanging or bugs in the application."
+    witness = exited(0, code, 19.0, raised=(18.0, lost))
+    assert decide([witness, exited(1, -signal.SIGKILL, 20.0)], None, 0).reason == "rank 1 was killed by SIGKILL"
+
+
+def test_a_watchdog_that_aborts_over_a_lost_peer_is_not_blamed() -> None:
+    witness = exited(0, -signal.SIGABRT, 19.0, last_lines=["ncclRemoteError: a call failed possibly due to a peer"])
+    assert decide([witness, exited(1, 3, 20.0)], None, 0).reason == "rank 1 exited with code 3"
+    assert not exited(0, -signal.SIGKILL, last_lines=["broken pipe"]).cascade

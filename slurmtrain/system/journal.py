@@ -60,4 +60,4 @@ def open_appending(path: Path) -> int:
 def command_journal(directory: Path, command: str) -> Journal:
     """A journal of its own for one command on the login node."""
     stamp = base32(int(time.time() * 1000), 9)
-    return Journal(directory / f"{command}-{stamp}-{os.getpid()}-{secrets.token_hex(2)}.jsonl")
+    return Journal(directory / f"{command}-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl")

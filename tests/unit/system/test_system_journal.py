@@ -101,7 +101,7 @@ def test_a_closed_journal_opens_again_when_there_is_more_to_say(tmp_path: Path) 
 def test_each_command_has_a_journal_of_its_own(tmp_path: Path) -> None:
     paths = {command_journal(tmp_path, "cancel").path for _ in range(50)}
     assert len(paths) == 50
-    assert all(re.fullmatch(rf"cancel-[0-9a-z]{{9}}-{os.getpid()}-[0-9a-f]{{4}}\.jsonl", path.name) for path in paths)
+    assert all(re.fullmatch(rf"cancel-[0-9a-z]{{9}}-{os.getpid()}-[0-9a-f]{{8}}\.jsonl", path.name) for path in paths)
 
 
 def test_names_of_command_journals_sort_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

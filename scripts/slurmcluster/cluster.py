@@ -1,0 +1,242 @@
+"""Names, places and settings of a cluster.
+
+Everything that a cluster leaves on the machine is named after its directory alone, so that it can be found and removed
+whatever became of its records. Only its networks and ports come from ``index``, which is recorded in its settings.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from .errors import ClusterError, WrongInput
+
+DEFAULT_NAME = "slurmtrain"
+DEFAULT_ROOT = "/var/lib/slurmtrain-cluster"
+MAX_INDEX = 200
+MAX_NODES = 64
+# A unix socket's path has at most 107 characters, and those of the steps of a job lie deep.
+MAX_DIRECTORY = 64
+LOCK_TIMEOUT = 300.0
+MACHINE_LOCK = Path("/run")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a cluster is made of; it does not change while the cluster is there."""
+
+    nodes: int = 4
+    gpus: int = 2
+    cpus: int = 8
+    grace: int = 30
+    index: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """The nodes' names."""
+        return [f"node{i}" for i in range(self.nodes)]
+
+    @property
+    def controller_address(self) -> str:
+        """The address of this machine in the slow network."""
+        return f"10.57.{self.index}.1"
+
+    def slow_address(self, node: int) -> str:
+        """A node's address in the slow network, where Slurm talks."""
+        return f"10.57.{self.index}.{10 + node}"
+
+    def fast_address(self, node: int) -> str:
+        """A node's address in the fast network."""
+        return f"10.58.{self.index}.{10 + node}"
+
+    def fast_interface(self, node: int) -> str:
+        """The last node calls it differently, as happens."""
+        return "ib0" if node == self.nodes - 1 else "hsn0"
+
+    @property
+    def subnets(self) -> tuple[str, str]:
+        """The slow and the fast network."""
+        return f"10.57.{self.index}.0/24", f"10.58.{self.index}.0/24"
+
+    @property
+    def ports(self) -> tuple[int, int, int]:
+        """Of slurmctld, slurmd and slurmdbd; below those that the kernel gives to clients."""
+        first = 16817 + 10 * self.index
+        return first, first + 1, first + 2
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One cluster; ``directory`` holds all its files."""
+
+    name: str
+    directory: Path
+
+    @property
+    def tag(self) -> str:
+        """Tells clusters of one name in different places apart; short, for names of interfaces."""
+        return hashlib.sha256(str(self.directory).encode()).hexdigest()[:6]
+
+    @property
+    def namespace_prefix(self) -> str:
+        """What the names of its network namespaces begin with."""
+        return f"{self.name}-{self.tag}-"
+
+    def namespace(self, node: str) -> str:
+        """The network namespace of a node, or of the switch."""
+        return self.namespace_prefix + node
+
+    @property
+    def switch(self) -> str:
+        """The namespace with both bridges: no firewall rule of the machine reaches into it."""
+        return self.namespace("switch")
+
+    @property
+    def uplink(self) -> str:
+        """This machine's own interface in the slow network."""
+        return f"st{self.tag}"
+
+    @property
+    def slurm_conf(self) -> Path:
+        """What SLURM_CONF is set to."""
+        return self.directory / "slurm.conf"
+
+    @property
+    def munge_socket(self) -> Path:
+        """Where munged listens."""
+        return self.directory / "run" / "munge.socket"
+
+    @property
+    def database_socket(self) -> Path:
+        """Where MariaDB listens."""
+        return self.directory / "run" / "mariadb.socket"
+
+    def log(self, daemon: str) -> Path:
+        """The log of a daemon; a node's name stands for its slurmd."""
+        return self.directory / "log" / f"{daemon}.log"
+
+    def read_settings(self) -> Settings | None:
+        """The recorded settings; None where there is no cluster, or none that got that far."""
+        path = self.directory / "cluster.json"
+        try:
+            return Settings(**json.loads(path.read_text()))
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise ClusterError(
+                f"{path} is not readable ({error}); run 'scripts/cluster down --name {self.name}'"
+            ) from None
+
+    def existing(self) -> Settings:
+        """The recorded settings of a cluster that must be there."""
+        settings = self.read_settings()
+        if settings is None:
+            raise WrongInput(
+                f"there is no cluster '{self.name}'; start one with 'sudo scripts/cluster up --name {self.name}'"
+            )
+        return settings
+
+    def write_settings(self, settings: Settings) -> None:
+        """Record the settings."""
+        write_file(self.directory / "cluster.json", json.dumps(asdict(settings)) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """One command at a time changes a cluster; the directory is made where it is missing."""
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            with suppress(FileNotFoundError):
+                self.directory.mkdir(parents=True, exist_ok=True)
+            with lock(self.directory, deadline) as same:
+                # Another command may just have removed the directory.
+                if same:
+                    yield
+                    return
+
+
+@contextmanager
+def machine_lock() -> Iterator[None]:
+    """One command at a time installs packages or chooses an index."""
+    with lock(MACHINE_LOCK, time.monotonic() + LOCK_TIMEOUT):
+        yield
+
+
+@contextmanager
+def lock(directory: Path, deadline: float) -> Iterator[bool]:
+    """Hold a directory's lock; gives whether the directory is still there under its name.
+
+    The programs that are run under it (not the daemons) inherit it: where this process is killed, the next one waits
+    until what was begun has ended.
+    """
+    try:
+        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        yield False
+        return
+    os.set_inheritable(handle, True)
+    try:
+        _wait_for_lock(handle, directory, deadline)
+        yield _is_still(directory, handle)
+    finally:
+        os.close(handle)
+
+
+def _is_still(directory: Path, handle: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), directory.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _wait_for_lock(handle: int, directory: Path, deadline: float) -> None:
+    said = False
+    while True:
+        try:
+            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise ClusterError(f"another scripts/cluster has held {directory} for minutes; end it first") from None
+            if not said and time.monotonic() > deadline - LOCK_TIMEOUT + 1:
+                print("cluster: waiting for another scripts/cluster", file=sys.stderr)
+                said = True
+            time.sleep(0.05)
+
+
+def find(name: str | None) -> Cluster:
+    """The cluster of a name, by default that of the environment."""
+    name = name or os.environ.get("SLURMTRAIN_CLUSTER") or DEFAULT_NAME
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,19}", name):
+        raise WrongInput(
+            f"'{name}' cannot name a cluster: use at most 20 small letters, digits and '-', a letter first"
+        )
+    directory = state_root() / name
+    if not re.fullmatch(r"[A-Za-z0-9/._-]+", str(directory)) or len(str(directory)) > MAX_DIRECTORY:
+        raise WrongInput(
+            f"{directory} cannot be a cluster's directory: Slurm takes at most {MAX_DIRECTORY} letters, digits and "
+            "'._-/'; set SLURMTRAIN_CLUSTER_STATE to another place"
+        )
+    return Cluster(name, directory)
+
+
+def state_root() -> Path:
+    """Where the directories of all clusters lie."""
+    return Path(os.path.realpath(os.environ.get("SLURMTRAIN_CLUSTER_STATE") or DEFAULT_ROOT))
+
+
+def write_file(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file as a whole or not at all."""
+    new = path.with_name(path.name + ".new")
+    new.unlink(missing_ok=True)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
+        os.fchmod(file.fileno(), mode)
+        file.write(text)
+    new.rename(path)

@@ -1,0 +1,170 @@
+"""Starting the daemons that are not running, each when what it needs is ready."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+
+from .cluster import Cluster, Settings
+from .config import CONTROLLER
+from .network import NAMESPACES
+from .processes import MARK, Daemon, identity, listing, namespace_of, run, start, wait_until, which
+
+NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld")
+# A busy machine takes its time.
+PATIENCE = 120.0
+
+
+def running(cluster: Cluster) -> dict[str, int]:
+    """The pids of the daemons that run; a node's name stands for its slurmd."""
+    found: dict[str, int] = {}
+    for pid, arguments in listing(cluster.directory):
+        name = os.path.basename(arguments[0])
+        if name == "slurmd" and "-N" in arguments:
+            # What slurmd forks looks like it for a moment, but is younger.
+            found.setdefault(arguments[arguments.index("-N") + 1], pid)
+        elif name in NAMES:
+            found.setdefault(name, pid)
+    return found
+
+
+def make_database(cluster: Cluster) -> None:
+    """Make an empty database, once: the directory gets its name when it is complete."""
+    database = cluster.directory / "db"
+    if database.exists():
+        return
+    new = cluster.directory / "db.new"
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(0o700)
+    arguments = [
+        "mariadb-install-db",
+        *_database_options(cluster, new),
+        # Also where the machine cannot resolve its own name.
+        "--force",
+        "--skip-test-db",
+        "--auth-root-authentication-method=socket",
+    ]
+    run(arguments, timeout=PATIENCE, environment={MARK: str(cluster.directory)})
+    new.rename(database)
+
+
+def start_munged(cluster: Cluster) -> None:
+    """Authentication, by a key and a socket of the cluster's own."""
+    directory = cluster.directory
+    arguments = [
+        _program(cluster, "munged"),
+        "--foreground",
+        f"--key-file={directory}/keys/munge.key",
+        f"--socket={cluster.munge_socket}",
+        f"--pid-file={directory}/run/munged.pid",
+        f"--seed-file={directory}/keys/munged.seed",
+        # Slurm would look the machine's own address up.
+        "--origin=127.0.0.1",
+    ]
+    daemon = _start(cluster, "munged", arguments)
+    _wait_until_answers(cluster, "munged", daemon, cluster.munge_socket)
+
+
+def start_database(cluster: Cluster) -> None:
+    """A database of the cluster's own, without TCP."""
+    directory = cluster.directory
+    arguments = [
+        _program(cluster, "mariadbd"),
+        *_database_options(cluster, directory / "db"),
+        f"--socket={cluster.database_socket}",
+        f"--pid-file={directory}/run/mariadbd.pid",
+        "--skip-networking",
+        "--skip-log-bin",
+        "--performance-schema=off",
+        "--innodb-buffer-pool-size=64M",
+        "--innodb-lock-wait-timeout=900",
+        "--innodb-flush-log-at-trx-commit=0",
+    ]
+    daemon = _start(cluster, "mariadbd", arguments)
+    _wait_until_answers(cluster, "mariadbd", daemon, cluster.database_socket)
+
+
+def _database_options(cluster: Cluster, database: Path) -> list[str]:
+    """What making and running a database have in common. It need not survive a crash of the machine."""
+    # Of its own: when it starts, MariaDB deletes the temporary tables that others have in a shared one.
+    temporary = cluster.directory / "tmp"
+    temporary.mkdir(0o700, exist_ok=True)
+    return [
+        "--no-defaults",
+        f"--datadir={database}",
+        f"--tmpdir={temporary}",
+        "--user=root",
+        "--innodb-log-file-size=16M",
+        "--innodb-flush-method=nosync",
+    ]
+
+
+def start_slurmdbd(cluster: Cluster, settings: Settings) -> None:
+    """Slurm's accounting."""
+    arguments = [*_as_controller(cluster), _program(cluster, "slurmdbd"), "-D"]
+    daemon = _start(cluster, "slurmdbd", arguments, {"MYSQL_UNIX_PORT": str(cluster.database_socket)})
+    _wait_until_answers(cluster, "slurmdbd", daemon, (settings.controller_address, settings.ports[2]))
+
+
+def start_slurmctld(cluster: Cluster, settings: Settings) -> Daemon:
+    """Slurm's controller."""
+    arguments = [*_as_controller(cluster), _program(cluster, "slurmctld"), "-D", "-f", str(cluster.slurm_conf)]
+    daemon = _start(cluster, "slurmctld", arguments)
+    _wait_until_answers(cluster, "slurmctld", daemon, (settings.controller_address, settings.ports[0]))
+    return daemon
+
+
+def start_slurmd(cluster: Cluster, node: str) -> Daemon:
+    """A node's slurmd, in its namespace and under its host name."""
+    there = ["ip", "netns", "exec", cluster.namespace(node), *_as_host(node)]
+    arguments = [_program(cluster, "slurmd"), "-D", "-N", node, "-f", str(cluster.slurm_conf)]
+    return _start(cluster, node, [*there, *arguments])
+
+
+def node_runs(cluster: Cluster, node: str, pids: dict[str, int]) -> bool:
+    """Whether a node's slurmd runs, and in the namespace that the node has now."""
+    return node in pids and namespace_of(pids[node]) == identity(NAMESPACES / cluster.namespace(node))
+
+
+def environment(cluster: Cluster) -> dict[str, str]:
+    """What Slurm's programs need to find a cluster."""
+    return {"SLURM_CONF": str(cluster.slurm_conf)}
+
+
+def _start(cluster: Cluster, name: str, arguments: list[str], extra: dict[str, str] | None = None) -> Daemon:
+    variables = {MARK: str(cluster.directory), **environment(cluster), **(extra or {})}
+    return start(arguments, cluster.log(name), variables)
+
+
+def _program(cluster: Cluster, name: str) -> str:
+    """A link to a program in the cluster's directory: its command line then says whose it is."""
+    link = cluster.directory / "bin" / name
+    link.parent.mkdir(exist_ok=True)
+    if not link.is_symlink():
+        link.symlink_to(which(name) or name)
+    return str(link)
+
+
+def _as_host(name: str) -> list[str]:
+    """What to put before a command so that it runs under another host name."""
+    return ["unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name]
+
+
+def _as_controller(cluster: Cluster) -> list[str]:
+    """The same for the controller's: it resolves names as the nodes do, whatever the machine's /etc/hosts says."""
+    mounts = 'for file in hosts nsswitch.conf; do mount --bind "$0/$file" "/etc/$file"; done; exec "$@"'
+    etc = str(cluster.directory / "etc")
+    return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", mounts, etc, *_as_host(CONTROLLER)]
+
+
+def _wait_until_answers(cluster: Cluster, name: str, daemon: Daemon, address: Path | tuple[str, int]) -> None:
+    wait_until(lambda: "" if _answers(address) else name, PATIENCE, {cluster.log(name): daemon})
+
+
+def _answers(address: Path | tuple[str, int]) -> bool:
+    family, target = (socket.AF_INET, address) if isinstance(address, tuple) else (socket.AF_UNIX, str(address))
+    with socket.socket(family, socket.SOCK_STREAM) as client:
+        client.settimeout(2)
+        return client.connect_ex(target) == 0

@@ -1,0 +1,174 @@
+"""Up, down, and single nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from . import accounting, config, daemons, network, packages, slurm
+from .cluster import Cluster, Settings, machine_lock, state_root
+from .errors import CannotHere, ClusterError, WrongInput
+from .processes import DAEMONS, NODE_DAEMONS, Daemon, end_all, identity, inside, marked, namespace_of, wait_until
+
+
+def up(cluster: Cluster, wanted: dict[str, int | None], users: list[str]) -> tuple[Settings, list[str]]:
+    """Start what is missing of a cluster; returns its settings and what a person should know."""
+    everyone = accounting.users(users)
+    _refuse_other_settings(cluster, wanted)
+    packages.ensure()
+    packages.remove_stale_policy()
+    with cluster.locked():
+        try:
+            settings = _settle(cluster, wanted)
+            _end_strays(cluster)
+            pids = daemons.running(cluster)
+            with ThreadPoolExecutor(1) as meanwhile:
+                database = meanwhile.submit(daemons.make_database, cluster)
+                limited = network.ensure(cluster, settings)
+                config.write(cluster, settings)
+                network.check(cluster, settings)
+                database.result()
+            _start_daemons(cluster, settings, pids, everyone)
+        except CannotHere:
+            _remove_all(cluster)
+            raise
+    return settings, [] if limited else ["this kernel has no tbf queue: the slow network is as fast as the other"]
+
+
+def _start_daemons(cluster: Cluster, settings: Settings, pids: dict[str, int], users: list[str]) -> None:
+    if "munged" not in pids:
+        daemons.start_munged(cluster)
+    if "mariadbd" not in pids:
+        daemons.start_database(cluster)
+    if "slurmdbd" not in pids:
+        daemons.start_slurmdbd(cluster, settings)
+    accounting.ensure(cluster, users)
+    watched: dict[Path, Daemon] = {}
+    if "slurmctld" not in pids:
+        watched[cluster.log("slurmctld")] = daemons.start_slurmctld(cluster, settings)
+    dead = [node for node in settings.names if not daemons.node_runs(cluster, node, pids)]
+    _start_nodes(cluster, settings.names, dead, watched)
+    wait_until(lambda: "" if accounting.works(cluster) else "accounting", daemons.PATIENCE, watched)
+
+
+def _start_nodes(cluster: Cluster, nodes: list[str], dead: list[str], watched: dict[Path, Daemon]) -> None:
+    """Start slurmd on the dead nodes, and wait until all are usable."""
+    known = slurm.nodes(cluster)
+    started = {node: known.get(node, slurm.MISSING) for node in dead}
+    slurmds = {cluster.log(node): daemons.start_slurmd(cluster, node) for node in dead}
+    slurm.wait_for_nodes(cluster, nodes, daemons.PATIENCE, started, {**watched, **slurmds})
+
+
+def down(cluster: Cluster) -> bool:
+    """Remove all that a cluster left; returns whether there was anything."""
+    packages.remove_stale_policy()
+    if not (cluster.directory.exists() or network.leftovers(cluster) or marked(cluster.directory)):
+        return False
+    with cluster.locked():
+        _remove_all(cluster)
+    return True
+
+
+def kill_node(cluster: Cluster, node: int) -> int:
+    """Cut a node's power: no process of it says goodbye, and nothing that it sends arrives any more."""
+    settings = _with_node(cluster, node)
+    with cluster.locked():
+        network.plug(cluster, [node], False)
+        namespace = identity(network.NAMESPACES / cluster.namespace(settings.names[node]))
+        return end_all(lambda: inside({namespace} if namespace else set()))
+
+
+def start_node(cluster: Cluster, node: int) -> bool:
+    """Start a node again and wait until it is usable; returns whether it was not running."""
+    settings = _with_node(cluster, node)
+    name = settings.names[node]
+    with cluster.locked():
+        pids = daemons.running(cluster)
+        if "slurmctld" not in pids:
+            raise ClusterError(f"slurmctld does not run; start what is missing with 'up --name {cluster.name}'")
+        dead = [] if daemons.node_runs(cluster, name, pids) else [name]
+        network.plug(cluster, [node], True)
+        # Whoever asks for a node wants it used, drained or not.
+        if "drain" in slurm.nodes(cluster).get(name, slurm.MISSING).state:
+            slurm.resume(cluster, name)
+        _start_nodes(cluster, [name], dead, {})
+        return bool(dead)
+
+
+def _refuse_other_settings(cluster: Cluster, wanted: dict[str, int | None]) -> None:
+    settings = cluster.read_settings()
+    if settings is None:
+        return
+    found = dataclasses.asdict(settings)
+    other = {key: value for key, value in wanted.items() if value not in (None, found[key])}
+    if other:
+        asked = ", ".join(f"--{key} {value} (it has {found[key]})" for key, value in other.items())
+        raise WrongInput(
+            f"cluster '{cluster.name}' is there with other settings: {asked}; "
+            f"run 'scripts/cluster down --name {cluster.name}' first"
+        )
+
+
+def _settle(cluster: Cluster, wanted: dict[str, int | None]) -> Settings:
+    """The recorded settings, or new ones with a free index, recorded."""
+    _refuse_other_settings(cluster, wanted)
+    settings = cluster.read_settings()
+    if settings is None:
+        _clear(cluster)
+        with machine_lock():
+            index = network.free_index(_indices())
+            settings = Settings(index=index, **{key: value for key, value in wanted.items() if value is not None})
+            cluster.write_settings(settings)
+    return settings
+
+
+def _indices() -> set[int]:
+    """Those of the other clusters, whether they run or not."""
+    taken = set()
+    for path in state_root().glob("*/cluster.json"):
+        try:
+            taken.add(int(json.loads(path.read_text())["index"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return taken
+
+
+def _remove_all(cluster: Cluster) -> None:
+    _clear(cluster)
+    for directory in (cluster.directory, state_root(), network.ETC):
+        _remove_if_empty(directory)
+
+
+def _clear(cluster: Cluster) -> None:
+    """End all that runs of a cluster, and remove what it has outside of its directory and in it."""
+    _end_strays(cluster, all_of_them=True)
+    network.remove(cluster)
+    end_all(lambda: marked(cluster.directory, DAEMONS))
+    for path in network.ETC.glob(cluster.namespace_prefix + "*"):
+        shutil.rmtree(path)
+    for path in cluster.directory.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _end_strays(cluster: Cluster, all_of_them: bool = False) -> None:
+    """End nodes, with their jobs, whose namespace has lost its name."""
+    named = set() if all_of_them else network.node_identities(cluster)
+    found = {namespace_of(pid) for pid in marked(cluster.directory, NODE_DAEMONS)}
+    strays = {namespace for namespace in found if namespace is not None} - named
+    end_all(lambda: inside(strays))
+
+
+def _with_node(cluster: Cluster, node: int) -> Settings:
+    settings = cluster.existing()
+    if not 0 <= node < settings.nodes:
+        raise WrongInput(f"there is no node {node}: cluster '{cluster.name}' has nodes 0 to {settings.nodes - 1}")
+    return settings
+
+
+def _remove_if_empty(directory: Path) -> None:
+    with contextlib.suppress(OSError):
+        directory.rmdir()

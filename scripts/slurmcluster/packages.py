@@ -1,0 +1,114 @@
+"""The programs that a cluster needs, and installing them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .cluster import machine_lock
+from .errors import CannotHere
+from .processes import run, which
+
+# Each program, with the package that brings it on Debian and Ubuntu.
+PROGRAMS = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "slurmdbd": "slurmdbd",
+    "sbatch": "slurm-client",
+    "sacctmgr": "slurm-client",
+    "munged": "munge",
+    "mariadbd": "mariadb-server",
+    "mariadb-install-db": "mariadb-server",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "unshare": "util-linux",
+    "hostname": "hostname",
+}
+POLICY = Path("/usr/sbin/policy-rc.d")
+POLICY_MARK = "# written by slurmtrain's scripts/cluster"
+POLICY_TEXT = f"#!/bin/sh\n{POLICY_MARK} while it installs packages: their daemons are not to start\nexit 101\n"
+
+
+def require_root(command: str) -> None:
+    """Only root can make network namespaces, and end what lives in them."""
+    if os.geteuid() != 0:
+        raise CannotHere(f"'scripts/cluster {command}' needs root: run it with sudo")
+
+
+def missing() -> list[str]:
+    """The packages whose programs are not there."""
+    return sorted({package for program, package in PROGRAMS.items() if which(program) is None})
+
+
+def ensure() -> None:
+    """Install what is missing."""
+    if not missing():
+        return
+    with machine_lock():
+        packages = missing()
+        if packages:
+            _install(packages)
+    if missing():
+        raise CannotHere(f"after installing {', '.join(packages)} some programs are still missing: {_absent()}")
+
+
+def remove_stale_policy() -> None:
+    """Remove our policy-rc.d where a command was killed before it could."""
+    if _is_ours(POLICY):
+        with machine_lock():
+            if _is_ours(POLICY):
+                POLICY.unlink()
+
+
+def _install(packages: list[str]) -> None:
+    names = " ".join(packages)
+    if which("apt-get") is None:
+        raise CannotHere(
+            f"these programs are missing: {_absent()}; this is no Debian or Ubuntu: install them yourself "
+            f"(there the packages are {names})"
+        )
+    print(f"cluster: installing {names} (about a minute)", file=sys.stderr, flush=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PATH"}
+    environment["DEBIAN_FRONTEND"] = "noninteractive"
+    # --no-remove: nothing that is installed may have to go, such as MySQL for MariaDB.
+    command = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "--no-install-recommends", "--no-remove"]
+    with _daemons_forbidden():
+        run(["apt-get", "update"], check=False, timeout=None, environment=environment)
+        done = run([*command, *packages], check=False, timeout=None, environment=environment)
+    if done.returncode != 0:
+        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])
+        raise CannotHere(f"apt-get could not install {names}:\n{said}")
+
+
+@contextmanager
+def _daemons_forbidden() -> Iterator[None]:
+    """Installing a daemon's package starts it, unless there is a policy-rc.d that says no."""
+    # In two steps, so that there never is one of ours that lacks our mark.
+    new = POLICY.with_name(POLICY.name + ".slurmtrain")
+    new.write_text(POLICY_TEXT)
+    new.chmod(0o755)
+    try:
+        os.link(new, POLICY)
+    except FileExistsError:
+        pass
+    finally:
+        new.unlink()
+    try:
+        yield
+    finally:
+        if _is_ours(POLICY):
+            POLICY.unlink()
+
+
+def _is_ours(policy: Path) -> bool:
+    try:
+        return POLICY_MARK in policy.read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _absent() -> str:
+    return ", ".join(sorted(program for program in PROGRAMS if which(program) is None))

@@ -1,0 +1,173 @@
+"""Starting programs, and finding and ending what a cluster started.
+
+A daemon is known by its executable and by the variable MARK, which holds the cluster's directory; what jobs started is
+known by its network namespace. Nothing else is ever ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from .errors import ClusterError
+
+MARK = "SLURMTRAIN_CLUSTER_DIR"
+DAEMONS = frozenset({"munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmstepd"})
+NODE_DAEMONS = frozenset({"slurmd", "slurmstepd"})
+# Not the caller's: what is in there is nothing that daemons and jobs should depend on.
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+POLL = 0.05
+
+Identity = tuple[int, int]
+Daemon = subprocess.Popen[bytes]
+
+
+def which(program: str) -> str | None:
+    """The path of a program, also of one that only root has on PATH."""
+    return shutil.which(program, path=PATH)
+
+
+def run(
+    arguments: Sequence[str | Path],
+    *,
+    stdin: str = "",
+    check: bool = True,
+    timeout: float | None = 60,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end; raises what it said where it fails, unless ``check`` is off."""
+    try:
+        done = subprocess.run(
+            [str(argument) for argument in arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+            timeout=timeout,
+            # Not closed are only those that are inheritable: the lock, which outlives this process that way.
+            close_fds=False,
+            env={"PATH": PATH, "LANG": "C.UTF-8", **(environment or {})},
+        )
+    except FileNotFoundError:
+        raise ClusterError(f"there is no program {arguments[0]} on this machine") from None
+    except subprocess.TimeoutExpired:
+        raise ClusterError(f"'{_typed(arguments)}' did not end within {timeout:g} s") from None
+    if check and done.returncode != 0:
+        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])
+        raise ClusterError(f"'{_typed(arguments)}' failed, saying: {said or 'nothing'}")
+    return done
+
+
+def start(arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> Daemon:
+    """Start a daemon, out of reach of the terminal and of the caller's pipes."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [str(argument) for argument in arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,
+            env={"PATH": PATH, "LANG": "C.UTF-8", **environment},
+        )
+
+
+def wait_until(lacking: Callable[[], str], timeout: float, watched: Mapping[Path, Daemon] | None = None) -> None:
+    """Wait until nothing is lacking any more, but not beyond the end of a daemon; these are given with their logs."""
+    deadline = time.monotonic() + timeout
+    while what := lacking():
+        for log, daemon in (watched or {}).items():
+            if daemon.poll() is not None:
+                raise ClusterError(f"waiting for {what}: {log.stem} has ended; the end of its log {log}:\n{_tail(log)}")
+        if time.monotonic() > deadline:
+            raise ClusterError(f"waiting for {what}: not within {timeout:g} s")
+        time.sleep(POLL)
+
+
+def listing(directory: Path) -> Iterator[tuple[int, list[str]]]:
+    """Daemons of a cluster, with their command lines; any user may ask."""
+    links = f"{directory}/bin/"
+    for pid in _pids():
+        try:
+            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+        except OSError:
+            continue
+        if arguments and arguments[0].startswith(links):
+            yield pid, arguments
+
+
+def marked(directory: Path, names: frozenset[str] = DAEMONS) -> list[int]:
+    """Daemons that were started for a cluster; only root sees them all."""
+    mark = f"{MARK}={directory}".encode()
+    found = []
+    for pid in _pids():
+        try:
+            # Debian calls it slurmd-wlm; after an upgrade " (deleted)" follows.
+            name = re.split("[- ]", os.path.basename(os.readlink(f"/proc/{pid}/exe")))[0]
+            if name in names and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                found.append(pid)
+        except OSError:
+            continue
+    return found
+
+
+def inside(namespaces: set[Identity]) -> list[int]:
+    """All processes in these network namespaces, and never one of this machine's own."""
+    namespaces = namespaces - {namespace_of("self"), namespace_of(1)}
+    return [pid for pid in _pids() if namespace_of(pid) in namespaces]
+
+
+def namespace_of(pid: int | str) -> Identity | None:
+    """Which network namespace a process is in; None where it has ended or may not be asked."""
+    return identity(Path(f"/proc/{pid}/ns/net"))
+
+
+def identity(path: Path) -> Identity | None:
+    """What tells network namespaces apart."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def end_all(find: Callable[[], list[int]], timeout: float = 15) -> int:
+    """SIGKILL all that is found until nothing more is; returns how many there were."""
+    deadline = time.monotonic() + timeout
+    ended: set[int] = set()
+    while found := [pid for pid in find() if pid != os.getpid()]:
+        if time.monotonic() > deadline:
+            raise ClusterError(f"these processes do not end after SIGKILL: {' '.join(map(str, found))}")
+        for pid in found:
+            _kill(pid)
+        ended.update(found)
+        time.sleep(0.02)
+    return len(ended)
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _pids() -> list[int]:
+    return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
+
+
+def _typed(arguments: Sequence[str | Path]) -> str:
+    return " ".join(str(argument) for argument in arguments)
+
+
+def _tail(log: Path, lines: int = 5) -> str:
+    try:
+        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
+    except OSError:
+        return ""

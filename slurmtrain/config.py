@@ -6,6 +6,7 @@ the nearest ``slurmtrain.yaml`` upwards from the current directory, ``SLURMTRAIN
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from slurmtrain.model.fields import Optional, Section, option
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
 EXECUTORS = ("local", "slurm")
+SLURM_INTERVAL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,11 @@ class Settings:
     registry: str | None = option(
         None, Optional(kinds.text("file")), "The registry's SQLite file; by default `registry.db` in the runs root."
     )
+    slurm_interval: float | None = option(
+        None,
+        Optional(kinds.number(10)),
+        "Seconds between two questions to Slurm of a command that looks again and again; by default 30, at least 10.",
+    )
     mlflow_uri: str | None = option(
         None, Optional(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
     )
@@ -50,6 +57,7 @@ class Config:
     executor: str | None
     registry: Path
     mlflow_uri: str | None
+    slurm_interval: float = SLURM_INTERVAL_S
 
 
 _PATHS = ("runs", "registry")
@@ -72,6 +80,7 @@ def load_config(
         executor=settings.get("executor"),
         registry=Path(settings.get("registry") or root / "registry.db").resolve(),
         mlflow_uri=settings.get("mlflow_uri"),
+        slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
     )
 
 
@@ -105,7 +114,11 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
-    given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())}
+    given: dict[str, Any] = {
+        f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())
+    }
+    with contextlib.suppress(KeyError, ValueError):
+        given["slurm_interval"] = float(given["slurm_interval"])
     mistakes: list[Mistake] = []
 
     def report(at: tuple[str, ...], message: str) -> None:

@@ -7,9 +7,12 @@ SlurmtrainError            something failed                                     
 |   +-- RunBusy            a run that is in a state in which this cannot be done
 |   +-- NoCheckpoint       a run that has nothing to go on from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
+|   +-- Refused            a request that the scheduler cannot ever satisfy
 |   +-- PlaceError         a directory that cannot be used
 |   +-- RegistryUnusable   a registry file that is no registry, or a newer one
 +-- LaunchError            a job that could not be started
+|   +-- Unsure             a job that the scheduler may have taken or not
++-- SlurmDown              one of Slurm's commands that failed
 +-- CheckpointError        a checkpoint that could not be written or read
 +-- TrackingError          the MLflow store did not take what it was sent
 
@@ -73,6 +76,10 @@ class NotAvailable(UserError):
     """This executor, or this machine, does not have what was asked for."""
 
 
+class Refused(UserError):
+    """The scheduler refuses the request, or could never satisfy it."""
+
+
 class PlaceError(UserError):
     """A file or directory that is needed cannot be read or written."""
 
@@ -83,6 +90,14 @@ class RegistryUnusable(UserError):
 
 class LaunchError(SlurmtrainError):
     """A job could not be started."""
+
+
+class Unsure(LaunchError):
+    """The scheduler did not say whether it took the job; ``sync`` finds out."""
+
+
+class SlurmDown(SlurmtrainError):
+    """One of Slurm's commands failed, or did not answer."""
 
 
 class CheckpointError(SlurmtrainError):

@@ -19,7 +19,7 @@ from slurmtrain.errors import TrackingError
 from slurmtrain.model.journal import read_lines
 from slurmtrain.model.layout import RunDir, RunsRoot, split_attempt
 from slurmtrain.model.plan import Plan
-from slurmtrain.model.state import Run
+from slurmtrain.model.run import Run
 from slurmtrain.system.files import create_private, reason_of
 
 # What one call takes: MLflow's own limits.

@@ -14,17 +14,20 @@ from slurmtrain.ops.workspace import Workspace
 @common.json_option
 @common.in_workspace
 def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: bool) -> int:
-    """End each RUN: let it save and leave, and kill what does not. Works from any terminal of the machine."""
+    """End each RUN: let it save and leave, and kill what does not.
+
+    Works from any terminal of the machine, or for Slurm's jobs of the cluster.
+    """
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.find import find
     from slurmtrain.ops.observe import observe
     from slurmtrain.ops.views import runs_json
 
-    run_ids, before = find(workspace, names)
+    run_ids, before = find(workspace, names, ask_slurm=False)
     over = {run_id for run_id in run_ids if before.runs[run_id].ended}
-    ended = {run_id: cancel(workspace, run_id, force=force) for run_id in run_ids}
+    ended = cancel(workspace, run_ids, force=force)
     if as_json:
-        runs = observe(workspace, run_ids).runs
+        runs = observe(workspace, run_ids, ask_slurm=False).runs
         common.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
     for run_id, run in ended.items():
         if run_id in over:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from slurmtrain.config import EXECUTORS, load_config
 from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.observe import Observed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -87,10 +90,11 @@ def warn(messages: Iterable[str]) -> None:
         click.echo(f"warning: {message}", err=True)
 
 
-def warn_of_garbage(garbage: Sequence[tuple[str, Any]]) -> None:
-    """Say which journals hold lines that are no records; they are kept, and 'show --json' has them."""
+def warn_of(observed: Observed) -> None:
+    """Say what could not be asked, and which journals hold lines that are no records; 'show --json' has those."""
+    warn(observed.problems)
     counts: dict[tuple[str, str], list[int]] = {}
-    for run_id, bad in garbage:
+    for run_id, bad in observed.garbage:
         counts.setdefault((run_id, bad.source), []).append(bad.offset)
     warn(
         f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, first at byte {offsets[0]}; the rest was read"

@@ -19,10 +19,10 @@ def command(workspace: Workspace, run: str, follow: bool, rank: int | None, atte
     from slurmtrain.ops.find import find
     from slurmtrain.ops.logs import read_logs
 
-    [run_id], _ = find(workspace, [run])
+    [run_id], _ = find(workspace, [run], ask_slurm=False)
     for line in read_logs(workspace, run_id, rank=rank, attempt=attempt, follow=follow):
         click.echo(line.text if rank is not None else f"[{line.attempt}/{line.origin}] {line.text}")
     if not follow:
         return 0
-    [run_id], observed = find(workspace, [run_id])
+    _, observed = find(workspace, [run_id], ask_slurm=False)
     return 0 if observed.runs[run_id].state == "completed" else 1

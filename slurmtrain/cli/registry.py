@@ -24,7 +24,7 @@ def rebuild(workspace: Workspace, as_json: bool) -> int:
     from slurmtrain.ops.rebuild import rebuild
 
     observed = rebuild(workspace)
-    common.warn_of_garbage(observed.garbage)
+    common.warn_of(observed)
     if as_json:
         common.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
     else:

@@ -32,7 +32,7 @@ def command(
         from slurmtrain.cli.waiting import wait_and_tell
 
         return wait_and_tell(workspace, [run_id], as_json=as_json)
-    runs = observe(workspace, [run_id]).runs
+    runs = observe(workspace, [run_id], ask_slurm=False).runs
     if as_json:
         common.print_json(runs_json(workspace, {run_id: runs[run_id]}))
     else:

@@ -22,7 +22,7 @@ def command(workspace: Workspace, run: str, as_json: bool) -> int:
 
     [run_id], _ = find(workspace, [run])
     observed = observe(workspace, [run_id], thorough=True)
-    common.warn_of_garbage(observed.garbage)
+    common.warn_of(observed)
     loaded = workspace.store.load(run_id)
     assert loaded is not None
     facts = show_json(workspace, observed.runs[run_id], loaded)
@@ -83,6 +83,7 @@ def _print_attempt(attempt: dict[str, Any]) -> None:
         ("steps", f"{attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""),
         ("lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""),
         ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
+        ("network", ", ".join(f"{node} {interface}" for node, interface in attempt["interfaces"].items())),
         ("overrides", " ".join(attempt["overrides"])),
     ]
     for name, value in said:

@@ -40,6 +40,7 @@ def command(
         _print(workspace, names, everything=everything or as_json, as_json=as_json)
         return 0
     gc.enable()
+    workspace = workspace.looking_again()
     if text.fancy() and not as_json:
         return _live(workspace, names, everything, interval)
     while True:
@@ -52,7 +53,7 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> 
     from slurmtrain.ops.observe import observe
 
     observed = observe(workspace)
-    common.warn_of_garbage(observed.garbage)
+    common.warn_of(observed)
     if names:
         from slurmtrain.ops.find import choose
 

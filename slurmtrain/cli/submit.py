@@ -42,7 +42,7 @@ def command(
         from slurmtrain.cli.waiting import wait_and_tell
 
         return wait_and_tell(workspace, run_ids, as_json=as_json)
-    runs = observe(workspace, run_ids).runs
+    runs = observe(workspace, run_ids, ask_slurm=False).runs
     if as_json:
         common.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
     else:

@@ -19,7 +19,7 @@ def command(workspace: Workspace, as_json: bool) -> int:
     from slurmtrain.ops.sync import sync
 
     synced = sync(workspace)
-    common.warn_of_garbage(synced.observed.garbage)
+    common.warn_of(synced.observed)
     common.warn(synced.problems)
     done = {"started": synced.started, "cancelled": synced.cancelled, "mirrored": synced.mirrored}
     if as_json:

@@ -17,5 +17,5 @@ def command(workspace: Workspace, names: tuple[str, ...], as_json: bool) -> int:
     from slurmtrain.cli.waiting import wait_and_tell
     from slurmtrain.ops.find import find
 
-    run_ids, _ = find(workspace, names)
+    run_ids, _ = find(workspace, names, ask_slurm=False)
     return wait_and_tell(workspace, run_ids, as_json=as_json)

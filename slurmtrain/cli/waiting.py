@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import click
 
-from slurmtrain.cli.common import print_json, warn, warn_of_garbage
+from slurmtrain.cli.common import print_json, warn, warn_of
 from slurmtrain.cli.progress import teller
 from slurmtrain.cli.text import HEADERS, print_table, row
 from slurmtrain.ops.views import run_json, runs_json
@@ -16,13 +16,14 @@ from slurmtrain.ops.workspace import Workspace
 
 def wait_and_tell(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> int:
     """Wait for runs to end and print what they are then; returns 0 if all completed, else 1."""
+    workspace = workspace.looking_again()
     try:
         with teller(workspace) as tell:
             completed, synced = wait(workspace, run_ids, tell)
     except KeyboardInterrupt:
         click.echo(f"no longer waiting; what runs goes on ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
         raise
-    warn_of_garbage(synced.observed.garbage)
+    warn_of(synced.observed)
     warn(synced.problems)
     chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
     if as_json:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError, NotAvailable
-from slurmtrain.model.layout import AttemptDir
+from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.runtime.context import Launch, scrubbed
+from slurmtrain.runtime.context import Launch, local_job, scrubbed
 from slurmtrain.system.process import Process, with_argument
 
 
@@ -44,20 +44,21 @@ def gpus() -> list[str]:
     return [str(number) for number in numbers]
 
 
-def launch(plan: Plan, attempt: AttemptDir, handed: Launch, secrets: Mapping[str, str]) -> Process:
-    """Start the controller of one attempt and return it. Raises LaunchError if it could not be started."""
+def launch(plan: Plan, submission: SubmissionDir, job_id: str, handed: Launch, secrets: Mapping[str, str]) -> Process:
+    """Start the controller of one submission and return it. Raises LaunchError if it could not be started."""
     request = {
-        "run_dir": str(attempt.run.path),
-        "folder": str(attempt.submitit),
-        "log": str(attempt.controller_log),
+        "run_dir": str(submission.run.path),
+        "folder": str(submission.submitit),
+        "log": str(submission.controller_log),
         "nodes": plan.spec.resources.nodes,
         "setup": list(plan.spec.setup),
     }
-    environ = {**scrubbed(os.environ), **handed.variables(), **secrets, "SLURMTRAIN_GPUS": ",".join(gpus())}
+    ours = {**handed.variables(), **local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
+    environ = {**scrubbed(os.environ), **ours, **secrets}
     done = subprocess.run(
         [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],
         env=environ,
-        cwd=attempt.path,
+        cwd=submission.path,
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -71,13 +72,13 @@ def launch(plan: Plan, attempt: AttemptDir, handed: Launch, secrets: Mapping[str
     return Process.from_plain(json.loads(done.stdout))
 
 
-def find(attempt: AttemptDir) -> tuple[Process | None, bool]:
+def find(submission: SubmissionDir) -> tuple[Process | None, bool]:
     """What a submission that was killed before it noted its job has left running, by command lines.
 
-    Returns the attempt's controller, if there is one, and whether anything at all is about to start one.
+    Returns its controller, if there is one, and whether anything at all is about to start one.
     """
     starting = False
-    for process, command in with_argument(str(attempt.submitit)):
+    for process, command in with_argument(str(submission.submitit)):
         if b"submitit.local._local" in command:
             return process, True
         starting = True

@@ -4,20 +4,21 @@ A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. The 
 
 commands (journal/<writer>.jsonl)
     created        name, plan_hash, executor, by, git                       the run directory is complete
-    submitting     job_id, restart, attempt, executor, host, overrides, from_start   about to hand the job over
-    submitted      job_id, restart, process                                 the scheduler has it
-    unstarted      job_id, restart, reason                                  handing over failed; nothing runs or will
+    submitting     submission, job_id, attempt, executor, host, overrides, from_start   about to hand the job over
+    submitted      submission, job_id, process                              the scheduler has it; process: local jobs
+    unstarted      submission, reason                                       handing over failed; nothing runs or will
     cancel         by                                                       a person wants it ended
-    observed       job_id, restart, state, last_seen, checkpoints           what the scheduler, or the machine, says
+    observed       job_id, restart, source, state, reason, nodes, started_at, ended_at, time_limit_s, exit_code, signal,
+                   last_seen, checkpoints    what the scheduler (source squeue, sacct) or the machine (source host) says
     mlflow         mlflow_run_id, uri                                       the MLflow run that mirrors this run
 node agent (attempts/*/node-<i>.jsonl)
-    agent          node, nodes, host, process, attempt
+    agent          node, nodes, host, process, executor, submission, attempt
     waiting        run                                                      a local sweep goes one run after the other
     rendezvous     master_addr, master_port, interface
     workers        processes {rank: process}, resume_from
     stopping       cause, why
     found          path, step, bytes, saved_at                              a checkpoint of a script of the user's own
-    end            cause, reason, failed_at, cascade, failures
+    end            cause, reason, failed_at, cascade, signal, failures
 rank (attempts/*/rank-<r>.jsonl)
     session        step, world_size, device
     total          total_steps

@@ -37,6 +37,11 @@ class RunsRoot:
         return self.path / "registry.db"
 
     @property
+    def scheduler_cache(self) -> Path:
+        """Slurm's last answer, which commands that look again and again share."""
+        return self.path / ".squeue.json"
+
+    @property
     def tracking_lock(self) -> Path:
         return self.path / ".mlflow.lock"
 
@@ -89,6 +94,10 @@ class RunDir:
         return self.path / "checkpoints"
 
     @property
+    def submissions(self) -> Path:
+        return self.path / "submissions"
+
+    @property
     def lock(self) -> Path:
         """Held by the command that starts, resumes or cancels this run."""
         return self.path / ".lock"
@@ -99,7 +108,40 @@ class RunDir:
         return self.path / "lease.json"
 
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
-        return AttemptDir(self.attempts / f"{job_id}.{restart}")
+        return AttemptDir(self.attempts / attempt_key(job_id, restart))
+
+    def submission(self, number: int) -> SubmissionDir:
+        return SubmissionDir(self.submissions / str(number))
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionDir:
+    """One handing over of a run to the scheduler, ``submissions/<n>``: one job, which may be started several times."""
+
+    path: Path
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.path.parent.parent)
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def plan(self) -> Path:
+        """The run's plan with the overrides of this and all earlier submissions."""
+        return self.path / "plan.json"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own files: the pickle, the batch script, and what the node agents print."""
+        return self.path / "submitit"
+
+    @property
+    def controller_log(self) -> Path:
+        """What the local executor's controller prints, such as the complaints of a line of setup."""
+        return self.path / "controller.log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,27 +155,12 @@ class AttemptDir:
         return RunDir(self.path.parent.parent)
 
     @property
-    def plan(self) -> Path:
-        """The run's plan with the overrides of this and all earlier attempts."""
-        return self.path / "plan.json"
-
-    @property
     def metrics(self) -> Path:
         return self.path / "metrics.jsonl"
 
     @property
     def logs(self) -> Path:
         return self.path / "logs"
-
-    @property
-    def submitit(self) -> Path:
-        """submitit's own files: the pickle, and what the node agents print."""
-        return self.path / "submitit"
-
-    @property
-    def controller_log(self) -> Path:
-        """What the local executor's controller prints, such as the complaints of a line of setup."""
-        return self.path / "controller.log"
 
     @property
     def rendezvous(self) -> Path:

@@ -1,120 +1,25 @@
 """The state of a run, from everything that is known of it: a pure fold over its events.
 
 The fold looks at a set of facts, never at the order in which they became known, so reading journals in another order,
-or again from the start, gives the same answer. What the job says of itself outranks what was observed from outside:
-a job that says it completed has completed, and "its processes are gone" decides only where the job said nothing.
+or again from the start, gives the same answer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from slurmtrain.model.event import Event
+from slurmtrain.model.jobstate import ABSENT, is_final
 from slurmtrain.model.layout import attempt_key, split_attempt
+from slurmtrain.model.outcome import begin, superseded, with_outcome
 from slurmtrain.model.progress import Progress
-
-RUN_STATES = ("created", "pending", "running", "requeued", "completed", "failed", "cancelled", "lost")
-ENDED = frozenset({"completed", "failed", "cancelled", "lost"})
-CAUSES = (
-    "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
-)  # fmt: skip
+from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Run
 
 # Where checkpoints of our own kind lie, relative to the run directory.
 _PUBLISHED = "checkpoints/step-"
-
-# What an attempt that ended for this cause makes of its run, as long as nobody starts it again.
-STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoint:
-    """A checkpoint that is on disk. ``path`` is relative to the run directory, or absolute outside it."""
-
-    step: int | None
-    path: str
-    bytes: int
-    saved_at: float
-    seconds: float | None
-    complete: bool = True
-    verified: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
-    """One start of a run on nodes. Times are seconds since 1970; steps count finished steps."""
-
-    number: int
-    job_id: str
-    restart: int
-    state: str = "pending"
-    cause: str | None = None
-    reason: str = ""
-    hosts: Mapping[str, str] = field(default_factory=dict)
-    submitted_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    first_step: int | None = None
-    last_step: int | None = None
-    lost_steps: int | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    interfaces: Mapping[str, str] = field(default_factory=dict)
-    clock: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    failures: Sequence[Mapping[str, Any]] = ()
-    overrides: Sequence[str] = ()
-    from_start: bool = False
-    processes: Sequence[Mapping[str, Any]] = ()
-    handed_over: bool = False
-    submitted_from: str | None = None
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def key(self) -> str:
-        return attempt_key(self.job_id, self.restart)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """What is known of a run."""
-
-    id: str
-    name: str
-    state: str
-    reason: str
-    executor: str
-    plan_hash: str | None = None
-    submitted_at: float | None = None
-    started_at: float | None = None
-    ended_at: float | None = None
-    step: int | None = None
-    total_steps: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    lost_steps: int | None = None
-    mlflow_run_id: str | None = None
-    git: Mapping[str, Any] | None = None
-    attempts: Sequence[Attempt] = ()
-    checkpoints: Sequence[Checkpoint] = ()
-    cancelled: bool = False
-    """Whether a person asked to end the newest attempt."""
-
-    @property
-    def ended(self) -> bool:
-        return self.state in ENDED
-
-    @property
-    def checkpoint(self) -> Checkpoint | None:
-        """The newest one that a run can go on from."""
-        complete = [checkpoint for checkpoint in self.checkpoints if checkpoint.complete]
-        return complete[-1] if complete else None
-
-    @property
-    def newest(self) -> Attempt | None:
-        return self.attempts[-1] if self.attempts else None
+_HANDING = ("submitting", "submitted", "unstarted")
 
 
 def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress]) -> Run:
@@ -127,8 +32,8 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
     checkpoints = _checkpoints(facts)
     cancels = [event.time for event in facts if event.kind == "cancel"]
     started = {key: group for key, group in by_attempt.items() if not _unstarted(group)}
-    attempts = [_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()]
-    attempts = _with_lost_steps(_numbered(attempts), checkpoints)
+    known = {key: _attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()}
+    attempts = _with_lost_steps(_in_order(known, started), checkpoints)
     created = next((event for event in facts if event.kind == "created"), None)
     born = created.data if created else {}
     state, reason = _run_state(attempts, cancels, facts)
@@ -157,22 +62,39 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
         git=born.get("git"),
         attempts=attempts,
         checkpoints=checkpoints,
-        cancelled=any(time >= (_begin(attempts[-1]) if attempts else 0.0) for time in cancels),
+        cancelled=any(time >= (begin(attempts[-1]) if attempts else 0.0) for time in cancels),
     )
 
 
 def _group(facts: Sequence[Event]) -> dict[str, list[Event]]:
-    """Events by the attempt they belong to: by the journal's folder, or by the job that a command's event names."""
+    """Events by the attempt they belong to: by the journal's folder, or by what a command's event names.
+
+    What is said of a submission belongs to every start of its job, or to an attempt without a job as long as none is
+    known.
+    """
     groups: dict[str, list[Event]] = {}
+    handings: dict[int, list[Event]] = {}
     for event in facts:
         parts = event.source.split("/")
         if parts[0] == "attempts" and len(parts) > 2:
             groups.setdefault(parts[1], []).append(event)
-        elif "job_id" in event.data:
-            groups.setdefault(attempt_key(str(event.data["job_id"]), int(event.data.get("restart", 0))), []).append(
-                event
-            )
+        elif event.kind in _HANDING:
+            handings.setdefault(int(event.data.get("submission", 0)), []).append(event)
+        elif event.kind == "observed" and "job_id" in event.data:
+            key = attempt_key(str(event.data["job_id"]), int(event.data.get("restart", 0)))
+            groups.setdefault(key, []).append(event)
+    for number, said in handings.items():
+        jobs = {str(event.data["job_id"]) for event in said if event.data.get("job_id")}
+        jobs |= {key.rpartition(".")[0] for key, group in groups.items() if _submission(group) == number}
+        keys = [key for key in groups if key.rpartition(".")[0] in jobs] or [attempt_key(job, 0) for job in jobs]
+        for key in keys or [f"{number}?"]:
+            groups[key] = sorted([*groups.get(key, []), *said], key=lambda event: event.order)
     return groups
+
+
+def _submission(events: Sequence[Event]) -> int | None:
+    """Which submission an attempt's own agents name."""
+    return next((int(e.data["submission"]) for e in events if e.kind == "agent" and "submission" in e.data), None)
 
 
 def _unstarted(events: Sequence[Event]) -> bool:
@@ -183,20 +105,21 @@ def _unstarted(events: Sequence[Event]) -> bool:
 
 def _attempt(key: str, events: Sequence[Event], progress: Progress, cancels: Sequence[float]) -> Attempt:
     """One attempt from its own events, its progress, and the times at which a person cancelled the run."""
-    job_id, restart = split_attempt(key) or (key, 0)
-    attempt = Attempt(number=0, job_id=job_id, restart=restart)
+    job_id, restart = split_attempt(key) or ("", 0)
+    attempt = Attempt(number=0, job_id=job_id, restart=restart, state="requeued" if restart else "pending")
     for event in events:
         if event.kind in _TELLERS:
             attempt = _TELLERS[event.kind](attempt, event)
     if progress.last_step is not None:
         attempt = replace(attempt, last_step=progress.last_step)
-    return _ending(attempt, events, cancels)
+    return with_outcome(attempt, events, cancels)
 
 
 def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
     return replace(
         attempt,
-        number=int(event.data.get("attempt", 0)),
+        number=int(event.data.get("attempt", 0)) + attempt.restart,
+        submission=int(event.data.get("submission", 0)),
         submitted_at=event.time,
         overrides=tuple(event.data.get("overrides", ())),
         from_start=bool(event.data.get("from_start", False)),
@@ -210,15 +133,18 @@ def _told_submitted(attempt: Attempt, event: Event) -> Attempt:
 
 
 def _told_agent(attempt: Attempt, event: Event) -> Attempt:
-    process = event.data.get("process")
+    # The processes of a job of Slurm's are Slurm's to look after.
+    process = event.data.get("process") if event.data.get("executor", "local") == "local" else None
     return replace(
         attempt,
         state="running",
         handed_over=True,
         number=attempt.number or int(event.data.get("attempt", 0)),
+        submission=attempt.submission or int(event.data.get("submission", 0)),
         hosts={**attempt.hosts, str(event.data["node"]): str(event.data["host"])},
         started_at=event.time if attempt.started_at is None else min(attempt.started_at, event.time),
         processes=(*attempt.processes, *([process] if process else ())),
+        absent_since=None,
     )
 
 
@@ -240,12 +166,23 @@ def _told_rendezvous(attempt: Attempt, event: Event) -> Attempt:
 
 
 def _told_workers(attempt: Attempt, event: Event) -> Attempt:
-    return replace(attempt, processes=(*attempt.processes, *event.data.get("processes", {}).values()))
+    workers = event.data.get("processes", {}).values() if attempt.processes else ()
+    return replace(attempt, processes=(*attempt.processes, *workers))
 
 
 def _told_session(attempt: Attempt, event: Event) -> Attempt:
     step = int(event.data.get("step", 0))
     return replace(attempt, first_step=step, last_step=step)
+
+
+def _told_observed(attempt: Attempt, event: Event) -> Attempt:
+    state = str(event.data.get("state"))
+    if state == ABSENT:
+        return replace(attempt, absent_since=attempt.absent_since or event.time)
+    if not is_final(state):
+        return replace(attempt, handed_over=True, absent_since=None)
+    # Slurm knows when a job began that did not live to say so itself.
+    return replace(attempt, started_at=attempt.started_at or event.data.get("started_at"))
 
 
 _TELLERS = {
@@ -257,58 +194,18 @@ _TELLERS = {
     "workers": _told_workers,
     "session": _told_session,
     "restored": _told_session,
+    "observed": _told_observed,
 }
 
 
-def _ending(attempt: Attempt, events: Sequence[Event], cancels: Sequence[float]) -> Attempt:
-    """Whether, when and why the attempt ended."""
-    ends = [event for event in events if event.kind == "end"]
-    gone = next((event for event in events if event.kind == "observed" and event.data.get("state") == "gone"), None)
-    agents = [event for event in events if event.kind == "agent"]
-    nodes = max((int(event.data.get("nodes", 1)) for event in agents), default=0)
-    all_said = nodes > 0 and len({event.source for event in ends}) >= nodes
-    if not (all_said or gone):
-        return attempt
-    cancelled_at = next((time for time in cancels if time >= _begin(attempt)), None)
-    if all_said and all(event.data.get("cause") == "completed" for event in ends):
-        return _closed(attempt, "completed", "", max(event.time for event in ends))
-    root = min((event for event in ends if event.data.get("cause") != "completed"), key=_blame, default=None)
-    if root is not None and (cancelled_at is None or _when_failed(root) < cancelled_at):
-        at = max(event.time for event in ends)
-        failed = replace(attempt, failures=tuple(root.data.get("failures", ())))
-        return _closed(failed, str(root.data.get("cause")), str(root.data.get("reason", "")), at)
-    at = max((event.time for event in ends), default=float(gone.data["last_seen"]) if gone else 0.0)
-    if cancelled_at is not None:
-        return _closed(attempt, "cancelled", "cancelled" + _at_step(attempt), max(at, cancelled_at))
-    assert gone is not None
-    return _closed(attempt, "lost", str(gone.data.get("reason", "")) + _at_step(attempt), at)
-
-
-def _begin(attempt: Attempt) -> float:
-    return attempt.submitted_at or attempt.started_at or 0.0
-
-
-def _blame(end: Event) -> tuple[bool, float]:
-    """What failed first is to blame, but for what failed because something else had."""
-    return (bool(end.data.get("cascade", False)), _when_failed(end))
-
-
-def _when_failed(end: Event) -> float:
-    return float(end.data.get("failed_at") or end.time)
-
-
-def _at_step(attempt: Attempt) -> str:
-    return f" after step {attempt.last_step}" if attempt.last_step is not None else ""
-
-
-def _closed(attempt: Attempt, cause: str, reason: str, at: float) -> Attempt:
-    state = STATE_OF_CAUSE.get(cause, "failed")
-    return replace(attempt, state=state, cause=cause, reason=reason, ended_at=at)
-
-
-def _numbered(attempts: Sequence[Attempt]) -> list[Attempt]:
-    """In the order in which they were started, numbered from 1."""
-    ordered = sorted(attempts, key=lambda a: (_begin(a), a.restart, a.number))
+def _in_order(attempts: Mapping[str, Attempt], groups: Mapping[str, Sequence[Event]]) -> list[Attempt]:
+    """In the order in which they were started, numbered from 1; of one job only the last start can be under way."""
+    last = {attempt.job_id: attempt.restart for attempt in sorted(attempts.values(), key=lambda a: a.restart)}
+    known = [
+        superseded(attempt, groups[key]) if attempt.restart < last[attempt.job_id] else attempt
+        for key, attempt in attempts.items()
+    ]
+    ordered = sorted(known, key=lambda a: (a.submission, begin(a), a.restart, a.number))
     return [replace(attempt, number=index) for index, attempt in enumerate(ordered, 1)]
 
 

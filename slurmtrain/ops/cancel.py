@@ -1,13 +1,15 @@
-"""Cancelling: ask, wait for the run to save and leave, then kill what is left."""
+"""Cancelling: ask, wait for the runs to save and leave, then kill what is left."""
 
 from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Collection, Sequence
 
-from slurmtrain.errors import RunBusy
-from slurmtrain.model.state import Run
-from slurmtrain.ops.observe import alive, observe
+from slurmtrain.errors import RunBusy, SlurmDown
+from slurmtrain.model.run import Run
+from slurmtrain.ops.local_jobs import alive
+from slurmtrain.ops.observe import observe
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, descendants
@@ -17,70 +19,114 @@ PATIENCE_S = 45.0
 _POLL_S = 0.1
 
 
-def cancel(workspace: Workspace, run_id: str, *, patience_s: float = PATIENCE_S, force: bool = False) -> Run:
-    """End a run, from any terminal of the machine it runs on; returns it as it then is.
+def cancel(
+    workspace: Workspace, run_ids: Sequence[str], *, patience_s: float = PATIENCE_S, force: bool = False
+) -> dict[str, Run]:
+    """End runs, from any terminal of the machine, or the cluster, that they run on; returns them as they then are.
 
-    A run that has ended already is left as it is. Raises RunBusy for one on another machine. The wish is journaled
-    first: if this is killed, ``sync`` goes on.
-    ``force`` kills at once, without letting the run save.
+    Runs that have ended already are left as they are. Raises RunBusy, with nothing done, for a local run on another
+    machine. The wish is journaled first: if this is killed, ``sync`` goes on. ``force`` kills at once, without letting
+    the runs save.
     """
-    run = _load(workspace, run_id)
-    if run.ended:
-        _kill(run)
-        return run
-    if alive(run) is None:
+    runs = _load(workspace, run_ids)
+    for run in runs.values():
+        _check_reachable(run)
+    for run in runs.values():
+        if run.ended:
+            _kill_processes(run)
+        elif workspace.root.run(run.id).path.exists():
+            _wish(workspace, run.id)
+    return finish_cancel(workspace, run_ids, patience_s=0 if force else patience_s)
+
+
+def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, patience_s: float = PATIENCE_S) -> dict[str, Run]:
+    """End runs that somebody wished to cancel: ask first, and use force on those that do not leave."""
+    runs = _load(workspace, run_ids)
+    under_way = [run for run in runs.values() if not run.ended]
+    if not under_way:
+        return runs
+    _ask_processes(under_way)
+    _ask_slurm(workspace, under_way, force=patience_s == 0)
+    deadline = time.monotonic() + patience_s
+    runs = _wait(workspace, run_ids, until=deadline)
+    while any(alive(run) for run in _local(runs.values())):
+        for run in _local(runs.values()):
+            _kill_processes(run)
+        runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
+    if any(not run.ended for run in runs.values()):
+        runs = _load(workspace, run_ids, ask_slurm=True)
+    return runs
+
+
+def _load(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = False) -> dict[str, Run]:
+    observe(workspace, run_ids, ask_slurm=ask_slurm)
+    loaded = {run_id: workspace.store.load(run_id) for run_id in run_ids}
+    return {run_id: run for run_id, run in loaded.items() if run is not None}
+
+
+def _check_reachable(run: Run) -> None:
+    if not run.ended and run.executor == "local" and alive(run) is None:
         hosts = ", ".join(sorted({process.host for process in _processes(run)}))
-        raise RunBusy(f"run {run_id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
+        raise RunBusy(f"run {run.id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
+
+
+def _wish(workspace: Workspace, run_id: str) -> None:
     directory = workspace.root.run(run_id)
     with locked(directory.lock):
-        run = _load(workspace, run_id)
-        if not run.ended:
+        if not _load(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
                 journal.write("cancel")
-    return finish_cancel(workspace, run_id, patience_s=0 if force else patience_s)
 
 
-def finish_cancel(workspace: Workspace, run_id: str, *, patience_s: float = PATIENCE_S) -> Run:
-    """End a run that somebody wished to cancel: SIGTERM first, SIGKILL to everything when that is no use."""
-    run = _load(workspace, run_id)
-    if run.ended:
-        return run
-    _ask(run)
-    run = _wait(workspace, run_id, patience_s)
-    while alive(run):
-        _kill(run)
-        run = _wait(workspace, run_id, 1.0)
-    return run
-
-
-def _load(workspace: Workspace, run_id: str) -> Run:
-    observe(workspace, [run_id])
-    run = workspace.store.load(run_id)
-    assert run is not None
-    return run
+def _local(runs: Collection[Run]) -> list[Run]:
+    return [run for run in runs if run.executor == "local"]
 
 
 def _processes(run: Run) -> list[Process]:
     return [Process.from_plain(process) for process in run.newest.processes] if run.newest else []
 
 
-def _ask(run: Run) -> None:
+def _ask_processes(runs: Sequence[Run]) -> None:
     """SIGTERM to the agents; the first process is submitit's controller, which hands it on to agents yet to speak."""
-    for process in _processes(run):
-        process.send(signal.SIGTERM)
+    for run in _local(runs):
+        for process in _processes(run):
+            process.send(signal.SIGTERM)
 
 
-def _kill(run: Run) -> None:
+def _kill_processes(run: Run) -> None:
     for process in _processes(run):
         for each in [process, *descendants(process)]:
             each.send(signal.SIGKILL)
 
 
-def _wait(workspace: Workspace, run_id: str, seconds: float) -> Run:
-    """Wait until a run has ended and its processes are gone."""
-    deadline = time.monotonic() + seconds
+def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> None:
+    """One scancel for all jobs: SIGTERM to their tasks, SIGKILL to those that are still there after KillWait."""
+    job_ids = [run.newest.job_id for run in runs if run.executor == "slurm" and run.newest and run.newest.job_id]
+    if not job_ids:
+        return
+    from slurmtrain.slurm.command import ask
+
+    try:
+        if force:
+            ask("scancel", "--signal=KILL", "--full", *job_ids)
+        ask("scancel", *job_ids)
+    except SlurmDown as error:
+        # One that has ended in the meantime is none to worry about.
+        if "invalid job id" not in str(error).lower():
+            raise SlurmDown(f"{error}; the wish to cancel is noted, and 'slurmtrain sync' goes on with it") from error
+    workspace.scheduler.forget()
+
+
+def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict[str, Run]:
+    """Wait until what runs has ended and its processes are gone. Slurm is asked of what has not begun, afterwards."""
     while True:
-        run = _load(workspace, run_id)
-        if (run.ended and alive(run) is not True) or time.monotonic() >= deadline:
-            return run
+        runs = _load(workspace, run_ids)
+        if time.monotonic() >= until or not any(_is_under_way(run) for run in runs.values()):
+            return runs
         time.sleep(_POLL_S)
+
+
+def _is_under_way(run: Run) -> bool:
+    if run.executor == "local":
+        return not run.ended or alive(run) is True
+    return not run.ended and run.newest is not None and bool(run.newest.hosts)

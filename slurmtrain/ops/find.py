@@ -39,7 +39,7 @@ def choose(runs: Mapping[str, Listed], name: str) -> str:
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
 
 
-def find(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Observed]:
+def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
     """The ids that these names mean, and all runs as they are known now."""
-    runs = observe(workspace)
+    runs = observe(workspace, ask_slurm=ask_slurm)
     return [choose(runs.runs, name) for name in names], runs

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.layout import AttemptDir
-from slurmtrain.model.state import Attempt, Run
+from slurmtrain.model.run import Attempt, Run
 from slurmtrain.ops.observe import observe
 from slurmtrain.ops.workspace import Workspace
 
@@ -63,6 +63,7 @@ def read_logs(
     RunNotFound for an attempt or a rank that there is not.
     """
     tails: dict[Path, _Tail] = {}
+    workspace = workspace.looking_again() if follow else workspace
     gc.enable()
     while True:
         run = _load(workspace, run_id)
@@ -106,6 +107,7 @@ def _files(place: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tu
         if rank is None or number == rank:
             yield path, f"rank {number}"
     if rank is None and attempt.ended and not ranks:
-        yield place.controller_log, "job"
-        for path in sorted(place.submitit.glob("*_log.out")):
+        submission = place.run.submission(attempt.submission)
+        yield submission.controller_log, "job"
+        for path in sorted(submission.submitit.glob("*_log.out")):
             yield path, f"agent {path.stem.split('_')[-2]}"

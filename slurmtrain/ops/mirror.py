@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.plan import Plan
-from slurmtrain.model.state import Run
+from slurmtrain.model.run import Run
 from slurmtrain.ops.observe import observe
 from slurmtrain.ops.plans import current_plan
 from slurmtrain.ops.workspace import Workspace
@@ -30,7 +30,7 @@ def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str,
     uri = tracking_uri(workspace, plan)
     if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
         return {}
-    observe(workspace, [run_id])
+    observe(workspace, [run_id], ask_slurm=False)
     return {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": Mirror(workspace, {}).identify(run_id, plan, uri)}
 
 
@@ -54,7 +54,7 @@ class Mirror:
         uri = tracking_uri(workspace, plan)
         mlflow_id = self.identify(run_id, plan, uri)
         known = self._known.get(run_id)
-        revision = observe(workspace, [run_id]).runs[run_id].revision
+        revision = observe(workspace, [run_id], ask_slurm=False).runs[run_id].revision
         offsets = known.offsets if known is not None and known.uri == uri else {}
         sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
         with workspace.store.begin() as writing:

@@ -1,23 +1,19 @@
-"""Bringing the registry up to date: what journals say, and which processes are still there.
+"""Bringing the registry up to date: what journals say, which processes are still there, and what Slurm knows.
 
 It starts and ends nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import CheckpointError
-from slurmtrain.model.layout import AttemptDir, RunDir
-from slurmtrain.model.state import Attempt, Run
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.run import Live, Run
+from slurmtrain.ops import local_jobs
 from slurmtrain.ops.workspace import Workspace
-from slurmtrain.system.files import locked
-from slurmtrain.system.process import Process
 
 if TYPE_CHECKING:
     from slurmtrain.model.journal import Garbage
@@ -26,17 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All runs as they are now known, oldest first, and lines of journals that were found to be no records."""
+    """All runs as they are now known, oldest first.
+
+    ``garbage``: lines of journals that were found to be no records. ``problems``: what could not be asked.
+    """
 
     runs: dict[str, Listed]
     garbage: Sequence[tuple[str, Garbage]] = ()
+    problems: Sequence[str] = ()
 
 
-def observe(workspace: Workspace, only: Collection[str] | None = None, *, thorough: bool = False) -> Observed:
+def observe(
+    workspace: Workspace, only: Collection[str] | None = None, *, thorough: bool = False, ask_slurm: bool = True
+) -> Observed:
     """Read what is new, and note which runs have ended without a word. ``only``: look at these runs alone.
 
     A run that has ended, and whose processes are gone, is passed over unless its directories have changed; ``thorough``
-    looks at the size of each of its files too.
+    looks at the size of each of its files too. Slurm is asked only if there is a run that it may know more of, and
+    never with ``ask_slurm=False``.
     """
     from slurmtrain.registry.ingest import directory_times, has_news
 
@@ -53,58 +56,80 @@ def observe(workspace: Workspace, only: Collection[str] | None = None, *, thorou
         or known[run_id].scanned != directory_times(workspace.root.run(run_id))
         or (thorough and has_news(workspace.store, workspace.root.run(run_id)))
     ]
-    garbage = _read(workspace, open_runs) if open_runs else []
+    look = _Look(workspace)
+    if open_runs:
+        _read(look, open_runs, ask_slurm=ask_slurm)
     gone = set(known) - set(present)
     listed = workspace.store.listed() if open_runs else known
-    return Observed(
-        {run_id: _without_directory(one) if run_id in gone else one for run_id, one in listed.items()}, garbage
-    )
+    runs = {run_id: _without_directory(one) if run_id in gone else one for run_id, one in listed.items()}
+    runs.update({run_id: replace(runs[run_id], live=live) for run_id, live in look.live.items()})
+    return Observed(runs, look.garbage, look.problems)
 
 
-def alive(run: Run) -> bool | None:
-    """Whether any process of the newest attempt runs; None if that cannot be told from this machine."""
-    if run.newest is None:
-        return False
-    said = [Process.from_plain(process).alive() for process in run.newest.processes]
-    return True if any(said) else (None if None in said else False)
-
-
-def _read(workspace: Workspace, directories: Sequence[RunDir]) -> list[tuple[str, Garbage]]:
+def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
     """Ingest, then ingest again what has died since: a process may write its last word just before it is found dead."""
-    from slurmtrain.registry.ingest import has_news
-
-    look = _Look(workspace)
-    look.ingest([directory for directory in directories if has_news(workspace.store, directory)], dead=False)
-    look.ingest(
-        [directory for directory in directories if _adopt(workspace, directory, look.run(directory))], dead=False
-    )
-    dead = [directory for directory in directories if _is_dead(look.run(directory))]
-    look.ingest([directory for directory in dead if has_news(workspace.store, directory)], dead=True)
-    silent = [directory for directory in dead if _note_gone(workspace, directory, look.run(directory))]
-    look.ingest(silent, dead=True)
+    look.ingest(look.with_news(directories), dead=False)
+    here = look.of_executor(directories, "local")
+    look.ingest([d for d, run in here.items() if local_jobs.adopt(look.workspace, d, run)], dead=False)
+    dead = [directory for directory in here if local_jobs.is_dead(look.known(directory))]
+    look.ingest(look.with_news(dead), dead=True)
+    look.ingest([d for d in dead if local_jobs.note_gone(look.workspace, d, look.known(d))], dead=True)
     look.settle(dead)
-    return look.garbage
+    there = look.of_executor(directories, "slurm")
+    if there:
+        _read_slurm(look, there, ask_slurm=ask_slurm)
+
+
+def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> None:
+    from slurmtrain.ops.slurm_jobs import look_at_slurm
+
+    if ask_slurm:
+        seen = look_at_slurm(look.workspace, runs)
+        look.live.update(seen.live)
+        look.problems += seen.problems
+        look.ingest(seen.changed, dead=False)
+    # Its nodes may still write while Slurm ends the job: nothing is settled before Slurm, or all its nodes, said so.
+    over = [d for d in runs if (run := look.known(d)).newest is not None and run.newest.ended and run.newest.confirmed]
+    look.ingest(look.with_news(over), dead=True)
+    look.settle(over)
 
 
 class _Look:
-    """The runs of one look, each loaded once."""
+    """The runs of one look, each loaded once, and what was found besides."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
-        self._runs: dict[str, Run | None] = {}
+        self.workspace = workspace
         self.garbage: list[tuple[str, Garbage]] = []
+        self.live: dict[str, Live] = {}
+        self.problems: list[str] = []
+        self._runs: dict[str, Run | None] = {}
 
     def run(self, directory: RunDir) -> Run | None:
         if directory.id not in self._runs:
-            self._runs[directory.id] = self._workspace.store.load(directory.id)
+            self._runs[directory.id] = self.workspace.store.load(directory.id)
         return self._runs[directory.id]
+
+    def known(self, directory: RunDir) -> Run:
+        """A run that has been read."""
+        run = self.run(directory)
+        assert run is not None
+        return run
+
+    def of_executor(self, directories: Sequence[RunDir], executor: str) -> dict[RunDir, Run]:
+        found = {directory: self.run(directory) for directory in directories}
+        return {d: run for d, run in found.items() if run is not None and run.executor == executor}
+
+    def with_news(self, directories: Sequence[RunDir]) -> list[RunDir]:
+        from slurmtrain.registry.ingest import has_news
+
+        return [directory for directory in directories if has_news(self.workspace.store, directory)]
 
     def ingest(self, directories: Sequence[RunDir], *, dead: bool) -> None:
         from slurmtrain.registry.ingest import ingest
 
         if not directories:
             return
-        with self._workspace.store.begin() as writing:
+        with self.workspace.store.begin() as writing:
             for directory in directories:
                 ingested = ingest(writing, directory, dead=dead)
                 self._runs[directory.id] = ingested.run
@@ -119,90 +144,9 @@ class _Look:
         times = {directory.id: directory_times(directory) for directory in over}
         quiet = [run_id for run_id, at in times.items() if is_quiet(at, now)]
         if quiet:
-            with self._workspace.store.begin() as writing:
+            with self.workspace.store.begin() as writing:
                 for run_id in quiet:
                     writing.settle(run_id, times[run_id])
-
-
-def _is_dead(run: Run | None) -> bool:
-    return run is not None and run.newest is not None and run.newest.handed_over and alive(run) is False
-
-
-def _adopt(workspace: Workspace, directory: RunDir, run: Run | None) -> bool:
-    """Finish the bookkeeping of a submission that was killed while it handed its job over."""
-    if run is None or run.newest is None or run.newest.handed_over or run.newest.ended:
-        return False
-    from slurmtrain.local.launch import find
-
-    attempt = run.newest
-    if attempt.submitted_from not in (None, socket.gethostname()):
-        return False  # its processes are to be looked for on that machine
-    with contextlib.ExitStack() as stack:
-        if not stack.enter_context(locked(directory.lock, wait=False)):
-            return False  # the submission is still at it
-        process, starting = find(directory.attempt(attempt.job_id, attempt.restart))
-        if process is None and starting:
-            return False
-        journal = stack.enter_context(workspace.journal(directory, "adopt"))
-        named = {"job_id": attempt.job_id, "restart": attempt.restart}
-        if process is not None:
-            journal.write("submitted", **named, process=process.plain(), adopted=True)
-        elif not _has_agents(directory.attempt(attempt.job_id, attempt.restart)):
-            journal.write("unstarted", **named, reason="its submission was killed before the job began")
-    return True
-
-
-def _has_agents(attempt: AttemptDir) -> bool:
-    return any(attempt.path.glob("node-*.jsonl"))
-
-
-def _note_gone(workspace: Workspace, directory: RunDir, run: Run | None) -> bool:
-    """Journal that an attempt's processes are gone, if it did not say itself that it ended."""
-    if run is None or run.newest is None or run.newest.ended:
-        return False
-    attempt = run.newest
-    place = directory.attempt(attempt.job_id, attempt.restart)
-    with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
-        journal.write(
-            "observed",
-            job_id=attempt.job_id,
-            restart=attempt.restart,
-            state="gone",
-            reason=_why_gone(attempt, place),
-            last_seen=_last_seen(place, attempt),
-            checkpoints=_checkpoints(directory),
-        )
-    return True
-
-
-def _why_gone(attempt: Attempt, place: AttemptDir) -> str:
-    if attempt.hosts:
-        return "its processes are gone without a last word: killed, or the machine went down"
-    with contextlib.suppress(OSError):
-        lines = place.controller_log.read_text(errors="replace").strip().splitlines()
-        if lines:
-            return f"its job ended before it began: {lines[-1]}"
-    return "its job ended before it began"
-
-
-def _last_seen(place: AttemptDir, attempt: Attempt) -> float:
-    """When the attempt last wrote anything, in seconds since 1970."""
-    times = [attempt.started_at or attempt.submitted_at or 0.0]
-    for path in place.path.rglob("*"):
-        with contextlib.suppress(OSError):
-            times.append(path.stat().st_mtime)
-    return min(max(times), time.time())
-
-
-def _checkpoints(directory: RunDir) -> list[dict[str, object]]:
-    """What was published, perhaps without a journal's line, since the kill came in between."""
-    from slurmtrain.runtime.checkpointfiles import published, read_manifest
-
-    found = []
-    for path in published(directory.checkpoints):
-        with contextlib.suppress(CheckpointError):
-            found.append(read_manifest(path).describe(path))
-    return found
 
 
 def _without_directory(one: Listed) -> Listed:

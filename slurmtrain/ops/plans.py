@@ -5,14 +5,14 @@ from __future__ import annotations
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.model.state import Run
+from slurmtrain.model.run import Run
 from slurmtrain.system.files import read_json
 
 
 def current_plan(directory: RunDir, run: Run) -> Plan:
     """The plan of the newest attempt, or of the run where there is none. Raises PlaceError where it cannot be read."""
     newest = run.newest
-    data = read_json(directory.attempt(newest.job_id, newest.restart).plan) if newest else None
+    data = read_json(directory.submission(newest.submission).plan) if newest else None
     data = data or read_json(directory.plan)
     if data is None:
         raise PlaceError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from slurmtrain.errors import NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.model.state import Run
+from slurmtrain.model.run import Run
 from slurmtrain.ops.find import find
-from slurmtrain.ops.observe import alive, observe
+from slurmtrain.ops.local_jobs import alive
+from slurmtrain.ops.observe import observe
 from slurmtrain.ops.plans import current_plan
-from slurmtrain.ops.start import check_executor, hidden_values, start
+from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import locked, make_directory
@@ -30,8 +31,8 @@ def resume(
     """
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
-    with locked(directory.lock, wait=False) as mine:
-        if not mine:
+    with locked(directory.lock, wait=False) as lock:
+        if lock is None:
             raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
         observe(workspace, [run_id])
         run = _loaded(workspace, run_id)
@@ -40,22 +41,21 @@ def resume(
         planned = replan(plan, overrides)
         if run.attempts and not from_start:
             _check_checkpoint(directory, run, planned.plan)
-        check_executor(run.executor, planned.plan)
+        check_executor(workspace, run.executor, [planned.plan])
         hidden = hidden_values(planned.plan, planned.secrets)
         _wait_for_the_last_process(run)
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
-        started = start(
-            workspace,
-            directory,
-            planned.plan,
+        wanted = Wanted(
+            plan=planned.plan,
+            executor=run.executor,
             number=len(run.attempts) + 1,
-            command="resume",
             hidden=hidden,
             overrides=planned.overrides,
             from_start=from_start,
             since=_last_start(run),
         )
+        started = start(workspace, directory, lock, wanted, command="resume")
     return run_id, started.notes
 
 

@@ -1,7 +1,8 @@
 """Starting an attempt of a run, such that it can be killed anywhere and nothing is started twice or lost.
 
-The order is: plan of the attempt, "submitting" in the journal, lease, job, "submitted" in the journal. All of it
-happens under the run's lock, which the kernel drops when this process dies; then the next command sees how far it came.
+The order is: the submission's plan, "submitting" in the journal, lease, job, "submitted" in the journal. All of it
+happens under the run's lock, which the kernel drops when this process, and whatever submits for it, is dead; then the
+next command sees how far it came.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import secrets
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from slurmtrain.errors import LaunchError, NotAvailable, TrackingError, UserError
-from slurmtrain.local import launch as local
+from slurmtrain.errors import LaunchError, Refused, TrackingError, Unsure, UserError
 from slurmtrain.model.ids import ALPHABET
-from slurmtrain.model.layout import RunDir
+from slurmtrain.model.layout import RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
 from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime import lease
 from slurmtrain.runtime.context import Launch
 from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.process import Process
@@ -25,67 +27,112 @@ from slurmtrain.system.process import Process
 _JOB_DIGITS = 6
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """An attempt to be started.
+
+    ``number`` is the attempt's. ``hidden``: environment variables that reach the job and are written nowhere.
+    ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
+    they are newer.
+    """
+
+    plan: Plan
+    executor: str
+    number: int
+    hidden: Mapping[str, str]
+    overrides: Sequence[str] = ()
+    after: tuple[str, Process] | None = None
+    from_start: bool = False
+    since: float | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class Started:
-    """An attempt that was handed over: its controller, and what a person should know of it."""
+    """An attempt that was handed over: its controller, if it is a local one, and what a person should know of it."""
 
-    process: Process
+    process: Process | None
     notes: list[str]
 
 
-def check_executor(executor: str, plan: Plan) -> None:
-    """Raise NotAvailable, before anything is created, for what cannot be started."""
+def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -> None:
+    """Raise, before anything is created, for what cannot be started: NotAvailable, Refused or LaunchError."""
     if executor == "slurm":
-        raise NotAvailable(
-            "not available with this executor: this version renders the batch script ('slurmtrain render') but does "
-            "not submit it to Slurm yet; use --executor local"
-        )
-    local.check(plan)
+        from slurmtrain.slurm.launch import check
+
+        check(plans, workspace.scheduler)
+        return
+    from slurmtrain.local.launch import check as check_local
+
+    for plan in plans:
+        check_local(plan)
 
 
-def start(
-    workspace: Workspace,
-    run: RunDir,
-    plan: Plan,
-    *,
-    number: int,
-    command: str,
-    hidden: Mapping[str, str],
-    overrides: Sequence[str] = (),
-    after: tuple[str, Process] | None = None,
-    from_start: bool = False,
-    since: float | None = None,
-) -> Started:
-    """Start attempt ``number`` of a run whose lock the caller holds.
+def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, command: str) -> Started:
+    """Start an attempt of a run whose lock the caller holds, by this handle.
 
-    ``hidden``: environment variables that reach the job and are written nowhere. ``after``: the run, and its
-    controller, that must end first. ``since``: a script's own checkpoints count only if they are newer. Raises
-    LaunchError; the run is then as if nothing had been tried.
+    Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure.
     """
-    variables, notes = _server_variables(workspace, run, plan)
-    handed = Launch(job_id=_new_job_id(), attempt=number, after=after, from_start=from_start, since=since)
-    attempt = run.attempt(handed.job_id, 0)
-    make_directory(attempt.path)
-    write_json(attempt.plan, plan.to_json())
-    named = {"job_id": handed.job_id, "restart": 0}
+    variables, notes = _server_variables(workspace, run, wanted.plan)
+    submission = _new_submission(run)
+    write_json(submission.plan, wanted.plan.to_json())
+    handed = Launch(
+        submission=submission.number,
+        attempt=wanted.number,
+        after=wanted.after,
+        from_start=wanted.from_start,
+        since=wanted.since,
+    )
+    named: dict[str, Any] = {"submission": submission.number}
+    if wanted.executor == "local":
+        named["job_id"] = _new_job_id()
     with workspace.journal(run, command) as journal:
         journal.write(
             "submitting",
             **named,
-            attempt=number,
-            executor="local",
+            attempt=wanted.number,
+            executor=wanted.executor,
             host=socket.gethostname(),
-            overrides=list(overrides),
-            from_start=from_start,
+            overrides=list(wanted.overrides),
+            from_start=wanted.from_start,
         )
-        write_json(run.lease, {"job_id": handed.job_id, "attempt": number})
+        lease.grant(submission)
         try:
-            process = local.launch(plan, attempt, handed, {**hidden, **variables})
-        except LaunchError as error:
-            journal.write("unstarted", **named, reason=str(error))
+            more = _hand_over(wanted, submission, named, handed, lock, {**wanted.hidden, **variables})
+        except (LaunchError, Refused) as error:
+            if not isinstance(error, Unsure):
+                journal.write("unstarted", **named, reason=str(error))
             raise
-        journal.write("submitted", **named, process=process.plain())
-    return Started(process, notes)
+        journal.write("submitted", **{**named, **more})
+    workspace.scheduler.forget()
+    process = more.get("process")
+    return Started(Process.from_plain(process) if process else None, notes)
+
+
+def _hand_over(
+    wanted: Wanted,
+    submission: SubmissionDir,
+    named: Mapping[str, Any],
+    handed: Launch,
+    lock: int,
+    variables: Mapping[str, str],
+) -> dict[str, Any]:
+    """Start the job; returns what is to be journaled of it."""
+    if wanted.executor == "slurm":
+        from slurmtrain.slurm.launch import Handing
+        from slurmtrain.slurm.launch import launch as launch_slurm
+
+        return {"job_id": launch_slurm(Handing(wanted.plan, submission, handed, lock), variables)}
+    from slurmtrain.local.launch import launch as launch_here
+
+    return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), handed, variables).plain()}
+
+
+def _new_submission(run: RunDir) -> SubmissionDir:
+    numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
+    submission = run.submission(max(numbers, default=0) + 1)
+    make_directory(run.submissions)
+    make_directory(submission.path)
+    return submission
 
 
 def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:

@@ -15,11 +15,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import LaunchError, PlaceError, Refused, Unsure
 from slurmtrain.model.ids import run_id
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.ops.start import check_executor, hidden_values, start
+from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import Planned, SpecFile, load_spec
 from slurmtrain.system.files import (
@@ -33,6 +33,9 @@ from slurmtrain.system.files import (
 )
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
+
+_TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
+_OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
@@ -51,35 +54,48 @@ def submit(
     """Submit all runs of a spec. On this machine the runs of a sweep go one after the other.
 
     Returns the runs' ids, and what a person should know of them. Raises a UserError, with nothing created, for whatever
-    is wrong with the input.
+    is wrong with the input, or LaunchError; runs of a sweep that were submitted before stay.
     """
     spec = load(path, overrides, sweep)
     for planned in spec.runs:
-        check_executor(executor, planned.plan)
         _check_workdir(planned.plan)
         hidden_values(planned.plan, planned.secrets)
+    check_executor(workspace, executor, [planned.plan for planned in spec.runs])
     workspace.prepare()
     git = _git_facts(Path(spec.runs[0].plan.workdir))
     submitted: list[str] = []
-    notes = _other_python(spec.runs[0].plan)
+    notes = _other_python(spec.runs[0].plan) + (_not_shared(workspace.root.path) if executor == "slurm" else [])
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
-        runs = [(_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
-        for run, planned in runs:
+        runs = [(*_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
+        for run, lock, planned in runs:
             handed_over = _handed_over(run, planned.plan)
-            started = start(
-                workspace,
-                run,
-                planned.plan,
-                number=1,
-                command="submit",
-                hidden=hidden_values(planned.plan, planned.secrets),
-                after=after,
-            )
-            after = (run.id, started.process)
+            hidden = hidden_values(planned.plan, planned.secrets)
+            wanted = Wanted(plan=planned.plan, executor=executor, number=1, hidden=hidden, after=after)
+            try:
+                started = start(workspace, run, lock, wanted, command="submit")
+            except (LaunchError, Refused) as error:
+                left = [one for one, _, _ in runs[len(submitted) :] if one != run or not isinstance(error, Unsure)]
+                _take_back(workspace, left)
+                raise _with_submitted(error, submitted) from error
+            after = (run.id, started.process) if started.process else None
             notes += [note for note in (*started.notes, *handed_over) if note not in notes]
             submitted.append(run.id)
     return submitted, notes
+
+
+def _take_back(workspace: Workspace, runs: Sequence[RunDir]) -> None:
+    """Remove runs that were made but have no job. Killed half-way, ``sync`` goes on with it."""
+    for run in runs:
+        unborn = workspace.root.unborn(run.id)
+        run.path.rename(unborn.path)
+        shutil.rmtree(unborn.path, ignore_errors=True)
+
+
+def _with_submitted(error: LaunchError | Refused, submitted: Sequence[str]) -> LaunchError | Refused:
+    if not submitted:
+        return error
+    return type(error)(f"{error}; before that, {len(submitted)} of the runs were submitted: {', '.join(submitted)}")
 
 
 def _other_python(plan: Plan) -> list[str]:
@@ -89,6 +105,22 @@ def _other_python(plan: Plan) -> list[str]:
     return [
         f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on {sys.executable}: "
         "activate that environment if the script needs what is installed there"
+    ]
+
+
+def _not_shared(root: Path) -> list[str]:
+    """Compute nodes must see the runs root; some places are a machine's own wherever one looks."""
+    import psutil
+
+    mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
+    place = next((str(place) for place in (root, *root.parents) if str(place) in mounts), "/")
+    if root.is_relative_to(_TEMPORARY):
+        place = _TEMPORARY
+    elif mounts.get(place) not in _OWN_FILESYSTEMS:
+        return []
+    return [
+        f"the runs root {root} is on this machine's own {place}, which compute nodes usually do not see; choose a "
+        "shared directory with --runs or SLURMTRAIN_RUNS"
     ]
 
 
@@ -114,7 +146,7 @@ def _check_workdir(plan: Plan) -> None:
 
 def _create(
     workspace: Workspace, spec: SpecFile, planned: Planned, executor: str, git: dict[str, Any] | None, locks: ExitStack
-) -> RunDir:
+) -> tuple[RunDir, int]:
     """Build a run directory aside and rename it into place, with its lock held from before it is seen."""
     while True:
         name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
@@ -128,9 +160,11 @@ def _create(
         except OSError as error:
             raise _unwritable(workspace, error) from error
         try:
-            locks.enter_context(locked(unborn.lock))
+            lock = locks.enter_context(locked(unborn.lock))
+            assert lock is not None
             make_directory(unborn.journals)
             make_directory(unborn.attempts)
+            make_directory(unborn.submissions)
             make_directory(unborn.checkpoints)
             write_atomically(unborn.spec, _spec_text(spec, planned).encode())
             write_json(unborn.plan, planned.plan.to_json())
@@ -149,7 +183,7 @@ def _create(
         except OSError as error:
             shutil.rmtree(unborn.path, ignore_errors=True)
             raise _unwritable(workspace, error) from error
-        return run
+        return run, lock
 
 
 def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:

@@ -6,14 +6,14 @@ import contextlib
 import shutil
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PlaceError, SlurmtrainError, TrackingError
+from slurmtrain.errors import PlaceError, SlurmDown, SlurmtrainError, TrackingError
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.observe import Observed, observe
 from slurmtrain.ops.plans import current_plan
-from slurmtrain.ops.start import check_executor, hidden_values, start
+from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process
@@ -45,7 +45,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
         return synced
     acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
     if acted:
-        synced.observed = Observed(observe(workspace, acted).runs, synced.observed.garbage)
+        synced.observed = _again(workspace, acted, synced)
     if track:
         _mirror(workspace, only, synced)
     return synced
@@ -60,7 +60,7 @@ def _sweep_unborn(workspace: Workspace) -> None:
         with contextlib.suppress(FileNotFoundError, PlaceError):
             if time.time() - directory.path.stat().st_mtime > _UNBORN_S:
                 with locked(directory.lock, wait=False) as dead:
-                    if dead:
+                    if dead is not None:
                         shutil.rmtree(directory.path, ignore_errors=True)
 
 
@@ -71,8 +71,8 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
         if listed.state != "created" or listed.row["cancelled"]:
             continue
         directory = workspace.root.run(run_id)
-        with locked(directory.lock, wait=False) as mine:
-            if not mine:
+        with locked(directory.lock, wait=False) as lock:
+            if lock is None:
                 continue
             observe(workspace, [run_id])
             run = workspace.store.load(run_id)
@@ -80,12 +80,13 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 continue
             try:
                 plan = current_plan(directory, run)
-                check_executor(run.executor, plan)
+                check_executor(workspace, run.executor, [plan])
                 hidden = hidden_values(plan, {})
-                after = after or _under_way(workspace, synced, run.name)
-                started = start(workspace, directory, plan, number=1, command="sync", hidden=hidden, after=after)
+                after = (after or _under_way(workspace, synced, run.name)) if run.executor == "local" else None
+                wanted = Wanted(plan=plan, executor=run.executor, number=1, hidden=hidden, after=after)
+                started = start(workspace, directory, lock, wanted, command="sync")
                 synced.problems += started.notes
-                after = (run_id, started.process)
+                after = (run_id, started.process) if started.process else None
                 synced.started.append(run_id)
             except SlurmtrainError as error:
                 synced.problems.append(f"run {run_id} cannot be started: {error}")
@@ -103,10 +104,11 @@ def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Pr
 
 def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
     """End runs that somebody wished to cancel, where the command was killed over it."""
-    for run_id, listed in _chosen(synced, only):
-        if listed.row["cancelled"] and not listed.ended:
-            finish_cancel(workspace, run_id)
-            synced.cancelled.append(run_id)
+    wished = [run_id for run_id, listed in _chosen(synced, only) if listed.row["cancelled"] and not listed.ended]
+    try:
+        synced.cancelled += finish_cancel(workspace, wished)
+    except SlurmDown as error:
+        synced.problems.append(str(error))
     return synced.cancelled
 
 
@@ -137,4 +139,9 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
                 synced.problems.append(str(error))
             except SlurmtrainError as error:
                 synced.problems.append(f"run {run_id} cannot be mirrored: {error}")
-    synced.observed = Observed(observe(workspace, synced.mirrored).runs, synced.observed.garbage)
+    synced.observed = _again(workspace, synced.mirrored, synced)
+
+
+def _again(workspace: Workspace, run_ids: Collection[str], synced: Synced) -> Observed:
+    """The runs as they are after something was done; what was found before stays told."""
+    return replace(synced.observed, runs=observe(workspace, run_ids, ask_slurm=False).runs)

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.progress import steps_per_second
-from slurmtrain.model.state import Attempt, Checkpoint, Run
+from slurmtrain.model.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
 
@@ -36,7 +36,7 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
         "id": run.id,
         "name": run.name,
         "state": run.state,
-        "reason": run.reason,
+        "reason": _reason(listed),
         "executor": run.executor,
         "job_id": listed.job_id,
         "attempt": listed.attempt,
@@ -52,8 +52,32 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
         "dir": str(directory.path),
         "plan_hash": run.plan_hash,
         "git": run.git,
+        "pending": _pending(listed),
         "steps_per_second": round(rate, 4) if rate else None,
         "eta_seconds": _eta(run, rate),
+    }
+
+
+def _reason(listed: Listed) -> str:
+    """What is known of the run, or, for one that has not begun to train, what Slurm says of its job."""
+    run, live = listed.run, listed.live
+    if live is None or run.state not in ("pending", "requeued"):
+        return run.reason
+    starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
+    return live.reason + (f" on {live.nodes}" if live.nodes else "") + starts
+
+
+def _pending(listed: Listed) -> dict[str, Any] | None:
+    """Why a job waits, and until when, as far as Slurm says."""
+    live = listed.live
+    if live is None or listed.state not in ("pending", "requeued"):
+        return None
+    return {
+        "state": live.state,
+        "code": live.code,
+        "reason": live.reason,
+        "estimated_start": iso(live.starts_at) if live.state == "PENDING" else None,
+        "priority": live.priority,
     }
 
 
@@ -75,7 +99,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
     """ATTEMPT of the JSON contract."""
     return {
         "number": attempt.number,
-        "job_id": attempt.job_id,
+        "job_id": attempt.job_id or None,
         "restart": attempt.restart,
         "state": attempt.state,
         "cause": attempt.cause,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,13 +19,15 @@ from slurmtrain.system.journal import Journal, command_journal
 if TYPE_CHECKING:
     from slurmtrain.model.layout import RunDir
     from slurmtrain.registry.store import Store
+    from slurmtrain.slurm.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class Workspace:
-    """The runs of one root."""
+    """The runs of one root. ``looks_again``: for a command that looks at them until something happens."""
 
     config: Config
+    looks_again: bool = False
 
     @property
     def root(self) -> RunsRoot:
@@ -36,6 +39,19 @@ class Workspace:
         from slurmtrain.registry.store import Store
 
         return Store(self.config.registry)
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What Slurm says: asked once, or every ``slurm_interval`` by a command that looks again."""
+        from slurmtrain.slurm.scheduler import Scheduler
+
+        if self.looks_again:
+            return Scheduler(self.config.slurm_interval, self.root.scheduler_cache)
+        return Scheduler(math.inf, None)
+
+    def looking_again(self) -> Workspace:
+        """The same runs, for a loop."""
+        return replace(self, looks_again=True)
 
     def run_ids(self) -> list[str]:
         """Ids of all run directories, oldest first. Raises PlaceError where the root cannot be read."""

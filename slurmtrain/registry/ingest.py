@@ -12,7 +12,8 @@ from pathlib import Path
 from slurmtrain.model.journal import Garbage, events_of, read_lines
 from slurmtrain.model.layout import RunDir, split_attempt
 from slurmtrain.model.progress import Progress
-from slurmtrain.model.state import Run, fold
+from slurmtrain.model.run import Run
+from slurmtrain.model.state import fold
 from slurmtrain.registry.store import Store, Writing
 
 # A directory that changed this recently may change again without its time changing (timestamps are coarse).

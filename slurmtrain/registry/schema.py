@@ -70,7 +70,10 @@ attempt = sa.Table(
     sa.Column("from_start", sa.Boolean, nullable=False),
     sa.Column("processes", sa.JSON, nullable=False),
     sa.Column("handed_over", sa.Boolean, nullable=False),
+    sa.Column("submission", sa.Integer, nullable=False),
     sa.Column("submitted_from", sa.String),
+    sa.Column("absent_since", sa.Float),
+    sa.Column("confirmed", sa.Boolean, nullable=False),
 )
 
 checkpoint = sa.Table(

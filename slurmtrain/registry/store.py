@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from slurmtrain.model.event import Event
 from slurmtrain.model.journal import Garbage
 from slurmtrain.model.progress import Progress
-from slurmtrain.model.state import ENDED, Attempt, Checkpoint, Run
+from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Live, Run
 from slurmtrain.registry import schema
 from slurmtrain.registry.database import open_engine, reading
 
@@ -29,9 +29,13 @@ _CHECKPOINT_COLUMNS = {f.name for f in fields(Checkpoint)}
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A run as lists show it. ``row`` is the registry's; its JSON is decoded when ``run`` is asked for, not before."""
+    """A run as lists show it. ``row`` is the registry's; its JSON is decoded when ``run`` is asked for, not before.
+
+    ``live`` is what the scheduler says right now, which is not kept.
+    """
 
     row: Mapping[str, Any]
+    live: Live | None = None
 
     @property
     def name(self) -> str:
@@ -241,7 +245,7 @@ class Writing:
             schema.run,
             {
                 **{name: getattr(run, name) for name in _RUN_COLUMNS},
-                "job_id": newest.job_id if newest else None,
+                "job_id": (newest.job_id or None) if newest else None,
                 "attempt": newest.number if newest else 0,
                 "checkpoint": _row(run.checkpoint, _CHECKPOINT_COLUMNS) if run.checkpoint else None,
                 "settled": settled,

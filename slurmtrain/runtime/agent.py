@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.plan import Plan, fill_command
-from slurmtrain.runtime import context, handover
+from slurmtrain.runtime import context, handover, lease, network
 from slurmtrain.runtime.checkpointfiles import newest_published
 from slurmtrain.runtime.context import Node
 from slurmtrain.runtime.ending import Ending, StopRequest, decide
@@ -25,8 +25,6 @@ from slurmtrain.system.files import make_directory, read_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify, myself
 
-LOOPBACK = "127.0.0.1"
-LOOPBACK_INTERFACE = "lo"
 _TURN_POLL_S = 0.5
 # How long before the time limit workers are asked to stop: at most this, at most a tenth of the limit.
 _TIME_LIMIT_LEAD_S = 30.0
@@ -38,7 +36,8 @@ def run_node(run_dir: str) -> None:
     flag = StopFlag()
     flag.install(signal.SIGINT, signal.SIGHUP)
     node = context.this_node()
-    attempt = RunDir(Path(run_dir)).attempt(node.launch.job_id, node.restart)
+    attempt = RunDir(Path(run_dir)).attempt(node.job_id, node.restart)
+    make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
         try:
             ending = _Agent(attempt, node, journal, flag, began).run()
@@ -54,6 +53,7 @@ def run_node(run_dir: str) -> None:
             reason=ending.reason,
             failed_at=ending.failed_at,
             cascade=ending.cascade,
+            signal=ending.signal,
             failures=list(ending.failures),
         )
     sys.exit(0 if ending.cause in ("completed", "cancelled", "timeout") else 1)
@@ -66,7 +66,7 @@ class _Agent:
         self._journal = journal
         self._flag = flag
         self._began = began
-        self._plan = _read_plan(attempt)
+        self._plan = _read_plan(attempt.run.submission(node.launch.submission))
 
     def run(self) -> Ending:
         launch, nodes = self._node.launch, self._plan.spec.resources.nodes
@@ -74,17 +74,30 @@ class _Agent:
             "agent",
             node=self._node.index,
             nodes=nodes,
-            host=f"{self._node.host}/{self._node.index}" if nodes > 1 else self._node.host,
+            host=self._node.name(nodes),
             process=myself().plain(),
-            attempt=launch.attempt,
+            executor=self._node.executor,
+            submission=launch.submission,
+            attempt=self._node.attempt,
         )
-        if (read_json(self._attempt.run.lease) or {}).get("job_id") != launch.job_id:
+        if not self._may_start():
             return Ending(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
         self._wait_for_turn()
         if self._flag.raised is not None:
-            why = f"stopped by {self._flag.raised.name} before it began"
-            return Ending(cause="cancelled", reason=why, failed_at=time.time())
+            return self._stopped_early()
         return self._train(nodes)
+
+    def _stopped_early(self) -> Ending:
+        said = self._flag.raised
+        assert said is not None
+        why = f"stopped by {said.name} before it began"
+        return Ending(cause="cancelled", reason=why, failed_at=time.time(), signal=said.name)
+
+    def _may_start(self) -> bool:
+        submission = self._node.launch.submission
+        if self._node.index == 0:
+            return lease.claim(self._attempt, submission)
+        return lease.granted_to(self._attempt.run) == submission
 
     def _wait_for_turn(self) -> None:
         """In a local sweep, wait until the run before this one has ended."""
@@ -102,16 +115,18 @@ class _Agent:
         from slurmtrain.runtime.workers import Workers
 
         index = self._node.index
-        point = meet(self._attempt, index, nodes, LOOPBACK, lambda: self._flag.raised is not None)
+        address = self._home(nodes).address if index == 0 else None
+        point = meet(self._attempt, index, nodes, address, lambda: self._flag.raised is not None)
         if point is None:
-            return Ending(cause="cancelled", reason="stopped before it began", failed_at=time.time())
+            return self._stopped_early()
+        interface = (self._home(nodes) if index == 0 else self._towards(point.address)).interface
         self._journal.write(
-            "rendezvous", node=index, master_addr=point.address, master_port=point.port, interface=LOOPBACK_INTERFACE
+            "rendezvous", node=index, master_addr=point.address, master_port=point.port, interface=interface
         )
         if index == 0:
             point.store.set("resume_from", self._resume_from() or "")
         resume_from = point.store.get("resume_from").decode() or None
-        argv = self._prepare(resume_from)
+        argv = self._prepare(resume_from, interface)
         workers = Workers(
             argv=argv,
             count=self._plan.spec.resources.local_world_size,
@@ -126,17 +141,29 @@ class _Agent:
         )
         workers.peers.gather("here", given_up=lambda: self._flag.raised is not None)
         if self._flag.raised is not None:
-            return Ending(cause="cancelled", reason="stopped before it began", failed_at=time.time())
+            return self._stopped_early()
         workers.run()
         if index == 0:
             self._note_found()
         workers.leave()
         return decide(workers.exits(), workers.request, index)
 
-    def _prepare(self, resume_from: str | None) -> list[str]:
+    def _home(self, nodes: int) -> network.Place:
+        """Where node 0 listens. Nodes of a local run, and a node that is alone, need no network."""
+        pinned = self._plan.spec.network.interface
+        if self._node.executor == "local" or (nodes == 1 and pinned == "auto"):
+            return network.Place(*network.LOOPBACK)
+        return network.home(pinned)
+
+    def _towards(self, address: str) -> network.Place:
+        if self._node.executor == "local":
+            return network.Place(*network.LOOPBACK)
+        return network.towards(address, self._plan.spec.network.interface)
+
+    def _prepare(self, resume_from: str | None, interface: str) -> list[str]:
         """Set the workers' environment and directory, and return what they run."""
         context.set_worker_environment(
-            self._plan, self._attempt, self._node, resume_from=resume_from, interface=LOOPBACK_INTERFACE
+            self._plan, self._attempt, self._node, resume_from=resume_from, interface=interface
         )
         make_directory(self._attempt.logs)
         try:
@@ -145,12 +172,12 @@ class _Agent:
             raise SlurmtrainError(
                 f"cannot enter the working directory {self._plan.workdir}: {error.strerror}"
             ) from error
-        facts = context.facts_for_command(self._attempt.run, self._node.launch.attempt, resume_from)
+        facts = context.facts_for_command(self._attempt.run, self._node.attempt, resume_from)
         return fill_command(self._plan, facts)
 
     def _resume_from(self) -> str | None:
         """The newest complete checkpoint to go on from: of the script's own kind, or of ours."""
-        if self._node.launch.from_start:
+        if self._node.from_start:
             return None
         if self._plan.spec.checkpoint.glob is None:
             published = newest_published(self._attempt.run.checkpoints)
@@ -181,11 +208,11 @@ class _Agent:
         self._journal.write("stopping", cause=request.cause, why=request.why)
 
 
-def _read_plan(attempt: AttemptDir) -> Plan:
-    data = read_json(attempt.plan)
+def _read_plan(submission: SubmissionDir) -> Plan:
+    data = read_json(submission.plan)
     if data is None:
-        raise SlurmtrainError(f"there is no plan at {attempt.plan}; is the run directory visible on this node?")
+        raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
     try:
         return Plan.from_json(data)
     except (ValueError, KeyError) as error:
-        raise SlurmtrainError(f"{attempt.plan} cannot be read: {error}") from error
+        raise SlurmtrainError(f"{submission.plan} cannot be read: {error}") from error

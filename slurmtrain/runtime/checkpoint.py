@@ -19,9 +19,9 @@ from torch.distributed.tensor import DTensor
 from slurmtrain.errors import CheckpointError, PlaceError
 from slurmtrain.model.layout import AttemptDir
 from slurmtrain.runtime import checkpointfiles as files
-from slurmtrain.runtime import rng
+from slurmtrain.runtime import lease, rng
 from slurmtrain.runtime.ranks import Ranks
-from slurmtrain.system.files import read_json, reason_of
+from slurmtrain.system.files import reason_of
 from slurmtrain.system.journal import Journal
 
 _SHARED = "state.pt"
@@ -171,8 +171,7 @@ class Checkpointer:
         return None, False
 
     def _holds_lease(self) -> bool:
-        lease = read_json(self._attempt.run.lease)
-        return lease is not None and self._attempt.path.name.startswith(f"{lease.get('job_id')}.")
+        return lease.holds(self._attempt)
 
     # --- restoring --------------------------------------------------------------------------------------------------
 

@@ -81,12 +81,16 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """Why the workers were asked to stop before they were done. ``node`` is the one that has the reason."""
+    """Why the workers were asked to stop before they were done. ``node`` is the one that has the reason.
+
+    ``signal``: the name of the signal that asked; what it stands for only the scheduler, or a person, can tell.
+    """
 
     cause: str
     why: str
     at: float
     node: int
+    signal: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +102,7 @@ class Ending:
     failed_at: float | None = None
     cascade: bool = False
     failures: Sequence[Mapping[str, Any]] = ()
+    signal: str | None = None
 
 
 def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Ending:
@@ -120,7 +125,7 @@ def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> End
         return Ending(cause="completed", reason="")
     if request is not None:
         at = request.at if request.node == node else None
-        return Ending(cause=request.cause, reason=request.why, failed_at=at)
+        return Ending(cause=request.cause, reason=request.why, failed_at=at, signal=request.signal)
     return Ending(cause="cancelled", reason="the workers were asked to stop, saved and left")
 
 

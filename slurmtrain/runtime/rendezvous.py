@@ -32,12 +32,14 @@ class MeetingPoint:
     port: int
 
 
-def meet(attempt: AttemptDir, node: int, nodes: int, address: str, stopped: Callable[[], bool]) -> MeetingPoint | None:
-    """Open the store: node 0 hosts it on ``address``, the others join it.
+def meet(
+    attempt: AttemptDir, node: int, nodes: int, address: str | None, stopped: Callable[[], bool]
+) -> MeetingPoint | None:
+    """Open the store: node 0 hosts it on ``address``, the others, which give none, join it.
 
     Returns None when ``stopped()`` became true first. Raises LaunchError if node 0 cannot be found or reached.
     """
-    if node == 0:
+    if address is not None:
         return _host(attempt, nodes, address)
     deadline = time.monotonic() + _TIMEOUT_S
     while (said := read_json(attempt.rendezvous)) is None:
@@ -57,7 +59,8 @@ def meet(attempt: AttemptDir, node: int, nodes: int, address: str, stopped: Call
 
 
 def _host(attempt: AttemptDir, nodes: int, address: str) -> MeetingPoint:
-    listener = socket.create_server((address, 0), backlog=max(128, 2 * nodes))
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=max(128, 2 * nodes))
     port = listener.getsockname()[1]
     store = TCPStore(
         address,

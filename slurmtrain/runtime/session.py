@@ -326,7 +326,7 @@ def _pick_device(local_rank: int) -> torch.device:
 
 
 def _read_plan(worker: Worker) -> Plan | None:
-    if worker.attempt is None:
+    if worker.submission is None:
         return None
-    data = read_json(worker.attempt.plan)
+    data = read_json(worker.submission.plan)
     return Plan.from_json(data) if data is not None else None

@@ -221,11 +221,17 @@ class Workers(LocalElasticAgent):
     def _asked(self) -> StopRequest | None:
         """Whether anything asks this node's workers to stop."""
         if self._flag.raised is not None:
-            why = f"stopped by {self._flag.raised.name}"
-            return StopRequest(cause="cancelled", why=why, at=time.time(), node=self._node)
+            return self._signalled(self._flag.raised)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=self._node)
         return self.peers.stop_request()
+
+    def _signalled(self, number: signal.Signals) -> StopRequest:
+        """SIGUSR2 is what batch scripts ask for before the time limit; SIGTERM may be a person's or a preemption's."""
+        limit = number == signal.SIGUSR2
+        why = "the time limit is near (SIGUSR2)" if limit else f"stopped by {number.name}"
+        cause = "timeout" if limit else "cancelled"
+        return StopRequest(cause=cause, why=why, at=time.time(), node=self._node, signal=number.name)
 
     def _end_workers(self, failed: bool) -> None:
         """Ask, wait, kill; tell the other nodes."""

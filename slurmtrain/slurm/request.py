@@ -9,12 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.layout import RunDir
+from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
 from slurmtrain.model.sbatch import canonical
+from slurmtrain.runtime.context import Launch
 
-# Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier.
+# Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier. A short
+# job is warned a tenth of its time before, but not so late that nothing can be saved.
 SIGNAL_LEAD_S = 90
+_LEAST_LEAD_S = 15
+# srun ends the other tasks this long after the first one has ended.
+_STRAGGLERS_S = 120
 # Options that submitit's executor knows by name, with underscores; the others are passed on literally.
 _NAMED = frozenset(
     {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user",
@@ -36,9 +41,9 @@ class Request:
         return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
 
 
-def make_request(plan: Plan, run: RunDir) -> Request:
+def make_request(plan: Plan, submission: SubmissionDir, handed: Launch) -> Request:
     """What a plan asks of Slurm: one task a node, which runs the node agent."""
-    resources = plan.spec.resources
+    resources, run = plan.spec.resources, submission.run
     options = {
         canonical(name): value for name, value in plan.spec.slurm.items() if value is not None and value is not False
     }
@@ -51,13 +56,16 @@ def make_request(plan: Plan, run: RunDir) -> Request:
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": f"{resources.mem}M" if resources.mem else None,
         "time": math.ceil(resources.time / 60) if resources.time else None,
-        "signal_delay_s": SIGNAL_LEAD_S,
+        "signal_delay_s": _lead(resources.time),
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
-        "setup": prologue(plan, run).rstrip("\n").split("\n"),
-        # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others.
+        "setup": prologue(plan, submission, handed).rstrip("\n").split("\n"),
+        # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others; what setup
+        # exports reaches the tasks also where a site's sbatch exports nothing.
         "srun_args": [
+            "--export=ALL",
             "--kill-on-bad-exit=1",
+            f"--wait={_STRAGGLERS_S}",
             f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
         ],
     }
@@ -69,13 +77,25 @@ def make_request(plan: Plan, run: RunDir) -> Request:
         else:
             literal[name] = value
     parameters["additional_parameters"] = literal
-    return Request(folder=run.path / "submitit", parameters=parameters)
+    return Request(folder=submission.submitit, parameters=parameters)
 
 
-def prologue(plan: Plan, run: RunDir) -> str:
+def _lead(limit_s: float | None) -> int:
+    """How long before the time limit Slurm warns the job, in seconds."""
+    return SIGNAL_LEAD_S if limit_s is None else max(_LEAST_LEAD_S, min(SIGNAL_LEAD_S, int(limit_s / 10)))
+
+
+def prologue(plan: Plan, submission: SubmissionDir, handed: Launch) -> str:
     """The shell lines between the options and srun."""
+    run = submission.run
     template = _environment().get_template("prologue.sh.j2")
-    text: str = template.render(run_id=run.id, run_dir=str(run.path), plan_hash=plan.hash, setup=list(plan.spec.setup))
+    text: str = template.render(
+        run_id=run.id,
+        plan_hash=plan.hash,
+        variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path), **handed.variables()},
+        folder=str(submission.submitit),
+        setup=list(plan.spec.setup),
+    )
     return text
 
 

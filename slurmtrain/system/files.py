@@ -87,11 +87,11 @@ def create_private(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
+def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
     """Hold an exclusive advisory lock, which the kernel drops if this process dies.
 
-    Yields False, without the lock, where another process holds it and ``wait`` is false. Raises PlaceError where the
-    lock file cannot be opened.
+    Yields the lock's handle: a child that inherits it holds the lock too. Yields None, without the lock, where another
+    process holds it and ``wait`` is false. Raises PlaceError where the lock file cannot be opened.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -101,9 +101,9 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
-            yield False
+            yield None
             return
-        yield True
+        yield handle
     finally:
         os.close(handle)
 

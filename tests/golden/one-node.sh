@@ -7,7 +7,7 @@
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=1
 #SBATCH --open-mode=append
-#SBATCH --output=/slurmtrain-golden/project/runs/RUN-ID/submitit/%j_0_log.out
+#SBATCH --output=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_0_log.out
 #SBATCH --requeue
 #SBATCH --signal=USR2@90
 
@@ -15,8 +15,15 @@
 # slurmtrain run RUN-ID, plan 5e439e71ffce
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
-export SLURMTRAIN_RESTART="${SLURM_RESTART_COUNT:-0}"
+export SLURMTRAIN_SUBMISSION=1
+export SLURMTRAIN_ATTEMPT=1
+# submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
+for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pkl; do
+  target=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID:-}_submitted.pkl"
+  [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
+done
+unset pickle target
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submitit/%j_%t_log.out --kill-on-bad-exit=1 --cpus-per-task=1 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submitit
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=1 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit

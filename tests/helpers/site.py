@@ -27,19 +27,24 @@ class Site:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.runs = path / "runs"
+        self.python = sys.executable
+        self.scripts = SCRIPTS
+        self.identity: dict[str, Any] = {}
+        """Who calls, as subprocess.run() takes it; by default whoever runs the tests."""
 
     def call(
         self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a slurmtrain command to its end, expecting this exit code (None: any)."""
         done = subprocess.run(
-            [sys.executable, "-m", "slurmtrain", *arguments],
+            [self.python, "-m", "slurmtrain", *arguments],
             cwd=cwd or self.path,
             env={**self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=PATIENCE_S * 2,
+            **self.identity,
         )
         assert "Traceback" not in done.stderr, done.stderr
         assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
@@ -59,7 +64,7 @@ class Site:
         """Write a spec for one of the test scripts."""
         data = {
             "name": name,
-            "command": f"python {SCRIPTS / script}",
+            "command": f"python {self.scripts / script}",
             "resources": {"nodes": 1, "procs_per_node": 2},
             "tracking": {"mlflow": {"enabled": False}},
             **keys,

@@ -72,10 +72,10 @@ def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: P
     assert f"warning: 'python' in the command is {other}" in done.stderr
 
 
-def test_submitting_to_slurm_says_that_it_is_not_there_yet(tmp_path: Path) -> None:
+def test_submitting_to_slurm_without_sbatch_says_so(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text("command: python x.py\n")
-    done = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path)
-    assert (done.returncode, "not available with this executor" in done.stderr) == (2, True)
+    done = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path, PATH="/nowhere")
+    assert (done.returncode, "there is no sbatch on this machine's PATH" in done.stderr) == (2, True)
     assert not (tmp_path / "runs").exists()
 
 

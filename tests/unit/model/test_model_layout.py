@@ -27,7 +27,8 @@ def test_the_names_of_a_run_directory_are_the_documented_ones() -> None:
         attempt.rank_journal(1): "attempts/4711.2/rank-1.jsonl",
         attempt.metrics: "attempts/4711.2/metrics.jsonl",
         attempt.rank_log(0): "attempts/4711.2/logs/rank-0.log",
-        attempt.plan: "attempts/4711.2/plan.json",
+        run.submission(2).plan: "submissions/2/plan.json",
+        run.submission(2).submitit: "submissions/2/submitit",
     }
     assert {str(path.relative_to(run.path)): name for path, name in names.items()} == {n: n for n in names.values()}
     assert run.id == ID

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.event import Event
 from slurmtrain.model.progress import Progress
-from slurmtrain.model.state import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE, Run, fold
+from slurmtrain.model.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE, Run
+from slurmtrain.model.state import fold
 
 PROCESS = {"host": "n0", "boot": "b", "pid": 5, "start": 9}
 
@@ -42,8 +43,9 @@ class History:
         return self.command("created", name="digits", plan_hash="h", executor="local", by="me", git={"commit": "c"})
 
     def submitted(self, job: str = "j1", attempt: int = 1) -> History:
-        self.command("submitting", job_id=job, restart=0, attempt=attempt, executor="local", overrides=[], after=None)
-        return self.command("submitted", job_id=job, restart=0, process=PROCESS)
+        number = {"submission": attempt, "job_id": job}
+        self.command("submitting", **number, attempt=attempt, executor="local", overrides=[], after=None)
+        return self.command("submitted", **number, process=PROCESS)
 
     def started(self, job: str = "j1", nodes: int = 1, attempt: int = 1, step: int = 0) -> History:
         for node in range(nodes):

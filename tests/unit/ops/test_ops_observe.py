@@ -45,7 +45,7 @@ def tell(run: RunDir, at: float, kind: str, journal: str = "submit", **data: Any
 
 
 def submitting(run: RunDir, host: str) -> None:
-    tell(run, 2.0, "submitting", job_id="job", restart=0, attempt=1, host=host)
+    tell(run, 2.0, "submitting", submission=1, job_id="job", attempt=1, host=host)
 
 
 def state(workspace: Workspace) -> tuple[str, str]:
@@ -74,7 +74,7 @@ def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(works
     submitting(run, socket.gethostname())
     me = myself()
     dead = Process(me.host, me.boot, me.pid, me.start + 1)
-    tell(run, 3.0, "submitted", job_id="job", restart=0, process=dead.plain())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=dead.plain())
     assert state(workspace)[0] == "lost"
     assert state(workspace)[0] == "lost"
     assert len(list(run.journals.glob("observe-*.jsonl"))) == 1
@@ -83,27 +83,29 @@ def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(works
 def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunDir) -> None:
     submitting(run, socket.gethostname())
     me = myself()
-    tell(run, 3.0, "submitted", job_id="job", restart=0, process=Process(me.host, "before", me.pid, me.start).plain())
+    tell(
+        run, 3.0, "submitted", submission=1, job_id="job", process=Process(me.host, "before", me.pid, me.start).plain()
+    )
     assert state(workspace)[0] == "lost"
 
 
 def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunDir) -> None:
     submitting(run, socket.gethostname())
-    tell(run, 3.0, "submitted", job_id="job", restart=0, process=myself().plain())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=myself().plain())
     assert state(workspace)[0] == "pending"
 
 
 def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(workspace: Workspace, run: RunDir) -> None:
     submitting(run, "elsewhere")
-    tell(run, 3.0, "submitted", job_id="job", restart=0, process=Process("elsewhere", "b", 1, 2).plain())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=Process("elsewhere", "b", 1, 2).plain())
     assert state(workspace)[0] == "pending"
     with pytest.raises(RunBusy, match="is on elsewhere"):
-        cancel(workspace, RUN_ID)
+        cancel(workspace, [RUN_ID])
     assert not list(run.journals.glob("cancel-*"))
 
 
 def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: RunDir) -> None:
-    cancel(workspace, RUN_ID)
+    cancel(workspace, [RUN_ID])
     assert state(workspace)[0] == "cancelled"
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from slurmtrain.model.event import encode
 from slurmtrain.model.layout import RunDir
-from slurmtrain.model.state import Run
+from slurmtrain.model.run import Run
 from slurmtrain.registry import ingest as module
 from slurmtrain.registry.ingest import has_news, ingest
 from slurmtrain.registry.store import Mirrored, Store

@@ -22,7 +22,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.layout import AttemptDir, RunDir
 from slurmtrain.model.plan import make_plan
 from slurmtrain.model.spec import read_spec
-from slurmtrain.runtime import checkpointfiles, interval
+from slurmtrain.runtime import checkpointfiles, interval, lease
 from slurmtrain.runtime.context import STOPPED
 from slurmtrain.system.files import write_json
 
@@ -53,8 +53,12 @@ def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         spec = read_spec(data, lambda at, message: problems.append(f"{at}: {message}"))
         assert problems == []
         plan, _ = make_plan(spec, workdir=str(run.path), python="python", template=data)
-        write_json(attempt.plan, plan.to_json())
-        write_json(run.lease, {"job_id": f"job{number}", "attempt": number})
+        submission = run.submission(number)
+        submission.path.mkdir(parents=True)
+        write_json(submission.plan, plan.to_json())
+        lease.grant(submission)
+        assert lease.claim(attempt, number)
+        monkeypatch.setenv("SLURMTRAIN_SUBMISSION", str(number))
         monkeypatch.setenv("SLURMTRAIN_ATTEMPT_DIR", str(attempt.path))
         monkeypatch.setenv("SLURMTRAIN_ATTEMPT", str(number))
         monkeypatch.setenv("SLURMTRAIN_PARAMS", json.dumps(params or {}))
@@ -308,7 +312,8 @@ def test_an_attempt_that_another_has_replaced_publishes_nothing(run: RunDir, sta
         session.checkpoint(counter=Counter())
         for step in session.steps(10):
             if step == 4:
-                write_json(run.lease, {"job_id": "job9", "attempt": 9})
+                run.submission(9).path.mkdir()
+                lease.grant(run.submission(9))
     assert steps_on_disk(run) == [2, 4]
 
 

@@ -15,6 +15,7 @@ from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan, make_plan
 from slurmtrain.model.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec import read_spec
+from slurmtrain.runtime.context import Launch
 from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_request, prologue
 
@@ -27,8 +28,11 @@ def plan(**keys: Any) -> Plan:
     return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
 
 
+HANDED = Launch(submission=1, attempt=1)
+
+
 def request(run: RunDir = RUN, **keys: Any) -> Request:
-    return make_request(plan(**keys), run)
+    return make_request(plan(**keys), run.submission(1), HANDED)
 
 
 def flags(asked: Request) -> dict[str, str | None]:
@@ -145,7 +149,7 @@ ODD = RunDir(Path('/runs of mine/it\'s "$HOME" `id` ünï;&|/RUN-ID'))
 
 
 def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
-    script = "\n".join(make_request(plan(setup=setup), run).parameters["setup"])
+    script = "\n".join(request(run, setup=setup).parameters["setup"])
     done = subprocess.run(
         ["bash", "-euc", f"{script}\nprintf %s {print_this}"],
         capture_output=True,
@@ -157,7 +161,8 @@ def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
 
 def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> None:
     assert (
-        run_prologue(ODD, [], '"$SLURMTRAIN_RUN_DIR|$SLURMTRAIN_RUN_ID|$SLURMTRAIN_RESTART"') == f"{ODD.path}|RUN-ID|0"
+        run_prologue(ODD, [], '"$SLURMTRAIN_RUN_DIR|$SLURMTRAIN_RUN_ID|$SLURMTRAIN_SUBMISSION"')
+        == f"{ODD.path}|RUN-ID|1"
     )
 
 
@@ -175,7 +180,7 @@ def test_setup_lines_run_in_their_order_and_know_the_run() -> None:
 def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
     assert (
         "echo {{ run_id }} {% if %} {# x #}"
-        in prologue(plan(setup=["echo {{ run_id }} {% if %} {# x #}"]), RUN).splitlines()
+        in prologue(plan(setup=["echo {{ run_id }} {% if %} {# x #}"]), RUN.submission(1), HANDED).splitlines()
     )
 
 
@@ -186,8 +191,34 @@ def test_the_command_of_a_task_is_quoted() -> None:
 
 @pytest.mark.parametrize("where", [RUN, ODD])
 def test_the_whole_script_is_valid_shell(where: RunDir) -> None:
-    asked = make_request(plan(setup=["module load 'a b'"], slurm={"comment": 'it\'s "$x" `y`'}), where)
+    asked = request(where, setup=["module load 'a b'"], slurm={"comment": 'it\'s "$x" `y`'})
     script = asked.script(agent_command("/usr/bin/python3", asked.folder))
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
     assert flags(asked)["comment"] == 'it\'s "$x" `y`'
     assert flags(asked)["chdir"] == str(where.path)
+
+
+def test_the_job_finds_its_pickle_though_its_submission_was_killed_before_submitit_named_it(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "it's a run")
+    folder = run.submission(1).submitit
+    folder.mkdir(parents=True)
+    (folder / "0123abcd.pkl").write_text("the function")
+    script = "\n".join(request(run).parameters["setup"])
+    for _ in range(2):  # a job that was put back into the queue finds it too
+        subprocess.run(["bash", "-euc", script], check=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"})
+        assert (folder / "7_submitted.pkl").read_text() == "the function"
+
+
+def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
+    folder = RunDir(tmp_path).submission(1).submitit
+    folder.mkdir(parents=True)
+    (folder / "7_submitted.pkl").write_text("the function")
+    (folder / "7_0_result.pkl").write_text("another")
+    script = "\n".join(request(RunDir(tmp_path)).parameters["setup"])
+    subprocess.run(["bash", "-euc", script], check=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"})
+    assert (folder / "7_submitted.pkl").read_text() == "the function"
+
+
+@pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])
+def test_a_short_job_is_warned_a_tenth_of_its_time_before_the_limit(limit: str | None, lead: int) -> None:
+    assert flags(request(resources={"time": limit}))["signal"] == f"USR2@{lead}"

@@ -35,7 +35,10 @@ def upgrade() -> None:
         sa.Column("from_start", sa.Boolean(), nullable=False),
         sa.Column("processes", sa.JSON(), nullable=False),
         sa.Column("handed_over", sa.Boolean(), nullable=False),
+        sa.Column("submission", sa.Integer(), nullable=False),
         sa.Column("submitted_from", sa.String(), nullable=True),
+        sa.Column("absent_since", sa.Float(), nullable=True),
+        sa.Column("confirmed", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "number"),
     )
     op.create_table(

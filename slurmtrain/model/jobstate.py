@@ -1,0 +1,61 @@
+"""Slurm's job states, and what they say of an attempt.
+
+Source: JOB STATE CODES in the manual pages of squeue and sacct, 22.05 to 25.11. States that are not known here are
+taken for live ones: nothing is given up because a newer Slurm has a new word.
+"""
+
+from __future__ import annotations
+
+# Why an attempt ended that Slurm left in this state, as long as the attempt did not say so itself.
+CAUSE_OF_STATE = {
+    "BOOT_FAIL": "node_fail",
+    "CANCELLED": "cancelled",
+    "COMPLETED": "lost",
+    "DEADLINE": "timeout",
+    "FAILED": "crash",
+    "LAUNCH_FAILED": "node_fail",
+    "NODE_FAIL": "node_fail",
+    "OUT_OF_MEMORY": "oom",
+    "PREEMPTED": "preempted",
+    "RECONFIG_FAIL": "node_fail",
+    "REQUEUED": "preempted",
+    "REVOKED": "cancelled",
+    "TIMEOUT": "timeout",
+}
+# The job waits, and for these it waits for somebody to release it.
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
+# Nothing is known of the job any more; the scheduler did not say that it ended.
+ABSENT = "ABSENT"
+# Neither the scheduler nor the machine knows anything of it, and it has had its time to say something.
+GONE = "gone"
+
+_IN_WORDS = {
+    "BOOT_FAIL": "a node could not be started",
+    "CANCELLED": "cancelled in Slurm",
+    "DEADLINE": "it missed its deadline",
+    "LAUNCH_FAILED": "Slurm could not launch it",
+    "NODE_FAIL": "a node failed",
+    "OUT_OF_MEMORY": "it used more memory than it had asked for",
+    "PREEMPTED": "preempted by a job of higher priority",
+    "RECONFIG_FAIL": "the nodes could not be reconfigured",
+    "REQUEUED": "put back into the queue",
+    "REVOKED": "revoked by its cluster",
+    "TIMEOUT": "the time limit was reached",
+}
+
+
+def base(state: str) -> str:
+    """The state without what Slurm appends: ``CANCELLED by 1001``, ``CANCELLED+``."""
+    words = state.split()
+    return words[0].rstrip("+").upper() if words else ""
+
+
+def is_final(state: str) -> bool:
+    """Whether a start of a job in this state is over. COMPLETING is not: its tasks may still write."""
+    return base(state) in CAUSE_OF_STATE or state == GONE
+
+
+def in_words(state: str) -> str:
+    """A final state as a person would put it."""
+    return _IN_WORDS.get(base(state), f"Slurm says {state}")

@@ -1,0 +1,45 @@
+"""A short process between ``slurmtrain submit`` and sbatch.
+
+``python -m slurmtrain.slurm.launcher JSON`` submits through submitit and prints the job's id. It has the environment
+that the job is to have, and goes on when whoever started it is killed, holding the lock of the run until sbatch has
+answered.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
+
+from slurmtrain.runtime.agent import run_node
+
+
+def main() -> None:
+    request = json.loads(sys.argv[1])
+    logging.getLogger("submitit").setLevel(logging.ERROR)
+    try:
+        executor = submitit.SlurmExecutor(folder=Path(request["folder"]))
+    except RuntimeError as error:  # no srun
+        _fail("failed", error)
+    executor.update_parameters(**request["parameters"])
+    try:
+        job = executor.submit(run_node, request["run_dir"])
+    except FailedJobError as error:
+        _fail("refused", error)
+    except (FailedSubmissionError, OSError) as error:  # sbatch may have taken it, but for what came after
+        _fail("unsure", error)
+    print(json.dumps({"job_id": job.job_id}), flush=True)
+
+
+def _fail(how: str, error: Exception) -> NoReturn:
+    print(json.dumps({"how": how, "problem": str(error)}), flush=True)
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

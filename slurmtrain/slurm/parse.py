@@ -1,0 +1,188 @@
+"""Reading what squeue, sacct and scontrol print. Pure; text formats only, which are the same from 22.05 to 26.05."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from slurmtrain.model.jobstate import base
+
+# Field, and its width. The widths are ours, so that a field may hold any character; the name comes last.
+QUEUE_FIELDS = (
+    ("JobArrayID", 40), ("State", 24), ("Reason", 48), ("RestartCnt", 12), ("StartTime", 24), ("EndTime", 24),
+    ("TimeLimit", 24), ("exit_code", 12), ("PriorityLong", 16), ("NodeList", 400), ("Name", 300),
+)  # fmt: skip
+ACCOUNTING_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NodeList", "JobName")
+_NOTHING = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One start of a job, as Slurm tells of it. Times are seconds since 1970; ``restart`` is None where it is not told.
+
+    ``starts_at`` of a job that waits is Slurm's estimate.
+    """
+
+    id: str
+    name: str
+    state: str
+    reason: str = ""
+    restart: int | None = None
+    submitted_at: float | None = None
+    starts_at: float | None = None
+    ends_at: float | None = None
+    time_limit_s: float | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    priority: int | None = None
+    nodes: str = ""
+
+
+def queue_format() -> str:
+    """The ``--Format`` of squeue that :func:`read_queue` reads."""
+    return ",".join(f"{name}:{width}" for name, width in QUEUE_FIELDS)
+
+
+def read_queue(text: str) -> dict[str, Job]:
+    """Jobs by id from ``squeue --noheader --Format``; lines that are too short to be one are passed over."""
+    jobs = {}
+    for line in text.split("\n"):  # a name may hold what splitlines() takes for the end of a line
+        row, rest = {}, line
+        for name, width in QUEUE_FIELDS:
+            row[name], rest = rest[:width].strip(), rest[width:]
+        if not row["JobArrayID"] or not row["State"]:
+            continue
+        code, signal = _exit_code(row["exit_code"])
+        jobs[row["JobArrayID"]] = Job(
+            id=row["JobArrayID"],
+            name=row["Name"],
+            state=row["State"],
+            reason="" if row["Reason"].lower() in _NOTHING else row["Reason"],
+            restart=_number(row["RestartCnt"]),
+            starts_at=_time(row["StartTime"]),
+            ends_at=_time(row["EndTime"]),
+            time_limit_s=_duration(row["TimeLimit"]),
+            exit_code=code,
+            signal=signal,
+            priority=_number(row["PriorityLong"]),
+            nodes="" if row["NodeList"].lower() in _NOTHING else row["NodeList"],
+        )
+    return jobs
+
+
+def read_accounting(text: str) -> dict[str, list[Job]]:
+    """All starts of each job, oldest first, from ``sacct --parsable2 --noheader --duplicates`` with its steps.
+
+    A job one of whose steps ran out of memory did so too, whatever the job's own row says.
+    """
+    starts: dict[str, list[Job]] = {}
+    for line in text.split("\n"):
+        cells = line.split("|", len(ACCOUNTING_FIELDS) - 1)
+        if len(cells) < len(ACCOUNTING_FIELDS):
+            continue
+        row = dict(zip(ACCOUNTING_FIELDS, cells, strict=True))
+        job_id, _, step = row["JobID"].partition(".")
+        # The elements of an array that ended as a whole, or the rest of them: ``5_[1-3%2]``.
+        job_id = job_id.partition("_[")[0]
+        if not step:
+            starts.setdefault(job_id, []).append(_start(job_id, row))
+        elif base(row["State"]) == "OUT_OF_MEMORY" and starts.get(job_id):
+            last = starts[job_id][-1]
+            if base(last.state) in ("FAILED", "CANCELLED", "COMPLETED"):
+                starts[job_id][-1] = replace(last, state="OUT_OF_MEMORY")
+    # Sorting is stable, so starts without a time stay where sacct had them.
+    return {job_id: sorted(rows, key=_when) for job_id, rows in starts.items()}
+
+
+def read_partitions(text: str) -> dict[str, dict[str, str]]:
+    """Fields of each partition by name, from ``scontrol show partition --oneliner``."""
+    partitions = {}
+    for line in text.splitlines():
+        fields = dict(re.findall(r"(\S+?)=(\S*)", line))
+        if "PartitionName" in fields:
+            partitions[fields["PartitionName"]] = fields
+    return partitions
+
+
+def read_duration(text: str) -> float | None:
+    """Seconds from Slurm's ``days-hours:minutes:seconds``; None for UNLIMITED and everything that is no duration."""
+    return _duration(text)
+
+
+def count_of(tres: str, name: str) -> int | None:
+    """How many of a resource a TRES list such as ``cpu=8,mem=62G,gres/gpu=2`` holds; None if it does not say."""
+    for part in tres.split(","):
+        key, _, value = part.partition("=")
+        if key == name:
+            return _number(value)
+    return None
+
+
+def _start(job_id: str, row: Mapping[str, str]) -> Job:
+    code, signal = _exit_code(row["ExitCode"])
+    minutes = _number(row["TimelimitRaw"])
+    return Job(
+        id=job_id,
+        name=row["JobName"],
+        state=row["State"],
+        submitted_at=_time(row["Submit"]),
+        starts_at=_time(row["Start"]),
+        ends_at=_time(row["End"]),
+        time_limit_s=None if minutes is None else minutes * 60.0,
+        exit_code=code,
+        signal=signal,
+        nodes="" if row["NodeList"].lower() in _NOTHING else row["NodeList"],
+    )
+
+
+def _when(job: Job) -> float:
+    return job.starts_at if job.starts_at is not None else float("inf")
+
+
+def _exit_code(text: str) -> tuple[int | None, int | None]:
+    """``1:0`` is exit code 1, ``0:9`` signal 9; squeue of 22.05 prints the status of wait(2), a plain number."""
+    code, colon, signal = text.partition(":")
+    status = _number(text)
+    if not colon and status is not None:
+        return status >> 8, status & 0x7F or None
+    return _number(code), _number(signal) or None
+
+
+def _number(text: str) -> int | None:
+    with contextlib.suppress(ValueError):
+        return int(text)
+    return None
+
+
+def _time(text: str) -> float | None:
+    """Slurm prints seconds since 1970 where SLURM_TIME_FORMAT is %s; 0 and words stand for no time."""
+    with contextlib.suppress(ValueError):
+        return float(text) or None
+    return None
+
+
+def _duration(text: str) -> float | None:
+    days, dash, rest = text.partition("-")
+    if not dash:
+        days, rest = "0", text
+    parts = rest.split(":")
+    try:
+        numbers = [int(part) for part in parts]
+        whole_days = int(days)
+    except ValueError:
+        return None
+    if not 1 <= len(numbers) <= 3:
+        return None
+    # With days the first number is hours; without, a lone one is minutes and two are minutes and seconds.
+    hours, minutes, seconds = _hms(numbers, with_days=bool(dash))
+    return float(((whole_days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def _hms(numbers: Sequence[int], *, with_days: bool) -> Iterable[int]:
+    if with_days:
+        return [*numbers, 0, 0][:3]
+    if len(numbers) == 1:
+        return 0, numbers[0], 0
+    return [0] * (3 - len(numbers)) + list(numbers)

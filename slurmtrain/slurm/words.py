@@ -1,0 +1,59 @@
+"""Why a job waits, in words. Source: JOB REASON CODES in the manual pages of squeue, 22.05 to 25.11."""
+
+from __future__ import annotations
+
+import re
+
+_WORDS = {
+    "None": "Slurm has not looked at it yet",
+    "Priority": "jobs of higher priority are before it",
+    "Resources": "the nodes that it needs are busy",
+    "Dependency": "it waits for another job",
+    "DependencyNeverSatisfied": "it waits for a job that can no longer end as it asks for; cancel it",
+    "BeginTime": "it may not start before a given time; after a requeue that is some seconds to minutes",
+    "JobHeldUser": "it is held by its user; 'scontrol release {job}' lets it go",
+    "JobHeldAdmin": "it is held by an administrator, or was started again too often; ask them, or submit it anew",
+    "JobHoldMaxRequeue": "it was started again too often (MaxBatchRequeue); cancel and resume it",
+    "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
+    "NodeDown": "a node that it needs is down",
+    "BadConstraints": "no node can satisfy its constraints; cancel it and ask for less",
+    "PartitionDown": "its partition is down",
+    "PartitionInactive": "its partition is inactive",
+    "PartitionNodeLimit": "it asks for more nodes than its partition allows; cancel it and ask for fewer",
+    "PartitionTimeLimit": "its time limit is longer than its partition allows; cancel it and ask for less",
+    "PartitionConfig": "its partition does not allow what it asks for",
+    "InvalidAccount": "its account is not valid",
+    "InvalidQOS": "its QOS is not valid",
+    "AssociationJobLimit": "its account runs as many jobs as it may",
+    "AssociationResourceLimit": "its account uses as much as it may",
+    "AssociationTimeLimit": "its account has used up its time",
+    "QOSJobLimit": "its QOS runs as many jobs as it may",
+    "QOSResourceLimit": "its QOS uses as much as it may",
+    "QOSTimeLimit": "its QOS has used up its time",
+    "Licenses": "a license that it needs is in use",
+    "Reservation": "its reservation has not begun",
+    "Cleaning": "its last start is being cleaned up",
+    "Prolog": "the site's prolog is running",
+    "FrontEndDown": "no front end is up",
+    "JobArrayTaskLimit": "its array runs as many tasks as it may",
+    "BurstBufferResources": "burst buffers are short",
+    "BurstBufferStageIn": "its burst buffer is being filled",
+    "MaxMemPerLimit": "it asks for more memory than is allowed; cancel it and ask for less",
+    "launch_failed_requeued_held": "it could not be launched and is held; 'scontrol release {job}' lets it go",
+    "job_requeued_in_held_state": "it was put back and is held; 'scontrol release {job}' lets it go",
+    "launch_failure_limit_exceeded_requeued_held": "it was started again too often and is held; cancel and resume it",
+}
+_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w*)")
+
+
+def reason_in_words(code: str, job_id: str) -> str:
+    """A reason code as a person would put it; codes that are not known are named as they are."""
+    bare = code.strip("()").split(",", 1)[0].strip()
+    key = bare.replace(" ", "_")
+    words = _WORDS.get(bare) or _WORDS.get(key)
+    if words is None and (limit := _LIMIT.fullmatch(bare)):
+        whose = "its QOS" if limit[1] == "QOS" else "its account"
+        words = f"a limit of {whose} is reached"
+    if words is None:
+        return f"Slurm says {code.strip('()')}" if bare else _WORDS["None"]
+    return f"{words.format(job=job_id)} ({bare})"

@@ -1,0 +1,324 @@
+"""Handing a job to sbatch: what reaches it, what it may answer, and who is seen to be at it still."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import Call, FakeSlurm
+
+from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
+from slurmtrain.model.layout import RunsRoot, SubmissionDir
+from slurmtrain.model.plan import Plan, make_plan
+from slurmtrain.model.spec import read_spec
+from slurmtrain.runtime.context import Launch
+from slurmtrain.slurm.launch import Handing, check, find, launch
+from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.system.files import locked, make_directory, write_json
+
+RUN_ID = "0123456789"
+SECRET = "hunter2-secret-value"
+FAILED = "sbatch: error: Batch job submission failed: "
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    fake.says("sbatch", "Submitted batch job 4711\n")
+    fake.says("srun")
+    fake.says("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
+    return fake
+
+
+@pytest.fixture(params=["runs", 'runs of mine, it\'s ünï "quoted"'], ids=["plain", "odd"])
+def odd_submission(tmp_path: Path, request: pytest.FixtureRequest) -> SubmissionDir:
+    return make_submission(tmp_path / str(request.param))
+
+
+@pytest.fixture
+def submission(tmp_path: Path) -> SubmissionDir:
+    return make_submission(tmp_path / "runs")
+
+
+def make_submission(runs: Path) -> SubmissionDir:
+    submission = RunsRoot(runs).run(RUN_ID).submission(1)
+    make_directory(submission.path)
+    write_json(submission.plan, plan().to_json())
+    return submission
+
+
+def plan(**keys: Any) -> Plan:
+    data = {"name": "digits", "command": "python train.py", **keys}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
+
+
+def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None, **keys: Any) -> str:
+    with locked(submission.run.lock) as lock:
+        assert lock is not None
+        handed = Launch(submission=submission.number, attempt=1)
+        return launch(Handing(plan(**keys), submission, handed, lock), variables or {})
+
+
+def wait_for(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+# --- what reaches sbatch ----------------------------------------------------------------------------------------
+
+
+def script_of(call: Call, submission: SubmissionDir) -> str:
+    """submitit renames the script once the job has an id."""
+    assert Path(call.args[-1]).parent == submission.submitit
+    return (submission.submitit / "4711_submission.sh").read_text()
+
+
+def test_a_job_that_sbatch_took_has_its_id_and_finds_its_pickle(
+    slurm: FakeSlurm, odd_submission: SubmissionDir
+) -> None:
+    assert hand_over(odd_submission) == "4711"
+    [call] = slurm.calls("sbatch")
+    assert f"#SBATCH --job-name=digits-{RUN_ID}\n" in script_of(call, odd_submission)
+    assert (odd_submission.submitit / "4711_submitted.pkl").exists()
+    assert call.cwd == str(odd_submission.path)
+
+
+def test_hidden_variables_reach_sbatch_and_are_written_nowhere(slurm: FakeSlurm, submission: SubmissionDir) -> None:
+    hand_over(submission, {"WANDB_API_KEY": SECRET}, env={"WANDB_API_KEY": "<redacted>"})
+    [call] = slurm.calls("sbatch")
+    assert call.env["WANDB_API_KEY"] == SECRET
+    assert SECRET not in " ".join(call.args)
+    files = [path for path in submission.run.path.rglob("*") if path.is_file()]
+    assert any(path.name == "4711_submission.sh" for path in files)
+    assert [path for path in files if SECRET.encode() in path.read_bytes()] == []
+
+
+def test_a_persons_own_defaults_for_sbatch_count(
+    slurm: FakeSlurm, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    hand_over(submission)
+    env = slurm.calls("sbatch")[0].env
+    assert (env["SBATCH_ACCOUNT"], env["SLURM_CONF"]) == ("mine", "/etc/slurm.conf")
+
+
+def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
+    slurm: FakeSlurm, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outer = {"SBATCH_ACCOUNT": "x", "SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "5", "SUBMITIT_EXECUTOR": "slurm",
+             "RANK": "3", "MASTER_ADDR": "n0", "SLURMTRAIN_SUBMISSION": "9"}  # fmt: skip
+    for name, value in outer.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    hand_over(submission)
+    env = slurm.calls("sbatch")[0].env
+    assert not env.keys() & outer.keys()
+    assert env["SLURM_CONF"] == "/etc/slurm.conf"
+
+
+# --- what sbatch may answer -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("Invalid account or account/partition combination specified", "slurm.account"),
+        ("Invalid qos specification", "slurm.qos"),
+        ("Requested node configuration is not available", "ask for less per node"),
+        ("Job violates accounting/QOS policy", None),
+    ],
+)
+def test_a_job_that_sbatch_refuses_is_refused_with_its_words_and_a_hint(
+    slurm: FakeSlurm, submission: SubmissionDir, said: str, hint: str | None
+) -> None:
+    slurm.fails("sbatch", f"{FAILED}{said}\n")
+    with pytest.raises(Refused) as caught:
+        hand_over(submission)
+    told = f"Slurm refused the job: Batch job submission failed: {said}"
+    assert str(caught.value).startswith(told)
+    if hint is None:
+        assert str(caught.value) == told
+    else:
+        assert hint in str(caught.value).removeprefix(told)
+
+
+def test_a_job_that_slurm_may_have_taken_is_unsure(slurm: FakeSlurm, submission: SubmissionDir) -> None:
+    slurm.fails("sbatch", f"{FAILED}Socket timed out on send/recv operation\n")
+    with pytest.raises(Unsure, match=r"Socket timed out on send/recv operation.*'slurmtrain sync' finds out"):
+        hand_over(submission)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["Unable to contact slurm controller (connect failure)", "Connection refused", "Slurm backup: connect failure"],
+)
+def test_a_job_that_nobody_was_there_to_take_can_be_tried_again(
+    slurm: FakeSlurm, submission: SubmissionDir, said: str
+) -> None:
+    slurm.fails("sbatch", f"{FAILED}{said}\n")
+    with pytest.raises(LaunchError, match="try again later") as caught:
+        hand_over(submission)
+    assert not isinstance(caught.value, Unsure)
+
+
+def test_an_answer_of_sbatch_that_names_no_job_is_unsure(slurm: FakeSlurm, submission: SubmissionDir) -> None:
+    slurm.says("sbatch", "Thank you! Your number is 4711.\n")
+    with pytest.raises(Unsure, match="Thank you"):
+        hand_over(submission)
+
+
+def test_a_job_that_sbatch_took_just_before_the_bookkeeping_failed_is_unsure(
+    slurm: FakeSlurm, submission: SubmissionDir
+) -> None:
+    (slurm.path / "sbatch").write_text(
+        f"#!/bin/sh\n/bin/rm -r '{submission.submitit}'\necho Submitted batch job 4711\n"
+    )
+    with pytest.raises(Unsure, match="No such file"):
+        hand_over(submission)
+
+
+def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_unsure(
+    slurm: FakeSlurm, submission: SubmissionDir
+) -> None:
+    (slurm.path / "sbatch").write_text("#!/bin/sh\nkill -9 $PPID\n")
+    with pytest.raises(Unsure, match="exit code -9"):
+        hand_over(submission)
+
+
+def test_a_machine_without_srun_cannot_hand_a_job_over_and_says_so_in_a_line(
+    slurm: FakeSlurm, submission: SubmissionDir
+) -> None:
+    (slurm.path / "srun").unlink()
+    with pytest.raises(LaunchError, match="srun") as caught:
+        hand_over(submission)
+    assert not isinstance(caught.value, Unsure)
+    assert "Traceback" not in str(caught.value)
+    assert slurm.calls("sbatch") == []
+
+
+# --- before anything is created ---------------------------------------------------------------------------------
+
+
+def once() -> Scheduler:
+    return Scheduler(1000.0, None)
+
+
+def test_what_slurm_can_run_passes(slurm: FakeSlurm) -> None:
+    check([plan(), plan(resources={"nodes": 4})], once())
+    assert len(slurm.calls("scontrol")) == 1
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_machine_without_sbatch_is_told_of_the_other_executor(slurm: FakeSlurm) -> None:
+    (slurm.path / "sbatch").unlink()
+    with pytest.raises(NotAvailable, match="use --executor local here"):
+        check([plan()], once())
+
+
+def test_a_slurm_that_does_not_answer_is_told_before_anything_is_created(slurm: FakeSlurm) -> None:
+    slurm.fails("scontrol", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
+    with pytest.raises(LaunchError, match="nothing was created; try again later"):
+        check([plan()], once())
+
+
+def test_a_plan_that_slurm_can_never_run_is_refused(slurm: FakeSlurm) -> None:
+    with pytest.raises(Refused, match="gives a job 4 nodes at most, not 5"):
+        check([plan(), plan(resources={"nodes": 5})], once())
+
+
+# --- who may still submit ---------------------------------------------------------------------------------------
+
+SUBMITTER = """
+import json, sys
+from pathlib import Path
+from slurmtrain.model.layout import SubmissionDir
+from slurmtrain.model.plan import Plan
+from slurmtrain.runtime.context import Launch
+from slurmtrain.slurm.launch import Handing, launch
+from slurmtrain.system.files import locked
+submission = SubmissionDir(Path(sys.argv[1]))
+with locked(submission.run.lock) as lock:
+    plan = Plan.from_json(json.loads(submission.plan.read_text()))
+    launch(Handing(plan, submission, Launch(submission=1, attempt=1), lock), {})
+"""
+
+
+def is_free(lock: Path) -> bool:
+    with locked(lock, wait=False) as held:
+        return held is not None
+
+
+def test_a_submission_whose_command_was_killed_holds_the_lock_until_sbatch_has_answered(
+    slurm: FakeSlurm, odd_submission: SubmissionDir, tmp_path: Path
+) -> None:
+    submission, answer = odd_submission, tmp_path / "answer now"
+    slurm.says("sbatch", "Submitted batch job 4711\n", until=answer)
+    submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, str(submission.path)])
+    try:
+        wait_for(lambda: bool(slurm.calls("sbatch")))
+    finally:
+        submitter.send_signal(signal.SIGKILL)
+        submitter.wait()
+    try:
+        assert not is_free(submission.run.lock)
+        assert find(submission)
+    finally:
+        answer.touch()
+    wait_for(lambda: is_free(submission.run.lock))
+    assert not find(submission)
+    assert len(slurm.calls("sbatch")) == 1
+    assert (submission.submitit / "4711_submitted.pkl").exists()
+
+
+@contextmanager
+def process(*command: str) -> Iterator[None]:
+    """A process that only waits, with this command line."""
+    started = subprocess.Popen(
+        [command[0], "-c", "import time; print(flush=True); time.sleep(600)", *command[1:]],
+        executable=sys.executable,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert started.stdout is not None
+        started.stdout.readline()
+        yield
+    finally:
+        started.kill()
+        started.communicate()
+
+
+@pytest.mark.parametrize(
+    ("command", "seen"),
+    [
+        (("/usr/bin/sbatch", "{folder}/.submission_file_1.sh"), True),
+        (("sbatch", "{folder}/.submission_file_1.sh"), True),
+        (("python3", "-m", "slurmtrain.slurm.launcher", '{{"folder": "{folder}"}}'), True),
+        (("srun", "--output", "{folder}/%j.out", "python", "-m", "submitit.core._submit", "{folder}"), False),
+        (("python3", "-m", "submitit.core._submit", "{folder}"), False),
+        (("tail", "{folder}/4711_0_log.out"), False),
+        (("sbatch", "/elsewhere/script.sh"), False),
+    ],
+)
+def test_only_what_may_still_submit_is_seen(command: tuple[str, ...], seen: bool, submission: SubmissionDir) -> None:
+    assert not find(submission)
+    with process(*(word.format(folder=submission.submitit) for word in command)):
+        assert find(submission) is seen
+
+
+def test_the_request_of_a_submission_stands_in_its_plan(submission: SubmissionDir) -> None:
+    assert Plan.from_json(json.loads(submission.plan.read_text())) == plan()

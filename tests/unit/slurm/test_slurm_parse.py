@@ -1,0 +1,392 @@
+"""Reading squeue, sacct and scontrol: what a real cluster printed, odd names, and lines that are none of theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.slurm.parse import (
+    ACCOUNTING_FIELDS,
+    QUEUE_FIELDS,
+    Job,
+    count_of,
+    queue_format,
+    read_accounting,
+    read_duration,
+    read_partitions,
+    read_queue,
+)
+
+# --- squeue -----------------------------------------------------------------------------------------------------
+
+
+def queue_line(*cells: str) -> str:
+    """A line as squeue prints it: cells cut and padded to their widths."""
+    return "".join(f"{cell[:width]:<{width}}" for cell, (_, width) in zip(cells, QUEUE_FIELDS, strict=True))
+
+
+# Lines of Slurm 22.05.8, without the blanks between the cells.
+RUNNING = (
+    "9",
+    "RUNNING",
+    "None",
+    "0",
+    "1795260968",
+    "1795262768",
+    "30:00",
+    "0",
+    "4294901753",
+    "node[0-2]",
+    "digits-r1",
+)
+PENDING = ("10", "PENDING", "BeginTime", "1", "1795260980", "1795262780", "30:00", "0", "4294901752", "", "requeued")
+HELD = ("6", "PENDING", "JobHeldUser", "0", "N/A", "N/A", "1-02:03:00", "0", "0", "", "held")
+FAILED = ("7", "FAILED", "NonZeroExitCode", "0", "1795260968", "1795260969", "30:00", "768", "4294901755", "node0", "x")
+CANCELLED = ("11", "CANCELLED", "None", "0", "1795260973", "1795260974", "30:00", "15", "4294901751", "node0", "y")
+
+
+def test_a_running_job_of_squeue_is_read() -> None:
+    assert read_queue(queue_line(*RUNNING)) == {
+        "9": Job(
+            id="9",
+            name="digits-r1",
+            state="RUNNING",
+            restart=0,
+            starts_at=1795260968.0,
+            ends_at=1795262768.0,
+            time_limit_s=1800.0,
+            exit_code=0,
+            priority=4294901753,
+            nodes="node[0-2]",
+        )
+    }
+
+
+def test_a_job_that_was_put_back_into_the_queue_tells_how_often_and_when_it_may_start() -> None:
+    job = read_queue(queue_line(*PENDING))["10"]
+    assert (job.state, job.reason, job.restart, job.starts_at, job.nodes) == (
+        "PENDING", "BeginTime", 1, 1795260980.0, "",
+    )  # fmt: skip
+
+
+def test_what_squeue_does_not_know_is_none() -> None:
+    job = read_queue(queue_line(*HELD))["6"]
+    assert (job.starts_at, job.ends_at, job.priority, job.time_limit_s) == (None, None, 0, 93780.0)
+
+
+@pytest.mark.parametrize(("cells", "code", "signal"), [(FAILED, 3, None), (CANCELLED, 0, 15)])
+def test_squeue_of_22_05_prints_the_status_of_wait(cells: tuple[str, ...], code: int, signal: int | None) -> None:
+    [job] = read_queue(queue_line(*cells)).values()
+    assert (job.exit_code, job.signal) == (code, signal)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "signal"),
+    [("3:0", 3, None), ("0:9", 0, 9), ("1:15", 1, 15), ("N/A", None, None), ("", None, None)],
+)
+def test_a_squeue_that_prints_code_and_signal_is_read_as_well(text: str, code: int | None, signal: int | None) -> None:
+    [job] = read_queue(queue_line(*FAILED[:7], text, *FAILED[8:])).values()
+    assert (job.exit_code, job.signal) == (code, signal)
+
+
+def test_elements_of_an_array_are_jobs_of_their_own() -> None:
+    lines = [queue_line(f"5_{task}", *HELD[1:]) for task in (1, 2, 3)]
+    assert list(read_queue("\n".join(lines) + "\n")) == ["5_1", "5_2", "5_3"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a|b", "wéird | name (x) 100%", "作業 🐍", "a\vb", "a\u2028b", "a\x85b", "x" * 290, ""]
+)
+def test_the_name_of_a_job_of_squeue_may_hold_anything(name: str) -> None:
+    jobs = read_queue(queue_line(*RUNNING[:-1], name) + "\n" + queue_line(*PENDING) + "\n")
+    assert [job.name for job in jobs.values()] == [name, "requeued"]
+
+
+def test_a_name_that_is_longer_than_its_field_is_cut() -> None:
+    assert read_queue(queue_line(*RUNNING[:-1], "x" * 400))["9"].name == "x" * 300
+
+
+def test_a_name_with_a_line_break_costs_no_other_job() -> None:
+    jobs = read_queue(queue_line(*RUNNING[:-1], "new\nline") + "\n" + queue_line(*PENDING))
+    assert list(jobs) == ["9", "10"]
+
+
+def test_a_state_that_nobody_knows_is_kept_as_it_is() -> None:
+    assert read_queue(queue_line("9", "SOMETHING_NEW", *RUNNING[2:]))["9"].state == "SOMETHING_NEW"
+
+
+def test_short_lines_of_squeue_are_passed_over_and_cells_that_are_missing_are_empty() -> None:
+    text = "\n".join(["", "9", " " * 40 + "RUNNING", "slurm_load_jobs error", f"{'8':<40}RUNNING"])
+    assert read_queue(text) == {"8": Job(id="8", name="", state="RUNNING")}
+
+
+def test_the_format_asks_for_each_field_with_its_width_and_for_the_name_last() -> None:
+    asked = queue_format().split(",")
+    assert asked[0] == "JobArrayID:40"
+    assert asked[-1] == "Name:300"
+    assert len(asked) == len(QUEUE_FIELDS)
+
+
+@given(st.text())
+def test_no_text_of_squeue_is_an_error(text: str) -> None:
+    read_queue(text)
+
+
+# --- sacct ------------------------------------------------------------------------------------------------------
+
+# sacct --parsable2 --noheader --duplicates of Slurm 22.05.8, seconds since 1970.
+ACCOUNTING = """\
+8|FAILED|0:9|1795260967|1795260968|1795260968|30|node0|killed
+8.batch|CANCELLED|0:9|1795260968|1795260968|1795260968||node0|batch
+10|REQUEUED|0:0|1795260967|1795260968|1795260974|30|node0|requeued
+10.batch|FAILED|15:0|1795260968|1795260968|1795260974||node0|batch
+11|CANCELLED by 1001|0:0|1795260972|1795260973|1795260974|30|node0|cancelled
+11.batch|CANCELLED|0:15|1795260973|1795260973|1795260974||node0|batch
+10|RUNNING|0:0|1795260974|1795260980|Unknown|30|node1|requeued
+10.batch|RUNNING|0:0|1795260980|1795260980|Unknown||node1|batch
+5_[1-3%2]|PENDING|0:0|1795260967|Unknown|Unknown|1563|None assigned|arr
+12_3|TIMEOUT|0:0|1795260967|1795260970|1795262770|30|node[0-1]|of an array
+"""
+
+
+def test_all_starts_of_each_job_are_read_from_sacct() -> None:
+    starts = read_accounting(ACCOUNTING)
+    assert {job_id: [job.state for job in jobs] for job_id, jobs in starts.items()} == {
+        "8": ["FAILED"],
+        "10": ["REQUEUED", "RUNNING"],
+        "11": ["CANCELLED by 1001"],
+        "5": ["PENDING"],
+        "12_3": ["TIMEOUT"],
+    }
+    assert starts["12_3"] == [
+        Job(
+            id="12_3",
+            name="of an array",
+            state="TIMEOUT",
+            submitted_at=1795260967.0,
+            starts_at=1795260970.0,
+            ends_at=1795262770.0,
+            time_limit_s=1800.0,
+            exit_code=0,
+            nodes="node[0-1]",
+        )
+    ]
+    assert (starts["8"][0].exit_code, starts["8"][0].signal) == (0, 9)
+    assert (starts["10"][1].ends_at, starts["10"][1].nodes, starts["5"][0].nodes) == (None, "node1", "")
+
+
+def row(job_id: str, state: str, start: str = "10", name: str = "n") -> str:
+    return f"{job_id}|{state}|0:0|5|{start}|20|30|node0|{name}\n"
+
+
+def test_starts_are_in_the_order_in_which_they_began_and_one_that_never_began_is_last() -> None:
+    text = row("7", "CANCELLED by 0", "None") + row("7", "NODE_FAIL", "300") + row("7", "PREEMPTED", "200")
+    assert [job.state for job in read_accounting(text)["7"]] == ["PREEMPTED", "NODE_FAIL", "CANCELLED by 0"]
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED by 1001", "COMPLETED"])
+def test_a_job_one_of_whose_steps_ran_out_of_memory_did_so_too(state: str) -> None:
+    text = row("7", state) + row("7.batch", "FAILED") + row("7.0", "OUT_OF_MEMORY")
+    assert [job.state for job in read_accounting(text)["7"]] == ["OUT_OF_MEMORY"]
+
+
+@pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED", "RUNNING", "TIMEOUT"])
+def test_a_step_without_memory_does_not_explain_away_what_slurm_did_to_the_job(state: str) -> None:
+    assert read_accounting(row("7", state) + row("7.0", "OUT_OF_MEMORY"))["7"][0].state == state
+
+
+def test_a_step_belongs_to_the_start_that_stands_before_it() -> None:
+    text = row("7", "FAILED", "10") + row("7.0", "OUT_OF_MEMORY") + row("7", "FAILED", "40") + row("7.0", "FAILED")
+    assert [job.state for job in read_accounting(text)["7"]] == ["OUT_OF_MEMORY", "FAILED"]
+
+
+def test_a_step_without_its_job_is_passed_over() -> None:
+    assert read_accounting(row("7.batch", "OUT_OF_MEMORY")) == {}
+
+
+@pytest.mark.parametrize("name", ["a|b||c", "we ird|näme", "作業 🐍", "a\u2028b", "a\vb", "x" * 300, "", " two "])
+def test_the_name_of_a_job_of_sacct_may_hold_anything(name: str) -> None:
+    starts = read_accounting(row("7", "FAILED", name=name) + row("8", "FAILED"))
+    assert [starts[job_id][0].name for job_id in ("7", "8")] == [name, "n"]
+
+
+def test_short_lines_of_sacct_are_passed_over() -> None:
+    assert read_accounting("\n7|FAILED\nsacct: error: x\n|||\n" + row("8", "FAILED")).keys() == {"8"}
+
+
+@pytest.mark.parametrize(
+    ("raw", "seconds"), [("30", 1800.0), ("UNLIMITED", None), ("Partition_Limit", None), ("", None)]
+)
+def test_a_limit_of_sacct_is_minutes_or_nothing(raw: str, seconds: float | None) -> None:
+    [job] = read_accounting(f"7|FAILED|0:0|1|2|3|{raw}|node0|n")["7"]
+    assert job.time_limit_s == seconds
+
+
+@given(st.text(st.sampled_from("|.:019 \nABCDEFINOTU_")) | st.text())
+def test_no_text_of_sacct_is_an_error(text: str) -> None:
+    read_accounting(text)
+
+
+# --- round trips ------------------------------------------------------------------------------------------------
+
+ids = st.from_regex(r"[1-9][0-9]{0,8}(_[0-9]{1,4})?", fullmatch=True)
+states = st.sampled_from(
+    ["PENDING", "RUNNING", "COMPLETED", "FAILED", "CANCELLED by 1001", "OUT_OF_MEMORY", "NODE_FAIL", "SOMETHING_NEW"]
+)
+times = st.none() | st.integers(1, 2**33).map(float)
+node_lists = st.sampled_from(["", "node0", "node[0-3,7]", "gpu-a[001-128],login"])
+# Whatever a name may hold but a line break, and blanks at its ends, which squeue pads with.
+names = st.text(st.characters(exclude_characters="\n", exclude_categories=["Cs"]), max_size=300).map(str.strip)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    signal = draw(st.none() | st.integers(1, 64))
+    return Job(
+        id=draw(ids),
+        name=draw(names),
+        state=draw(states),
+        starts_at=draw(times),
+        ends_at=draw(times),
+        time_limit_s=draw(st.none() | st.integers(0, 40 * 24 * 60).map(lambda minutes: minutes * 60.0)),
+        exit_code=draw(st.integers(0, 255)),
+        signal=signal,
+        nodes=draw(node_lists),
+    )
+
+
+@st.composite
+def queued(draw: st.DrawFn) -> Job:
+    return replace(
+        draw(jobs()),
+        reason=draw(st.sampled_from(["", "Priority", "Resources", "ReqNodeNotAvail, UnavailableNodes:node3"])),
+        restart=draw(st.integers(0, 99)),
+        priority=draw(st.none() | st.integers(0, 2**32)),
+    )
+
+
+def time_of(at: float | None, nothing: str) -> str:
+    return nothing if at is None else f"{at:.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "UNLIMITED"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}-{hours:02}:{minutes:02}:{rest:02}" if days else f"{hours}:{minutes:02}:{rest:02}"
+
+
+def in_queue(job: Job) -> str:
+    return queue_line(
+        job.id,
+        job.state,
+        job.reason or "None",
+        str(job.restart),
+        time_of(job.starts_at, "N/A"),
+        time_of(job.ends_at, "N/A"),
+        duration(job.time_limit_s),
+        str((job.exit_code or 0) << 8 | (job.signal or 0)),
+        "N/A" if job.priority is None else str(job.priority),
+        job.nodes,
+        job.name,
+    )
+
+
+def in_accounting(job: Job) -> str:
+    minutes = "UNLIMITED" if job.time_limit_s is None else f"{job.time_limit_s / 60:.0f}"
+    cells = [
+        job.id,
+        job.state,
+        f"{job.exit_code}:{job.signal or 0}",
+        time_of(job.submitted_at, "Unknown"),
+        time_of(job.starts_at, "Unknown"),
+        time_of(job.ends_at, "Unknown"),
+        minutes,
+        job.nodes or "None assigned",
+        job.name,
+    ]
+    assert len(cells) == len(ACCOUNTING_FIELDS)
+    return "|".join(cells)
+
+
+@given(st.lists(queued(), unique_by=lambda job: job.id, max_size=4))
+def test_what_squeue_prints_is_read_back(written: list[Job]) -> None:
+    read = read_queue("".join(in_queue(job) + "\n" for job in written))
+    assert read == {job.id: job for job in written}
+
+
+@given(st.lists(jobs().flatmap(lambda job: times.map(lambda at: replace(job, submitted_at=at))), max_size=4))
+def test_what_sacct_prints_is_read_back(written: list[Job]) -> None:
+    read = read_accounting("".join(in_accounting(job) + "\n" for job in written))
+    assert read.keys() == {job.id for job in written}
+    for job_id, starts in read.items():
+        began = [job.starts_at if job.starts_at is not None else float("inf") for job in starts]
+        assert began == sorted(began)
+        assert sorted(map(repr, starts)) == sorted(repr(job) for job in written if job.id == job_id)
+
+
+# --- scontrol and small values ----------------------------------------------------------------------------------
+
+PARTITIONS = """\
+PartitionName=spot AllowGroups=ALL Default=YES QoS=N/A DefaultTime=00:30:00 MaxNodes=UNLIMITED MaxTime=04:00:00 \
+Nodes=node[0-3] PreemptMode=REQUEUE State=UP TotalCPUs=32 TotalNodes=4 JobDefaults=(null) \
+TRES=cpu=32,mem=62.50G,node=4,billing=32,gres/gpu=8
+PartitionName=ondemand Default=NO MaxTime=UNLIMITED TRES=cpu=32
+"""
+
+
+def test_partitions_are_read_with_their_fields() -> None:
+    partitions = read_partitions(PARTITIONS)
+    assert list(partitions) == ["spot", "ondemand"]
+    assert partitions["spot"]["MaxTime"] == "04:00:00"
+    assert partitions["spot"]["TRES"] == "cpu=32,mem=62.50G,node=4,billing=32,gres/gpu=8"
+    assert partitions["ondemand"] == {
+        "PartitionName": "ondemand", "Default": "NO", "MaxTime": "UNLIMITED", "TRES": "cpu=32",
+    }  # fmt: skip
+
+
+@given(st.text())
+def test_no_text_of_scontrol_is_an_error(text: str) -> None:
+    read_partitions(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("5", 300.0),
+        ("5:30", 330.0),
+        ("04:00:00", 14400.0),
+        ("1-02:03:00", 93780.0),
+        ("1-02:03", 93780.0),
+        ("2-0", 172800.0),
+        ("0:00", 0.0),
+        ("UNLIMITED", None),
+        ("NONE", None),
+        ("INVALID", None),
+        ("", None),
+        ("1-", None),
+        ("-5", None),
+        ("1:2:3:4", None),
+        ("4 h", None),
+    ],
+)
+def test_a_duration_is_read_as_slurm_writes_it(text: str, seconds: float | None) -> None:
+    assert read_duration(text) == seconds
+
+
+@given(st.text() | st.text(st.sampled_from("0123456789-: ")))
+def test_no_text_of_a_duration_is_an_error(text: str) -> None:
+    read = read_duration(text)
+    assert read is None or isinstance(read, float)
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("cpu", 32), ("gres/gpu", 8), ("gres/gpu:a100", 4), ("mem", None), ("gres", None), ("", None)]
+)
+def test_a_resource_is_counted_by_its_whole_name(name: str, count: int | None) -> None:
+    assert count_of("cpu=32,mem=62.50G,gres/gpu=8,gres/gpu:a100=4", name) == count

@@ -1,0 +1,330 @@
+"""Asking Slurm: how often, with which words, in which environment, and what an answer that fails is."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.slurm import command
+from slurmtrain.slurm.command import ask, complaint, environment, found
+from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, Job, queue_format
+from slurmtrain.slurm.scheduler import Scheduler, job_of_run
+
+ROW = "7|FAILED|1:0|100|200|300|30|node0|digits-r1\n"
+
+
+def line(job_id: str = "7", state: str = "RUNNING") -> str:
+    cells = {"JobArrayID": job_id, "State": state, "Name": "digits-r1"}
+    return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    fake.says("squeue", line())
+    fake.says("sacct", ROW)
+    fake.says("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00\n")
+    return fake
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "squeue.json"
+
+
+def once() -> Scheduler:
+    """As a command has it that looks once."""
+    return Scheduler(math.inf, None)
+
+
+# --- squeue -----------------------------------------------------------------------------------------------------
+
+
+def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: FakeSlurm) -> None:
+    asked = once()
+    before = time.time()
+    queues = [asked.queue() for _ in range(5)]
+    assert queues[0].answered
+    assert queues[0].jobs["7"].state == "RUNNING"
+    assert before <= queues[0].at <= time.time()
+    assert all(queue is queues[0] for queue in queues)
+    [call] = slurm.calls("squeue")
+    assert call.args == ["--me", "--noheader", "--array", "--states=all", f"--Format={queue_format()}"]
+
+
+def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, now = Scheduler(10.0, None), time.time()
+    asked.queue()
+    monkeypatch.setattr(time, "time", lambda: now + 9.0)
+    asked.queue()
+    assert len(slurm.calls("squeue")) == 1
+    monkeypatch.setattr(time, "time", lambda: now + 11.0)
+    asked.queue()
+    assert len(slurm.calls("squeue")) == 2
+
+
+def test_commands_that_look_again_share_squeues_answer(slurm: FakeSlurm, cache: Path) -> None:
+    first, second = Scheduler(60.0, cache).queue(), Scheduler(60.0, cache).queue()
+    assert (first.jobs, first.at) == (second.jobs, second.at)
+    assert len(slurm.calls("squeue")) == 1
+
+
+def test_an_old_shared_answer_is_asked_for_anew_and_shared_again(
+    slurm: FakeSlurm, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scheduler(60.0, cache).queue()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + 61.0)
+    slurm.says("squeue", line(state="COMPLETING"))
+    for _ in range(2):
+        assert Scheduler(60.0, cache).queue().jobs["7"].state == "COMPLETING"
+    assert len(slurm.calls("squeue")) == 2
+
+
+def test_an_answer_from_the_future_is_not_believed(
+    slurm: FakeSlurm, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Scheduler(60.0, cache).queue()
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 100.0)
+    Scheduler(60.0, cache).queue()
+    assert len(slurm.calls("squeue")) == 2
+
+
+@pytest.mark.parametrize("text", ["", "garbage", "[]", "{}", '{"at": "x", "squeue": ""}', '{"at": 1e99, "squeue": 7}'])
+def test_a_shared_answer_that_cannot_be_read_is_asked_for_anew(slurm: FakeSlurm, cache: Path, text: str) -> None:
+    cache.write_text(text)
+    assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
+    assert json.loads(cache.read_text())["squeue"] == line()
+
+
+def test_an_answer_that_cannot_be_shared_is_an_answer(slurm: FakeSlurm, tmp_path: Path) -> None:
+    (tmp_path / "a file").touch()
+    for cache in (tmp_path / "no such directory" / "c.json", tmp_path / "a file" / "c.json"):
+        assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
+
+
+def test_a_command_that_looks_once_leaves_no_file_behind(slurm: FakeSlurm, tmp_path: Path) -> None:
+    once().queue()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
+
+
+def test_after_a_change_everything_is_asked_for_anew(slurm: FakeSlurm) -> None:
+    asked = once()
+    asked.queue()
+    asked.accounting({"7"}, False, 0.0)
+    asked.forget()
+    slurm.says("squeue", line("8"))
+    assert asked.queue().jobs.keys() == {"8"}
+    asked.accounting({"7"}, False, 0.0)
+    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (2, 2)
+
+
+def test_after_a_change_the_shared_answer_from_before_it_is_not_believed(slurm: FakeSlurm, cache: Path) -> None:
+    asked = Scheduler(60.0, cache)
+    asked.queue()
+    slurm.says("squeue", line("8"))
+    asked.forget()
+    assert asked.queue().jobs.keys() == {"8"}
+    assert asked.queue().jobs.keys() == {"8"}
+    assert Scheduler(60.0, cache).queue().jobs.keys() == {"8"}
+    assert len(slurm.calls("squeue")) == 2
+
+
+def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm: FakeSlurm, cache: Path) -> None:
+    slurm.fails("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
+    asked = Scheduler(60.0, cache)
+    queues = [asked.queue() for _ in range(3)]
+    assert not queues[0].answered
+    assert queues[0].problem == "squeue: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    assert queues[0].jobs == {}
+    assert len(slurm.calls("squeue")) == 1
+    assert not cache.exists()
+
+
+# --- sacct ------------------------------------------------------------------------------------------------------
+
+
+def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slurm: FakeSlurm) -> None:
+    asked = once()
+    since = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
+    accounting = asked.accounting({"9", "7"}, False, since)
+    assert accounting.answered
+    assert [job.state for job in accounting.starts["7"]] == ["FAILED"]
+    [call] = slurm.calls("sacct")
+    assert call.args == [
+        "--parsable2",
+        "--noheader",
+        "--duplicates",
+        f"--user={os.getuid()}",
+        f"--format={','.join(ACCOUNTING_FIELDS)}",
+        "--starttime=2026-11-21T11:00:00",
+        "--jobs=7,9",
+    ]
+
+
+def test_sacct_is_asked_once_by_a_command_that_looks_once(slurm: FakeSlurm) -> None:
+    asked = once()
+    asked.accounting({"7"}, False, 0.0)
+    asked.accounting({"7", "8"}, False, 0.0)
+    assert len(slurm.calls("sacct")) == 1
+
+
+def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(slurm: FakeSlurm, cache: Path) -> None:
+    asked = Scheduler(60.0, cache)
+    for wanted in ({"7", "8"}, {"7"}, {"8"}):
+        asked.accounting(wanted, False, 0.0)
+    assert len(slurm.calls("sacct")) == 1
+    asked.accounting({"9"}, False, 0.0)
+    assert len(slurm.calls("sacct")) == 2
+
+
+def test_jobs_that_are_to_be_found_by_name_are_all_asked_for(slurm: FakeSlurm) -> None:
+    once().accounting({"7"}, True, 0.0)
+    assert not any(argument.startswith("--jobs") for argument in slurm.calls("sacct")[0].args)
+
+
+def test_jobs_that_are_too_many_to_list_are_all_asked_for(slurm: FakeSlurm) -> None:
+    once().accounting({str(number) for number in range(1001)}, False, 0.0)
+    assert not any(argument.startswith("--jobs") for argument in slurm.calls("sacct")[0].args)
+
+
+@pytest.mark.parametrize(
+    "said", ["Slurm accounting storage is disabled\n", "sacct: error: SLURM ACCOUNTING STORAGE IS DISABLED\n"]
+)
+def test_a_site_without_accounting_has_answered(slurm: FakeSlurm, said: str) -> None:
+    slurm.fails("sacct", said)
+    accounting = once().accounting({"7"}, False, 0.0)
+    assert accounting.absent
+    assert accounting.answered
+    assert accounting.problem
+
+
+def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: FakeSlurm) -> None:
+    slurm.fails("sacct", "sacct: error: slurm_persist_conn_open: Connection refused\n")
+    asked = once()
+    for _ in range(3):
+        accounting = asked.accounting({"7"}, False, 0.0)
+    assert (accounting.answered, accounting.absent, accounting.starts) == (False, False, {})
+    assert accounting.problem == "sacct: slurm_persist_conn_open: Connection refused"
+    assert len(slurm.calls("sacct")) == 1
+
+
+# --- scontrol ---------------------------------------------------------------------------------------------------
+
+
+def test_partitions_are_asked_for_once(slurm: FakeSlurm) -> None:
+    asked = once()
+    assert asked.partitions() == asked.partitions()
+    assert asked.partitions()["spot"]["MaxTime"] == "1:00:00"
+    assert [call.args for call in slurm.calls("scontrol")] == [["--oneliner", "show", "partition"]]
+
+
+def test_partitions_that_nobody_tells_are_an_error(slurm: FakeSlurm) -> None:
+    slurm.fails("scontrol", "slurm_load_partitions error: Unable to contact slurm controller\n")
+    with pytest.raises(SlurmDown, match="scontrol: slurm_load_partitions error: Unable to contact"):
+        once().partitions()
+
+
+# --- the commands' environment ----------------------------------------------------------------------------------
+
+SCRUBBED = {
+    "SQUEUE_FORMAT": "%i",
+    "SQUEUE_SORT": "u",
+    "SACCT_FORMAT": "jobid",
+    "SCANCEL_INTERACTIVE": "1",
+    "SLURM_JOB_ID": "99",
+    "SLURM_CLUSTERS": "other",
+    "SLURM_JSON": "x",
+    "SLURMTRAIN_JOB_ID": "99",
+}
+
+
+def test_what_would_change_an_answer_is_kept_from_slurms_commands(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**SCRUBBED, "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
+    monkeypatch.setenv("SLURM_JWT", "t")
+    asked = once()
+    asked.queue()
+    asked.accounting({"7"}, False, 0.0)
+    asked.partitions()
+    for name in ("squeue", "sacct", "scontrol"):
+        env = slurm.calls(name)[0].env
+        assert not env.keys() & SCRUBBED.keys()
+        assert (env["SLURM_CONF"], env["SLURM_JWT"]) == ("/etc/slurm/slurm.conf", "t")
+        assert (env["SLURM_TIME_FORMAT"], env["LC_ALL"]) == ("%s", "C.UTF-8")
+        assert env["PATH"] == os.environ["PATH"]
+
+
+def test_the_environment_of_this_process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    environment()
+    assert os.environ["SQUEUE_FORMAT"] == "%i"
+
+
+# --- a command that fails ---------------------------------------------------------------------------------------
+
+
+def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: FakeSlurm) -> None:
+    (slurm.path / "squeue").write_text("#!/bin/sh\nprintf 'a\\377b\\n'\n")
+    assert ask("squeue") == "a\ufffdb\n"
+
+
+def test_a_command_that_is_not_there_says_so(slurm: FakeSlurm) -> None:
+    (slurm.path / "sacct").unlink()
+    assert found("squeue")
+    assert not found("sacct")
+    with pytest.raises(SlurmDown, match="there is no sacct on this machine's PATH"):
+        ask("sacct")
+    assert "there is no sacct" in once().accounting({"7"}, False, 0.0).problem
+
+
+def test_a_command_that_fails_without_a_word_tells_its_exit_code(slurm: FakeSlurm) -> None:
+    slurm.says("squeue", code=3)
+    with pytest.raises(SlurmDown, match=r"squeue: exit code 3"):
+        ask("squeue")
+
+
+def test_a_command_that_does_not_answer_is_given_up(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_TIMEOUT_S", 0.2)
+    slurm.says("squeue", until=tmp_path / "never")
+    assert "squeue did not answer within" in once().queue().problem
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([], ""),
+        (["", "  "], ""),
+        (["sbatch: error: Batch job submission failed: Invalid qos"], "Batch job submission failed: Invalid qos"),
+        (["sbatch: error: a", "sbatch: note", "sbatch: error: b"], "a; b"),
+        (["sbatch: error: a", "sbatch: error: a"], "a"),
+        (["  something else ", "and more"], "something else; and more"),
+    ],
+)
+def test_a_complaint_is_the_errors_or_everything_that_was_said(said: list[str], told: str) -> None:
+    assert complaint(said) == told
+
+
+# --- jobs by name -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_finds_its_job_by_the_runs_id_at_the_end_of_the_jobs_name() -> None:
+    names = {"1": "digits-other", "2": "x-r1", "3": "r1-x", "4": "x-r1"}
+    jobs = {job_id: Job(id=job_id, name=name, state="RUNNING") for job_id, name in names.items()}
+    assert job_of_run(jobs, "r1", {"2"}) == "4"
+    assert job_of_run(jobs, "r1", {"2", "4"}) is None
+    assert job_of_run({}, "r1", set()) is None

@@ -1,0 +1,47 @@
+"""Runs on a real Slurm cluster, which is started for these tests and ended after them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.cluster import Cluster, ClusterSite, Person, ordinary_person
+
+
+@pytest.fixture(scope="session")
+def person() -> Iterator[Person]:
+    """An ordinary user."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can start a Slurm cluster on this machine")
+    with ordinary_person() as someone:
+        yield someone
+
+
+@pytest.fixture(scope="session")
+def running_cluster(person: Person) -> Iterator[Cluster]:
+    """The cluster, for the whole session."""
+    started = Cluster()
+    try:
+        started.up()
+        yield started
+    finally:
+        started.script("down", check=False)
+
+
+@pytest.fixture
+def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster, all nodes idle before and after."""
+    yield running_cluster
+    running_cluster.quiet()
+
+
+@pytest.fixture
+def site(cluster: Cluster, person: Person) -> Iterator[ClusterSite]:
+    """A fresh runs root of the ordinary user's."""
+    with tempfile.TemporaryDirectory(prefix="site-", dir=person.home) as name:
+        path = Path(name)
+        os.chown(path, person.uid, person.gid)
+        yield ClusterSite(path, cluster, person)

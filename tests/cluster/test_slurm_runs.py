@@ -1,0 +1,210 @@
+"""Runs on a real cluster, from submission to their end."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers.cluster import Cluster, ClusterSite
+from helpers.site import until
+
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+LONG = {"steps": 100000, "step_ms": 20}
+
+
+def test_a_run_of_two_nodes_trains_and_tells_where(site: ClusterSite) -> None:
+    spec = site.spec(params={"steps": 10}, resources={"nodes": 2, "procs_per_node": 2, "time": "00:10:00"})
+    run_id = site.submit(spec, "--wait")
+    run = site.show(run_id)
+    assert (run["state"], run["step"], run["executor"]) == ("completed", 10, "slurm")
+    [attempt] = run["attempts"]
+    assert [node.startswith("node") for node in attempt["nodes"]] == [True, True]
+    assert attempt["nodes"][0] != attempt["nodes"][1]
+    assert not attempt["master_addr"].startswith("127.")
+    assert attempt["master_port"] > 0
+    assert set(attempt["interfaces"]) == set(attempt["nodes"])
+    assert attempt["started_at"] < attempt["ended_at"]
+    logs = site.call("logs", run_id).stdout
+    assert {f"[1/rank {rank}]" for rank in range(4)} == {line.split("]")[0] + "]" for line in logs.splitlines()}
+
+
+def test_digits_reaches_97_percent_over_two_nodes(site: ClusterSite) -> None:
+    spec = site.person.code / "experiments" / "digits" / "digits.yaml"
+    run_id = site.submit(spec, "resources.nodes=2", f"workdir={site.person.code}", "--wait")
+    run = site.show(run_id)
+    assert run["state"] == "completed"
+    assert max(value for name, value in run["metrics"].items() if "accuracy" in name) >= 0.97
+    assert len(run["attempts"][0]["nodes"]) == 2
+
+
+def test_three_runs_at_once_on_shared_nodes_do_not_disturb_each_other(site: ClusterSite) -> None:
+    resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
+    slurm = {"nodelist": "node0,node1"}
+    specs = [site.spec(f"r{i}", params={"steps": 20, "seed": i}, resources=resources, slurm=slurm) for i in range(3)]
+    runs = [site.submit(spec) for spec in specs]
+    site.call("wait", *runs)
+    shown = [site.show(run_id) for run_id in runs]
+    assert [run["state"] for run in shown] == ["completed"] * 3
+    assert [run["step"] for run in shown] == [20] * 3
+    assert {node for run in shown for node in run["attempts"][0]["nodes"]} == {"node0", "node1"}
+
+
+def test_gpus_of_a_node_reach_its_ranks(site: ClusterSite) -> None:
+    spec = site.path / "gpus.yaml"
+    spec.write_text(
+        'command: \'python -c "import os; print(os.environ[\\"CUDA_VISIBLE_DEVICES\\"])"\'\n'
+        "resources: {nodes: 2, gpus_per_node: 2, time: '00:05:00'}\n"
+        "tracking: {mlflow: {enabled: false}}\n"
+    )
+    run_id = site.submit(spec, "--wait")
+    logs = site.call("logs", run_id).stdout.splitlines()
+    assert sorted(logs) == [f"[1/rank {rank}] 0,1" for rank in range(4)]
+
+
+def test_a_running_run_is_cancelled_with_what_it_has_saved(site: ClusterSite, cluster: Cluster) -> None:
+    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 2, "procs_per_node": 1}))
+    site.until_step(run_id, 5)
+    job = site.job(run_id)
+    site.call("cancel", run_id)
+    run = site.show(run_id)
+    assert (run["state"], run["lost_steps"]) == ("cancelled", 0)
+    assert run["checkpoint"]["step"] == run["step"] >= 5
+    until(lambda: job not in cluster.jobs(), "the end of the job")
+
+
+def test_a_run_goes_on_where_it_was_cancelled(site: ClusterSite) -> None:
+    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
+    site.until_step(run_id, 5)
+    site.call("cancel", run_id)
+    saved = site.show(run_id)["step"]
+    site.call("resume", run_id, f"params.steps={saved + 5}", "--wait")
+    run = site.show(run_id)
+    assert (run["state"], run["step"]) == ("completed", saved + 5)
+    assert [attempt["first_step"] for attempt in run["attempts"]] == [0, saved]
+    assert run["attempts"][0]["job_id"] != run["attempts"][1]["job_id"]
+
+
+def test_a_pending_run_says_why_it_waits_and_is_cancelled(site: ClusterSite, cluster: Cluster) -> None:
+    blocker = cluster.slurm("sbatch", "--parsable", "--exclusive", "--nodes=4", "--time=10", "--wrap=sleep 600").strip()
+    until(lambda: cluster.state(blocker) == "RUNNING", "the blocking job")
+    run_id = site.submit(site.spec(resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}))
+    run = until(lambda: (r := site.status(run_id))["pending"]["code"] in ("Resources", "Priority") and r, "a reason")
+    assert run["state"] == "pending"
+    assert any(words in run["reason"] for words in ("are busy", "higher priority"))
+    until(lambda: site.status(run_id)["pending"]["estimated_start"], "Slurm's estimate")
+    assert "estimated start" in site.status(run_id)["reason"]
+    assert site.call("cancel", run_id).stderr.startswith(f"run {run_id} is cancelled")
+    assert site.show(run_id)["attempts"][0]["cause"] == "cancelled"
+    assert site.show(run_id)["attempts"][0]["nodes"] == []
+
+
+def test_a_crash_on_one_node_ends_the_others_and_is_told(site: ClusterSite, cluster: Cluster) -> None:
+    params = {**LONG, "crash_rank": 1, "crash_step": 3}
+    run_id = site.submit(site.spec(params=params, resources={"nodes": 2, "procs_per_node": 1}), "--wait", code=1)
+    run = site.show(run_id)
+    assert run["state"] == "failed"
+    assert run["reason"].startswith("rank 1 exited with code 1: ValueError")
+    until(lambda: not cluster.jobs(), "the end of the job")
+
+
+def test_a_run_that_was_killed_without_a_word_is_closed_by_what_slurm_says(site: ClusterSite, cluster: Cluster) -> None:
+    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
+    site.until_step(run_id, 3)
+    [node] = site.show(run_id)["attempts"][0]["nodes"]
+    cluster.kill_all_of(site.person.uid, int(node.removeprefix("node")))
+    run = site.until_state(run_id, "failed", "cancelled", "lost")
+    assert run["state"] == "failed"
+    assert run["reason"].startswith("Slurm says FAILED with ")
+    [attempt] = site.show(run_id)["attempts"]
+    assert (attempt["cause"], attempt["ended_at"] is not None) == ("crash", True)
+    assert attempt["lost_steps"] == run["step"] - (run["checkpoint"] or {"step": 0})["step"]
+
+
+def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSite, cluster: Cluster) -> None:
+    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
+    site.until_step(run_id, 3)
+    cluster.slurm("scancel", site.job(run_id))
+    run = site.until_state(run_id, "cancelled", "failed", "lost")
+    assert run["state"] == "cancelled"
+    assert site.show(run_id)["checkpoint"]["step"] == run["step"]
+
+
+def test_a_node_that_dies_is_the_cause_and_the_run_goes_on_elsewhere(site: ClusterSite, cluster: Cluster) -> None:
+    params = {"steps": 400, "step_ms": 50}
+    spec = site.spec(params=params, resources={"nodes": 2, "procs_per_node": 1}, checkpoint={"every": {"steps": 10}})
+    run_id = site.submit(spec)
+    site.until_step(run_id, 15)
+    victim = int(site.show(run_id)["attempts"][0]["nodes"][1].removeprefix("node"))
+    cluster.script("kill-node", str(victim))
+    try:
+        until(lambda: len(site.show(run_id)["attempts"]) == 2, "the second attempt")
+        site.call("wait", run_id)
+    finally:
+        cluster.script("start-node", str(victim))
+    run = site.show(run_id)
+    assert (run["state"], run["step"]) == ("completed", 400)
+    first, second = run["attempts"]
+    assert (first["cause"], first["job_id"], second["restart"]) == ("node_fail", second["job_id"], 1)
+    assert f"node{victim}" not in second["nodes"]
+    assert second["first_step"] >= 10
+
+
+def test_a_job_that_ends_within_its_grace_has_completed_whatever_slurm_says(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    spec = site.path / "deaf.yaml"
+    # A script without the library, which does not mind being asked to stop, and is done a moment later.
+    spec.write_text(
+        "command: 'bash -c \"trap : TERM; echo ready; for i in 1 2 3 4 5 6; do sleep 1; done\"'\n"
+        "resources: {nodes: 1, procs_per_node: 1, time: '00:10:00'}\n"
+        "tracking: {mlflow: {enabled: false}}\n"
+    )
+    run_id = site.submit(spec)
+    until(lambda: "ready" in site.call("logs", run_id).stdout, "the script")
+    cluster.script("preempt", run_id, "--seconds", "1")
+    run = site.until_state(run_id, "completed", "failed", "cancelled", "lost")
+    assert run["state"] == "completed"
+
+
+def test_a_run_whose_directory_was_deleted_says_so(site: ClusterSite) -> None:
+    run_id = site.submit(site.spec(params={"steps": 3}), "--wait")
+    subprocess.run(["rm", "-rf", str(site.runs / run_id)], check=True)
+    assert "its directory was deleted" in site.status(run_id)["reason"]
+
+
+def test_logs_are_followed_over_attempts_with_rank_and_attempt(site: ClusterSite, cluster: Cluster) -> None:
+    spec = site.path / "twice.yaml"
+    spec.write_text(
+        'command: \'python -c "import os, time; print(os.environ[\\"SLURMTRAIN_ATTEMPT\\"], flush=True); '
+        'time.sleep(0 if os.environ[\\"SLURMTRAIN_ATTEMPT\\"] == \\"2\\" else 600)"\'\n'
+        "resources: {nodes: 1, procs_per_node: 2, time: '00:10:00'}\n"
+        "tracking: {mlflow: {enabled: false}}\n"
+    )
+    run_id = site.submit(spec)
+    until(lambda: site.call("logs", run_id).stdout.count("\n") == 2, "the first attempt")
+    follower = site.start("logs", "-f", run_id)
+    cluster.slurm("scontrol", "requeue", site.job(run_id))
+    out, _ = follower.communicate(timeout=180)
+    assert follower.returncode == 0
+    expected = [f"[{attempt}/rank {rank}] {attempt}" for attempt in (1, 2) for rank in (0, 1)]
+    assert sorted(out.splitlines()) == expected
+
+
+# What a script names that this cluster has not, or has less of, is taken back on the command line; it reads all lines.
+_TAKEN_BACK = {
+    "one-node": [],
+    "setup-lines": [],
+    "four-nodes": ["--account=research", "--reservation=", "--mem=1000", "--cpus-per-task=1", "--time=60"],
+    "odd-characters": ["--constraint=", "--licenses="],
+}
+
+
+@pytest.mark.parametrize("name", sorted(_TAKEN_BACK))
+def test_slurm_takes_the_golden_scripts(site: ClusterSite, name: str) -> None:
+    script = site.path / f"{name}.sh"
+    script.write_text((GOLDEN / f"{name}.sh").read_text())
+    command = ["sbatch", "--test-only", *_TAKEN_BACK[name], str(script)]
+    done = subprocess.run(command, env=site.environment(), capture_output=True, text=True, **site.identity)
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr

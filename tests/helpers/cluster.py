@@ -1,0 +1,311 @@
+"""A real Slurm cluster on this machine, and a person who may use it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.site import PATIENCE_S, SCRIPTS, Site, until
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+NAME = "slurmtrain-test"
+USER = "slurmtrain-test"
+NODES = 4
+GPUS = 2
+GRACE_S = 10
+# What scripts/cluster exits with where a machine cannot host a cluster at all.
+CANNOT = 3
+
+
+class Cluster:
+    """The cluster that ``scripts/cluster`` makes, for one session of tests."""
+
+    def __init__(self, name: str = NAME) -> None:
+        self.name = name
+        self.conf = ""
+
+    def script(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Run ``scripts/cluster``."""
+        done = subprocess.run(
+            ["/usr/bin/env", "python3", str(REPOSITORY / "scripts" / "cluster"), *arguments, "--name", self.name],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert not check or done.returncode == 0, f"cluster {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done
+
+    def up(self) -> None:
+        """Start it, or skip, saying why this machine cannot have one."""
+        done = self.script(
+            "up", "--nodes", str(NODES), "--gpus", str(GPUS), "--grace", str(GRACE_S), "--user", USER, check=False
+        )
+        if done.returncode == CANNOT:
+            pytest.skip(f"no Slurm cluster here: {done.stderr.strip().splitlines()[-1]}")
+        assert done.returncode == 0, done.stdout + done.stderr
+        self.conf = self.script("env").stdout.split("SLURM_CONF=", 1)[1].split()[0].strip("'\"")
+
+    def slurm(self, *command: str, check: bool = True) -> str:
+        """One of Slurm's commands, as root."""
+        environ = {**os.environ, "SLURM_CONF": self.conf, "SLURM_TIME_FORMAT": "%s"}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
+        return done.stdout
+
+    def jobs(self, *states: str) -> dict[str, str]:
+        """Names of all jobs in these states, by default of those that are not over, by id."""
+        chosen = ",".join(states) or "PENDING,RUNNING,COMPLETING,SUSPENDED,CONFIGURING"
+        lines = self.slurm("squeue", "--noheader", f"--states={chosen}", "--format=%i|%j").splitlines()
+        return dict(line.split("|", 1) for line in lines)
+
+    def state(self, job_id: str) -> str:
+        """What squeue says of a job right now."""
+        return self.slurm("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T").strip()
+
+    def pids(self, node: int) -> list[int]:
+        """Processes on a node."""
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        names = [line.split()[0] for line in listed.splitlines() if line.split()[0].endswith(f"node{node}")]
+        for name in names:
+            pids = [
+                int(pid)
+                for pid in subprocess.run(
+                    ["ip", "netns", "pids", name], capture_output=True, text=True, check=True
+                ).stdout.split()
+            ]
+            if any(self._is_mine(pid) for pid in pids):
+                return pids
+        raise AssertionError(f"no namespace of node {node} in {names}")
+
+    def _is_mine(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return (
+                self.conf.encode()
+                in Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+            )
+        return False
+
+    def daemon(self, name: str) -> int:
+        """The pid of a daemon of this cluster's that runs outside its nodes."""
+        for path in Path("/proc").glob("[0-9]*/comm"):
+            with contextlib.suppress(OSError):
+                if path.read_text().strip() == name and self._is_mine(int(path.parent.name)):
+                    return int(path.parent.name)
+        raise AssertionError(f"there is no {name}")
+
+    def kill_all_of(self, uid: int, node: int) -> None:
+        """SIGKILL every process of a user on a node."""
+        for pid in self.pids(node):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}").stat().st_uid == uid:
+                    os.kill(pid, signal.SIGKILL)
+
+    def slurmd(self, node: int) -> int:
+        """The pid of a node's slurmd."""
+        return next(pid for pid in self.pids(node) if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmd")
+
+    def hide(self, path: Path, node: int) -> None:
+        """Make a directory look empty on one node, as one that is not shared does, until the node is started again."""
+        nsenter = ["nsenter", f"--mount=/proc/{self.slurmd(node)}/ns/mnt"]
+        subprocess.run([*nsenter, "mount", "-t", "tmpfs", "none", str(path)], check=True)
+
+    def unhide(self, path: Path, node: int) -> None:
+        """Undo :meth:`hide`."""
+        subprocess.run(["nsenter", f"--mount=/proc/{self.slurmd(node)}/ns/mnt", "umount", str(path)], check=True)
+
+    def quiet(self) -> None:
+        """End all jobs, and wait until every node is idle."""
+        self.slurm("scancel", "--state=PENDING", f"--user={USER}")
+        self.slurm("scancel", f"--user={USER}")
+        self.slurm("scancel", "--user=root")
+        until(lambda: not self.jobs(), "the end of all jobs")
+        until(self._all_idle, "all nodes idle")
+
+    def _all_idle(self) -> bool:
+        states = self.slurm("sinfo", "--noheader", "--Node", "--partition=spot", "--format=%T").split()
+        return states == ["idle"] * NODES
+
+
+@dataclass(frozen=True)
+class Person:
+    """An ordinary user, with a directory and a Python that the nodes can read too."""
+
+    name: str
+    home: Path
+    python: Path
+    code: Path
+
+    @property
+    def uid(self) -> int:
+        return pwd.getpwnam(self.name).pw_uid
+
+    @property
+    def gid(self) -> int:
+        return pwd.getpwnam(self.name).pw_gid
+
+
+class ClusterSite(Site):
+    """A directory on the cluster in which to call slurmtrain as an ordinary user would."""
+
+    def __init__(self, path: Path, cluster: Cluster, person: Person) -> None:
+        super().__init__(path)
+        self.cluster = cluster
+        self.person = person
+        self.python = str(person.python)
+        self.scripts = person.code / "scripts"
+        self.identity = {"user": person.uid, "group": person.gid, "extra_groups": []}
+
+    def environment(self) -> dict[str, str]:
+        inherited = {name: os.environ[name] for name in ("LANG", "LC_ALL", "TERM") if name in os.environ}
+        return {
+            **inherited,
+            "HOME": str(self.person.home),
+            "USER": self.person.name,
+            "LOGNAME": self.person.name,
+            "PATH": f"{self.person.python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "PYTHONPATH": str(self.person.code),
+            "SLURM_CONF": self.cluster.conf,
+            "SLURMTRAIN_RUNS": str(self.runs),
+            "SLURMTRAIN_SLURM_INTERVAL": "10",
+        }
+
+    def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
+        """Begin a slurmtrain command, whose output can be read."""
+        return subprocess.Popen(
+            [self.python, "-m", "slurmtrain", *arguments],
+            cwd=self.path,
+            env={**self.environment(), **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            **self.identity,
+        )
+
+    def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
+        """Submit a spec to the cluster; returns the run's id."""
+        return str(self.json("submit", str(spec), "--executor", "slurm", *arguments, **more)["runs"][0]["id"])
+
+    def job(self, run_id: str) -> str:
+        """The id of the run's newest job, by the run's own journals."""
+        return str(self.json("status", run_id)["runs"][0]["job_id"])
+
+    def until_step(self, run_id: str, step: int) -> None:
+        """Wait until a run has finished this step."""
+        until(lambda: self.step(run_id) >= step, f"step {step} of {run_id}")
+
+    def until_state(self, run_id: str, *states: str) -> dict[str, Any]:
+        """Wait until a run is in one of these states, and return it."""
+
+        def look() -> dict[str, Any] | None:
+            run = self.status(run_id)
+            return run if run["state"] in states else None
+
+        answer: dict[str, Any] = until(look, f"run {run_id} {' or '.join(states)}")
+        return answer
+
+
+@contextlib.contextmanager
+def ordinary_person() -> Iterator[Person]:
+    """Make the user, a copy of the code that everybody can read, and a Python likewise; all of it goes again."""
+    base = Path(tempfile.mkdtemp(prefix="slurmtrain-test-", dir="/var/tmp"))
+    base.chmod(0o755)
+    made_user = _make_user(base / "home")
+    try:
+        code = _copy_code(base / "code")
+        with _public_python(base, code) as python:
+            yield Person(USER, base / "home", python, code)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+        if made_user:
+            subprocess.run(["userdel", USER], check=False, capture_output=True)
+
+
+def _make_user(home: Path) -> bool:
+    try:
+        pwd.getpwnam(USER)
+        new = False
+    except KeyError:
+        subprocess.run(["useradd", "--no-create-home", "--home-dir", str(home), USER], check=True, capture_output=True)
+        new = True
+    home.mkdir()
+    entry = pwd.getpwnam(USER)
+    os.chown(home, entry.pw_uid, entry.pw_gid)
+    return new
+
+
+def _copy_code(target: Path) -> Path:
+    """The package, the templates and the scripts, readable by everybody."""
+    for name in ("slurmtrain", "templates", "experiments"):
+        shutil.copytree(REPOSITORY / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SCRIPTS, target / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    subprocess.run(["chmod", "-R", "go+rX", str(target)], check=True)
+    return target
+
+
+@contextlib.contextmanager
+def _public_python(base: Path, code: Path) -> Iterator[Path]:
+    """An interpreter with this one's packages that the user may execute: this one, or else the distribution's."""
+    if _works(Path(sys.executable), code):
+        yield Path(sys.executable)
+        return
+    packages = next(Path(entry) for entry in sys.path if entry.endswith("site-packages"))
+    python = _other_python(base / "venv", packages)
+    if python is not None and _works(python, code):
+        yield python
+        return
+    place = base / "packages"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "--bind", str(packages), str(place)], capture_output=True).returncode == 0
+    try:
+        shutil.rmtree(base / "venv", ignore_errors=True)
+        python = _other_python(base / "venv", place) if mounted else None
+        if python is None or not _works(python, code):
+            pytest.skip(f"an ordinary user cannot execute {sys.executable}, and /usr/bin/python3 is no stand-in for it")
+        yield python
+    finally:
+        if mounted:
+            subprocess.run(["umount", "--lazy", str(place)], check=True)
+
+
+def _other_python(venv: Path, packages: Path) -> Path | None:
+    """A virtual environment of the distribution's Python, of the same version, that uses these packages."""
+    ask = ["/usr/bin/python3", "-c", "import sys; print(sys.version_info[:2])"]
+    said = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
+    if said != str(sys.version_info[:2]):
+        return None
+    subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(venv)], check=True)
+    [own] = venv.glob("lib/python*/site-packages")
+    (own / "packages.pth").write_text(f"{packages}\n")
+    subprocess.run(["chmod", "-R", "go+rX", str(venv)], check=True)
+    return venv / "bin" / "python"
+
+
+def _works(python: Path, code: Path) -> bool:
+    entry = pwd.getpwnam(USER)
+    try:
+        done = subprocess.run(
+            [str(python), "-c", "import click, submitit, slurmtrain"],
+            env={"PYTHONPATH": str(code), "PATH": "/usr/bin:/bin"},
+            cwd="/",
+            capture_output=True,
+            user=entry.pw_uid,
+            group=entry.pw_gid,
+            extra_groups=[],
+        )
+    except OSError:
+        return False
+    return done.returncode == 0

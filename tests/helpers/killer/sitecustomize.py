@@ -1,0 +1,76 @@
+"""Kills a command at a chosen effect: put this directory on PYTHONPATH.
+
+An effect is what another process could see, or what must not be lost: opening a file of the runs root for writing, a
+write, an fsync, a rename, a new or a removed directory entry, a subprocess, a commit of SQLite. KILL_AT=N dies by
+SIGKILL right before the N-th, counted from 1; KILL_LOG names a file that gets a line an effect. KILL_IN says which
+program is meant: the module that ``python -m`` runs.
+"""
+
+import os
+import pathlib
+import signal
+import sqlite3
+import sqlite3.dbapi2
+import sys
+
+_CHANGES = {
+    "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate", "subprocess.Popen",
+    "os.posix_spawn",
+}  # fmt: skip
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class _Killer:
+    def __init__(self) -> None:
+        self.at = int(os.environ.get("KILL_AT", "0"))
+        self.log = os.environ.get("KILL_LOG")
+        self.root = os.environ["KILL_ROOT"]
+        self.count = 0
+        self.busy = False
+
+    def effect(self, what: str) -> None:
+        if self.busy:
+            return
+        self.busy = True
+        self.count += 1
+        if self.log:
+            with pathlib.Path(self.log).open("a") as file:
+                file.write(f"{self.count} {what}\n")
+        if self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.busy = False
+
+    def audit(self, event: str, arguments: tuple) -> None:
+        if event == "open":
+            path, _, flags = arguments
+            if isinstance(path, (str, os.PathLike)) and flags & _WRITING and str(path).startswith(self.root):
+                self.effect(f"open {path}")
+        elif event in _CHANGES:
+            self.effect(f"{event} {arguments[0]}")
+
+
+def _watch(killer: _Killer) -> None:
+    write, fsync, connect = os.write, os.fsync, sqlite3.dbapi2.connect
+
+    def killing_write(handle: int, data: bytes) -> int:
+        killer.effect(f"write {bytes(data[:60])!r}")
+        return write(handle, data)
+
+    def killing_fsync(handle: int) -> None:
+        killer.effect("fsync")
+        fsync(handle)
+
+    class Connection(sqlite3.Connection):
+        def commit(self) -> None:
+            killer.effect("commit")
+            super().commit()
+
+    os.write, os.fsync = killing_write, killing_fsync
+    sqlite3.dbapi2.connect = sqlite3.connect = lambda *args, **kwargs: connect(
+        *args, **{**kwargs, "factory": Connection}
+    )
+    sys.addaudithook(killer.audit)
+
+
+if os.environ.get("KILL_IN") and sys.orig_argv[1:3] == ["-m", os.environ["KILL_IN"]]:
+    _watch(_Killer())

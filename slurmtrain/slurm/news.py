@@ -72,7 +72,8 @@ def _of_queue(known: Mapping[int, Attempt], job: Job, newest: Attempt, settled: 
         if restart in settled or (attempt is not None and attempt.confirmed):
             return []
         return [_observed(job, newest.job_id, restart, "squeue")]
-    if attempt is None or attempt.absent_since is not None or not attempt.handed_over:
+    reappeared = attempt is not None and attempt.absent_since is not None and not _is_over(attempt)
+    if attempt is None or reappeared or not attempt.handed_over:
         return [_observed(job, newest.job_id, restart, "squeue")]
     return []
 

@@ -11,6 +11,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+@pytest.hookimpl(tryfirst=True)  # the plugin that groups them looks at the marks in a hook of the same name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run side by side keep together by file, and all those of the cluster by the cluster."""
     for item in items:

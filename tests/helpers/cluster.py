@@ -20,8 +20,9 @@ import pytest
 from helpers.site import PATIENCE_S, SCRIPTS, Site, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-NAME = "slurmtrain-test"
-USER = "slurmtrain-test"
+# Those who test side by side have a cluster, and a person, each.
+NAME = f"slurmtrain-test-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+USER = NAME
 NODES = 4
 GPUS = 2
 GRACE_S = 10

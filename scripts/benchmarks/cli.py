@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
-import random
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from _measure import ROOT, Report, command, in_turns, run_quietly, say, seconds_of
+from _measure import Report, command, in_turns, run_quietly, say, seconds_of
+from _runs import SPEC, make_runs
 
-from slurmtrain.model.ids import run_id
-from slurmtrain.model.layout import RunDir, RunsRoot
-from slurmtrain.model.plan import Plan
-from slurmtrain.ops.submit import load
+from slurmtrain.model.layout import RunsRoot
 from slurmtrain.registry.store import Store
-from slurmtrain.runtime.metrics import MetricsFile
-from slurmtrain.system.files import DIRECTORY_MODE
-from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import Process, myself
 
-SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
 RUNS = 1000
 # Of those, so many are under way; the others have ended.
 UNDER_WAY = 2
-STEPS = 20
 SETTLING_S = 120.0
 BARE = ("python", "import_click", "import_sqlalchemy")
 
@@ -35,7 +25,7 @@ def run(arguments: argparse.Namespace) -> Report:
     rounds = 5 if arguments.quick else 31
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
         runs = Path(folder) / "runs"
-        make_runs(runs)
+        make_runs(runs, ended=RUNS - UNDER_WAY, running=UNDER_WAY)
         settle(runs)
         measured = {
             "python": [sys.executable, "-c", "pass"],
@@ -59,54 +49,6 @@ def run(arguments: argparse.Namespace) -> Report:
                 report.ratio(f"{name}/{bare}", times[name], times[bare])
     report.notes = ["aims: help/import_click below 1.5, status_1000/import_sqlalchemy below 1.6"]
     return report
-
-
-def make_runs(root: Path) -> None:
-    """Run directories as submit, agent and session leave them, written with their own modules."""
-    [planned] = load(SPEC, ["params.steps=20"], []).runs
-    plan = json.dumps(planned.plan.to_json(), indent=1)
-    now_ms, numbers = time.time_ns() // 1_000_000, random.Random(0)
-    for index in range(RUNS):
-        name = run_id(now_ms - (RUNS - index) * 60_000, numbers.getrandbits(10))
-        run = RunsRoot(root).run(name)
-        for folder in (run.journals, run.attempts, run.checkpoints):
-            folder.mkdir(mode=DIRECTORY_MODE, parents=True)
-        run.spec.write_text(SPEC.read_text())
-        run.plan.write_text(plan)
-        write_run(run, planned.plan, ended=index < RUNS - UNDER_WAY)
-
-
-def write_run(run: RunDir, plan: Plan, *, ended: bool) -> None:
-    """The journals of one attempt, as its writers write them but for the fsyncs."""
-    job = {"job_id": f"local-{run.id[-6:]}", "restart": 0}
-    attempt = run.attempt(job["job_id"], 0)
-    attempt.path.mkdir(mode=DIRECTORY_MODE)
-    attempt.plan.write_text(run.plan.read_text())
-    here = myself()
-    # No process of this boot started at its first clock tick, so one of the runs that have ended is never found alive.
-    process = (Process(here.host, here.boot, here.pid, 1) if ended else here).plain()
-    with Journal(run.journals / "created.jsonl", durable=False) as journal:
-        facts = {"by": "bench@here", "git": None, "overrides": []}
-        journal.write("created", name=plan.spec.name, plan_hash=plan.hash, executor="local", **facts)
-    with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        journal.write("submitting", **job, attempt=1, executor="local", overrides=[])
-        journal.write("submitted", **job, process=process)
-    with (
-        Journal(attempt.node_journal(0), durable=False) as agent,
-        Journal(attempt.rank_journal(0), durable=False) as rank,
-    ):
-        agent.write("agent", node=0, nodes=1, host=here.host, process=process, attempt=1)
-        agent.write("rendezvous", node=0, master_addr="127.0.0.1", master_port=29500, interface="lo")
-        agent.write("workers", processes={"0": process, "1": process}, resume_from=None)
-        rank.write("session", step=0, world_size=2, device="cpu")
-        rank.write("total", total_steps=STEPS)
-        metrics = MetricsFile(attempt.metrics)
-        for step in range(1, STEPS + 1 if ended else STEPS // 2):
-            metrics.write(step, {"loss": 2.3 / step, "lr": 0.05, "test_accuracy": 1 - 0.5 / step})
-        metrics.close()
-        rank.write("saved", step=STEPS // 2, path=f"checkpoints/step-{STEPS // 2}", bytes=840_000, seconds=0.02)
-        if ended:
-            agent.write("end", cause="completed", reason="", failed_at=None, failures=[])
 
 
 def settle(runs: Path) -> None:

@@ -7,6 +7,7 @@ everything else, and the states of random number generators, once a rank. Files 
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import CheckpointError, PlaceError
 from slurmtrain.model.layout import AttemptDir
@@ -296,5 +296,11 @@ def _refuse_sharded(name: str, state: Any) -> None:
     if isinstance(state, dict):
         for value in state.values():
             _refuse_sharded(name, value)
-    elif isinstance(state, DTensor):
+    elif _is_sharded(state):
         raise CheckpointError(f"{name!r} is sharded over ranks (DTensor), which this version cannot save; use DDP")
+
+
+def _is_sharded(state: object) -> bool:
+    # The module takes a second to import; where nobody has, there is no DTensor.
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and isinstance(state, module.DTensor)

@@ -1,0 +1,141 @@
+"""A real Slurm cluster to measure on, and what is noted of each call of Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from _measure import ROOT, environment, say
+
+NAME = "bench"
+PATIENCE_S = 120.0
+_COMMANDS = ("sbatch", "srun", "squeue", "sacct", "scontrol", "scancel", "sinfo", "sstat", "sacctmgr")
+
+
+class NoCluster(Exception):
+    """There is no Slurm cluster to measure on, and none can be started here; the message says why."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster; ``job_name``: what the names of this benchmark's jobs begin with, and no others."""
+
+    conf: str
+    job_name: str
+
+    def ask(self, *command: str) -> str:
+        """The standard output of one of Slurm's commands."""
+        environ = environment(SLURM_CONF=self.conf)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            sys.exit(f"bench: {' '.join(command)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def jobs(self) -> list[str]:
+        """This benchmark's jobs that have not ended, those whose nodes are still being freed included."""
+        lines = self.ask("squeue", "--me", "--noheader", "--format=%A|%j").splitlines()
+        return sorted({job for job, name in (line.split("|", 1) for line in lines) if name.startswith(self.job_name)})
+
+    def wait_until_free(self) -> None:
+        """Wait until no job of this benchmark holds a node any more."""
+        deadline = time.monotonic() + PATIENCE_S
+        while left := self.jobs():
+            if time.monotonic() > deadline:
+                sys.exit(f"bench: job {left[0]} did not end within {PATIENCE_S:.0f} s")
+            time.sleep(0.5)
+
+    def cancel(self) -> None:
+        """End this benchmark's jobs."""
+        if left := self.jobs():
+            self.ask("scancel", *left)
+
+
+@contextmanager
+def cluster(purpose: str, nodes: int) -> Iterator[Cluster]:
+    """The cluster that SLURM_CONF names, or else one of our own for as long as this lasts. Raises NoCluster."""
+    conf = os.environ.get("SLURM_CONF")
+    if conf and not shutil.which("sbatch"):
+        raise NoCluster("SLURM_CONF is set, but there is no sbatch on this machine's PATH")
+    own = False if conf else _start(nodes)
+    try:
+        there = Cluster(conf or _conf(), f"bench-{purpose}-{os.getpid()}")
+        try:
+            yield there
+        finally:
+            there.cancel()
+    finally:
+        if own:
+            _script("down")
+
+
+def _start(nodes: int) -> bool:
+    """Start the cluster; returns whether it was not there before, so that it is to be ended."""
+    if os.geteuid() != 0:
+        raise NoCluster(
+            "only root can start a Slurm cluster on this machine; run it as root, or set SLURM_CONF to use another one"
+        )
+    there = _script("status").returncode == 0
+    say(f"{'using' if there else 'starting'} the cluster '{NAME}' (scripts/cluster)")
+    done = _script("up", "--nodes", str(nodes))
+    if done.returncode != 0:
+        if not there:
+            _script("down")
+        said = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        raise NoCluster(f"scripts/cluster could not start one: {said}")
+    return not there
+
+
+def _conf() -> str:
+    said = _script("env").stdout
+    return said.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
+
+
+def _script(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", NAME],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+class Recorder:
+    """Wrappers around Slurm's commands, first on PATH, which note the name and the time of each call.
+
+    A job inherits PATH, so that what a batch script calls is noted too.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._calls = folder / "calls"
+        self._programs = folder / "recorded"
+        self._programs.mkdir()
+        for name in _COMMANDS:
+            real = shutil.which(name)
+            wrapper = self._programs / name
+            then = f'exec {real} "$@"' if real else "exit 127"
+            wrapper.write_text(f"#!/bin/sh\necho {name} $(date +%s.%N) >>'{self._calls}'\n{then}\n")
+            wrapper.chmod(0o755)
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """What a process must have in its environment for its calls to be noted."""
+        return {"PATH": f"{self._programs}{os.pathsep}{environment()['PATH']}"}
+
+    def take(self) -> Sequence[tuple[str, float]]:
+        """Names and times of the calls since the last time this was asked."""
+        try:
+            lines = self._calls.read_text().splitlines()
+        except FileNotFoundError:
+            return []
+        self._calls.unlink()
+        return [(name, float(at)) for name, at in map(str.split, lines)]

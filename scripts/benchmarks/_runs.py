@@ -1,0 +1,89 @@
+"""Run directories as submit, agents and sessions leave them, written with their own modules but for the fsyncs."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from _measure import ROOT
+
+from slurmtrain.model.ids import run_id
+from slurmtrain.model.layout import RunDir, RunsRoot
+from slurmtrain.model.plan import Plan
+from slurmtrain.ops.submit import load
+from slurmtrain.runtime.metrics import MetricsFile
+from slurmtrain.system.files import DIRECTORY_MODE
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import Process, myself
+
+SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
+STEPS = 20
+
+
+def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] = ()) -> None:
+    """So many local runs that have ended, newer ones that run, and one that waits in Slurm's queue for each job."""
+    [planned] = load(SPEC, [f"params.steps={STEPS}"], []).runs
+    spec, plan = SPEC.read_text(), json.dumps(planned.plan.to_json(), indent=1)
+    now_ms, numbers = time.time_ns() // 1_000_000, random.Random(0)
+    count = ended + running + len(jobs)
+    for index in range(count):
+        run = RunsRoot(root).run(run_id(now_ms - (count - index) * 60_000, numbers.getrandbits(10)))
+        submission = run.submission(1)
+        for folder in (run.journals, run.attempts, run.checkpoints, submission.path):
+            folder.mkdir(mode=DIRECTORY_MODE, parents=True)
+        run.spec.write_text(spec)
+        for path in (run.plan, submission.plan):
+            path.write_text(plan)
+        if index < ended + running:
+            _write_local(run, planned.plan, ended=index < ended)
+        else:
+            _write_waiting(run, planned.plan, jobs[index - ended - running])
+
+
+def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
+    with Journal(run.journals / "created.jsonl", durable=False) as journal:
+        facts = {"name": plan.spec.name, "plan_hash": plan.hash, "executor": executor}
+        journal.write("created", **facts, by="bench@here", git=None, overrides=[])
+
+
+def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:
+    _write_created(run, plan, "slurm")
+    with Journal(run.journals / "submit.jsonl", durable=False) as journal:
+        more = {"host": myself().host, "overrides": [], "from_start": False}
+        journal.write("submitting", submission=1, attempt=1, executor="slurm", **more)
+        journal.write("submitted", submission=1, job_id=job_id)
+
+
+def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
+    """One attempt on this machine that came to its end, or that is half-way there."""
+    job_id, here = f"local-{run.id[-6:]}", myself()
+    named, attempt = {"submission": 1, "job_id": job_id}, run.attempt(job_id, 0)
+    attempt.path.mkdir(mode=DIRECTORY_MODE)
+    # No process of this boot started at its first clock tick, so a run that has ended is never found alive.
+    process = (Process(here.host, here.boot, here.pid, 1) if ended else here).plain()
+    _write_created(run, plan, "local")
+    with Journal(run.journals / "submit.jsonl", durable=False) as journal:
+        more = {"host": here.host, "overrides": [], "from_start": False}
+        journal.write("submitting", **named, attempt=1, executor="local", **more)
+        journal.write("submitted", **named, process=process)
+    with (
+        Journal(attempt.node_journal(0), durable=False) as agent,
+        Journal(attempt.rank_journal(0), durable=False) as rank,
+    ):
+        place = {"node": 0, "nodes": 1, "host": here.host, "process": process}
+        agent.write("agent", **place, executor="local", submission=1, attempt=1)
+        agent.write("rendezvous", node=0, master_addr="127.0.0.1", master_port=29500, interface="lo")
+        agent.write("workers", processes={"0": process, "1": process}, resume_from=None)
+        rank.write("session", step=0, world_size=2, device="cpu")
+        rank.write("total", total_steps=STEPS)
+        metrics = MetricsFile(attempt.metrics)
+        for step in range(1, STEPS + 1 if ended else STEPS // 2):
+            metrics.write(step, {"loss": 2.3 / step, "lr": 0.05, "test_accuracy": 1 - 0.5 / step})
+        metrics.close()
+        saved = STEPS if ended else STEPS // 2
+        rank.write("saved", step=saved, path=f"checkpoints/step-{saved}", bytes=840_000, seconds=0.02)
+        if ended:
+            agent.write("end", cause="completed", reason="", failed_at=None, cascade=False, signal=None, failures=[])

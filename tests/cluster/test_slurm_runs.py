@@ -208,3 +208,22 @@ def test_slurm_takes_the_golden_scripts(site: ClusterSite, name: str) -> None:
     done = subprocess.run(command, env=site.environment(), capture_output=True, text=True, **site.identity)
     assert done.returncode == 0, done.stderr
     assert "to start at" in done.stderr
+
+
+def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: ClusterSite, cluster: Cluster) -> None:
+    resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
+    spec = site.spec(params={"steps": 3}, resources=resources)
+    inner = f"{site.python} -m slurmtrain submit {spec} --executor slurm"
+    environ = {**site.environment(), "MASTER_ADDR": "10.9.8.7", "WORLD_SIZE": "64", "SBATCH_TIMELIMIT": "7"}
+    outer = subprocess.run(
+        ["sbatch", "--parsable", "--nodes=3", "--cpus-per-task=2", f"--chdir={site.path}", f"--wrap={inner}"],
+        env=environ, capture_output=True, text=True, **site.identity,
+    )  # fmt: skip
+    assert outer.returncode == 0, outer.stderr
+    [run] = until(lambda: site.json("status")["runs"], "the run")
+    site.call("wait", run["id"])
+    shown = site.show(run["id"])
+    assert (shown["state"], shown["step"], len(shown["attempts"][0]["nodes"])) == ("completed", 3, 2)
+    assert shown["job_id"] != outer.stdout.strip()
+    limit = cluster.slurm("squeue", "--noheader", "--states=all", f"--jobs={shown['job_id']}", "--format=%l").strip()
+    assert limit == "10:00"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import pwd
 import shutil
@@ -232,7 +233,7 @@ def ordinary_person() -> Iterator[Person]:
     finally:
         shutil.rmtree(base, ignore_errors=True)
         if made_user:
-            subprocess.run(["userdel", USER], check=False, capture_output=True)
+            _change_users("userdel", USER)
 
 
 def _make_user(home: Path) -> bool:
@@ -240,12 +241,19 @@ def _make_user(home: Path) -> bool:
         pwd.getpwnam(USER)
         new = False
     except KeyError:
-        subprocess.run(["useradd", "--no-create-home", "--home-dir", str(home), USER], check=True, capture_output=True)
+        _change_users("useradd", "--no-create-home", "--home-dir", str(home), USER)
         new = True
     home.mkdir()
     entry = pwd.getpwnam(USER)
     os.chown(home, entry.pw_uid, entry.pw_gid)
     return new
+
+
+def _change_users(*command: str) -> None:
+    """Change /etc/passwd, for which others who test at the same time may hold the lock."""
+    with Path("/run/slurmtrain-test-users.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        subprocess.run(command, check=True, capture_output=True)
 
 
 def _copy_code(target: Path) -> Path:

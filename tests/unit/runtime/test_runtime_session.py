@@ -370,3 +370,19 @@ def test_a_number_of_steps_that_is_none_is_refused(start: Start, total: Any) -> 
     start()
     with slurmtrain.session() as session, pytest.raises(ValueError, match="whole number of steps"):
         list(session.steps(total))
+
+
+def test_a_sharded_model_is_refused(start: Start) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor
+
+    start(params={})
+    with pytest.raises(CheckpointError, match="sharded over ranks"), slurmtrain.session() as run:
+        model = nn.Linear(2, 2)
+        sharded = DTensor.from_local(model.weight.detach(), init_device_mesh("cpu", (1,)))
+        model.weight = nn.Parameter(sharded)
+        run.checkpoint(model=model)
+        for _ in run.steps(1):
+            pass
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -22,7 +22,7 @@ from helpers.site import PATIENCE_S, SCRIPTS, Site, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # Those who test side by side have a cluster, and a person, each.
-NAME = f"slurmtrain-test-{os.environ.get('PYTEST_XDIST_WORKER', 'alone')}"
+NAME = f"slurmtrain-test{os.environ.get('PYTEST_XDIST_WORKER', '').replace('gw', '-')}"
 USER = NAME
 NODES = 4
 GPUS = 2

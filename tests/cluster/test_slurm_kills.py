@@ -1,7 +1,7 @@
 """SIGKILL at any effect of a command: the next one puts it right. No orphan job, no job twice, no run lost.
 
 Every run asks to be held, so that its job waits for ever and can be counted. By default a spread of points is tried;
-SLURMTRAIN_TEST_KILLS=all tries every one.
+TEST_KILLS=all tries every one.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Killing:
 
     def points(self, effects: list[str]) -> list[int]:
         """Where to kill: everywhere, or a spread that has every subprocess, and what follows it, in it."""
-        if os.environ.get("SLURMTRAIN_TEST_KILLS") == "all":
+        if os.environ.get("TEST_KILLS") == "all":
             return list(range(1, len(effects) + 1))
         around = {
             i + more for i, what in enumerate(effects, 1) if "Popen" in what or "spawn" in what for more in (0, 1)

@@ -21,7 +21,7 @@ from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.process import with_argument
 
 # What sbatch says when slurmctld may, or may not, have taken the job.
-_UNSURE = ("timed out", "zero bytes were transmitted")
+_UNSURE = ("timed out", "zero bytes were transmitted", "receive failure", "reset by peer")
 # What it says when nobody was there to take it.
 _DOWN = ("unable to contact slurm controller", "connection refused", "connect failure")
 _HINTS = {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -30,10 +31,15 @@ def main() -> None:
     try:
         job = executor.submit(run_node, request["run_dir"])
     except FailedJobError as error:
-        _fail("refused", error)
+        _fail("refused" if _answered(error) else "unsure", error)
     except (FailedSubmissionError, OSError) as error:  # sbatch may have taken it, but for what came after
         _fail("unsure", error)
     print(json.dumps({"job_id": job.job_id}), flush=True)
+
+
+def _answered(error: FailedJobError) -> bool:
+    """Whether sbatch came to its end: one that was killed may have handed the job over before."""
+    return isinstance(error.__cause__, subprocess.CalledProcessError) and error.__cause__.returncode > 0
 
 
 def _fail(how: str, error: Exception) -> NoReturn:

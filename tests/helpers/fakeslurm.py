@@ -21,6 +21,9 @@ while says["until"] and not os.path.exists(says["until"]):
     time.sleep(0.01)
 sys.stderr.write(says["stderr"])
 sys.stdout.write(says["stdout"])
+sys.stdout.flush()
+if says["code"] < 0:
+    os.kill(os.getpid(), -says["code"])
 sys.exit(says["code"])
 """
 

@@ -176,6 +176,12 @@ def test_a_job_that_nobody_was_there_to_take_can_be_tried_again(
     assert not isinstance(caught.value, Unsure)
 
 
+def test_a_job_whose_sbatch_was_killed_may_have_been_taken(slurm: FakeSlurm, submission: SubmissionDir) -> None:
+    slurm.says("sbatch", code=-signal.SIGKILL)
+    with pytest.raises(Unsure):
+        hand_over(submission)
+
+
 def test_an_answer_of_sbatch_that_names_no_job_is_unsure(slurm: FakeSlurm, submission: SubmissionDir) -> None:
     slurm.says("sbatch", "Thank you! Your number is 4711.\n")
     with pytest.raises(Unsure, match="Thank you"):

@@ -100,21 +100,13 @@ def _kill_processes(run: Run) -> None:
 
 
 def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> None:
-    """One scancel for all jobs: SIGTERM to their tasks, SIGKILL to those that are still there after KillWait."""
     job_ids = [run.newest.job_id for run in runs if run.executor == "slurm" and run.newest and run.newest.job_id]
     if not job_ids:
         return
-    from slurmtrain.slurm.command import ask
-
     try:
-        if force:
-            ask("scancel", "--signal=KILL", "--full", *job_ids)
-        ask("scancel", *job_ids)
+        workspace.scheduler.cancel(job_ids, force=force)
     except SlurmDown as error:
-        # One that has ended in the meantime is none to worry about.
-        if "invalid job id" not in str(error).lower():
-            raise SlurmDown(f"{error}; the wish to cancel is noted, and 'slurmtrain sync' goes on with it") from error
-    workspace.scheduler.forget()
+        raise SlurmDown(f"{error}; the wish to cancel is noted, and 'slurmtrain sync' goes on with it") from error
 
 
 def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict[str, Run]:

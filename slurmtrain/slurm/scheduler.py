@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Collection, Mapping
@@ -72,6 +73,7 @@ class Scheduler:
         self._accounting: tuple[frozenset[str], Accounting] | None = None
         self._partitions: dict[str, dict[str, str]] | None = None
         self._changed_at = 0.0
+        self._cancelled_at: dict[str, float] = {}
 
     def queue(self) -> Queue:
         """This user's jobs that squeue still knows. Never raises: an answer that failed says so."""
@@ -118,6 +120,26 @@ class Scheduler:
         if self._partitions is None:
             self._partitions = read_partitions(ask("scontrol", "--oneliner", "show", "partition"))
         return self._partitions
+
+    def cancel(self, job_ids: Collection[str], *, force: bool) -> None:
+        """One scancel for all jobs: SIGTERM to their tasks, SIGKILL to those that are still there after KillWait.
+
+        ``force`` kills at once. A job is asked for again only after ``max_age_s``. Raises SlurmDown.
+        """
+        now = time.time()
+        wanted = [job_id for job_id in job_ids if now - self._cancelled_at.get(job_id, -math.inf) >= self._max_age_s]
+        if not wanted:
+            return
+        self._cancelled_at.update(dict.fromkeys(wanted, now))
+        try:
+            if force:
+                ask("scancel", "--signal=KILL", "--full", *wanted)
+            ask("scancel", *wanted)
+        except SlurmDown as error:
+            # One that has ended in the meantime is none to worry about.
+            if "invalid job id" not in str(error).lower():
+                raise
+        self.forget()
 
     def forget(self) -> None:
         """Ask anew next time: something was changed."""

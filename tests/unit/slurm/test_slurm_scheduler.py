@@ -328,3 +328,35 @@ def test_a_run_finds_its_job_by_the_runs_id_at_the_end_of_the_jobs_name() -> Non
     assert job_of_run(jobs, "r1", {"2"}) == "4"
     assert job_of_run(jobs, "r1", {"2", "4"}) is None
     assert job_of_run({}, "r1", set()) is None
+
+
+# --- scancel ----------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_cancelled_with_one_call_and_asked_again_only_when_the_interval_is_over(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm.says("scancel")
+    asked, now = Scheduler(30.0, None), time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
+    for _ in range(5):
+        asked.cancel(["7", "8"], force=False)
+    asked.cancel(["7", "9"], force=False)
+    assert [call.args for call in slurm.calls("scancel")] == [["7", "8"], ["9"]]
+    monkeypatch.setattr(time, "time", lambda: now + 31.0)
+    asked.cancel(["7"], force=False)
+    assert len(slurm.calls("scancel")) == 3
+
+
+def test_force_kills_before_it_cancels(slurm: FakeSlurm) -> None:
+    slurm.says("scancel")
+    once().cancel(["7"], force=True)
+    assert [call.args for call in slurm.calls("scancel")] == [["--signal=KILL", "--full", "7"], ["7"]]
+
+
+def test_a_cancelled_job_that_has_ended_is_none_to_worry_about_but_a_dead_slurm_is(slurm: FakeSlurm) -> None:
+    slurm.fails("scancel", "scancel: error: Kill job error on job id 7: Invalid job id specified\n")
+    once().cancel(["7"], force=False)
+    slurm.fails("scancel", "scancel: error: Unable to contact slurm controller (connect failure)\n")
+    with pytest.raises(SlurmDown, match="connect failure"):
+        once().cancel(["7"], force=False)

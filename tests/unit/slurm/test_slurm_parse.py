@@ -132,7 +132,7 @@ def test_the_format_asks_for_each_field_with_its_width_and_for_the_name_last() -
 
 @given(st.text())
 def test_no_text_of_squeue_is_an_error(text: str) -> None:
-    read_queue(text)
+    assert all(job_id == job.id and job.state for job_id, job in read_queue(text).items())
 
 
 # --- sacct ------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_limit_of_sacct_is_minutes_or_nothing(raw: str, seconds: float | None)
 
 @given(st.text(st.sampled_from("|.:019 \nABCDEFINOTU_")) | st.text())
 def test_no_text_of_sacct_is_an_error(text: str) -> None:
-    read_accounting(text)
+    assert all(rows and {row.id for row in rows} == {job_id} for job_id, rows in read_accounting(text).items())
 
 
 # --- round trips ------------------------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ def test_partitions_are_read_with_their_fields() -> None:
 
 @given(st.text())
 def test_no_text_of_scontrol_is_an_error(text: str) -> None:
-    read_partitions(text)
+    assert all(fields["PartitionName"] == name for name, fields in read_partitions(text).items())
 
 
 @pytest.mark.parametrize(

@@ -17,11 +17,12 @@ from slurmtrain.system.process import Process, descendants
 # Longer than node agents give their workers, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
+# How long Slurm may take to end a job that it was told to kill, and how often it is asked whether it has.
+_KILLED_S = 30.0
+_ASK_AGAIN_S = 3.0
 
 
-def cancel(
-    workspace: Workspace, run_ids: Sequence[str], *, patience_s: float = PATIENCE_S, force: bool = False
-) -> dict[str, Run]:
+def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
     """End runs, from any terminal of the machine, or the cluster, that they run on; returns them as they then are.
 
     Runs that have ended already are left as they are. Raises RunBusy, with nothing done, for a local run on another
@@ -36,25 +37,30 @@ def cancel(
             _kill_processes(run)
         elif workspace.root.run(run.id).path.exists():
             _wish(workspace, run.id)
-    return finish_cancel(workspace, run_ids, patience_s=0 if force else patience_s)
+    return finish_cancel(workspace, run_ids, force=force)
 
 
-def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, patience_s: float = PATIENCE_S) -> dict[str, Run]:
+def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
     """End runs that somebody wished to cancel: ask first, and use force on those that do not leave."""
     runs = _load(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
     if not under_way:
         return runs
     _ask_processes(under_way)
-    _ask_slurm(workspace, under_way, force=patience_s == 0)
-    deadline = time.monotonic() + patience_s
-    runs = _wait(workspace, run_ids, until=deadline)
+    _ask_slurm(workspace, under_way, force=force)
+    runs = _wait(workspace, run_ids, until=time.monotonic() + (0.0 if force else PATIENCE_S))
     while any(alive(run) for run in _local(runs.values())):
         for run in _local(runs.values()):
             _kill_processes(run)
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
-    if any(not run.ended for run in runs.values()):
+    deadline = time.monotonic() + (_KILLED_S if force else 0.0)
+    while any(not run.ended for run in runs.values()):
         runs = _load(workspace, run_ids, ask_slurm=True)
+        if time.monotonic() >= deadline or all(run.ended for run in runs.values()):
+            break
+        # What was killed says nothing of its end: Slurm alone knows when it has come.
+        time.sleep(_ASK_AGAIN_S)
+        workspace.scheduler.forget()
     return runs
 
 

@@ -227,3 +227,12 @@ def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: Clu
     assert shown["job_id"] != outer.stdout.strip()
     limit = cluster.slurm("squeue", "--noheader", "--states=all", f"--jobs={shown['job_id']}", "--format=%l").strip()
     assert limit == "10:00"
+
+
+def test_a_run_is_killed_at_once_where_force_is_asked_for(site: ClusterSite, cluster: Cluster) -> None:
+    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 2, "procs_per_node": 1}))
+    site.until_step(run_id, 3)
+    done = site.call("cancel", "--force", run_id)
+    assert done.stderr.startswith(f"run {run_id} is cancelled")
+    until(lambda: not cluster.jobs(), "the end of the job")
+    assert site.status(run_id)["state"] == "cancelled"

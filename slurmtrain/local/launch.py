@@ -13,7 +13,7 @@ from pathlib import Path
 from slurmtrain.errors import LaunchError, NotAvailable
 from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.runtime.context import Launch, local_job, scrubbed
+from slurmtrain.runtime.context import local_job, scrubbed
 from slurmtrain.system.process import Process, with_argument
 
 
@@ -44,16 +44,16 @@ def gpus() -> list[str]:
     return [str(number) for number in numbers]
 
 
-def launch(plan: Plan, submission: SubmissionDir, job_id: str, handed: Launch, secrets: Mapping[str, str]) -> Process:
+def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[str, str]) -> Process:
     """Start the controller of one submission and return it. Raises LaunchError if it could not be started."""
     request = {
-        "run_dir": str(submission.run.path),
+        "submission": str(submission.path),
         "folder": str(submission.submitit),
         "log": str(submission.controller_log),
         "nodes": plan.spec.resources.nodes,
         "setup": list(plan.spec.setup),
     }
-    ours = {**handed.variables(), **local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
+    ours = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
     environ = {**scrubbed(os.environ), **ours, **secrets}
     done = subprocess.run(
         [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],

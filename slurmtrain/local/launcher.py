@@ -40,7 +40,7 @@ def main() -> None:
     errors = os.dup(2)
     os.dup2(log, 2)
     try:
-        job = executor.submit(run_node, request["run_dir"])
+        job = executor.submit(run_node, request["submission"])
     except Exception as error:  # noqa: BLE001 (whatever submitit raises is told to the submitter)
         os.write(errors, f"{type(error).__name__}: {error}\n".encode())
         sys.exit(1)

@@ -14,10 +14,15 @@ commands (journal/<writer>.jsonl)
 node agent (attempts/*/node-<i>.jsonl)
     agent          node, nodes, host, process, executor, submission, attempt
     waiting        run                                                      a local sweep goes one run after the other
+    election       networks, excluded, elected, tests      node 0: networks it could be, and which one it is
+    clock          offset_ms, bound_ms, samples, disciplined, source        this node's clock beside node 0's
+    preflight      status, seconds, findings                                what the checks say of this node
     rendezvous     master_addr, master_port, interface
     workers        processes {rank: process}, resume_from
     stopping       cause, why
     found          path, step, bytes, saved_at                              a checkpoint of a script of the user's own
+    requeue        exclude, why            node 0: about to put the job back into the queue, without these nodes
+    requeue_failed reason                                                   that could not be done
     end            cause, reason, failed_at, cascade, signal, failures
 rank (attempts/*/rank-<r>.jsonl)
     session        step, world_size, device

@@ -140,6 +140,19 @@ def choice(*words: str) -> Scalar:
     return Scalar("one of " + ", ".join(f"`{word}`" for word in words), parse)
 
 
+def level(*words: str) -> Scalar:
+    """One of a few words, of which `off` is also written false, and the last one true: so does YAML 1.1 with off."""
+    inner = choice(*words)
+
+    def parse(value: object) -> str:
+        if isinstance(value, bool):
+            return words[-1] if value else words[0]
+        parsed: str = inner.parse(value)
+        return parsed
+
+    return Scalar(inner.text, parse)
+
+
 @dataclass(frozen=True, slots=True)
 class Optional:
     """A kind that may also be null."""
@@ -230,6 +243,20 @@ class Section:
 
     def write(self, value: Any) -> object:
         return {f.name: f.metadata["kind"].write(getattr(value, f.name)) for f in fields(self.cls)}
+
+
+@dataclass(frozen=True, slots=True)
+class Levelled(Section):
+    """A section of which a writer may give the `level` alone."""
+
+    @property
+    def text(self) -> str:
+        return "level, or section"
+
+    def read(self, value: object, at: Path, report: Report) -> Any:
+        if isinstance(value, bool | str):
+            value = {"level": value}
+        return Section.read(self, value, at, report)
 
 
 def option(default: Any, kind: Kind, doc: str, *, required: bool = False) -> Any:

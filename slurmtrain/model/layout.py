@@ -134,6 +134,11 @@ class SubmissionDir:
         return self.path / "plan.json"
 
     @property
+    def launch(self) -> Path:
+        """What the node agents are told beside the plan."""
+        return self.path / "launch.json"
+
+    @property
     def submitit(self) -> Path:
         """submitit's own files: the pickle, the batch script, and what the node agents print."""
         return self.path / "submitit"

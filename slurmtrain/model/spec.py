@@ -13,10 +13,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from slurmtrain.model import fields as kinds
-from slurmtrain.model.fields import Entries, Items, Optional, Path, Scalar, Section, option, type_name
+from slurmtrain.model.fields import Entries, Items, Levelled, Optional, Path, Scalar, Section, option, type_name
 from slurmtrain.model.sbatch import check_option
 
 NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
+# What a check that fails does to a node.
+LEVELS = ("off", "warn", "fail")
 
 Conflict = tuple[str, str]
 
@@ -159,6 +161,11 @@ def _check_interface(name: str) -> None:
         raise ValueError(f"{name!r} cannot be an interface name; write 'auto' or one name such as eth0")
 
 
+def _check_plugin(name: object) -> None:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ValueError(f"{name!r} cannot name a check")
+
+
 _POSITIVE = kinds.whole(1)
 
 
@@ -229,10 +236,33 @@ class Network:
     )
 
 
+def _level(default: str) -> Any:
+    return option(
+        default,
+        kinds.level(*LEVELS),
+        "`fail`: a node that fails it is not used; `warn`: it is only told; `off`: it is not made.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A check that has no limits to set."""
+
+    level: str = _level("fail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A check that has no limits to set, and that only warns unless it is told to do more."""
+
+    level: str = _level("warn")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockCheck:
     """How far node clocks may be apart."""
 
+    level: str = _level("fail")
     warn_ms: float = option(50, kinds.number(0), "Offset from node 0, in milliseconds, at which to warn.")
     fail_ms: float = option(1000, kinds.number(0), "Offset from node 0, in milliseconds, at which to refuse the node.")
 
@@ -242,10 +272,125 @@ class ClockCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
-    """Checks of the nodes before training starts."""
+class NetworkCheck:
+    """The proof that nodes reach each other over the network that training is to use."""
 
-    clock: ClockCheck = option(ClockCheck(), Section(ClockCheck), "Clocks of the nodes.")
+    level: str = _level("fail")
+    timeout_s: float = option(2, kinds.number(0.1), "Seconds within which a connection must have been proved.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnsCheck:
+    """How long a reverse look-up of the node's own address takes: libraries make many, and wait for each."""
+
+    level: str = _level("warn")
+    max_ms: float = option(1000, kinds.number(0), "Milliseconds that it may take.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCheck:
+    """Whether all nodes see what one of them has written to the run directory."""
+
+    level: str = _level("fail")
+    timeout_s: float = option(10, kinds.number(0.1), "Seconds within which every node must see it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCheck:
+    """Room in the run directory."""
+
+    level: str = _level("fail")
+    min_gb: float = option(1, kinds.number(0), "GB that must be free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemporaryCheck:
+    """Room in TMPDIR, or else /tmp, of each node."""
+
+    level: str = _level("warn")
+    min_gb: float = option(1, kinds.number(0), "GB that should be free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShmCheck:
+    """Room in /dev/shm, through which data loaders and NCCL hand over what they have."""
+
+    level: str = _level("warn")
+    min_gb: float = option(1, kinds.number(0), "GB that should be free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsCheck:
+    """What the kernel lets a process have."""
+
+    level: str = _level("warn")
+    min_nofile: int = option(4096, kinds.whole(0), "Open files of a process (`ulimit -n`).")
+    min_memlock_gb: float | None = option(
+        None,
+        Optional(kinds.number(0)),
+        "GB of locked memory (`ulimit -l`); null: no limit at all on networks with RDMA, anything elsewhere.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCheck:
+    """GPUs: as many as were asked for, without uncorrected memory errors, unused, and able to multiply."""
+
+    level: str = _level("fail")
+    max_used_mb: int = option(2048, kinds.whole(0), "MB of a GPU's memory that may be in use before training starts.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerCheck:
+    """How long a small matrix product takes, beside the median of all nodes."""
+
+    level: str = _level("warn")
+    max_ratio: float = option(2, kinds.number(1), "How many times the median it may take.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthCheck:
+    """An all-reduce over the elected network, as nccl-tests measure it. It takes some seconds."""
+
+    level: str = option(
+        "off",
+        kinds.level(*LEVELS),
+        "`fail`: nodes that do not reach the limit end the attempt; `warn`: it is measured and told; `off`: it is not "
+        "made.",
+    )
+    size_mb: float = option(64, kinds.number(0.001), "MB that each rank reduces.")
+    min_gb_per_s: float | None = option(
+        None, Optional(kinds.number(0)), "GB/s of bus bandwidth that must be reached; null: no limit."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """Checks of the nodes before training starts. Each takes a level alone (`dns: off`) or a mapping."""
+
+    exclude: bool = option(
+        True, kinds.flag(), "Whether to go on without nodes that failed a check; Slurm then gives others."
+    )
+    timeout_s: float = option(30, kinds.number(1), "Seconds that any one check may take.")
+    clock: ClockCheck = option(ClockCheck(), Levelled(ClockCheck), "Clocks of the nodes.")
+    network: NetworkCheck = option(NetworkCheck(), Levelled(NetworkCheck), "Connections between the nodes.")
+    port: Check = option(Check(), Levelled(Check), "The port that training meets at.")
+    shared: SharedCheck = option(SharedCheck(), Levelled(SharedCheck), "The run directory is shared by all nodes.")
+    versions: Check = option(Check(), Levelled(Check), "Python, torch, CUDA, driver and NCCL are the same everywhere.")
+    gpu: GpuCheck = option(GpuCheck(), Levelled(GpuCheck), "GPUs; passed over where none are asked for.")
+    disk: DiskCheck = option(DiskCheck(), Levelled(DiskCheck), "Room in the run directory.")
+    tmp: TemporaryCheck = option(TemporaryCheck(), Levelled(TemporaryCheck), "Room in TMPDIR.")
+    shm: ShmCheck = option(ShmCheck(), Levelled(ShmCheck), "Room in /dev/shm.")
+    limits: LimitsCheck = option(LimitsCheck(), Levelled(LimitsCheck), "Limits of a process.")
+    dns: DnsCheck = option(DnsCheck(), Levelled(DnsCheck), "Reverse look-up of addresses.")
+    straggler: StragglerCheck = option(StragglerCheck(), Levelled(StragglerCheck), "Nodes that are slower than others.")
+    environment: Advice = option(Advice(), Levelled(Advice), "Variables that are obsolete, or that undo the choice.")
+    bandwidth: BandwidthCheck = option(BandwidthCheck(), Levelled(BandwidthCheck), "How fast the network is.")
+    plugins: dict[str, str] = option(
+        {},
+        Entries(kinds.level(*LEVELS), "mapping of checks to levels", _check_plugin),
+        "Levels of your own checks, by the names of their entry points; by default `fail`.",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from pathlib import Path
 from slurmtrain.model.plan import Plan
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime.context import Launch
 from slurmtrain.slurm.request import agent_command, make_request
 
 # Stands for the id that a run gets when it is submitted.
@@ -30,7 +29,7 @@ def render(workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Se
     """The plan and the batch script of each run of a spec. Raises SpecError and PlaceError as ``submit`` does."""
     rendered = []
     for planned in load(path, overrides, sweep).runs:
-        request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1), Launch(submission=1, attempt=1))
+        request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1))
         script = request.script(agent_command(sys.executable, request.folder))
         rendered.append(Rendered(planned.plan, planned.overrides, script))
     return rendered

@@ -1,6 +1,6 @@
 """Starting an attempt of a run, such that it can be killed anywhere and nothing is started twice or lost.
 
-The order is: the submission's plan, "submitting" in the journal, lease, job, "submitted" in the journal. All of it
+The order is: the submission's files, "submitting" in the journal, lease, job, "submitted" in the journal. All of it
 happens under the run's lock, which the kernel drops when this process, and whatever submits for it, is dead; then the
 next command sees how far it came.
 """
@@ -75,13 +75,8 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
     variables, notes = _server_variables(workspace, run, wanted.plan)
     submission = _new_submission(run)
     write_json(submission.plan, wanted.plan.to_json())
-    handed = Launch(
-        submission=submission.number,
-        attempt=wanted.number,
-        after=wanted.after,
-        from_start=wanted.from_start,
-        since=wanted.since,
-    )
+    told = Launch(attempt=wanted.number, after=wanted.after, from_start=wanted.from_start, since=wanted.since)
+    write_json(submission.launch, told.plain())
     named: dict[str, Any] = {"submission": submission.number}
     if wanted.executor == "local":
         named["job_id"] = _new_job_id()
@@ -97,7 +92,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
         )
         lease.grant(submission)
         try:
-            more = _hand_over(wanted, submission, named, handed, lock, {**wanted.hidden, **variables})
+            more = _hand_over(wanted, submission, named, lock, {**wanted.hidden, **variables})
         except (LaunchError, Refused) as error:
             if not isinstance(error, Unsure):
                 journal.write("unstarted", **named, reason=str(error))
@@ -112,7 +107,6 @@ def _hand_over(
     wanted: Wanted,
     submission: SubmissionDir,
     named: Mapping[str, Any],
-    handed: Launch,
     lock: int,
     variables: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -121,10 +115,10 @@ def _hand_over(
         from slurmtrain.slurm.launch import Handing
         from slurmtrain.slurm.launch import launch as launch_slurm
 
-        return {"job_id": launch_slurm(Handing(wanted.plan, submission, handed, lock), variables)}
+        return {"job_id": launch_slurm(Handing(wanted.plan, submission, lock), variables)}
     from slurmtrain.local.launch import launch as launch_here
 
-    return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), handed, variables).plain()}
+    return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), variables).plain()}
 
 
 def _new_submission(run: RunDir) -> SubmissionDir:

@@ -10,11 +10,12 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.plan import Plan, fill_command
 from slurmtrain.runtime import context, handover, lease, network
 from slurmtrain.runtime.checkpointfiles import newest_published
@@ -30,13 +31,30 @@ _TURN_POLL_S = 0.5
 _TIME_LIMIT_LEAD_S = 30.0
 
 
-def run_node(run_dir: str) -> None:
-    """Run this node's part of an attempt, then exit: with 0 where it completed or was stopped, else with 1."""
+class Queue(Protocol):
+    """What an agent can ask of the scheduler for its own job."""
+
+    def objection(self, job_id: str, without: Sequence[str]) -> str | None:
+        """Why the job could not start again without these hosts, in words; None if it could."""
+
+    def put_back(self, job_id: str, without: Sequence[str]) -> None:
+        """Put the job back into the queue, to start again without these hosts. Raises SlurmtrainError.
+
+        The scheduler ends what runs of the job meanwhile; this returns when all has been asked for.
+        """
+
+
+def run_node(submission_dir: str, queue: Queue | None = None) -> None:
+    """Run this node's part of an attempt, then exit: with 0 where it completed or was stopped, else with 1.
+
+    ``queue``: the scheduler that can start the job again, if there is one.
+    """
     began = time.monotonic()
     flag = StopFlag()
     flag.install(signal.SIGINT, signal.SIGHUP)
-    node = context.this_node()
-    attempt = RunDir(Path(run_dir)).attempt(node.job_id, node.restart)
+    submission = SubmissionDir(Path(submission_dir))
+    node = context.this_node(submission)
+    attempt = submission.run.attempt(node.job_id, node.restart)
     make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
         try:
@@ -66,10 +84,10 @@ class _Agent:
         self._journal = journal
         self._flag = flag
         self._began = began
-        self._plan = _read_plan(attempt.run.submission(node.launch.submission))
+        self._plan = _read_plan(attempt.run.submission(node.submission))
 
     def run(self) -> Ending:
-        launch, nodes = self._node.launch, self._plan.spec.resources.nodes
+        nodes = self._plan.spec.resources.nodes
         self._journal.write(
             "agent",
             node=self._node.index,
@@ -77,7 +95,7 @@ class _Agent:
             host=self._node.name(nodes),
             process=myself().plain(),
             executor=self._node.executor,
-            submission=launch.submission,
+            submission=self._node.submission,
             attempt=self._node.attempt,
         )
         if not self._may_start():
@@ -94,7 +112,7 @@ class _Agent:
         return Ending(cause="cancelled", reason=why, failed_at=time.time(), signal=said.name)
 
     def _may_start(self) -> bool:
-        submission = self._node.launch.submission
+        submission = self._node.submission
         if self._node.index == 0:
             return lease.claim(self._attempt, submission)
         return lease.granted_to(self._attempt.run) == submission

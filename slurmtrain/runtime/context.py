@@ -13,6 +13,7 @@ from typing import Any
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
+from slurmtrain.system.files import read_json
 from slurmtrain.system.process import Process
 
 # How a worker says "I was asked to stop, saved, and can go on": EX_TEMPFAIL of sysexits.h.
@@ -21,9 +22,7 @@ STOPPED = 75
 _JOB = "SLURMTRAIN_JOB_ID"
 _SUBMISSION = "SLURMTRAIN_SUBMISSION"
 _ATTEMPT = "SLURMTRAIN_ATTEMPT"
-_AFTER = "SLURMTRAIN_AFTER"
 _FROM_START = "SLURMTRAIN_FROM_START"
-_SINCE = "SLURMTRAIN_SINCE"
 _RUN_DIR = "SLURMTRAIN_RUN_DIR"
 _ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
@@ -31,8 +30,8 @@ _LOG_DIR = "SLURMTRAIN_LOG_DIR"
 _AGENT_PID = "SLURMTRAIN_AGENT_PID"
 
 # Variables of a job that must not leak into a job that is submitted from within it.
-_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _AFTER, _FROM_START, _SINCE, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR,
-         _AGENT_PID, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
+_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID,
+         "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
          "SLURMTRAIN_GPUS")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
@@ -56,24 +55,32 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a submission hands to its node agents beside its files. ``attempt`` is the number of its first attempt."""
+    """What a submission tells its node agents beside the plan. ``attempt`` is the number of its first attempt.
 
-    submission: int
+    ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
+    they are newer (seconds since 1970).
+    """
+
     attempt: int
     after: tuple[str, Process] | None = None
     from_start: bool = False
     since: float | None = None
 
-    def variables(self) -> dict[str, str]:
-        """As environment variables."""
-        variables = {_SUBMISSION: str(self.submission), _ATTEMPT: str(self.attempt)}
-        if self.after is not None:
-            variables[_AFTER] = json.dumps({"run": self.after[0], "process": self.after[1].plain()})
-        if self.from_start:
-            variables[_FROM_START] = "1"
-        if self.since is not None:
-            variables[_SINCE] = repr(self.since)
-        return variables
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        after = {"run": self.after[0], "process": self.after[1].plain()} if self.after else None
+        return {"attempt": self.attempt, "after": after, "from_start": self.from_start, "since": self.since}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Launch:
+        """Read what :meth:`plain` gave."""
+        after = plain["after"]
+        return cls(
+            attempt=int(plain["attempt"]),
+            after=(str(after["run"]), Process.from_plain(after["process"])) if after else None,
+            from_start=bool(plain["from_start"]),
+            since=plain["since"],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +92,7 @@ class Node:
     job_id: str
     restart: int
     executor: str
+    submission: int
     launch: Launch
 
     @property
@@ -102,20 +110,18 @@ class Node:
         return self.launch.from_start and self.restart == 0
 
 
-def this_node() -> Node:
-    """Read the agent's environment. Raises LaunchError outside a job."""
+def this_node(submission: SubmissionDir) -> Node:
+    """Who this agent is: from the environment, which the job's scheduler sets, and from its submission's files.
+
+    Raises LaunchError outside a job, and where the submission cannot be read.
+    """
     environ = os.environ
     local = "SUBMITIT_LOCAL_GLOBALID" in environ
-    if _SUBMISSION not in environ or not (local or "SLURM_NODEID" in environ):
+    if not (local or "SLURM_NODEID" in environ):
         raise LaunchError("the node agent runs inside a job only; start one with 'slurmtrain submit'")
-    after = json.loads(environ[_AFTER]) if _AFTER in environ else None
-    launch = Launch(
-        submission=int(environ[_SUBMISSION]),
-        attempt=int(environ[_ATTEMPT]),
-        after=(after["run"], Process.from_plain(after["process"])) if after else None,
-        from_start=_FROM_START in environ,
-        since=float(environ[_SINCE]) if _SINCE in environ else None,
-    )
+    told = read_json(submission.launch)
+    if told is None:
+        raise LaunchError(f"there is no {submission.launch}; is the run directory visible on this node?")
     if local:
         index, job_id, restart = environ["SUBMITIT_LOCAL_GLOBALID"], environ[_JOB], "0"
     else:
@@ -127,7 +133,8 @@ def this_node() -> Node:
         job_id=job_id,
         restart=int(restart),
         executor="local" if local else "slurm",
-        launch=launch,
+        submission=submission.number,
+        launch=Launch.from_plain(told),
     )
 
 
@@ -150,7 +157,6 @@ def set_worker_environment(
     run = attempt.run
     environ = os.environ
     environ.setdefault("PYTHONUNBUFFERED", "1")
-    environ.pop(_FROM_START, None)
     environ["OMP_NUM_THREADS"] = str(plan.spec.resources.cpus_per_proc)
     environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
     environ["GLOO_SOCKET_IFNAME"] = environ["TP_SOCKET_IFNAME"] = interface
@@ -165,6 +171,7 @@ def set_worker_environment(
             _AGENT_PID: str(os.getpid()),
             _PARAMS: json.dumps(plan.spec.params),
             _ATTEMPT: str(node.attempt),
+            _SUBMISSION: str(node.submission),
             **({_FROM_START: "1"} if node.from_start else {}),
             "SLURMTRAIN_RUN_ID": run.id,
             "SLURMTRAIN_CHECKPOINT_DIR": str(run.checkpoints),

@@ -13,7 +13,7 @@ from pathlib import Path
 from slurmtrain.errors import LaunchError, NotAvailable, Refused, SlurmDown, Unsure
 from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.runtime.context import Launch, scrubbed
+from slurmtrain.runtime.context import scrubbed
 from slurmtrain.slurm.command import complaint, found
 from slurmtrain.slurm.limits import impossible
 from slurmtrain.slurm.request import make_request
@@ -42,7 +42,6 @@ class Handing:
 
     plan: Plan
     submission: SubmissionDir
-    handed: Launch
     lock: int
 
 
@@ -69,9 +68,9 @@ def launch(handing: Handing, environment: Mapping[str, str]) -> str:
     ``environment``: variables that reach the job and are written nowhere. Raises Refused where sbatch says no, Unsure
     where nobody knows, LaunchError for everything else; only after Unsure there may be a job.
     """
-    request = make_request(handing.plan, handing.submission, handing.handed)
+    request = make_request(handing.plan, handing.submission)
     said = {"folder": str(request.folder), "parameters": dict(request.parameters),
-            "run_dir": str(handing.submission.run.path)}  # fmt: skip
+            "submission": str(handing.submission.path)}  # fmt: skip
     done = subprocess.run(
         # The folder once more as it is, to be found by: JSON has its own spelling of some characters.
         [sys.executable, "-m", "slurmtrain.slurm.launcher", json.dumps(said), str(request.folder)],

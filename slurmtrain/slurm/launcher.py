@@ -17,7 +17,7 @@ from typing import NoReturn
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from slurmtrain.runtime.agent import run_node
+from slurmtrain.slurm.task import run_node
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
         _fail("failed", error)
     executor.update_parameters(**request["parameters"])
     try:
-        job = executor.submit(run_node, request["run_dir"])
+        job = executor.submit(run_node, request["submission"])
     except FailedJobError as error:
         _fail("refused" if _answered(error) else "unsure", error)
     except (FailedSubmissionError, OSError) as error:  # sbatch may have taken it, but for what came after

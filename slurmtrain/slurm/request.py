@@ -12,7 +12,6 @@ from typing import Any
 from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
 from slurmtrain.model.sbatch import canonical
-from slurmtrain.runtime.context import Launch
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier. A short
 # job is warned a tenth of its time before, but not so late that nothing can be saved.
@@ -41,7 +40,7 @@ class Request:
         return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
 
 
-def make_request(plan: Plan, submission: SubmissionDir, handed: Launch) -> Request:
+def make_request(plan: Plan, submission: SubmissionDir) -> Request:
     """What a plan asks of Slurm: one task a node, which runs the node agent."""
     resources, run = plan.spec.resources, submission.run
     options = {
@@ -59,7 +58,7 @@ def make_request(plan: Plan, submission: SubmissionDir, handed: Launch) -> Reque
         "signal_delay_s": _lead(resources.time),
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
-        "setup": prologue(plan, submission, handed).rstrip("\n").split("\n"),
+        "setup": prologue(plan, submission).rstrip("\n").split("\n"),
         # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others; what setup
         # exports reaches the tasks also where a site's sbatch exports nothing.
         "srun_args": [
@@ -85,14 +84,14 @@ def _lead(limit_s: float | None) -> int:
     return SIGNAL_LEAD_S if limit_s is None else max(_LEAST_LEAD_S, min(SIGNAL_LEAD_S, int(limit_s / 10)))
 
 
-def prologue(plan: Plan, submission: SubmissionDir, handed: Launch) -> str:
+def prologue(plan: Plan, submission: SubmissionDir) -> str:
     """The shell lines between the options and srun."""
     run = submission.run
     template = _environment().get_template("prologue.sh.j2")
     text: str = template.render(
         run_id=run.id,
         plan_hash=plan.hash,
-        variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path), **handed.variables()},
+        variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
         folder=str(submission.submitit),
         setup=list(plan.spec.setup),
     )

@@ -21,11 +21,9 @@
 #SBATCH --time=2191
 
 # setup
-# slurmtrain run RUN-ID, plan 1a9363dc61c9
+# slurmtrain run RUN-ID, plan e24d801614a4
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
-export SLURMTRAIN_SUBMISSION=1
-export SLURMTRAIN_ATTEMPT=1
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
 for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pkl; do
   target=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID:-}_submitted.pkl"

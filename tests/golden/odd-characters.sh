@@ -15,11 +15,9 @@
 #SBATCH --signal=USR2@90
 
 # setup
-# slurmtrain run RUN-ID, plan 7812658e724c
+# slurmtrain run RUN-ID, plan 867dc24f68b3
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID'
-export SLURMTRAIN_SUBMISSION=1
-export SLURMTRAIN_ATTEMPT=1
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
 for pickle in '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit'/*.pkl; do
   target='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit'/"${SLURM_JOB_ID:-}_submitted.pkl"

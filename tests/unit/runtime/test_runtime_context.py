@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.model.layout import RunDir
 from slurmtrain.runtime.context import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
 from slurmtrain.system.process import Process
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1"}
-HANDED = Launch(submission=2, attempt=3)
+HANDED = Launch(attempt=3)
 
 
 @pytest.fixture(autouse=True)
@@ -25,9 +29,13 @@ def _outside_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launch = HANDED) -> Node:
-    for name, value in {**environ, **launch.variables()}.items():
+    for name, value in environ.items():
         monkeypatch.setenv(name, value)
-    return this_node()
+    with tempfile.TemporaryDirectory() as folder:
+        submission = RunDir(Path(folder)).submission(2)
+        submission.path.mkdir(parents=True)
+        submission.launch.write_text(json.dumps(launch.plain()))
+        return this_node(submission)
 
 
 # --- which node of which attempt --------------------------------------------------------------------------------
@@ -36,7 +44,7 @@ def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launc
 def test_a_node_of_a_job_of_slurms_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = node(monkeypatch, SLURM)
     assert (found.index, found.host, found.job_id, found.restart) == (1, socket.gethostname(), "4711", 0)
-    assert (found.executor, found.launch, found.attempt) == ("slurm", HANDED, 3)
+    assert (found.executor, found.submission, found.launch, found.attempt) == ("slurm", 2, HANDED, 3)
 
 
 def test_a_job_that_was_started_again_counts_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,17 +70,21 @@ def test_a_local_job_within_a_job_of_slurms_is_a_local_one(monkeypatch: pytest.M
     assert (found.index, found.job_id, found.restart, found.executor) == (0, "local-abc", 0, "local")
 
 
-@pytest.mark.parametrize("environ", [{}, SLURM, HANDED.variables()])
-def test_outside_a_job_there_is_no_node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]) -> None:
-    for name, value in environ.items():
-        monkeypatch.setenv(name, value)
+def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="runs inside a job only"):
-        this_node()
+        this_node(RunDir(tmp_path).submission(1))
+
+
+def test_a_node_that_does_not_see_the_run_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    with pytest.raises(LaunchError, match="is the run directory visible on this node"):
+        this_node(RunDir(tmp_path).submission(1))
 
 
 def test_only_the_nodes_of_a_local_run_share_a_host_and_are_told_apart_by_their_index() -> None:
-    local = Node(index=1, host="h", job_id="j", restart=0, executor="local", launch=HANDED)
-    slurm = Node(index=1, host="h", job_id="j", restart=0, executor="slurm", launch=HANDED)
+    local = Node(index=1, host="h", job_id="j", restart=0, executor="local", submission=1, launch=HANDED)
+    slurm = Node(index=1, host="h", job_id="j", restart=0, executor="slurm", submission=1, launch=HANDED)
     assert (local.name(2), local.name(1), slurm.name(2)) == ("h/1", "h", "h")
 
 
@@ -80,7 +92,6 @@ def test_only_the_nodes_of_a_local_run_share_a_host_and_are_told_apart_by_their_
 
 launches = st.builds(
     Launch,
-    submission=st.integers(1, 99),
     attempt=st.integers(1, 99),
     after=st.none() | st.tuples(st.text(), st.builds(Process, st.text(), st.text(), st.integers(), st.integers())),
     from_start=st.booleans(),
@@ -95,7 +106,7 @@ def test_what_a_submission_hands_over_is_what_its_nodes_read(launch: Launch) -> 
 
 
 def test_only_the_first_start_of_a_job_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = Launch(submission=1, attempt=1, from_start=True)
+    launch = Launch(attempt=1, from_start=True)
     assert node(monkeypatch, SLURM, launch).from_start
     assert not node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "1"}, launch).from_start
 
@@ -115,7 +126,9 @@ INSIDE = {
     "MASTER_ADDR": "n0",
     "MASTER_PORT": "1",
     "SLURMTRAIN_GPUS": "0,1",
-    **Launch(submission=1, attempt=1, from_start=True, since=1.0).variables(),
+    "SLURMTRAIN_SUBMISSION": "1",
+    "SLURMTRAIN_ATTEMPT": "1",
+    "SLURMTRAIN_FROM_START": "1",
     **local_job("j"),
 }
 OUTSIDE = {"PATH": "/bin", "HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "t", "RANKING": "1",

@@ -19,7 +19,6 @@ from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
 from slurmtrain.model.layout import RunsRoot, SubmissionDir
 from slurmtrain.model.plan import Plan, make_plan
 from slurmtrain.model.spec import read_spec
-from slurmtrain.runtime.context import Launch
 from slurmtrain.slurm.launch import Handing, check, find, launch
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.files import locked, make_directory, write_json
@@ -67,8 +66,7 @@ def plan(**keys: Any) -> Plan:
 def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None, **keys: Any) -> str:
     with locked(submission.run.lock) as lock:
         assert lock is not None
-        handed = Launch(submission=submission.number, attempt=1)
-        return launch(Handing(plan(**keys), submission, handed, lock), variables or {})
+        return launch(Handing(plan(**keys), submission, lock), variables or {})
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -254,13 +252,12 @@ import json, sys
 from pathlib import Path
 from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
-from slurmtrain.runtime.context import Launch
 from slurmtrain.slurm.launch import Handing, launch
 from slurmtrain.system.files import locked
 submission = SubmissionDir(Path(sys.argv[1]))
 with locked(submission.run.lock) as lock:
     plan = Plan.from_json(json.loads(submission.plan.read_text()))
-    launch(Handing(plan, submission, Launch(submission=1, attempt=1), lock), {})
+    launch(Handing(plan, submission, lock), {})
 """
 
 

@@ -15,7 +15,6 @@ from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan, make_plan
 from slurmtrain.model.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec import read_spec
-from slurmtrain.runtime.context import Launch
 from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_request, prologue
 
@@ -28,11 +27,8 @@ def plan(**keys: Any) -> Plan:
     return make_plan(spec, workdir="/w", python="/usr/bin/python3", template=data)[0]
 
 
-HANDED = Launch(submission=1, attempt=1)
-
-
 def request(run: RunDir = RUN, **keys: Any) -> Request:
-    return make_request(plan(**keys), run.submission(1), HANDED)
+    return make_request(plan(**keys), run.submission(1))
 
 
 def flags(asked: Request) -> dict[str, str | None]:
@@ -160,10 +156,7 @@ def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
 
 
 def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> None:
-    assert (
-        run_prologue(ODD, [], '"$SLURMTRAIN_RUN_DIR|$SLURMTRAIN_RUN_ID|$SLURMTRAIN_SUBMISSION"')
-        == f"{ODD.path}|RUN-ID|1"
-    )
+    assert run_prologue(ODD, [], '"$SLURMTRAIN_RUN_DIR|$SLURMTRAIN_RUN_ID"') == f"{ODD.path}|RUN-ID"
 
 
 @pytest.mark.parametrize("character", ["\u2028", "\x85", "\x0b", "\x0c", "\x1c"])
@@ -180,7 +173,7 @@ def test_setup_lines_run_in_their_order_and_know_the_run() -> None:
 def test_braces_of_a_setup_line_are_not_read_as_a_template() -> None:
     assert (
         "echo {{ run_id }} {% if %} {# x #}"
-        in prologue(plan(setup=["echo {{ run_id }} {% if %} {# x #}"]), RUN.submission(1), HANDED).splitlines()
+        in prologue(plan(setup=["echo {{ run_id }} {% if %} {# x #}"]), RUN.submission(1)).splitlines()
     )
 
 

@@ -1,0 +1,36 @@
+"""What a check says of a node, and what all of that adds up to: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+# From best to worst; a check that was passed over says nothing about the node.
+STATUSES = ("skip", "pass", "warn", "fail")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found on one node. ``summary``: a phrase with figures. ``evidence``: JSON's own types only."""
+
+    check: str
+    status: str
+    summary: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As it is journaled; empty evidence is left out."""
+        plain: dict[str, Any] = {"check": self.check, "status": self.status, "summary": self.summary}
+        return {**plain, "evidence": dict(self.evidence)} if self.evidence else plain
+
+
+def at_level(finding: Finding, level: str) -> Finding:
+    """The finding, of which a failure is only a warning where the spec says ``warn``."""
+    return replace(finding, status="warn") if finding.status == "fail" and level == "warn" else finding
+
+
+def worst(findings: Iterable[Finding]) -> str:
+    """The worst status among these; ``pass`` where there are none."""
+    statuses = [finding.status for finding in findings]
+    return max((s for s in statuses if s != "skip"), key=STATUSES.index, default="pass")

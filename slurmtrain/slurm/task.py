@@ -1,0 +1,10 @@
+"""What Slurm runs on each node: the node agent, which can put its own job back into the queue."""
+
+from __future__ import annotations
+
+from slurmtrain.runtime.agent import run_node as run_agent
+
+
+def run_node(submission: str) -> None:
+    """Run the agent of this node, as a task of submitit's. ``submission``: the submission's directory."""
+    run_agent(submission)

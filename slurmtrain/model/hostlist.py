@@ -1,0 +1,109 @@
+"""Slurm's lists of nodes, such as ``rack[0-1]node[2-3],login1``, expanded and compressed without Slurm.
+
+``expand`` gives what ``scontrol show hostnames`` of Slurm 22.05 prints, in its order and with its duplicates. It is
+stricter where that only guesses: at brackets that are not closed, and at blanks or signs among numbers. Nothing may
+follow the last bracket of a name: Slurm refuses that too, and never writes it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+# As many as Slurm takes in one range (MAX_RANGE of its hostlist.c); here it bounds a whole list.
+LIMIT = 65536
+_SEPARATORS = ", \t\n"
+_ITEM = re.compile(r"(?:[^][, \t\n]|\[[^][]*\])+")
+_GROUP = re.compile(r"\[([^]]*)\]")
+# Slurm reads numbers of 64 bits, which any of 19 digits fits.
+_RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
+_PART = re.compile(r"[A-Za-z0-9._-]*")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_TRAILING_NUMBER = re.compile(r"(.*?)([0-9]{0,19})", re.DOTALL)
+
+# First and last number, and the digits that each is padded to with zeros: those of the first, as Slurm has it.
+_Range = tuple[int, int, int]
+
+
+def expand(text: str) -> list[str]:
+    """The nodes of a list, in Slurm's order; none for an empty list.
+
+    In a name with several brackets the last one varies fastest, then the first, the second, and so on.
+    Raises ValueError with a sentence for what is no such list, and for lists of more than 65,536 nodes.
+    """
+    if rest := _ITEM.sub("", text).strip(_SEPARATORS):
+        raise ValueError(f"{text!r} is no list of nodes: its brackets do not match at {rest[0]!r}")
+    hosts: list[str] = []
+    for item in _ITEM.findall(text):
+        # Literal text and what stands between brackets, by turns; the last one is what follows the last bracket.
+        *parts, after = _GROUP.split(item)
+        _check_name(item, [*parts[::2], after])
+        if not parts:
+            hosts.append(item)
+            continue
+        if after:
+            raise ValueError(f"{item!r} is no list of nodes: nothing may follow the last bracket, found {after!r}")
+        groups = [[_parse_range(part, item) for part in group.split(",")] for group in parts[1::2]]
+        if len(hosts) + math.prod(sum(hi - lo + 1 for lo, hi, _ in group) for group in groups) > LIMIT:
+            raise ValueError(f"{text[:80]!r} names more than {LIMIT} nodes")
+        hosts.extend(_combine(parts[::2], groups))
+    return hosts
+
+
+def compress(hosts: Iterable[str]) -> str:
+    """A short list that Slurm expands to the same set of nodes, sorted by name; duplicates are dropped.
+
+    Only trailing numbers become ranges. Raises ValueError with a sentence for what cannot be a node's name.
+    """
+    numbers: dict[str, list[str]] = {}
+    for host in set(hosts):
+        if not _NAME.fullmatch(host):
+            raise ValueError(f"{host!r} cannot be a node's name")
+        match = _TRAILING_NUMBER.fullmatch(host)
+        assert match is not None
+        numbers.setdefault(match[1], []).append(match[2])
+    items = []
+    for prefix, found in sorted(numbers.items()):
+        if "" in found:
+            items.append(prefix)
+        ranges = list(_ranges(sorted((n for n in found if n), key=lambda digits: (len(digits), digits))))
+        if len(ranges) == 1 and "-" not in ranges[0]:
+            items.append(prefix + ranges[0])
+        elif ranges:
+            items.append(f"{prefix}[{','.join(ranges)}]")
+    return ",".join(items)
+
+
+def _check_name(item: str, literals: Sequence[str]) -> None:
+    if not all(_PART.fullmatch(literal) for literal in literals) or item[0] in "-.":
+        raise ValueError(f"{item!r} cannot name nodes")
+
+
+def _parse_range(text: str, item: str) -> _Range:
+    match = _RANGE.fullmatch(text)
+    if match is None:
+        raise ValueError(f"{item!r} is no list of nodes: {text!r} is neither a number nor a range of numbers")
+    low, high = int(match[1]), int(match[2] or match[1])
+    if low > high:
+        raise ValueError(f"{item!r} is no list of nodes: the range {text!r} runs backwards")
+    return low, high, len(match[1])
+
+
+def _combine(literals: Sequence[str], groups: Sequence[Sequence[_Range]]) -> Iterator[str]:
+    """Every name that literals and groups of numbers, which follow one another by turns, make together."""
+    *front, last = ([f"{n:0{width}d}" for lo, hi, width in group for n in range(lo, hi + 1)] for group in groups)
+    for *others, end in itertools.product(*reversed(front), last):
+        numbers = [*reversed(others), end]
+        yield "".join(literal + number for literal, number in zip(literals, numbers, strict=True))
+
+
+def _ranges(numbers: Sequence[str]) -> Iterator[str]:
+    """Numbers, sorted by digits and value, as Slurm's ranges: a number joins the range that reaches it."""
+    start = 0
+    for index in range(1, len(numbers) + 1):
+        if index < len(numbers) and numbers[index] == f"{int(numbers[index - 1]) + 1:0{len(numbers[start])}d}":
+            continue
+        yield numbers[start] if index - start == 1 else f"{numbers[start]}-{numbers[index - 1]}"
+        start = index

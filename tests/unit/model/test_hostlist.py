@@ -1,0 +1,133 @@
+"""Slurm's lists of nodes. That they are expanded as Slurm does it is tested in tests/cluster."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from slurmtrain.model.hostlist import LIMIT, compress, expand
+
+NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[0-9]{0,4}", fullmatch=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "hosts"),
+    [
+        ("", []),
+        (" , ", []),
+        ("login1", ["login1"]),
+        ("b,a b", ["b", "a", "b"]),
+        ("n[8-11]", ["n8", "n9", "n10", "n11"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[001-003,20]", ["n001", "n002", "n003", "n20"]),
+        ("n[3,1,1]", ["n3", "n1", "n1"]),
+        ("node[1],other[2-3]", ["node1", "other2", "other3"]),
+        ("rack[0-1]node[2-3]", ["rack0node2", "rack0node3", "rack1node2", "rack1node3"]),
+        ("n[1-2][3-4]", ["n13", "n14", "n23", "n24"]),
+        ("[1-2]", ["1", "2"]),
+    ],
+)
+def test_a_list_is_expanded_in_its_own_order_with_its_own_padding(text: str, hosts: list[str]) -> None:
+    assert expand(text) == hosts
+
+
+def test_of_three_brackets_the_last_varies_fastest_and_then_the_first() -> None:
+    assert expand("a[1-2]b[3-4]c[5-6]") == [
+        "a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("n[1-2", "brackets do not match at '['"),
+        ("n1-2]", "brackets do not match at ']'"),
+        ("n[[1-2]]", "brackets do not match"),
+        ("n[2-1]", "the range '2-1' runs backwards"),
+        ("n[]", "'' is neither a number nor a range"),
+        ("n[1,,2]", "'' is neither a number nor a range"),
+        ("n[-1]", "'-1' is neither"),
+        ("n[1-]", "'1-' is neither"),
+        ("n[+1]", "'+1' is neither"),
+        ("n[ 1]", "' 1' is neither"),
+        ("n[a]", "'a' is neither"),
+        ("n[\u0661]", "is neither"),
+        ("n[1-2]m", "nothing may follow the last bracket, found 'm'"),
+        ("(null)", "'(null)' cannot name nodes"),
+        ("-h", "'-h' cannot name nodes"),
+        ("a;b", "'a;b' cannot name nodes"),
+    ],
+)
+def test_what_is_no_list_is_refused_with_what_is_wrong_in_it(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        expand(text)
+    assert said in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "n[1-999999999999999]",
+        f"n[0-{LIMIT}]",
+        "n[0-999]m[0-999]",
+        f"a,n[1-{LIMIT}]",
+        "n[1-60000],m[1-60000]",
+    ],
+)
+def test_a_list_of_too_many_nodes_is_refused_before_it_is_built(text: str) -> None:
+    with pytest.raises(ValueError, match="names more than 65536 nodes"):
+        expand(text)
+
+
+def test_the_longest_list_is_expanded() -> None:
+    assert len(expand(f"n[1-{LIMIT}]")) == LIMIT
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [
+        ([], ""),
+        (["login1"], "login1"),
+        (["n2", "n1", "n1"], "n[1-2]"),
+        ([f"n{i}" for i in range(8, 12)], "n[8-11]"),
+        ([f"n{i:02}" for i in range(98, 102)], "n[98-101]"),
+        (["n1", "n3", "n01", "n02"], "n[1,3,01-02]"),
+        (["n08", "n9", "n10"], "n[9,08,10]"),
+        (["n", "n5", "m"], "m,n,n5"),
+        (["rack0node1", "rack0node2", "rack1node1"], "rack0node[1-2],rack1node1"),
+        (["7", "8"], "[7-8]"),
+    ],
+)
+def test_nodes_are_compressed_to_ranges_of_their_trailing_numbers(hosts: list[str], text: str) -> None:
+    assert compress(hosts) == text
+
+
+@pytest.mark.parametrize("host", ["", "a,b", "n[1]", "-n", "a b", "a\n", "n1;"])
+def test_what_cannot_be_a_nodes_name_is_not_put_into_a_list(host: str) -> None:
+    with pytest.raises(ValueError, match="cannot be a node's name"):
+        compress(["n1", host])
+
+
+@given(st.lists(NAMES))
+@example(["n9", "n09", "n10", "n010", "n", "n00", "n0"])
+@example(["n" + "9" * 19, "n1" + "0" * 19, "n" + "0" * 25])
+def test_what_was_compressed_expands_to_the_same_nodes(hosts: list[str]) -> None:
+    expanded = expand(compress(hosts))
+    assert sorted(expanded) == sorted(set(hosts))
+
+
+@given(st.sets(st.integers(0, 300)), st.integers(1, 4))
+def test_neighbours_share_a_range(numbers: set[int], width: int) -> None:
+    text = compress(f"n{number:0{width}}" for number in numbers)
+    beginnings = sum(number - 1 not in numbers for number in numbers)
+    assert sum(bool(part) for part in text.split(",")) == beginnings
+
+
+@given(st.text())
+def test_any_text_gives_names_or_a_refusal(text: str) -> None:
+    try:
+        hosts = expand(text)
+    except ValueError:
+        return
+    assert all(hosts)

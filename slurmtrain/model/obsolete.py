@@ -1,0 +1,83 @@
+"""Variables of old recipes that have no effect today or do harm, and those that undo slurmtrain's own choices: pure.
+
+Sources: NCCL's user guide (2.32), "Environment Variables" and "Networking Troubleshooting"; ProcessGroupNCCL.hpp of
+torch 2.13; doc/efa-env-var.md of aws-ofi-nccl. docs/network-profiles.md has the same table for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_TORCH = {
+    "NCCL_ASYNC_ERROR_HANDLING": "is TORCH_NCCL_ASYNC_ERROR_HANDLING since torch 2.2, which torch elastic sets to 1; "
+    "leave it out",
+    "NCCL_BLOCKING_WAIT": "is TORCH_NCCL_BLOCKING_WAIT since torch 2.2",
+    "NCCL_DESYNC_DEBUG": "is TORCH_NCCL_DESYNC_DEBUG since torch 2.2",
+    "NCCL_ENABLE_TIMING": "is TORCH_NCCL_ENABLE_TIMING since torch 2.2",
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "is TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK since torch 2.2",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS": "has no effect since torch 2.8, which never records streams; leave it out",
+}
+_NCCL = {
+    "NCCL_IB_GID_INDEX": "keeps NCCL from finding each card's RoCE v2 address, which it does since 2.21; leave it out",
+    "NCCL_MIN_NCHANNELS": "is deprecated since NCCL 2.17; leave it out, or use NCCL_MIN_CTAS",
+    "NCCL_MAX_NCHANNELS": "is deprecated since NCCL 2.17; leave it out, or use NCCL_MAX_CTAS",
+    "NCCL_MIN_NRINGS": "was renamed in NCCL 2.5 and is deprecated since 2.17; leave it out, or use NCCL_MIN_CTAS",
+    "NCCL_MAX_NRINGS": "was renamed in NCCL 2.5 and is deprecated since 2.17; leave it out, or use NCCL_MAX_CTAS",
+    "NCCL_BUFFSIZE": "is for debugging, and sizes that suited an older NCCL cost speed or memory today; leave it out",
+    "NCCL_TREE_THRESHOLD": "has no effect since NCCL 2.5, which weighs trees against rings itself; leave it out",
+    "NCCL_LL_THRESHOLD": "has no effect since NCCL 2.5, which chooses the protocol itself; leave it out",
+    "NCCL_SINGLE_RING_THRESHOLD": "has no effect since NCCL 2.3; leave it out",
+    "NCCL_IB_CUDA_SUPPORT": "has no effect since NCCL 2.4; leave it out, or use NCCL_NET_GDR_LEVEL",
+    "NCCL_IB_GDR_LEVEL": "is NCCL_NET_GDR_LEVEL since NCCL 2.4; leave it out, or use that",
+}
+_EFA = {
+    "FI_EFA_USE_DEVICE_RDMA": "is not needed since libfabric 1.18 with aws-ofi-nccl 1.7; leave it out",
+    "FI_EFA_FORK_SAFE": "is set by aws-ofi-nccl itself since 1.2; leave it out",
+    "FI_EFA_ENABLE_SHM_TRANSFER": "has no effect with aws-ofi-nccl, which forbids such transfers; leave it out",
+    "RDMAV_FORK_SAFE": "can break RDMA on newer kernels; leave it out, NCCL and aws-ofi-nccl see to forks themselves",
+}
+OBSOLETE: Mapping[str, str] = {**_TORCH, **_NCCL, **_EFA}
+
+# With these values a variable says what holds anyway.
+_HARMLESS = {"NCCL_IB_GID_INDEX": "-1"}
+# Google's scripts set NCCL's variables for Google's plugins, which check them; these name the plugins.
+_GIB = "gib"
+_SHIM = "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE"
+
+_INTERFACE = "name the interface in network.interface instead"
+_OURS = {
+    "NCCL_SOCKET_IFNAME": _INTERFACE,
+    "GLOO_SOCKET_IFNAME": _INTERFACE,
+    "TP_SOCKET_IFNAME": _INTERFACE,
+    "MASTER_ADDR": "leave it out",
+    "MASTER_PORT": "leave it out",
+    "RANK": "leave it out, it differs in each process",
+    "LOCAL_RANK": "leave it out, it differs in each process",
+    "WORLD_SIZE": "leave it out, resources give it",
+}
+
+
+def obsolete(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable that is obsolete or does harm, with what to do instead and since when.
+
+    What Google's scripts set for NCCL on their machines is passed over: it belongs to their plugins.
+    """
+    found = [name for name in OBSOLETE if environ.get(name) not in (None, "", _HARMLESS.get(name))]
+    if environ.get("NCCL_NET", "").lower() == _GIB or _SHIM in environ:
+        found = [name for name in found if name not in _NCCL]
+    others = sorted(name for name in environ if name.startswith("RDMAV_") and name not in OBSOLETE)
+    return [
+        *(f"{name} {OBSOLETE[name]}." for name in found),
+        *(f"{name} should not be set; leave it out, NCCL and libfabric know what they need." for name in others),
+    ]
+
+
+def undoing(environ: Mapping[str, str], set_by_us: Mapping[str, str]) -> list[str]:
+    """A sentence for each variable of a spec's ``env`` that is not what slurmtrain itself sets, as in ``set_by_us``."""
+    found = []
+    for name, advice in _OURS.items():
+        value, ours = environ.get(name), set_by_us.get(name)
+        if value is not None and value != ours:
+            chosen = f"but slurmtrain sets it to {ours!r}" if ours is not None else "but slurmtrain sets it"
+            found.append(f"{name} is {value!r} in env, {chosen}; {advice}.")
+    return found

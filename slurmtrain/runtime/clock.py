@@ -1,0 +1,208 @@
+"""What keeps this node's clock. The kernel and the time services are asked; nothing is ever set."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Answer = dict[str, Any]
+
+# adjtimex(2): what it returns for a clock that is not synchronised.
+_TIME_ERROR = 5
+# NTP_PHASE_LIMIT of the kernel: its bound of the error grows by 500 ppm up to this when nothing keeps the clock.
+_UNKNOWN_US = 16_000_000
+# The reference of chronyd's directive "local", and of ntpd's driver for it (127.127.1.x).
+_OWN_CLOCK = "7F7F0101"
+_SYSTEM_PATHS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
+_CHRONY_FIELDS = 14
+
+
+def stamp() -> float:
+    """Now, by this node's clock, in seconds since 1970."""
+    return time.time()
+
+
+def discipline(timeout_s: float = 2.0) -> Answer:
+    """What keeps this node's clock, by whoever knows: the kernel, chrony, systemd's timedated, ntpd.
+
+    Returns ``disciplined`` (None: nobody knows), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``said`` (a
+    phrase with figures) and ``bound_ms`` (the largest error of the clock by true time, or None). A service is asked
+    only where the kernel does not call the clock synchronised; each has ``timeout_s`` seconds. Raises nothing.
+    """
+    kernel = ask_kernel()
+    if kernel is not None and kernel["disciplined"]:
+        return kernel
+    denied = None
+    for command, read in _SERVICES:
+        answer = read(_output(command, timeout_s))
+        if answer is not None and answer["disciplined"]:
+            return answer
+        denied = denied or answer
+    return conclude(kernel, denied)
+
+
+def conclude(kernel: Answer | None, denied: Answer | None) -> Answer:
+    """The answer where neither the kernel nor any service calls the clock synchronised, but one service denies it.
+
+    A kernel that is in doubt gives a bound of the error that somebody has set since the clock last was: chronyd without
+    ``rtcsync`` does so, and leaves the flag of the unsynchronised clock alone.
+    """
+    if denied is not None:
+        return denied
+    if kernel is None:
+        return _answer(None, "none", "no time service answers")
+    return {**kernel, "disciplined": True} if kernel["disciplined"] is None else kernel
+
+
+def _answer(disciplined: bool | None, source: str, said: str, bound_ms: float | None = None) -> Answer:
+    return {"disciplined": disciplined, "source": source, "said": said, "bound_ms": bound_ms}
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------
+
+
+class Timex(ctypes.Structure):
+    """``struct timex`` of adjtimex(2) on 64-bit Linux, 208 bytes."""
+
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        *((name, ctypes.c_long) for name in ("offset", "freq", "maxerror", "esterror")),
+        ("status", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("constant", "precision", "tolerance", "seconds", "fraction")),
+        *((name, ctypes.c_long) for name in ("tick", "ppsfreq", "jitter")),
+        ("shift", ctypes.c_int),
+        *((name, ctypes.c_long) for name in ("stabil", "jitcnt", "calcnt", "errcnt", "stbcnt")),
+        ("tai", ctypes.c_int),
+        ("reserved", ctypes.c_int * 11),
+    )
+
+
+def ask_kernel() -> Answer | None:
+    """What the kernel says; None where it may not be asked, as in some containers, or is not 64-bit Linux."""
+    try:
+        adjtimex = ctypes.CDLL(None).adjtimex
+    except (OSError, AttributeError):
+        return None
+    if ctypes.sizeof(ctypes.c_long) != 8:
+        return None
+    said = Timex(modes=0)
+    state = int(adjtimex(ctypes.byref(said)))
+    return read_kernel(state, said.maxerror)
+
+
+def read_kernel(state: int, maxerror_us: int) -> Answer | None:
+    """What adjtimex(2) returned, and its bound of the error in microseconds; -1 says nothing.
+
+    ``disciplined`` is None where flag and bound contradict each other.
+    """
+    if state < 0:
+        return None
+    if maxerror_us >= _UNKNOWN_US:
+        return _answer(False, "adjtimex", "not synchronised, by the kernel")
+    bound_ms = maxerror_us / 1e3
+    error = f"{_at_most(bound_ms)} by the kernel"
+    if state == _TIME_ERROR:
+        return _answer(None, "adjtimex", f"{error}, which has no word that it is synchronised", bound_ms)
+    return _answer(True, "adjtimex", error, bound_ms)
+
+
+# --- services ---------------------------------------------------------------------------------------------------
+
+
+def read_chrony(text: str) -> Answer | None:
+    """The answer of ``chronyc -c tracking``, fourteen fields with commas between them, in seconds (chronyc(1)).
+
+    The error is at most the correction that is left, the root dispersion and half of the root delay.
+    """
+    fields = next((line.split(",") for line in text.splitlines() if line.count(",") == _CHRONY_FIELDS - 1), None)
+    if fields is None:
+        return None
+    if fields[13] == "Not synchronised":
+        return _answer(False, "chrony", "chrony follows no source")
+    if fields[0] == _OWN_CLOCK:
+        return _answer(False, "chrony", "chrony follows no source but this clock itself")
+    correction, delay, dispersion = (_number(fields[index]) for index in (4, 10, 11))
+    if correction is None or delay is None or dispersion is None:
+        return None
+    bound_ms = (abs(correction) + dispersion + delay / 2) * 1e3
+    return _answer(True, "chrony", f"{_at_most(bound_ms)}, chrony follows {fields[1] or fields[0]}", bound_ms)
+
+
+def read_timedatectl(text: str) -> Answer | None:
+    """The answer of ``timedatectl show -p NTPSynchronized --value``: yes or no."""
+    said = text.strip()
+    if said not in ("yes", "no"):
+        return None
+    return _answer(said == "yes", "timesyncd", f"{'' if said == 'yes' else 'not '}synchronised, by timedatectl")
+
+
+def read_ntpq(text: str) -> Answer | None:
+    """The answer of ``ntpq -c rv``: names and values, in milliseconds (ntpq(8)).
+
+    Leap indicator 3 (11 in binary) and stratum 16 mean a clock that is not synchronised (RFC 5905, section 7.3).
+    """
+    values = {name: value.strip('"') for name, value in re.findall(r'(\w+)=("[^"]*"|[^,\s]*)', text)}
+    if "leap" not in values or "stratum" not in values:
+        return None
+    if values["leap"] in ("11", "3", "03") or values["stratum"] == "16":
+        return _answer(False, "ntpd", "ntpd follows no source")
+    if "sync_local" in text or values.get("refid", "").startswith("LOCAL"):
+        return _answer(False, "ntpd", "ntpd follows no source but this clock itself")
+    offset, delay, dispersion = (_number(values.get(name, "")) for name in ("offset", "rootdelay", "rootdisp"))
+    who = f"ntpd follows {values.get('refid', 'a source')}"
+    if offset is None or delay is None or dispersion is None:
+        return _answer(True, "ntpd", who)
+    bound_ms = abs(offset) + dispersion + delay / 2
+    return _answer(True, "ntpd", f"{_at_most(bound_ms)}, {who}", bound_ms)
+
+
+# chronyc and ntpq without -n look up the names of servers, which may take seconds.
+_SERVICES: tuple[tuple[tuple[str, ...], Callable[[str], Answer | None]], ...] = (
+    (("chronyc", "-n", "-c", "tracking"), read_chrony),
+    (("timedatectl", "show", "-p", "NTPSynchronized", "--value"), read_timedatectl),
+    (("ntpq", "-n", "-c", "rv"), read_ntpq),
+)
+
+
+def _at_most(milliseconds: float) -> str:
+    return (
+        f"error at most {milliseconds:.3g} ms" if milliseconds < 999.5 else f"error at most {milliseconds / 1e3:.1f} s"
+    )
+
+
+def _number(text: str) -> float | None:
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _output(command: Sequence[str], timeout_s: float) -> str:
+    """What a command prints; nothing where it is not there, fails or takes too long."""
+    places = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_PATHS])
+    program = shutil.which(command[0], path=places)
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run(
+            [program, *command[1:]],
+            env={**os.environ, "LC_ALL": "C"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from . import cluster as clusters
-from . import lifecycle, slurm, status
+from . import faults, lifecycle, slurm, status
 from .accounting import ACCOUNT
 from .cluster import MAX_NODES, Cluster, Settings
 from .errors import ClusterError
@@ -95,6 +95,28 @@ def _start_node(parsed: argparse.Namespace, cluster: Cluster) -> int:
     require_root("start-node")
     started = lifecycle.start_node(cluster, parsed.node)
     print(f"node{parsed.node} is usable" if started else f"node{parsed.node} was running already; it is usable")
+    return 0
+
+
+def _break_network(parsed: argparse.Namespace, cluster: Cluster) -> int:
+    require_root("break-network")
+    directions = [parsed.only] if parsed.only else ["in", "out"]
+    faults.break_network(cluster, parsed.node, parsed.interface, directions)
+    print(f"node{parsed.node} loses what goes {' and '.join(directions)} over {parsed.interface}")
+    return 0
+
+
+def _mend_network(parsed: argparse.Namespace, cluster: Cluster) -> int:
+    require_root("mend-network")
+    faults.mend_network(cluster, parsed.node)
+    print(f"node{parsed.node} loses nothing any more")
+    return 0
+
+
+def _shift_clock(parsed: argparse.Namespace, cluster: Cluster) -> int:
+    require_root("shift-clock")
+    faults.shift_clock(cluster, parsed.node, parsed.seconds)
+    print(f"the clock of node{parsed.node} is {parsed.seconds:g} s ahead, for tasks that start from now on")
     return 0
 
 
@@ -187,6 +209,15 @@ def _parser() -> argparse.ArgumentParser:
         ("start-node", _start_node, "start a node again and wait until it is usable"),
     ):
         add(name, function, text).add_argument("node", type=_node, metavar="I", help="its number, from 0")
+    broken = add("break-network", _break_network, "lose all packets of one interface of a node, which stays up")
+    broken.add_argument("node", type=_node, metavar="I", help="its number, from 0")
+    broken.add_argument("interface", metavar="INTERFACE", help="such as hsn0")
+    broken.add_argument("--only", choices=("in", "out"), help="in one direction only")
+    mended = add("mend-network", _mend_network, "undo all of break-network on a node")
+    mended.add_argument("node", type=_node, metavar="I", help="its number, from 0")
+    shifted = add("shift-clock", _shift_clock, "set the clock of a node's tasks ahead or back")
+    shifted.add_argument("node", type=_node, metavar="I", help="its number, from 0")
+    shifted.add_argument("seconds", type=float, metavar="SECONDS", help="how far; 0 puts it right")
     preempt = add("preempt", _preempt, "have a running job preempted by one of higher rank on its nodes")
     preempt.add_argument("job", metavar="RUN|JOB", help="a job's id; or a run's id, the beginning of it, or its name")
     preempt.add_argument(

@@ -7,6 +7,7 @@ import secrets
 import socket
 from pathlib import Path
 
+from . import faults
 from .cluster import Cluster, Settings, write_file
 from .network import ETC
 from .processes import run
@@ -45,6 +46,7 @@ def write(cluster: Cluster, settings: Settings) -> None:
         "cgroup.conf": (cgroup_conf(slurm_version()), 0o644),
         "slurmdbd.conf": (slurmdbd_conf(cluster, settings), 0o600),
         "keys/munge.key": (secrets.token_hex(64), 0o600),
+        "task-prolog": (faults.task_prolog(cluster), 0o755),
     }
     for name, (text, mode) in files.items():
         if not (directory / name).exists():
@@ -71,6 +73,7 @@ def slurm_conf(cluster: Cluster, settings: Settings) -> str:
         f"SlurmctldPidFile={directory}/run/slurmctld.pid",
         f"SlurmdPidFile={directory}/run/%n.pid",
         "MailProg=/bin/true",
+        f"TaskProlog={directory}/task-prolog",
         "",
         "# One kernel for all nodes: no cgroups, and more CPUs and memory claimed than there are.",
         "ProctrackType=proctrack/linuxproc",

@@ -125,7 +125,7 @@ def _build_switch(cluster: Cluster, settings: Settings) -> None:
         raise CannotHere(
             f"this machine does not let root make network namespaces, bridges and veths: {error}"
         ) from None
-    if any(settings.controller_address in addresses for addresses in _interfaces(None).values()):
+    if any(settings.controller_address in addresses for addresses in interfaces(None).values()):
         raise ClusterError(
             f"another cluster has the address {settings.controller_address} by now: run 'scripts/cluster down "
             f"--name {cluster.name}', then 'up' again"
@@ -136,7 +136,7 @@ def _build_switch(cluster: Cluster, settings: Settings) -> None:
 
 
 def _switch_is_complete(cluster: Cluster, settings: Settings) -> bool:
-    switch, here = _interfaces(cluster.switch), _interfaces(None)
+    switch, here = interfaces(cluster.switch), interfaces(None)
     bridged = {"slow", "fast", "uplink"} <= switch.keys()
     return bridged and here.get(cluster.uplink) == {settings.controller_address}
 
@@ -182,7 +182,7 @@ def _limit(cluster: Cluster, i: int, node: str) -> bool:
 
 
 def _node_is_complete(cluster: Cluster, settings: Settings, i: int) -> bool:
-    found = _interfaces(cluster.namespace(settings.names[i]))
+    found = interfaces(cluster.namespace(settings.names[i]))
     wanted = {
         "lo": {"127.0.0.1"},
         "eno1": {settings.slow_address(i)},
@@ -203,7 +203,7 @@ def _remove_node(cluster: Cluster, i: int, node: str) -> None:
         run(["ip", "netns", "del", path.name])
 
 
-def _interfaces(namespace: str | None) -> dict[str, set[str]]:
+def interfaces(namespace: str | None) -> dict[str, set[str]]:
     """The interfaces that are up, with their IPv4 addresses; none where the namespace is missing."""
     return {
         link["ifname"]: {address["local"] for address in link["addr_info"] if address["family"] == "inet"}

@@ -26,6 +26,8 @@ PROGRAMS = {
     "tc": "iproute2",
     "unshare": "util-linux",
     "hostname": "hostname",
+    "nft": "nftables",
+    "faketime": "faketime",
 }
 POLICY = Path("/usr/sbin/policy-rc.d")
 POLICY_MARK = "# written by slurmtrain's scripts/cluster"

@@ -1,0 +1,96 @@
+"""A matrix product: on every GPU that this process can see, as a program of its own, or on one core.
+
+A CUDA context holds GPU memory for as long as its process lives, so the node agent, which lives as long as the run,
+never makes one. ``python gemm.py SECONDS`` prints ``{"count": GPUs, "built_for": version or null}``, then a line for
+each GPU as soon as it is done: ``{"gpu": index, "name", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After
+SECONDS it is killed by its own alarm, should its parent be gone.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+# Powers of two: the sum of that many ones is exact in float16, so that any other result is an error of the hardware.
+_GPU_SIZE, _CPU_SIZE = 4096, 256
+_GPU_ROUNDS, _CPU_ROUNDS = 5, 50
+# Products between two looks at the clock, so that starting one on a GPU weighs little.
+_GPU_BATCH = 10
+
+_output = threading.Lock()
+
+
+def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> float:
+    """Seconds of a product of matrices of ``size`` x ``size`` ones: the least of ``rounds`` means over ``batch``.
+
+    ``device`` and ``dtype`` are names of torch. Raises ArithmeticError where the product is wrong, RuntimeError where
+    torch cannot compute it.
+    """
+    import torch
+
+    ones = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
+    product = ones @ ones
+    if not bool((product == size).all()):
+        raise ArithmeticError(f"the product of {size} x {size} ones is wrong")
+    wait = torch.cuda.synchronize if ones.is_cuda else lambda _: None
+    least = float("inf")
+    for _ in range(rounds):
+        wait(ones.device)
+        began = time.perf_counter()
+        for _ in range(batch):
+            torch.mm(ones, ones, out=product)
+        wait(ones.device)
+        least = min(least, (time.perf_counter() - began) / batch)
+    return least
+
+
+def on_one_core() -> float:
+    """Seconds of a small float32 product on one core. The number of threads that torch uses is left as it was."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return multiply("cpu", "float32", _CPU_SIZE, rounds=_CPU_ROUNDS, batch=1)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _say(line: dict[str, Any]) -> None:
+    with _output:
+        print(json.dumps(line), flush=True)
+
+
+def _try(index: int) -> None:
+    import torch
+
+    try:
+        name = torch.cuda.get_device_name(index)
+        seconds = multiply(f"cuda:{index}", "float16", _GPU_SIZE, rounds=_GPU_ROUNDS, batch=_GPU_BATCH)
+        speed = 2 * _GPU_SIZE**3 / seconds / 1e12
+        _say({"gpu": index, "name": name, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
+    except Exception as error:  # noqa: BLE001 (whatever CUDA raises is the finding)
+        first = str(error).strip().partition("\n")[0]
+        _say({"gpu": index, "error": f"{type(error).__name__}: {first}"})
+
+
+def main() -> None:
+    """Say how many GPUs there are, then try all of them at once: one that hangs holds up no other."""
+    signal.alarm(int(float(sys.argv[1])) + 1)
+    import torch
+
+    count = torch.cuda.device_count()
+    _say({"count": count, "built_for": torch.version.cuda or torch.version.hip})
+    tries = [threading.Thread(target=_try, args=(index,)) for index in range(count)]
+    for each in tries:
+        each.start()
+    for each in tries:
+        each.join()
+
+
+if __name__ == "__main__":
+    main()

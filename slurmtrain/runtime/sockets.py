@@ -1,0 +1,51 @@
+"""Sockets that listen, and which way the kernel would go."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+from collections.abc import Iterable
+
+from slurmtrain.errors import LaunchError
+
+_BACKLOG = 1024
+_TRIES = 50
+# Any will do: nothing is sent there.
+_PORT_FOR_ROUTE = 9
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on one address. Raises OSError."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+
+
+def listen_anywhere(port: int) -> socket.socket:
+    """A socket that listens on all addresses of this machine, of both families where it has both. Raises OSError."""
+    if socket.has_dualstack_ipv6():
+        with contextlib.suppress(OSError):
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
+    return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)  # noqa: S104 (who connects must know the secret)
+
+
+def listen_on_first(ports: Iterable[int]) -> socket.socket:
+    """Like :func:`listen_anywhere`, on the first of these ports that is free. Raises LaunchError."""
+    problem: OSError | None = None
+    for port in itertools.islice(ports, _TRIES):
+        try:
+            return listen_anywhere(port)
+        except OSError as error:
+            problem = error
+    raise LaunchError(f"none of {_TRIES} ports is free on {socket.gethostname()}: {problem}")
+
+
+def source_towards(address: str) -> str | None:
+    """The address that the kernel's routes choose for talking to another one. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _PORT_FOR_ROUTE))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None

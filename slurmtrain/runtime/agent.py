@@ -12,12 +12,12 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.plan import Plan, fill_command
-from slurmtrain.runtime import context, handover, lease, network
+from slurmtrain.runtime import context, handover, lease
 from slurmtrain.runtime.checkpointfiles import newest_published
 from slurmtrain.runtime.context import Node
 from slurmtrain.runtime.ending import Ending, StopRequest, decide
@@ -25,6 +25,9 @@ from slurmtrain.runtime.signals import StopFlag
 from slurmtrain.system.files import make_directory, read_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify, myself
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.preflight import Outcome
 
 _TURN_POLL_S = 0.5
 # How long before the time limit workers are asked to stop: at most this, at most a tenth of the limit.
@@ -65,16 +68,39 @@ def run_node(submission_dir: str, queue: Queue | None = None) -> None:
             said = f"the node agent failed: {type(error).__name__}: {error}"
             journal.write("end", cause="crash", reason=said, failed_at=time.time(), failures=[])
             raise
-        journal.write(
-            "end",
-            cause=ending.cause,
-            reason=ending.reason,
-            failed_at=ending.failed_at,
-            cascade=ending.cascade,
-            signal=ending.signal,
-            failures=list(ending.failures),
-        )
-    sys.exit(0 if ending.cause in ("completed", "cancelled", "timeout") else 1)
+        started_again = _end(ending, node, journal, queue)
+    # Where a node fails with another code than 0, srun kills the others, who may be busy putting the job back.
+    waits = ending.cause == "preflight" and (node.index != 0 or started_again)
+    sys.exit(0 if ending.cause in ("completed", "cancelled", "timeout") or waits else 1)
+
+
+def _end(ending: Ending, node: Node, journal: Journal, queue: Queue | None) -> bool:
+    """Say the last word, and have the job start again on other nodes where that may help; returns whether it will."""
+    without = ending.without if queue is not None else ()
+    reason = ending.reason
+    if without and queue is not None:
+        objection = queue.objection(node.job_id, without)
+        if objection is None:
+            journal.write("requeue", exclude=list(without), why=reason)
+        else:
+            reason, without = f"{reason}; {objection}", ()
+    journal.write(
+        "end",
+        cause=ending.cause,
+        reason=reason,
+        failed_at=ending.failed_at,
+        cascade=ending.cascade,
+        signal=ending.signal,
+        failures=list(ending.failures),
+    )
+    if not without or queue is None:
+        return False
+    try:
+        queue.put_back(node.job_id, without)
+    except SlurmtrainError as error:
+        journal.write("requeue_failed", reason=str(error))
+        return False
+    return True
 
 
 class _Agent:
@@ -129,22 +155,25 @@ class _Agent:
 
     def _train(self, nodes: int) -> Ending:
         # Here, not above: these import torch, and a run may have to wait for its turn for hours.
+        from slurmtrain.runtime.assembly import assemble
+
+        checked = assemble(self._attempt, self._node, self._plan, self._journal, self._flag)
+        if isinstance(checked, Ending):
+            return checked
+        index = self._node.index
+        if checked.problem is not None or checked.master is None:
+            return self._refused(checked)
         from slurmtrain.runtime.rendezvous import meet
         from slurmtrain.runtime.workers import Workers
 
-        index = self._node.index
-        address = self._home(nodes).address if index == 0 else None
-        point = meet(self._attempt, index, nodes, address, lambda: self._flag.raised is not None)
-        if point is None:
-            return self._stopped_early()
-        interface = (self._home(nodes) if index == 0 else self._towards(point.address)).interface
+        point = meet(checked.master, index, nodes, checked.listener)
         self._journal.write(
-            "rendezvous", node=index, master_addr=point.address, master_port=point.port, interface=interface
+            "rendezvous", node=index, master_addr=point.address, master_port=point.port, interface=checked.interface
         )
         if index == 0:
             point.store.set("resume_from", self._resume_from() or "")
         resume_from = point.store.get("resume_from").decode() or None
-        argv = self._prepare(resume_from, interface)
+        argv = self._prepare(resume_from, checked)
         workers = Workers(
             argv=argv,
             count=self._plan.spec.resources.local_world_size,
@@ -152,6 +181,7 @@ class _Agent:
             point=point,
             node=index,
             nodes=nodes,
+            local_addr=checked.address,
             flag=self._flag,
             deadline=self._deadline(),
             started=lambda pids: self._note_workers(pids, resume_from),
@@ -166,22 +196,26 @@ class _Agent:
         workers.leave()
         return decide(workers.exits(), workers.request, index)
 
-    def _home(self, nodes: int) -> network.Place:
-        """Where node 0 listens. Nodes of a local run, and a node that is alone, need no network."""
-        pinned = self._plan.spec.network.interface
-        if self._node.executor == "local" or (nodes == 1 and pinned == "auto"):
-            return network.Place(*network.LOOPBACK)
-        return network.home(pinned)
+    def _refused(self, checked: Outcome) -> Ending:
+        """The nodes are not fit to train. Node 0 has the reason; what the others say follows from it."""
+        without = checked.blamed if self._node.index == 0 and self._plan.spec.preflight.exclude else ()
+        return Ending(
+            cause="preflight",
+            reason=checked.problem or "the nodes found no place to meet",
+            failed_at=time.time(),
+            cascade=self._node.index != 0,
+            without=tuple(without),
+        )
 
-    def _towards(self, address: str) -> network.Place:
-        if self._node.executor == "local":
-            return network.Place(*network.LOOPBACK)
-        return network.towards(address, self._plan.spec.network.interface)
-
-    def _prepare(self, resume_from: str | None, interface: str) -> list[str]:
+    def _prepare(self, resume_from: str | None, checked: Outcome) -> list[str]:
         """Set the workers' environment and directory, and return what they run."""
         context.set_worker_environment(
-            self._plan, self._attempt, self._node, resume_from=resume_from, interface=interface
+            self._plan,
+            self._attempt,
+            self._node,
+            resume_from=resume_from,
+            interface=checked.interface,
+            address=checked.address,
         )
         make_directory(self._attempt.logs)
         try:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.model.hostlist import expand
 from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
+from slurmtrain.model.spec import Spec
+from slurmtrain.runtime import profile
 from slurmtrain.system.files import read_json
 from slurmtrain.system.process import Process
 
@@ -28,9 +31,14 @@ _ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
 _LOG_DIR = "SLURMTRAIN_LOG_DIR"
 _AGENT_PID = "SLURMTRAIN_AGENT_PID"
+_HOME = "SLURMTRAIN_HOME"
+_HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
+# What the port of the first meeting is chosen by, beside the job.
+BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job that is submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID,
+         _HOME, _HOME_SECRET,
          "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
          "SLURMTRAIN_GPUS")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -83,6 +91,47 @@ class Launch:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where node 0 is, and what those who come must know. The secret is the attempt's own, and goes with it."""
+
+    addresses: tuple[str, ...]
+    port: int
+    secret: bytes
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"addresses": list(self.addresses), "port": self.port, "secret": self.secret.hex()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Invitation:
+        """Read what :meth:`plain` gave."""
+        return cls(tuple(plain["addresses"]), int(plain["port"]), bytes.fromhex(plain["secret"]))
+
+    def variables(self) -> dict[str, str]:
+        """As environment variables of the tasks."""
+        return {_HOME: " ".join([str(self.port), *self.addresses]), _HOME_SECRET: self.secret.hex()}
+
+
+def take_invitation() -> Invitation | None:
+    """The invitation that the batch script exported, if it reached this task; no rank inherits it."""
+    said, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
+    try:
+        port, *addresses = said.split()
+        return Invitation(tuple(addresses), int(port), bytes.fromhex(secret)) if addresses and secret else None
+    except ValueError:
+        return None
+
+
+def expected_hosts(nodes: int) -> dict[int, str]:
+    """The names of an attempt's nodes as Slurm has them, where it says so; for nodes that never speak themselves."""
+    try:
+        hosts = expand(os.environ.get("SLURM_STEP_NODELIST", ""))
+    except ValueError:
+        hosts = []
+    return dict(enumerate(hosts)) if len(hosts) == nodes else {}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
     """Which node of which attempt this process is the agent of. ``index`` counts from 0."""
@@ -129,7 +178,8 @@ def this_node(submission: SubmissionDir) -> Node:
         index, job_id, restart = environ["SLURM_NODEID"], slurm_job_id(environ), environ.get("SLURM_RESTART_COUNT", "0")
     return Node(
         index=int(index),
-        host=socket.gethostname(),
+        # What Slurm calls a node need not be its host name, but is what it can be told to leave out.
+        host=(None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname(),
         job_id=job_id,
         restart=int(restart),
         executor="local" if local else "slurm",
@@ -151,18 +201,22 @@ def local_job(job_id: str) -> dict[str, str]:
 
 
 def set_worker_environment(
-    plan: Plan, attempt: AttemptDir, node: Node, *, resume_from: str | None, interface: str
+    plan: Plan, attempt: AttemptDir, node: Node, *, resume_from: str | None, interface: str, address: str
 ) -> None:
-    """Set what the workers of this node inherit: the user's variables, ours, and the network's."""
+    """Set what the workers of this node inherit: the user's variables, ours, and the network's.
+
+    ``interface`` and ``address`` are this node's own in the elected network.
+    """
     run = attempt.run
     environ = os.environ
     environ.setdefault("PYTHONUNBUFFERED", "1")
     environ["OMP_NUM_THREADS"] = str(plan.spec.resources.cpus_per_proc)
-    environ["NCCL_SOCKET_IFNAME"] = f"={interface}"
-    environ["GLOO_SOCKET_IFNAME"] = environ["TP_SOCKET_IFNAME"] = interface
+    for name, value in (profile.load(plan.spec.network.profile).variables if plan.spec.network.profile else {}).items():
+        environ.setdefault(name, value)
+    environ.update(network_variables(interface, address))
     environ.update({name: value for name, value in plan.spec.env.items() if value != REDACTED})
     if node.executor == "local":
-        _share_gpus(plan, node.index)
+        environ.update(_shared_gpus(plan, node.index))
     environ.update(
         {
             _RUN_DIR: str(run.path),
@@ -182,11 +236,34 @@ def set_worker_environment(
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
 
-def _share_gpus(plan: Plan, node: int) -> None:
-    """Give each node of this machine its own GPUs; ``SLURMTRAIN_GPUS`` lists what the submitter could see."""
+def network_variables(interface: str, address: str) -> dict[str, str]:
+    """What makes the libraries use an interface, by its exact name, in the family of this address of the node's."""
+    family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
+    return {
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+        "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
+        **family,
+    }
+
+
+def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
+    """The environment of the ranks of this node, as far as it is the user's, and the GPUs they will see."""
+    given = {name: value for name, value in plan.spec.env.items() if value != REDACTED}
+    return {**os.environ, **given, **(_shared_gpus(plan, node.index) if node.executor == "local" else {})}
+
+
+def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
+    """The environment of processes that try the network as the ranks will use it."""
+    given = {name: value for name, value in spec.env.items() if value != REDACTED}
+    return {**os.environ, **network_variables(interface, address), **given, "OMP_NUM_THREADS": "1"}
+
+
+def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
+    """Each node of this machine has GPUs of its own; ``SLURMTRAIN_GPUS`` lists what the submitter could see."""
     count = plan.spec.resources.gpus_per_node
     visible = os.environ.get("SLURMTRAIN_GPUS", "").split(",")
-    os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(visible[node * count : (node + 1) * count])
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[node * count : (node + 1) * count])}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

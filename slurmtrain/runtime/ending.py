@@ -95,7 +95,10 @@ class StopRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What a node says of its end. ``failed_at`` is None unless the reason lies with this node."""
+    """What a node says of its end. ``failed_at`` is None unless the reason lies with this node.
+
+    ``without``: hosts without which it may be worth another try.
+    """
 
     cause: str
     reason: str
@@ -103,6 +106,7 @@ class Ending:
     cascade: bool = False
     failures: Sequence[Mapping[str, Any]] = ()
     signal: str | None = None
+    without: Sequence[str] = ()
 
 
 def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Ending:

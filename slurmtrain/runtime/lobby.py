@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.runtime.sockets import BACKLOG
 from slurmtrain.runtime.wire import Channel, Closed, Stranger, connect, greet
 
 # Seconds without a sign of life after which the other side counts as dead.
@@ -67,7 +68,7 @@ class Host:
 
     async def listen(self, listener: socket.socket) -> None:
         """Let guests in from now on."""
-        self._server = await asyncio.start_server(self._serve, sock=listener)
+        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG)
 
     async def gather(self, topic: str, mine: Any, within_s: float) -> dict[int, Any]:
         """What every node says under a topic, by node. Raises Left when one is gone, Late when one takes too long."""

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurmtrain.model.election import Network, Problem
-from slurmtrain.runtime.sockets import listen, listen_anywhere, source_towards
+from slurmtrain.runtime.sockets import BACKLOG, listen, listen_anywhere, source_towards
 from slurmtrain.runtime.wire import Channel, Closed, Stranger, connect, greet
 
 _AT_ONCE = 64
@@ -39,7 +39,7 @@ class Prover:
     async def listen(self, address: str | None = None) -> int:
         """Answer probes from now on, on all addresses of this node or on one; returns the port."""
         listener = listen_anywhere(0) if address is None else listen(address, 0)
-        self._server = await asyncio.start_server(self._answer, sock=listener)
+        self._server = await asyncio.start_server(self._answer, sock=listener, backlog=BACKLOG)
         return int(listener.getsockname()[1])
 
     async def prove(

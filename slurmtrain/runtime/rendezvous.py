@@ -1,14 +1,11 @@
-"""How the agents of an attempt find each other, and the store that they and their workers share.
+"""The store that the agents of an attempt and their workers share, and torch elastic's way of joining it.
 
-Node 0 binds a free port first and hands the listening socket to the store, so no port can be taken in between; the
-others learn the address from a file in the attempt's directory.
+Node 0 has bound the port beforehand and hands the listening socket to the store, so no port can be taken in between.
 """
 
 from __future__ import annotations
 
 import socket
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,11 +13,8 @@ from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.layout import AttemptDir
-from slurmtrain.system.files import read_json, write_json
 
 _TIMEOUT_S = 300.0
-_POLL_S = 0.02
 
 
 @dataclass(slots=True)
@@ -32,47 +26,23 @@ class MeetingPoint:
     port: int
 
 
-def meet(
-    attempt: AttemptDir, node: int, nodes: int, address: str | None, stopped: Callable[[], bool]
-) -> MeetingPoint | None:
-    """Open the store: node 0 hosts it on ``address``, the others, which give none, join it.
-
-    Returns None when ``stopped()`` became true first. Raises LaunchError if node 0 cannot be found or reached.
-    """
-    if address is not None:
-        return _host(attempt, nodes, address)
-    deadline = time.monotonic() + _TIMEOUT_S
-    while (said := read_json(attempt.rendezvous)) is None:
-        if stopped():
-            return None
-        if time.monotonic() > deadline:
-            raise LaunchError(
-                f"node 0 did not say within {_TIMEOUT_S:.0f} s where it listens (in {attempt.rendezvous})"
-            )
-        time.sleep(_POLL_S)
+def meet(master: tuple[str, int], node: int, nodes: int, listener: socket.socket | None) -> MeetingPoint:
+    """Open the store: node 0, which has the listener, hosts it, the others join it. Raises LaunchError."""
+    address, port = master
     try:
-        store = TCPStore(said["address"], said["port"], nodes, False, timedelta(seconds=_TIMEOUT_S), False)
+        store = TCPStore(
+            address,
+            port,
+            nodes,
+            listener is not None,
+            timedelta(seconds=_TIMEOUT_S),
+            wait_for_workers=False,
+            multi_tenant=False,
+            master_listen_fd=listener.detach() if listener is not None else None,
+        )
     except RuntimeError as error:
-        where = f"{said['address']}:{said['port']}"
+        where = f"{address} port {port}"
         raise LaunchError(f"node {node} cannot reach node 0 at {where}: {_first_line(error)}") from error
-    return MeetingPoint(store, said["address"], said["port"])
-
-
-def _host(attempt: AttemptDir, nodes: int, address: str) -> MeetingPoint:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family, backlog=max(128, 2 * nodes))
-    port = listener.getsockname()[1]
-    store = TCPStore(
-        address,
-        port,
-        nodes,
-        True,
-        timedelta(seconds=_TIMEOUT_S),
-        wait_for_workers=False,
-        multi_tenant=False,
-        master_listen_fd=listener.detach(),
-    )
-    write_json(attempt.rendezvous, {"address": address, "port": port})
     return MeetingPoint(store, address, port)
 
 

@@ -15,6 +15,11 @@ class StopFlag:
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
 
+    @property
+    def name(self) -> str | None:
+        """The signal's name; None as long as there was none."""
+        return None if self.raised is None else self.raised.name
+
     def install(self, *others: signal.Signals) -> None:
         """Take over the stop signals and these others, in the main thread; SIGCONT before a SIGTERM is ignored."""
         for each in (*STOP_SIGNALS, *others):

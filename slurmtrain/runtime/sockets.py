@@ -9,7 +9,8 @@ from collections.abc import Iterable
 
 from slurmtrain.errors import LaunchError
 
-_BACKLOG = 1024
+# Connections that wait to be accepted: all nodes may come at once. asyncio needs to be told again.
+BACKLOG = 1024
 _TRIES = 50
 # Any will do: nothing is sent there.
 _PORT_FOR_ROUTE = 9
@@ -18,15 +19,15 @@ _PORT_FOR_ROUTE = 9
 def listen(address: str, port: int) -> socket.socket:
     """A socket that listens on one address. Raises OSError."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=_BACKLOG)
+    return socket.create_server((address, port), family=family, backlog=BACKLOG)
 
 
 def listen_anywhere(port: int) -> socket.socket:
     """A socket that listens on all addresses of this machine, of both families where it has both. Raises OSError."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
-            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("0.0.0.0", port), backlog=_BACKLOG)  # noqa: S104 (who connects must know the secret)
+            return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+    return socket.create_server(("0.0.0.0", port), backlog=BACKLOG)  # noqa: S104 (who connects must know the secret)
 
 
 def listen_on_first(ports: Iterable[int]) -> socket.socket:

@@ -137,7 +137,7 @@ async def connect(address: str, port: int, secret: bytes, source: str | None = N
             raise Stranger("it does not know the secret of this attempt")
     except asyncio.IncompleteReadError as error:
         _drop(writer)
-        raise Stranger("it belongs to another run, or is none of slurmtrain's") from error
+        raise Stranger("it is none of this attempt's, or closed the connection") from error
     except BaseException:
         _drop(writer)
         raise

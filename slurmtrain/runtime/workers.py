@@ -141,12 +141,16 @@ class Workers(LocalElasticAgent):
         point: MeetingPoint,
         node: int,
         nodes: int,
+        local_addr: str,
         flag: StopFlag,
         deadline: float | None,
         started: Callable[[Mapping[int, int]], None],
         stopping: Callable[[StopRequest], None],
     ) -> None:
-        """``deadline``: when to ask for a stop, by the monotonic clock. ``started`` gets pids by global rank."""
+        """``deadline``: when to ask for a stop, by the monotonic clock. ``started`` gets pids by global rank.
+
+        ``local_addr``: this node's address in the elected network.
+        """
         spec = WorkerSpec(
             role="worker",
             local_world_size=count,
@@ -156,6 +160,7 @@ class Workers(LocalElasticAgent):
             args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_SHIM), *argv)),
             max_restarts=0,
             monitor_interval=_MONITOR_S,
+            local_addr=local_addr,
         )
         super().__init__(spec, _RankLogs(attempt.logs), start_method="spawn")
         self.peers = Peers(point.store, node, nodes)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.hostlist import compress, expand
 from slurmtrain.model.layout import SubmissionDir
 from slurmtrain.model.plan import Plan
 from slurmtrain.model.sbatch import canonical
+from slurmtrain.runtime import profile
+from slurmtrain.system import templates
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier. A short
 # job is warned a tenth of its time before, but not so late that nothing can be saved.
@@ -40,12 +44,14 @@ class Request:
         return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
 
 
-def make_request(plan: Plan, submission: SubmissionDir) -> Request:
-    """What a plan asks of Slurm: one task a node, which runs the node agent."""
+def make_request(plan: Plan, submission: SubmissionDir, without: Collection[str] = ()) -> Request:
+    """What a plan asks of Slurm: one task a node, which runs the node agent. ``without``: nodes to leave out."""
     resources, run = plan.spec.resources, submission.run
     options = {
         canonical(name): value for name, value in plan.spec.slurm.items() if value is not None and value is not False
     }
+    if without:
+        options["exclude"] = compress({*expand(str(options.get("exclude", ""))), *without})
     parameters: dict[str, Any] = {
         # The run's id stands in the job's name, by which a killed submission's job is found again.
         "job_name": f"{plan.spec.name}-{run.id}",
@@ -93,9 +99,15 @@ def prologue(plan: Plan, submission: SubmissionDir) -> str:
         plan_hash=plan.hash,
         variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
         folder=str(submission.submitit),
-        setup=list(plan.spec.setup),
+        setup=[*_profile_lines(plan), *plan.spec.setup],
+        invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.invite" if plan.spec.resources.nodes > 1 else "",
     )
     return text
+
+
+def _profile_lines(plan: Plan) -> tuple[str, ...]:
+    """What a network's profile wants to be done before the tasks start."""
+    return profile.load(plan.spec.network.profile).setup if plan.spec.network.profile else ()
 
 
 def agent_command(python: str, folder: Path) -> str:
@@ -107,17 +119,10 @@ def _environment() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(_templates()),
+        loader=FileSystemLoader(templates.directory()),
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 (shell, not HTML; values go through shlex.quote)
         keep_trailing_newline=False,
     )
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     return environment
-
-
-def _templates() -> Path:
-    """The templates: inside the package where it was installed from a wheel, else beside it."""
-    package = Path(__file__).resolve().parent.parent
-    inside = package / "templates"
-    return inside if inside.is_dir() else package.parent / "templates"

@@ -30,6 +30,9 @@ for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pk
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
 done
 unset pickle target
+# where the first node will be, for all the others
+invitation="$('/opt/slurm train/bin/python3' -m slurmtrain.runtime.invite)" && eval "$invitation"
+unset invitation
 
 # command
 export SUBMITIT_EXECUTOR=slurm

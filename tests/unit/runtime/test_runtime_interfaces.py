@@ -171,7 +171,9 @@ def test_interfaces_of_containers_are_left_out_unless_they_are_pinned(machine: M
     assert [one.interface for one in candidates(0, name)[0]] == [name]
 
 
-@pytest.mark.parametrize("name", ["eth0", "ens5", "enp0s31f6", "ib0", "hsn0", "bond0", "br0", "team0", "eno1np0", "mlx5"])
+@pytest.mark.parametrize(
+    "name", ["eth0", "ens5", "enp0s31f6", "ib0", "hsn0", "bond0", "br0", "team0", "eno1np0", "mlx5"]
+)
 def test_interfaces_of_hardware_are_used(machine: Machine, name: str) -> None:
     machine(**{name: ETH0})
     assert [one.interface for one in candidates(0)[0]] == [name]

@@ -540,7 +540,7 @@ def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
         assert set(said.split("; ")) == {
             f"127.0.0.1 port {closed.port}: Connection refused",
             f"127.0.0.1 port {mute.port} does not answer",
-            f"127.0.0.1 port {wrong.port}: it belongs to another run, or is none of slurmtrain's",
+            f"127.0.0.1 port {wrong.port}: it is none of this attempt's, or closed the connection",
         }
 
     asyncio.run(meet())

@@ -132,7 +132,7 @@ def test_another_node_that_answers_is_named() -> None:
 
 def test_an_agent_of_another_attempt_is_none_of_ours() -> None:
     said = why(tried(secrets={1: OTHER}))
-    assert said == "at 127.2.0.2 it belongs to another run, or is none of slurmtrain's"
+    assert said == "at 127.2.0.2 it is none of this attempt's, or closed the connection"
 
 
 def test_nobody_at_an_address_is_told_by_the_kernel() -> None:

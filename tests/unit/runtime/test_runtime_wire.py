@@ -158,7 +158,7 @@ def test_addresses_are_as_they_are_written_in_their_own_family() -> None:
 def test_sides_with_different_secrets_refuse_each_other() -> None:
     async def talk() -> None:
         async with serving(greeting()) as server:
-            with pytest.raises(Stranger, match="another run"):
+            with pytest.raises(Stranger, match="none of this attempt"):
                 await connect("127.0.0.1", server.port, OTHER)
             assert str(await server.met.get()) == "it does not know the secret of this attempt"
 
@@ -212,8 +212,8 @@ def test_a_stranger_who_does_not_say_enough_is_not_waited_for(
     ("said", "why"),
     [
         (b"SSH-2.0-OpenSSH_9.6 Debian-3\r\nand more of that", "something else listens there"),
-        (b"", "another run, or is none of slurmtrain's"),
-        (b"slurmtrain/1" + bytes(8), "another run, or is none of slurmtrain's"),
+        (b"", "none of this attempt's, or closed"),
+        (b"slurmtrain/1" + bytes(8), "none of this attempt's, or closed"),
         (b"slurmtrain/1" + bytes(16) + bytes(32), "does not know the secret"),
     ],
 )

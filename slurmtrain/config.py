@@ -20,6 +20,7 @@ FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
 EXECUTORS = ("local", "slurm")
 SLURM_INTERVAL_S = 30.0
+NODE_EXPIRY_H = 24.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,11 @@ class Settings:
         Optional(kinds.number(10)),
         "Seconds between two questions to Slurm of a command that looks again and again; by default 30, at least 10.",
     )
+    node_expiry_hours: float | None = option(
+        None,
+        Optional(kinds.number(0)),
+        "Hours for which a node that failed a preflight is left out of new submissions; by default 24, 0: never.",
+    )
     mlflow_uri: str | None = option(
         None, Optional(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
     )
@@ -58,9 +64,11 @@ class Config:
     registry: Path
     mlflow_uri: str | None
     slurm_interval: float = SLURM_INTERVAL_S
+    node_expiry_hours: float = NODE_EXPIRY_H
 
 
 _PATHS = ("runs", "registry")
+_NUMBERS = ("slurm_interval", "node_expiry_hours")
 
 
 def load_config(
@@ -81,6 +89,7 @@ def load_config(
         registry=Path(settings.get("registry") or root / "registry.db").resolve(),
         mlflow_uri=settings.get("mlflow_uri"),
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
+        node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
     )
 
 
@@ -117,8 +126,9 @@ def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     given: dict[str, Any] = {
         f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())
     }
-    with contextlib.suppress(KeyError, ValueError):
-        given["slurm_interval"] = float(given["slurm_interval"])
+    for name in _NUMBERS:
+        with contextlib.suppress(KeyError, ValueError):
+            given[name] = float(given[name])
     mistakes: list[Mistake] = []
 
     def report(at: tuple[str, ...], message: str) -> None:

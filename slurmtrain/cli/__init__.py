@@ -26,6 +26,8 @@ COMMANDS = {
     "resume": ("resume", "Start a run again, from its newest checkpoint."),
     "cancel": ("cancel", "End runs."),
     "sync": ("sync", "Reconcile runs, registry and MLflow."),
+    "preflight": ("preflight", "Check nodes, and train nothing."),
+    "nodes": ("nodes", "List nodes that failed a preflight."),
     "registry": ("registry", "Look after the registry."),
     "completion": ("completion", "Print a script for the shell's completion."),
 }

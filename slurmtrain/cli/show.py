@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli import checks, common, text
 from slurmtrain.ops.workspace import Workspace
 
 
@@ -83,12 +83,24 @@ def _print_attempt(attempt: dict[str, Any]) -> None:
         ("steps", f"{attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""),
         ("lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""),
         ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
-        ("network", ", ".join(f"{node} {interface}" for node, interface in attempt["interfaces"].items())),
+        ("network", (attempt["network"] or {}).get("elected") or ""),
+        ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
+        ("clocks", checks.clock_words(attempt["clock"])),
+        ("checks", checks.count(attempt["checks"])),
+        ("without", ", ".join(attempt["without"])),
         ("overrides", " ".join(attempt["overrides"])),
     ]
     for name, value in said:
         if value:
             click.echo(f"  {name:<9} {value}")
+    if notable := checks.notable(attempt["checks"]):
+        click.echo()
+        text.print_table(checks.CHECK_HEADERS, notable)
+    if rows := checks.network_rows(attempt["network"]):
+        click.echo()
+        text.print_table(checks.NETWORK_HEADERS, rows)
+        for line in checks.left_out(attempt["network"]):
+            click.echo(f"left out: {line}")
     for failure in attempt["failures"][:1]:
         for line in failure["last_lines"]:
             click.echo(f"  | {line}")

@@ -20,8 +20,13 @@ def command(workspace: Workspace, as_json: bool) -> int:
 
     synced = sync(workspace)
     common.warn_of(synced.observed)
-    common.warn(synced.problems)
-    done = {"started": synced.started, "cancelled": synced.cancelled, "mirrored": synced.mirrored}
+    common.warn([*synced.notes, *synced.problems])
+    done = {
+        "started": synced.started,
+        "released": synced.released,
+        "cancelled": synced.cancelled,
+        "mirrored": synced.mirrored,
+    }
     if as_json:
         common.print_json({"schema": 1, "runs": len(synced.observed.runs), **done, "problems": synced.problems})
     else:

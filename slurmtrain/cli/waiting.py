@@ -24,7 +24,7 @@ def wait_and_tell(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
         click.echo(f"no longer waiting; what runs goes on ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
         raise
     warn_of(synced.observed)
-    warn(synced.problems)
+    warn([*synced.notes, *synced.problems])
     chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
     if as_json:
         print_json(runs_json(workspace, chosen))

@@ -11,6 +11,7 @@ from slurmtrain.model.ids import RUN_ID
 MANIFEST = "MANIFEST.json"
 _STEP = re.compile(r"step-(\d+)")
 _ATTEMPT = re.compile(r"(.+)\.(\d+)")
+_NODE = re.compile(r"attempts/[^/]+/node-(\d+)\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class RunsRoot:
     def scheduler_cache(self) -> Path:
         """Slurm's last answer, which commands that look again and again share."""
         return self.path / ".squeue.json"
+
+    @property
+    def nodes(self) -> Path:
+        """Journals of what commands say of the cluster's nodes."""
+        return self.path / "nodes"
 
     @property
     def tracking_lock(self) -> Path:
@@ -191,6 +197,18 @@ def split_attempt(name: str) -> tuple[str, int] | None:
     """(job id, restart) from the name of an attempt's directory; None for anything else."""
     match = _ATTEMPT.fullmatch(name)
     return (match[1], int(match[2])) if match else None
+
+
+def node_of(source: str) -> str:
+    """The number, in digits, of the node whose agent wrote a journal; empty for any other journal."""
+    match = _NODE.fullmatch(source)
+    return match[1] if match else ""
+
+
+def attempt_of(source: str) -> str:
+    """The name of the attempt's directory that a journal lies in; empty for a journal of a command."""
+    parts = source.split("/")
+    return parts[1] if parts[0] == "attempts" and len(parts) > 2 else ""
 
 
 def checkpoint_name(step: int) -> str:

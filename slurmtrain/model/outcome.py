@@ -12,6 +12,8 @@ from typing import Any
 
 from slurmtrain.model.event import Event
 from slurmtrain.model.jobstate import CAUSE_OF_STATE, GONE, base, in_words, is_final
+from slurmtrain.model.refusal import CAUSE as PREFLIGHT
+from slurmtrain.model.refusal import Refusal, refusal
 from slurmtrain.model.run import STATE_OF_CAUSE, Attempt
 
 # A job that ends this long before its limit did not time out, though Slurm says so of one that leaves in its grace.
@@ -24,12 +26,18 @@ def with_outcome(attempt: Attempt, events: Sequence[Event], cancels: Sequence[fl
     seen = _last_word(events)
     nodes = max((int(event.data.get("nodes", 1)) for event in events if event.kind == "agent"), default=0)
     all_said = nodes > 0 and len({event.source for event in ends}) >= nodes
+    refused = refusal(events)
+    if refused is not None and refused.excluded:
+        # Putting a job back ends its other nodes, some of them before they have said a last word.
+        return _put_back(attempt, refused, seen, last_end=max((event.time for event in ends), default=refused.at))
     if not (all_said or seen):
         return attempt
     last_end = max((event.time for event in ends), default=0.0)
     if ends and all(end.data.get("cause") == "completed" for end in ends) and (all_said or _is(seen, "COMPLETED")):
         return closed(attempt, "completed", "", last_end, confirmed=True)
     cancelled_at = next((time for time in cancels if time >= begin(attempt)), None)
+    if refused is not None and (cancelled_at is None or refused.at < cancelled_at):
+        return _closed_by(refused, attempt, last_end or refused.at)
     root = min((event for event in ends if event.data.get("cause") != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _when_failed(root) < cancelled_at):
         if seen is None and _is_asked(root) and _is_slurms(events):
@@ -58,6 +66,9 @@ def superseded(attempt: Attempt, events: Sequence[Event]) -> Attempt:
     That alone confirms nothing: Slurm can still say why, a node's failure for one.
     """
     ends = [event for event in events if event.kind == "end"]
+    refused = refusal(events)
+    if refused is not None and attempt.cause != PREFLIGHT:
+        return replace(_closed_by(refused, attempt, refused.at), excluded=refused.excluded)
     if attempt.ended and not (attempt.cause == "cancelled" and ends and all(_is_asked(end) for end in ends)):
         return attempt
     at = max((event.time for event in events if event.source.startswith("attempts/")), default=0.0)
@@ -76,6 +87,28 @@ def closed(attempt: Attempt, cause: str, reason: str, at: float, *, confirmed: b
 def begin(attempt: Attempt) -> float:
     """From when on a person's cancel means this attempt."""
     return attempt.submitted_at or attempt.started_at or 0.0
+
+
+def _put_back(attempt: Attempt, refused: Refusal, seen: Event | None, last_end: float) -> Attempt:
+    """The attempt whose job is to start again without the nodes that failed its preflight.
+
+    No cancel of ours closes it: until Slurm says that the job is over, it may be in the queue. Somebody who has ended
+    the job in Slurm wants it ended.
+    """
+    if seen is not None and CAUSE_OF_STATE.get(base(str(seen.data["state"]))) == "cancelled":
+        cause, reason = _told_by_slurm(seen)
+        return closed(attempt, cause, f"{reason}; before that, {refused.reason}", _ended_at(seen), confirmed=True)
+    return replace(
+        _closed_by(refused, attempt, last_end),
+        excluded=refused.excluded,
+        restarted_by=refused.restarted_by,
+        requeue_problem=refused.problem,
+    )
+
+
+def _closed_by(refused: Refusal, attempt: Attempt, at: float) -> Attempt:
+    reason = "; ".join(filter(None, (refused.reason, refused.given_up)))
+    return closed(attempt, PREFLIGHT, reason, at, confirmed=True)
 
 
 def _told_by_node(attempt: Attempt, root: Event, seen: Event | None, last_end: float) -> Attempt:

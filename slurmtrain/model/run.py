@@ -51,7 +51,12 @@ class Attempt:
     master_addr: str | None = None
     master_port: int | None = None
     interfaces: Mapping[str, str] = field(default_factory=dict)
-    clock: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    network: Mapping[str, Any] = field(default_factory=dict)
+    """The networks that it could have trained over, and the elected one, as node 0 has journaled it."""
+    clock: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By host: ``offset_ms`` ahead of node 0's, ``bound_ms`` of its error, ``disciplined`` and its ``source``."""
+    checks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    """By host: ``check``, ``status`` and ``summary`` of each."""
     failures: Sequence[Mapping[str, Any]] = ()
     overrides: Sequence[str] = ()
     from_start: bool = False
@@ -64,10 +69,23 @@ class Attempt:
     """Since when the scheduler knows nothing of the job, though nobody said that it ended."""
     confirmed: bool = False
     """Whether nothing that the scheduler could still say would change why it ended."""
+    without: Sequence[str] = ()
+    """Nodes that it was to be started without, beside those that the spec excludes."""
+    excluded: Sequence[str] = ()
+    """Nodes that failed its preflight, and that the next start goes without."""
+    restarted_by: str | None = None
+    """Who starts the run again after its preflight failed: ``slurm``, in whose queue its job may be, or ``sync``."""
+    requeue_problem: str = ""
+    """Why its agent could not put its job back into the queue."""
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def settled(self) -> bool:
+        """Whether the scheduler has nothing more to say of it that matters."""
+        return self.ended and self.confirmed and self.restarted_by != "slurm"
 
     @property
     def key(self) -> str:

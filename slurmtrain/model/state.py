@@ -12,14 +12,20 @@ from typing import Any
 
 from slurmtrain.model.event import Event
 from slurmtrain.model.jobstate import ABSENT, is_final
-from slurmtrain.model.layout import attempt_key, split_attempt
+from slurmtrain.model.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.outcome import begin, superseded, with_outcome
 from slurmtrain.model.progress import Progress
+from slurmtrain.model.refusal import in_words
 from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Run
 
 # Where checkpoints of our own kind lie, relative to the run directory.
 _PUBLISHED = "checkpoints/step-"
 _HANDING = ("submitting", "submitted", "unstarted")
+# What a command says of one start of a job.
+_OF_A_START = ("observed", "requeue", "requeue_failed")
+# What of a clock, and of a finding, is kept with the attempt; the evidence stays in the journal.
+_CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
+_FINDING = ("check", "status", "summary")
 
 
 def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress]) -> Run:
@@ -75,12 +81,11 @@ def _group(facts: Sequence[Event]) -> dict[str, list[Event]]:
     groups: dict[str, list[Event]] = {}
     handings: dict[int, list[Event]] = {}
     for event in facts:
-        parts = event.source.split("/")
-        if parts[0] == "attempts" and len(parts) > 2:
-            groups.setdefault(parts[1], []).append(event)
+        if own := attempt_of(event.source):
+            groups.setdefault(own, []).append(event)
         elif event.kind in _HANDING:
             handings.setdefault(int(event.data.get("submission", 0)), []).append(event)
-        elif event.kind == "observed" and "job_id" in event.data:
+        elif event.kind in _OF_A_START and "job_id" in event.data:
             key = attempt_key(str(event.data["job_id"]), int(event.data.get("restart", 0)))
             groups.setdefault(key, []).append(event)
     for number, said in handings.items():
@@ -106,7 +111,9 @@ def _unstarted(events: Sequence[Event]) -> bool:
 def _attempt(key: str, events: Sequence[Event], progress: Progress, cancels: Sequence[float]) -> Attempt:
     """One attempt from its own events, its progress, and the times at which a person cancelled the run."""
     job_id, restart = split_attempt(key) or ("", 0)
-    attempt = Attempt(number=0, job_id=job_id, restart=restart, state="requeued" if restart else "pending")
+    hosts = {str(event.data["node"]): str(event.data["host"]) for event in events if event.kind == "agent"}
+    state = "requeued" if restart else "pending"
+    attempt = Attempt(number=0, job_id=job_id, restart=restart, state=state, hosts=hosts)
     for event in events:
         if event.kind in _TELLERS:
             attempt = _TELLERS[event.kind](attempt, event)
@@ -124,6 +131,7 @@ def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
         overrides=tuple(event.data.get("overrides", ())),
         from_start=bool(event.data.get("from_start", False)),
         submitted_from=event.data.get("host"),
+        without=tuple(event.data.get("without", ())),
     )
 
 
@@ -141,7 +149,6 @@ def _told_agent(attempt: Attempt, event: Event) -> Attempt:
         handed_over=True,
         number=attempt.number or int(event.data.get("attempt", 0)),
         submission=attempt.submission or int(event.data.get("submission", 0)),
-        hosts={**attempt.hosts, str(event.data["node"]): str(event.data["host"])},
         started_at=event.time if attempt.started_at is None else min(attempt.started_at, event.time),
         processes=(*attempt.processes, *([process] if process else ())),
         absent_since=None,
@@ -163,6 +170,26 @@ def _told_rendezvous(attempt: Attempt, event: Event) -> Attempt:
         master_port=event.data.get("master_port"),
         interfaces={**attempt.interfaces, host: str(event.data.get("interface"))},
     )
+
+
+def _told_election(attempt: Attempt, event: Event) -> Attempt:
+    return replace(attempt, network=event.data)
+
+
+def _told_clock(attempt: Attempt, event: Event) -> Attempt:
+    said = {name: event.data.get(name) for name in _CLOCK}
+    return replace(attempt, clock={**attempt.clock, _host(attempt, event): said})
+
+
+def _told_preflight(attempt: Attempt, event: Event) -> Attempt:
+    found = [{name: finding.get(name) for name in _FINDING} for finding in event.data.get("findings", ())]
+    return replace(attempt, checks={**attempt.checks, _host(attempt, event): found})
+
+
+def _host(attempt: Attempt, event: Event) -> str:
+    """The host whose agent's journal this event stands in, or that journal's node where it has not told its host."""
+    node = node_of(event.source)
+    return attempt.hosts.get(node, f"node {node}")
 
 
 def _told_workers(attempt: Attempt, event: Event) -> Attempt:
@@ -190,6 +217,9 @@ _TELLERS = {
     "submitted": _told_submitted,
     "agent": _told_agent,
     "waiting": _told_waiting,
+    "election": _told_election,
+    "clock": _told_clock,
+    "preflight": _told_preflight,
     "rendezvous": _told_rendezvous,
     "workers": _told_workers,
     "session": _told_session,
@@ -199,14 +229,26 @@ _TELLERS = {
 
 
 def _in_order(attempts: Mapping[str, Attempt], groups: Mapping[str, Sequence[Event]]) -> list[Attempt]:
-    """In the order in which they were started, numbered from 1; of one job only the last start can be under way."""
+    """In the order in which they were started, numbered from 1; of one job only the last start can be under way.
+
+    Nodes that one start of a job excluded, all later ones go without.
+    """
     last = {attempt.job_id: attempt.restart for attempt in sorted(attempts.values(), key=lambda a: a.restart)}
     known = [
         superseded(attempt, groups[key]) if attempt.restart < last[attempt.job_id] else attempt
         for key, attempt in attempts.items()
     ]
     ordered = sorted(known, key=lambda a: (a.submission, begin(a), a.restart, a.number))
-    return [replace(attempt, number=index) for index, attempt in enumerate(ordered, 1)]
+    numbered = []
+    excluded: dict[str, tuple[str, ...]] = {}
+    for index, attempt in enumerate(ordered, 1):
+        before = excluded.get(attempt.job_id, ())
+        excluded[attempt.job_id] = (*before, *attempt.excluded)
+        # Only of the newest attempt it matters who starts the run again.
+        by = attempt.restarted_by if index == len(ordered) else None
+        without = tuple(dict.fromkeys((*attempt.without, *before)))
+        numbered.append(replace(attempt, number=index, restarted_by=by, without=without))
+    return numbered
 
 
 def _with_lost_steps(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> list[Attempt]:
@@ -261,8 +303,20 @@ def _checkpoint(data: Mapping[str, Any], event: Event, *, verified: bool) -> Che
 
 def _run_state(attempts: Sequence[Attempt], cancels: Sequence[float], facts: Sequence[Event]) -> tuple[str, str]:
     if attempts:
-        return attempts[-1].state, attempts[-1].reason
+        return _state_after(attempts, cancels)
     if cancels:
         return "cancelled", "cancelled before it started"
     refusals = [str(event.data.get("reason", "")) for event in facts if event.kind == "unstarted"]
     return "created", refusals[-1] if refusals else "not handed to the scheduler yet"
+
+
+def _state_after(attempts: Sequence[Attempt], cancels: Sequence[float]) -> tuple[str, str]:
+    """The state of the newest attempt, but for a run that starts again though that has ended."""
+    newest, before = attempts[-1], next(reversed(attempts[:-1]), None)
+    if newest.restarted_by is not None:
+        if newest.restarted_by == "sync" and any(time >= begin(newest) for time in cancels):
+            return "cancelled", f"cancelled; before that, {newest.reason}"
+        return "requeued", in_words(newest.reason, newest.excluded, newest.restarted_by, newest.requeue_problem)
+    if newest.state == "requeued" and before is not None and before.job_id == newest.job_id and before.excluded:
+        return newest.state, in_words(before.reason, before.excluded, "slurm", before.requeue_problem)
+    return newest.state, newest.reason

@@ -127,4 +127,4 @@ def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict
 def _is_under_way(run: Run) -> bool:
     if run.executor == "local":
         return not run.ended or alive(run) is True
-    return not run.ended and run.newest is not None and bool(run.newest.hosts)
+    return not run.ended and run.newest is not None and bool(run.newest.hosts) and not run.newest.ended

@@ -89,7 +89,7 @@ def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> 
         look.problems += seen.problems
         look.ingest(seen.changed, dead=False)
     # Its nodes may still write while Slurm ends the job: nothing is settled before Slurm, or all its nodes, said so.
-    over = [d for d in runs if (run := look.known(d)).newest is not None and run.newest.ended and run.newest.confirmed]
+    over = [d for d in runs if (run := look.known(d)).newest is not None and run.newest.settled]
     look.ingest(look.with_news(over), dead=True)
     look.settle(over)
 

@@ -20,3 +20,8 @@ def current_plan(directory: RunDir, run: Run) -> Plan:
         return Plan.from_json(data)
     except (ValueError, KeyError, TypeError) as error:
         raise PlaceError(f"the plan of run {run.id} cannot be read: {error}") from error
+
+
+def last_start(run: Run) -> float | None:
+    """When the run last began again on purpose: what its script saved before that is of another life."""
+    return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)

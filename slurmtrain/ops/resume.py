@@ -12,7 +12,7 @@ from slurmtrain.model.run import Run
 from slurmtrain.ops.find import find
 from slurmtrain.ops.local_jobs import alive
 from slurmtrain.ops.observe import observe
-from slurmtrain.ops.plans import current_plan
+from slurmtrain.ops.plans import current_plan, last_start
 from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import replan
@@ -53,7 +53,7 @@ def resume(
             hidden=hidden,
             overrides=planned.overrides,
             from_start=from_start,
-            since=_last_start(run),
+            since=last_start(run),
         )
         started = start(workspace, directory, lock, wanted, command="resume")
     return run_id, started.notes
@@ -81,18 +81,13 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     if pattern is not None:
         from slurmtrain.runtime.handover import absolute, newest
 
-        if newest(absolute(pattern, plan.workdir, directory), _last_start(run)) is None:
+        if newest(absolute(pattern, plan.workdir, directory), last_start(run)) is None:
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
         return
     from slurmtrain.runtime.checkpointfiles import newest_published
 
     if newest_published(directory.checkpoints) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to go on from; {again}")
-
-
-def _last_start(run: Run) -> float | None:
-    """When the run last began again on purpose: what its script saved before that is of another life."""
-    return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)
 
 
 def _wait_for_the_last_process(run: Run) -> None:

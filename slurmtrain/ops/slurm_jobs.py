@@ -19,6 +19,7 @@ from slurmtrain.ops.workspace import Workspace
 from slurmtrain.slurm.launch import find
 from slurmtrain.slurm.news import GIVEN_UP_S, is_open, news, wants_accounting
 from slurmtrain.slurm.parse import Job
+from slurmtrain.slurm.putback import HELD_BY_USER
 from slurmtrain.slurm.scheduler import Accounting, Queue, job_of_run
 from slurmtrain.slurm.words import reason_in_words
 from slurmtrain.system.files import locked
@@ -163,6 +164,11 @@ def _live(run: Run, queue: Queue) -> Live | None:
     if job is None or is_final(job.state):
         return None
     return live_of(job)
+
+
+def is_held(live: Live) -> bool:
+    """Whether a job waits for its user to release it."""
+    return live.state in HELD or (live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_USER)
 
 
 def live_of(job: Job) -> Live:

@@ -11,13 +11,14 @@ import os
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmtrain.errors import LaunchError, Refused, TrackingError, Unsure, UserError
 from slurmtrain.model.ids import ALPHABET
 from slurmtrain.model.layout import RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
+from slurmtrain.ops.ledger import exclusions
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.runtime import lease
 from slurmtrain.runtime.context import Launch
@@ -33,7 +34,7 @@ class Wanted:
 
     ``number`` is the attempt's. ``hidden``: environment variables that reach the job and are written nowhere.
     ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
-    they are newer.
+    they are newer. ``without``: nodes of the cluster that it must not get.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Wanted:
     after: tuple[str, Process] | None = None
     from_start: bool = False
     since: float | None = None
+    without: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
 
     Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure.
     """
+    excluded = exclusions(workspace, wanted.plan, wanted.without, slurm=wanted.executor == "slurm")
     variables, notes = _server_variables(workspace, run, wanted.plan)
     submission = _new_submission(run)
     write_json(submission.plan, wanted.plan.to_json())
@@ -89,10 +92,12 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
             host=socket.gethostname(),
             overrides=list(wanted.overrides),
             from_start=wanted.from_start,
+            **({"without": list(excluded.nodes)} if excluded.nodes else {}),
         )
         lease.grant(submission)
         try:
-            more = _hand_over(wanted, submission, named, lock, {**wanted.hidden, **variables})
+            asked = replace(wanted, without=excluded.nodes)
+            more = _hand_over(asked, submission, named, lock, {**wanted.hidden, **variables})
         except (LaunchError, Refused) as error:
             if not isinstance(error, Unsure):
                 journal.write("unstarted", **named, reason=str(error))
@@ -100,7 +105,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
         journal.write("submitted", **{**named, **more})
     workspace.scheduler.forget()
     process = more.get("process")
-    return Started(Process.from_plain(process) if process else None, notes)
+    return Started(Process.from_plain(process) if process else None, [*excluded.notes, *notes])
 
 
 def _hand_over(
@@ -115,7 +120,7 @@ def _hand_over(
         from slurmtrain.slurm.launch import Handing
         from slurmtrain.slurm.launch import launch as launch_slurm
 
-        return {"job_id": launch_slurm(Handing(wanted.plan, submission, lock), variables)}
+        return {"job_id": launch_slurm(Handing(wanted.plan, submission, lock, wanted.without), variables)}
     from slurmtrain.local.launch import launch as launch_here
 
     return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), variables).plain()}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import secrets
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +16,11 @@ from typing import Any
 from slurmtrain.errors import LaunchError, PlaceError, Refused, Unsure
 from slurmtrain.model.ids import run_id
 from slurmtrain.model.layout import RunDir
+from slurmtrain.model.obsolete import obsolete
 from slurmtrain.model.plan import Plan
+from slurmtrain.ops.observe import observe
 from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.workspace import Workspace, person
 from slurmtrain.specfile import Planned, SpecFile, load_spec
 from slurmtrain.system.files import (
     DIRECTORY_MODE,
@@ -56,15 +56,22 @@ def submit(
     Returns the runs' ids, and what a person should know of them. Raises a UserError, with nothing created, for whatever
     is wrong with the input, or LaunchError; runs of a sweep that were submitted before stay.
     """
-    spec = load(path, overrides, sweep)
+    return submit_spec(workspace, load(path, overrides, sweep), executor=executor)
+
+
+def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple[list[str], list[str]]:
+    """Submit all runs of a spec that has been read, as :func:`submit` does."""
     for planned in spec.runs:
         _check_workdir(planned.plan)
         hidden_values(planned.plan, planned.secrets)
     check_executor(workspace, executor, [planned.plan for planned in spec.runs])
     workspace.prepare()
+    if executor == "slurm":
+        observe(workspace, ask_slurm=False)  # what other runs have found of nodes by now
     git = _git_facts(Path(spec.runs[0].plan.workdir))
     submitted: list[str] = []
     notes = _other_python(spec.runs[0].plan) + (_not_shared(workspace.root.path) if executor == "slurm" else [])
+    notes += [note.rstrip(".") for note in obsolete({**os.environ, **spec.runs[0].plan.spec.env})]
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
         runs = [(*_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
@@ -174,7 +181,7 @@ def _create(
                     name=planned.plan.spec.name,
                     plan_hash=planned.plan.hash,
                     executor=executor,
-                    by=f"{_user()}@{socket.gethostname()}",
+                    by=person(),
                     git=git,
                     overrides=list(planned.overrides),
                 )
@@ -193,13 +200,6 @@ def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:
 def _spec_text(spec: SpecFile, planned: Planned) -> str:
     said = "".join(f"# override: {override}\n" for override in planned.overrides)
     return spec.text if not said else spec.text.rstrip("\n") + "\n" + said
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
 
 
 def _git_facts(directory: Path) -> dict[str, Any] | None:

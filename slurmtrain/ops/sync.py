@@ -9,10 +9,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PlaceError, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.errors import PlaceError, Refused, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.observe import Observed, observe
-from slurmtrain.ops.plans import current_plan
+from slurmtrain.ops.plans import current_plan, last_start
 from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
@@ -32,9 +34,11 @@ class Synced:
 
     observed: Observed
     started: list[str] = field(default_factory=list)
+    released: list[str] = field(default_factory=list)
     cancelled: list[str] = field(default_factory=list)
     mirrored: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bool = True) -> Synced:
@@ -44,6 +48,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     if not synced.observed.runs:
         return synced
     acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
+    acted += _finish_requeues(workspace, only, synced)
     if acted:
         synced.observed = _again(workspace, acted, synced)
     if track:
@@ -85,7 +90,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 after = (after or _under_way(workspace, synced, run.name)) if run.executor == "local" else None
                 wanted = Wanted(plan=plan, executor=run.executor, number=1, hidden=hidden, after=after)
                 started = start(workspace, directory, lock, wanted, command="sync")
-                synced.problems += started.notes
+                synced.notes += started.notes
                 after = (run_id, started.process) if started.process else None
                 synced.started.append(run_id)
             except SlurmtrainError as error:
@@ -110,6 +115,100 @@ def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: 
     except SlurmDown as error:
         synced.problems.append(str(error))
     return synced.cancelled
+
+
+def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
+    """Start runs again, on other nodes, whose agents could not put their jobs back after a preflight had failed."""
+    from slurmtrain.ops.slurm_jobs import is_held
+
+    acted = []
+    for run_id, listed in _chosen(synced, only):
+        if listed.state != "requeued" or listed.row["cancelled"] or listed.row["executor"] != "slurm":
+            continue
+        held = listed.live is not None and is_held(listed.live)
+        run = workspace.store.load(run_id)
+        if run is None or not (held or _restarted_by_sync(run)):
+            continue
+        directory = workspace.root.run(run_id)
+        try:
+            with locked(directory.lock, wait=False) as lock:
+                if lock is None or not workspace.scheduler.try_again(run_id):
+                    continue
+                observe(workspace, [run_id], ask_slurm=False)
+                run = workspace.store.load(run_id)
+                if run is None or run.cancelled:
+                    continue
+                if _restarted_by_sync(run):
+                    _submit_again(workspace, directory, lock, run, synced)
+                    acted.append(run_id)
+                elif held and _let_go(workspace, directory, run):
+                    synced.released.append(run_id)
+                    acted.append(run_id)
+        except SlurmtrainError as error:
+            synced.problems.append(f"run {run_id} cannot be started again: {error}")
+    return acted
+
+
+def _restarted_by_sync(run: Run) -> bool:
+    return run.newest is not None and run.newest.restarted_by == "sync"
+
+
+def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, synced: Synced) -> None:
+    """Submit the next attempt of a run, whose last one failed its preflight, without the nodes that did; or give it up.
+
+    Raises a SlurmtrainError where a later try may succeed.
+    """
+    newest = run.newest
+    assert newest is not None
+    plan = current_plan(directory, run)
+    try:
+        if not plan.spec.preflight.exclude:
+            raise Refused("preflight.exclude is false")
+        hidden = hidden_values(plan, {})
+        check_executor(workspace, run.executor, [plan])
+        wanted = Wanted(
+            plan=plan,
+            executor=run.executor,
+            number=len(run.attempts) + 1,
+            hidden=hidden,
+            since=last_start(run),
+            without=sorted({host for a in run.attempts if a.submission == newest.submission for host in a.excluded}),
+        )
+        synced.notes += start(workspace, directory, lock, wanted, command="sync").notes
+    except Refused as error:
+        with workspace.journal(directory, "sync") as journal:
+            why = f"it cannot start again: {error}"
+            journal.write("requeue_failed", job_id=newest.job_id, restart=newest.restart, reason=why)
+        return
+    synced.started.append(run.id)
+
+
+def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+    """Release a job that was held because it could not be put back into the queue as it should be."""
+    refused = _refused_start(run)
+    if refused is None:
+        return False
+    from slurmtrain.slurm.putback import let_go
+
+    done = let_go(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
+    if done:
+        with workspace.journal(directory, "sync") as journal:
+            named = {"job_id": refused.job_id, "restart": refused.restart}
+            journal.write("requeue", **named, exclude=list(refused.excluded), why=refused.reason)
+        workspace.scheduler.forget()
+    return done
+
+
+def _refused_start(run: Run) -> Attempt | None:
+    """The last start of the newest job that failed its preflight, if none has begun since."""
+    for attempt in reversed(run.attempts):
+        if run.newest is None or attempt.job_id != run.newest.job_id or attempt.submission != run.newest.submission:
+            return None
+        if attempt.excluded:
+            return attempt
+        if attempt.hosts:
+            return None
+    return None
 
 
 def _chosen(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str, Listed]]:

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from slurmtrain.model.layout import RunDir
+from slurmtrain.model.layout import RunDir, attempt_of, node_of
+from slurmtrain.model.ledger import Entry
 from slurmtrain.model.progress import steps_per_second
 from slurmtrain.model.run import Attempt, Checkpoint, Run
+from slurmtrain.ops import ledger
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
 
@@ -59,12 +61,13 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
 
 
 def _reason(listed: Listed) -> str:
-    """What is known of the run, or, for one that has not begun to train, what Slurm says of its job."""
+    """What is known of the run, and, for one that has not begun to train, what Slurm says of its job."""
     run, live = listed.run, listed.live
     if live is None or run.state not in ("pending", "requeued"):
         return run.reason
     starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
-    return live.reason + (f" on {live.nodes}" if live.nodes else "") + starts
+    said = live.reason + (f" on {live.nodes}" if live.nodes else "") + starts
+    return f"{run.reason}; {said}" if run.reason else said
 
 
 def _pending(listed: Listed) -> dict[str, Any] | None:
@@ -114,10 +117,23 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "master_addr": attempt.master_addr,
         "master_port": attempt.master_port,
         "interfaces": dict(attempt.interfaces),
-        "clock": dict(attempt.clock),
+        "network": _network(attempt.network),
+        "clock": {host: dict(said) for host, said in attempt.clock.items()},
+        "checks": {host: [dict(finding) for finding in found] for host, found in attempt.checks.items()},
+        "without": list(attempt.without),
         "overrides": list(attempt.overrides),
         "failures": [dict(failure) for failure in attempt.failures],
     }
+
+
+def _network(told: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The networks of an attempt, and the name of the elected one; null before it was elected."""
+    if not told:
+        return None
+    networks = [dict(network) for network in told.get("networks", ())]
+    elected = told.get("elected")
+    name = networks[elected].get("name") if isinstance(elected, int) and elected < len(networks) else None
+    return {"elected": name, "networks": networks, "excluded": [dict(one) for one in told.get("excluded", ())]}
 
 
 def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]:
@@ -131,6 +147,39 @@ def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]
         "saved_at": iso(checkpoint.saved_at),
         "seconds": checkpoint.seconds,
     }
+
+
+def nodes_json(workspace: Workspace, *, everything: bool) -> list[dict[str, Any]]:
+    """Findings of the node ledger, the newest first: the last one of each node that counts, or every one."""
+    expiry_s = ledger.expiry_s(workspace)
+    if everything:
+        return [_entry_json(entry, state, expiry_s) for entry, state in reversed(ledger.listed(workspace))]
+    return [_entry_json(entry, "active", expiry_s) for entry in ledger.counting(workspace).values()]
+
+
+def _entry_json(entry: Entry, state: str, expiry_s: float) -> dict[str, Any]:
+    return {
+        "host": entry.host,
+        "state": state,
+        "checks": list(entry.checks),
+        "reason": entry.reason,
+        "evidence": dict(entry.evidence),
+        "run_id": entry.run_id,
+        "attempt": entry.attempt,
+        "seen_at": iso(entry.seen_at),
+        "expires_at": iso(entry.seen_at + expiry_s),
+    }
+
+
+def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Findings of the newest attempt's preflight, with their evidence, by host."""
+    newest = run.newest
+    if newest is None:
+        return {}
+    told = workspace.store.events(run.id, "preflight")
+    mine = {node_of(event.source): event for event in told if attempt_of(event.source) == newest.key}
+    ordered = sorted(mine, key=int)
+    return {newest.hosts.get(node, node): list(mine[node].data.get("findings", ())) for node in ordered}
 
 
 def runs_json(workspace: Workspace, runs: Mapping[str, Listed]) -> dict[str, Any]:

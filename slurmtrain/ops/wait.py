@@ -20,17 +20,20 @@ def wait(
 ) -> tuple[bool, Synced]:
     """Wait until all these runs have ended, telling of each look at them; then mirror them to the tracking store.
 
-    Returns whether all completed, and what the last sync found.
+    Returns whether all completed, and what the last sync found, with the notes of all.
     """
     gc.enable()
+    notes: list[str] = []
     pause = FIRST_LOOK_S
     while True:
         synced = sync(workspace, run_ids, track=False)
         chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
+        notes += synced.notes
         tell(chosen)
         if all(listed.ended for listed in chosen.values()):
             break
         time.sleep(pause)
         pause = min(pause * 1.2, LAST_LOOK_S)
     synced = sync(workspace, run_ids)
+    synced.notes = list(dict.fromkeys([*notes, *synced.notes]))
     return all(listed.state == "completed" for listed in chosen.values()), synced

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import math
 import os
+import socket
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -82,3 +84,12 @@ class Workspace:
             return []
         except OSError as error:
             raise PlaceError(f"cannot read the runs root {self.root.path}: {reason_of(error)}") from error
+
+
+def person() -> str:
+    """Who gives this command, and where."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"

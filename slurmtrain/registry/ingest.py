@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slurmtrain.model.journal import Garbage, events_of, read_lines
 from slurmtrain.model.layout import RunDir, split_attempt
+from slurmtrain.model.ledger import entries
 from slurmtrain.model.progress import Progress
 from slurmtrain.model.run import Run
 from slurmtrain.model.state import fold
@@ -66,8 +67,10 @@ def ingest(writing: Writing, run: RunDir, *, dead: bool) -> Ingested:
     progress = writing.progress(run.id)
     for name, path in _sources(run):
         garbage += _take_in(writing, run, name, path, offsets.get(name, 0), progress)
-    folded = fold(run.id, writing.events(run.id), progress)
-    writing.put(folded, settled=folded.ended and dead and is_quiet(times, before), scanned=times)
+    events = writing.events(run.id)
+    folded = fold(run.id, events, progress)
+    against = entries(run.id, events, {attempt.key: attempt.number for attempt in folded.attempts})
+    writing.put(folded, against, settled=folded.ended and dead and is_quiet(times, before), scanned=times)
     return Ingested(folded, tuple(garbage))
 
 

@@ -64,7 +64,9 @@ attempt = sa.Table(
     sa.Column("master_addr", sa.String),
     sa.Column("master_port", sa.Integer),
     sa.Column("interfaces", sa.JSON, nullable=False),
+    sa.Column("network", sa.JSON, nullable=False),
     sa.Column("clock", sa.JSON, nullable=False),
+    sa.Column("checks", sa.JSON, nullable=False),
     sa.Column("failures", sa.JSON, nullable=False),
     sa.Column("overrides", sa.JSON, nullable=False),
     sa.Column("from_start", sa.Boolean, nullable=False),
@@ -74,6 +76,24 @@ attempt = sa.Table(
     sa.Column("submitted_from", sa.String),
     sa.Column("absent_since", sa.Float),
     sa.Column("confirmed", sa.Boolean, nullable=False),
+    sa.Column("without", sa.JSON, nullable=False),
+    sa.Column("excluded", sa.JSON, nullable=False),
+    sa.Column("restarted_by", sa.String),
+    sa.Column("requeue_problem", sa.String, nullable=False),
+)
+
+# The node ledger: nodes that failed the preflight of an attempt. What was forgiven is in journals of its own.
+ledger = sa.Table(
+    "ledger",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("attempt_key", sa.String, primary_key=True),
+    sa.Column("host", sa.String, primary_key=True),
+    sa.Column("attempt", sa.Integer, nullable=False),
+    sa.Column("checks", sa.JSON, nullable=False),
+    sa.Column("reason", sa.String, nullable=False),
+    sa.Column("evidence", sa.JSON, nullable=False),
+    sa.Column("seen_at", sa.Float, nullable=False),
 )
 
 checkpoint = sa.Table(

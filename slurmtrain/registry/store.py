@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from slurmtrain.model.event import Event
 from slurmtrain.model.journal import Garbage
+from slurmtrain.model.ledger import Entry
 from slurmtrain.model.progress import Progress
 from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Live, Run
 from slurmtrain.registry import schema
@@ -25,6 +26,7 @@ _LISTED = sa.select(
 ).order_by(schema.run.c.id)
 _ATTEMPT_COLUMNS = {f.name for f in fields(Attempt)}
 _CHECKPOINT_COLUMNS = {f.name for f in fields(Checkpoint)}
+_LEDGER_COLUMNS = {f.name for f in fields(Entry)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +139,19 @@ class Store:
             ),
         )
 
+    def events(self, run_id: str, kind: str) -> list[Event]:
+        """A run's events of one kind, in no order."""
+        with reading(self._engine) as connection:
+            rows = connection.execute(_of(schema.event, run_id).where(schema.event.c.kind == kind)).all()
+        return [Event(row.time, row.kind, row.data, row.source, row.offset) for row in rows]
+
+    def ledger(self) -> list[Entry]:
+        """All nodes that failed a preflight, the oldest finding first."""
+        order = (schema.ledger.c.seen_at, schema.ledger.c.host, schema.ledger.c.run_id)
+        with reading(self._engine) as connection:
+            rows = connection.execute(sa.select(schema.ledger).order_by(*order)).all()
+        return [Entry(**_only(_mapping(row), _LEDGER_COLUMNS)) for row in rows]
+
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are no records."""
         with reading(self._engine) as connection:
@@ -231,15 +246,17 @@ class Writing:
         }
         self._replace(schema.progress, row)
 
-    def put(self, run: Run, *, settled: bool, scanned: Sequence[int]) -> None:
-        """Store a run as it was folded, in place of what was there."""
-        for table in (schema.attempt, schema.checkpoint):
+    def put(self, run: Run, against: Sequence[Entry] = (), *, settled: bool, scanned: Sequence[int]) -> None:
+        """Store a run as it was folded, and what it says against nodes, in place of what was there."""
+        for table in (schema.attempt, schema.checkpoint, schema.ledger):
             self._connection.execute(table.delete().where(table.c.run_id == run.id))
         if run.attempts:
             self._connection.execute(schema.attempt.insert(), [_row(a, _ATTEMPT_COLUMNS, run.id) for a in run.attempts])
         if run.checkpoints:
             rows = [_row(c, _CHECKPOINT_COLUMNS, run.id) for c in run.checkpoints]
             self._connection.execute(schema.checkpoint.insert(), rows)
+        if against:
+            self._connection.execute(schema.ledger.insert(), [_row(one, _LEDGER_COLUMNS) for one in against])
         newest = run.newest
         self._replace(
             schema.run,

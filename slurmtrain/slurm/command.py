@@ -26,24 +26,24 @@ def found(name: str) -> bool:
     return shutil.which(name) is not None
 
 
-def ask(*command: str) -> str:
-    """The standard output of one of Slurm's commands. Raises SlurmDown with its complaint if it fails."""
-    name = command[0]
+def ask(*command: str, given: str = "", timeout_s: float | None = None) -> str:
+    """The standard output of one of Slurm's commands, which reads ``given``. Raises SlurmDown with its complaint."""
+    name, timeout_s = command[0], timeout_s or _TIMEOUT_S
     try:
         done = subprocess.run(
             command,
             env=environment(),
-            stdin=subprocess.DEVNULL,
+            input=given,
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
     except FileNotFoundError as error:
         raise SlurmDown(f"there is no {name} on this machine's PATH") from error
     except subprocess.TimeoutExpired as error:
-        raise SlurmDown(f"{name} did not answer within {_TIMEOUT_S:.0f} s") from error
+        raise SlurmDown(f"{name} did not answer within {timeout_s:.0f} s") from error
     if done.returncode != 0:
         raise SlurmDown(f"{name}: {complaint(done.stderr.splitlines()) or f'exit code {done.returncode}'}")
     return done.stdout

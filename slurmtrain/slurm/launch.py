@@ -38,11 +38,15 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class Handing:
-    """A request on its way: the lock of its run stays held, by this handle, as long as anybody may still submit it."""
+    """A request on its way: the lock of its run stays held, by this handle, as long as anybody may still submit it.
+
+    ``without``: nodes to leave out.
+    """
 
     plan: Plan
     submission: SubmissionDir
     lock: int
+    without: Sequence[str] = ()
 
 
 def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
@@ -68,7 +72,7 @@ def launch(handing: Handing, environment: Mapping[str, str]) -> str:
     ``environment``: variables that reach the job and are written nowhere. Raises Refused where sbatch says no, Unsure
     where nobody knows, LaunchError for everything else; only after Unsure there may be a job.
     """
-    request = make_request(handing.plan, handing.submission)
+    request = make_request(handing.plan, handing.submission, handing.without)
     said = {"folder": str(request.folder), "parameters": dict(request.parameters),
             "submission": str(handing.submission.path)}  # fmt: skip
     done = subprocess.run(

@@ -17,7 +17,7 @@ GIVEN_UP_S = 300.0
 def is_open(run: Run) -> bool:
     """Whether Slurm may have something to say of any start of the run's newest job that would change anything."""
     newest = run.newest
-    return newest is not None and any(not _is_over(a) for a in run.attempts if a.job_id == newest.job_id)
+    return newest is not None and any(not a.settled for a in run.attempts if a.job_id == newest.job_id)
 
 
 def wants_accounting(run: Run, queue: Queue) -> bool:
@@ -49,10 +49,6 @@ def news(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> l
     return found
 
 
-def _is_over(attempt: Attempt) -> bool:
-    return attempt.ended and attempt.confirmed
-
-
 def _ended_starts(
     job_id: str, known: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
 ) -> list[dict[str, Any]]:
@@ -61,18 +57,26 @@ def _ended_starts(
     return [
         _observed(start, job_id, restart, "sacct")
         for restart, start in enumerate(starts)
-        if is_final(start.state) and restart != live and (restart not in known or not known[restart].confirmed)
+        if is_final(start.state) and restart != live and _matters(start.state, known.get(restart))
     ]
+
+
+def _matters(state: str, attempt: Attempt | None) -> bool:
+    """Whether a final state of a start adds anything to what is known of it."""
+    if attempt is None or not attempt.confirmed:
+        return True
+    # One that is to start again tells by its next start that it was put back into the queue.
+    return not attempt.settled and base(state) != "REQUEUED"
 
 
 def _of_queue(known: Mapping[int, Attempt], job: Job, newest: Attempt, settled: set[int]) -> list[dict[str, Any]]:
     restart = newest.restart if job.restart is None else job.restart
     attempt = known.get(restart)
     if is_final(job.state):
-        if restart in settled or (attempt is not None and attempt.confirmed):
+        if restart in settled or not _matters(job.state, attempt):
             return []
         return [_observed(job, newest.job_id, restart, "squeue")]
-    reappeared = attempt is not None and attempt.absent_since is not None and not _is_over(attempt)
+    reappeared = attempt is not None and attempt.absent_since is not None and not attempt.settled
     if attempt is None or reappeared or not attempt.handed_over:
         return [_observed(job, newest.job_id, restart, "squeue")]
     return []
@@ -80,7 +84,7 @@ def _of_queue(known: Mapping[int, Attempt], job: Job, newest: Attempt, settled: 
 
 def _nobody_knows(newest: Attempt, queue: Queue, accounting: Accounting | None) -> bool:
     """Whether both sources were asked since the job was submitted, answered, and have nothing final to say."""
-    if _is_over(newest) or accounting is None:
+    if newest.settled or accounting is None:
         return False
     if not (newest.handed_over and queue.answered and accounting.answered):
         return False

@@ -15,6 +15,13 @@ QUEUE_FIELDS = (
     ("TimeLimit", 24), ("exit_code", 12), ("PriorityLong", 16), ("NodeList", 400), ("Name", 300),
 )  # fmt: skip
 ACCOUNTING_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NodeList", "JobName")
+# Of each node in each partition; features come last, their signs are the site's.
+NODE_FORMAT = "%N|%R|%T|%c|%m|%G|%f"
+# Nodes in these states get no job, nor do those that do not respond, which have an asterisk (sinfo(1), 22.05 to 25.11).
+_UNUSABLE = frozenset({"down", "drained", "draining", "error", "fail", "failing", "future", "inval", "unknown"})
+# Lines of a job's record that hold text of the user's own.
+_FREE_TEXT = ("JobId", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment",
+              "Extra")  # fmt: skip
 _NOTHING = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
 
 
@@ -104,6 +111,68 @@ def read_partitions(text: str) -> dict[str, dict[str, str]]:
         if "PartitionName" in fields:
             partitions[fields["PartitionName"]] = fields
     return partitions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeInfo:
+    """A node, as one of its partitions has it. Memory is in MiB."""
+
+    name: str
+    partition: str
+    state: str = "idle"
+    cpus: int | None = None
+    memory: int | None = None
+    gpus: int = 0
+    features: frozenset[str] = frozenset()
+
+    @property
+    def usable(self) -> bool:
+        """Whether it may get a job, now or when others have ended."""
+        bare = re.match(r"[a-z]*", self.state.lower())
+        return "*" not in self.state and bare is not None and bare[0] not in _UNUSABLE
+
+
+def read_nodes(text: str) -> list[NodeInfo]:
+    """Nodes by partition from ``sinfo --noheader --Node --format``; lines that are too short are passed over."""
+    nodes = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|", NODE_FORMAT.count("|"))]
+        if len(cells) <= NODE_FORMAT.count("|"):
+            continue
+        name, partition, state, cpus, memory, gres, features = cells
+        nodes.append(
+            NodeInfo(
+                name=name,
+                partition=partition,
+                state=state,
+                cpus=_number(cpus.rstrip("+")),
+                memory=_number(memory.rstrip("+")),
+                gpus=_gpus(gres),
+                features=frozenset(() if features.lower() in _NOTHING else features.split(",")),
+            )
+        )
+    return nodes
+
+
+def read_job(text: str) -> dict[str, str]:
+    """Fields of a job's record, from ``scontrol show job``, but for those that hold text of the user's own.
+
+    "(null)", "N/A" and the like are left out.
+    """
+    fields: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip().startswith(tuple(f"{name}=" for name in _FREE_TEXT)):
+            continue
+        for key, value in re.findall(r"(\S+?)=(\S*)", line):
+            if value.lower() not in _NOTHING:
+                fields.setdefault(key, value)
+    return fields
+
+
+def _gpus(gres: str) -> int:
+    """How many GPUs generic resources such as ``gpu:a100:4(S:0-1),shard:8`` hold."""
+    found = re.findall(r"(?:^|,)gpu(?::[^,:()]+)*?:(\d+)(?=[,(]|$)", gres)
+    return sum(int(count) for count in found)
 
 
 def read_duration(text: str) -> float | None:

@@ -12,7 +12,17 @@ from pathlib import Path
 
 from slurmtrain.errors import PlaceError, SlurmDown
 from slurmtrain.slurm.command import ask
-from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, Job, queue_format, read_accounting, read_partitions, read_queue
+from slurmtrain.slurm.parse import (
+    ACCOUNTING_FIELDS,
+    NODE_FORMAT,
+    Job,
+    NodeInfo,
+    queue_format,
+    read_accounting,
+    read_nodes,
+    read_partitions,
+    read_queue,
+)
 from slurmtrain.system.files import read_json, write_json
 
 # Beyond this many ids a list of them is longer than a look at everything of the user's since then.
@@ -72,6 +82,8 @@ class Scheduler:
         self._queue: Queue | None = None
         self._accounting: tuple[frozenset[str], Accounting] | None = None
         self._partitions: dict[str, dict[str, str]] | None = None
+        self._nodes: tuple[float, list[NodeInfo]] | None = None
+        self._tried_at: dict[str, float] = {}
         self._changed_at = 0.0
         self._cancelled_at: dict[str, float] = {}
 
@@ -120,6 +132,21 @@ class Scheduler:
         if self._partitions is None:
             self._partitions = read_partitions(ask("scontrol", "--oneliner", "show", "partition"))
         return self._partitions
+
+    def nodes(self) -> list[NodeInfo]:
+        """Every node, once for each of its partitions. Raises SlurmDown."""
+        now = time.time()
+        if self._nodes is None or now - self._nodes[0] >= self._max_age_s:
+            self._nodes = (now, read_nodes(ask("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}")))
+        return self._nodes[1]
+
+    def try_again(self, what: str) -> bool:
+        """Whether it is time to try something that failed before: once in ``max_age_s``."""
+        now = time.time()
+        if now - self._tried_at.get(what, -math.inf) < self._max_age_s:
+            return False
+        self._tried_at[what] = now
+        return True
 
     def cancel(self, job_ids: Collection[str], *, force: bool) -> None:
         """One scancel for all jobs: SIGTERM to their tasks, SIGKILL to those that are still there after KillWait.

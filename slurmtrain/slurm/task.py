@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from slurmtrain.runtime.agent import run_node as run_agent
+from slurmtrain.slurm.putback import InJob
 
 
 def run_node(submission: str) -> None:
     """Run the agent of this node, as a task of submitit's. ``submission``: the submission's directory."""
-    run_agent(submission)
+    run_agent(submission, queue=InJob())

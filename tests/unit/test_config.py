@@ -108,3 +108,12 @@ def test_a_file_that_is_no_yaml_mapping_is_refused(project: Path, text: str) -> 
     (project / "slurmtrain.yaml").write_text(text)
     with pytest.raises(SpecError, match=r"slurmtrain\.yaml:1"):
         load(project)
+
+
+def test_nodes_are_left_out_for_a_day_or_as_long_as_is_said_which_may_be_never(project: Path) -> None:
+    assert load(project).node_expiry_hours == 24
+    assert load(project, environ={"SLURMTRAIN_NODE_EXPIRY_HOURS": "1.5"}).node_expiry_hours == 1.5
+    (project / "slurmtrain.yaml").write_text("node_expiry_hours: 0\n")
+    assert load(project).node_expiry_hours == 0
+    with pytest.raises(SpecError, match="NODE_EXPIRY_HOURS: expected a number of at least 0, found -1"):
+        load(project, environ={"SLURMTRAIN_NODE_EXPIRY_HOURS": "-1"})

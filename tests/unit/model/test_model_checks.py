@@ -328,7 +328,9 @@ def test_an_xid_that_is_no_sign_of_broken_hardware_only_warns() -> None:
 
 
 def test_an_xid_that_a_program_caused_in_itself_says_nothing_of_the_gpu() -> None:
-    assert one("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 31, "times": 9, "line": "NVRM"}]}).status == "pass"
+    assert (
+        one("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 31, "times": 9, "line": "NVRM"}]}).status == "pass"
+    )
 
 
 def test_figures_that_a_gpu_does_not_have_are_no_failure() -> None:

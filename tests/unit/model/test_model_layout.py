@@ -76,3 +76,21 @@ def test_checkpoints_that_are_being_built_or_deleted_are_not_taken_for_published
 
 def test_no_two_attempts_share_a_staging_name() -> None:
     assert layout.staging_name("4711.0", 5) != layout.staging_name("4711.1", 5)
+
+
+@pytest.mark.parametrize(
+    ("source", "attempt", "node"),
+    [
+        ("attempts/7.0/node-12.jsonl", "7.0", "12"),
+        ("attempts/7.0/rank-1.jsonl", "7.0", ""),
+        ("journal/node-1.jsonl", "", ""),
+        ("attempts/node-1.jsonl", "", ""),
+    ],
+)
+def test_a_journals_path_tells_its_attempt_and_its_node(source: str, attempt: str, node: str) -> None:
+    assert (layout.attempt_of(source), layout.node_of(source)) == (attempt, node)
+
+
+def test_journals_about_nodes_lie_beside_the_runs_and_are_none() -> None:
+    assert ROOT.nodes == Path("/runs/nodes")
+    assert not layout.is_run_id("nodes")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from helpers.story import Story
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -299,3 +300,37 @@ def test_an_attempt_that_has_ended_stays_ended_whatever_is_learned_later(order: 
     before = {a.key: a for a in fold("RUN", [EVENTS[i] for i in order[:known]], PROGRESS).attempts if a.ended}
     after = {a.key: a for a in fold("RUN", EVENTS, PROGRESS).attempts}
     assert all(after[key].ended for key in before if key != "j2.0")
+
+
+# --- before training ----------------------------------------------------------------------------------------------
+
+_ELECTION = {
+    "networks": [{"name": "10.58.0.0/24", "interfaces": {"n0": "hsn0", "n1": "ib0"}, "proved": True, "problems": []}],
+    "excluded": [],
+    "elected": 0,
+}
+
+
+def test_an_attempt_keeps_its_networks_its_clocks_and_its_checks_by_host() -> None:
+    story = Story().submitted().started(0, 2)
+    story.node("election", 0, 0, **_ELECTION)
+    for node, offset in ((0, 0.0), (1, 12.5)):
+        story.node("clock", node, 0, offset_ms=offset, bound_ms=0.1, samples=8, disciplined=True, source="chrony")
+        finding = {"check": "disk", "status": "pass", "summary": "81 GB free", "evidence": {"free": 1}}
+        story.node("preflight", node, 0, status="pass", seconds=1.0, findings=[finding], blamed=False)
+    attempt = story.newest
+    assert attempt.network == _ELECTION
+    assert attempt.clock == {
+        "n0": {"offset_ms": 0.0, "bound_ms": 0.1, "disciplined": True, "source": "chrony"},
+        "n1": {"offset_ms": 12.5, "bound_ms": 0.1, "disciplined": True, "source": "chrony"},
+    }
+    found = [{"check": "disk", "status": "pass", "summary": "81 GB free"}]
+    assert attempt.checks == {"n0": found, "n1": found}
+
+
+def test_what_a_node_says_before_its_clock_was_set_back_is_still_its_own() -> None:
+    story = Story().submitted().later(5000)
+    story.started()
+    story.later(-4000)
+    story.node("clock", 0, 0, offset_ms=1.0, bound_ms=0.1, disciplined=True, source="x")
+    assert list(story.newest.clock) == ["n0"]

@@ -154,3 +154,41 @@ def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(stor
     with store.begin() as writing:
         writing.settle(run.id, (5, 6))
     assert (store.listed()[run.id].settled, store.listed()[run.id].scanned) == (True, (5, 6))
+
+
+REFUSED = [
+    encode(3.0, "agent", {"node": 1, "nodes": 2, "host": "n1", "attempt": 1, "executor": "slurm"}),
+    encode(
+        4.0,
+        "preflight",
+        {
+            "blamed": True,
+            "findings": [{"check": "clock", "status": "fail", "summary": "5 s ahead", "evidence": {"offset_ms": 5000}}],
+        },
+    ),
+]
+
+
+def test_what_a_run_says_against_nodes_is_kept_once_with_its_evidence_and_comes_back_with_a_rebuild(
+    store: Store, run: RunDir
+) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    append(run.attempts / "job.0" / "node-1.jsonl", *REFUSED)
+    take(store, run)
+    found = take(store, run)
+    [entry] = store.ledger()
+    assert (entry.host, entry.run_id, entry.attempt_key, entry.attempt) == ("n1", run.id, "job.0", 1)
+    assert (list(entry.checks), entry.reason, entry.evidence, entry.seen_at) == (
+        ["clock"],
+        "clock: 5 s ahead",
+        {"clock": {"offset_ms": 5000}},
+        4.0,
+    )
+    assert found.attempts[0].checks == {"n1": [{"check": "clock", "status": "fail", "summary": "5 s ahead"}]}
+    with store.begin() as writing:
+        writing.clear()
+    assert store.ledger() == []
+    assert take(store, run) == found
+    assert store.ledger() == [entry]
+    [event] = store.events(run.id, "preflight")
+    assert event.data["findings"][0]["evidence"] == {"offset_ms": 5000}

@@ -1,15 +1,20 @@
-"""Requests that no partition could ever satisfy are told before anything is created; those that one may are not."""
+"""Requests that no partition could ever satisfy are told before anything is created; those that one may are not.
+
+And nodes that a request can do without are left out, but never so many that it could not be met.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from slurmtrain.model.plan import Plan, make_plan
 from slurmtrain.model.spec import read_spec
-from slurmtrain.slurm.limits import impossible
-from slurmtrain.slurm.parse import read_partitions
+from slurmtrain.slurm.limits import Choice, impossible, leave_out
+from slurmtrain.slurm.parse import NodeInfo, read_partitions
 
 PARTITIONS = read_partitions(
     "PartitionName=spot Default=YES MaxNodes=UNLIMITED MaxTime=04:00:00 TotalNodes=4 TRES=cpu=32,node=4,gres/gpu=8\n"
@@ -86,3 +91,109 @@ def test_where_nothing_is_known_of_the_default_partition_anything_may_be_possibl
     partitions: dict[str, dict[str, str]],
 ) -> None:
     assert impossible(plan(nodes=1000, gpus_per_node=8, time="300-0"), partitions) is None
+
+
+# --- nodes to leave out -------------------------------------------------------------------------------------------
+
+NODES = [
+    *(NodeInfo(name=f"n{i}", partition="spot", cpus=8, memory=16000, gpus=2) for i in range(4)),
+    *(NodeInfo(name=f"n{i}", partition="long", cpus=8, memory=16000, features=frozenset({"ib"})) for i in (2, 3, 4)),
+]
+
+
+def left_out(*unwanted: str, slurm: dict[str, Any] | None = None) -> Choice:
+    return leave_out(plan(slurm), PARTITIONS, NODES, unwanted)
+
+
+def test_nodes_that_a_request_can_spare_are_left_out() -> None:
+    choice = left_out("n1", "n3")
+    assert (choice.left_out, choice.needed) == (["n1", "n3"], {})
+
+
+def test_the_least_wanted_node_is_left_out_first_and_the_rest_only_as_long_as_enough_are_left() -> None:
+    choice = leave_out(plan(nodes=2), PARTITIONS, NODES, ["n3", "n0", "n1"])
+    assert choice.left_out == ["n3", "n0"]
+    assert choice.needed == {"n1": "2 nodes are needed and 1 would be left"}
+
+
+def test_the_last_node_is_used() -> None:
+    alone = [NODES[0]]
+    choice = leave_out(plan(), PARTITIONS, alone, ["n0"])
+    assert (choice.left_out, choice.needed) == ([], {"n0": "1 node is needed and none would be left"})
+
+
+def test_nodes_of_other_partitions_and_of_other_clusters_are_passed_over() -> None:
+    choice = left_out("n4", "stranger")
+    assert (choice.left_out, choice.needed) == ([], {})
+    assert left_out("n4", slurm={"partition": "long"}).left_out == ["n4"]
+
+
+def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
+    choice = leave_out(plan({"partition": "spot,long"}, nodes=3), PARTITIONS, NODES, ["n4", "n3", "n0"])
+    assert choice.left_out == ["n4", "n3"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "resources"),
+    [
+        ({}, {"gpus_per_node": 2}),
+        ({}, {"mem": "10GB"}),
+        ({}, {"cpus_per_proc": 8}),
+        ({"constraint": "fast"}, {}),
+        ({"constraint": "fast&big"}, {}),
+        ({"constraint": "fast|huge"}, {}),
+    ],
+)
+def test_only_nodes_that_fit_are_counted(keys: dict[str, Any], resources: dict[str, Any]) -> None:
+    small = [NodeInfo(name="n1", partition="spot", cpus=4, memory=1000, gpus=1)]
+    big = [NodeInfo(name="n0", partition="spot", cpus=8, memory=16000, gpus=2, features=frozenset({"fast", "big"}))]
+    choice = leave_out(plan(keys, **resources), PARTITIONS, [*small, *big], ["n0"])
+    assert choice.needed == {"n0": "1 node is needed and none would be left"}
+
+
+def test_a_node_that_could_not_be_used_anyway_is_left_out() -> None:
+    nodes = [NODES[0], NodeInfo(name="n1", partition="spot", state="drained")]
+    assert leave_out(plan(), PARTITIONS, nodes, ["n1"]).left_out == ["n1"]
+    assert leave_out(plan(), PARTITIONS, nodes, ["n0"]).left_out == []
+
+
+def test_what_the_user_asks_for_and_excludes_counts() -> None:
+    assert left_out("n1", slurm={"exclude": "n[0-1]"}).left_out == []
+    choice = leave_out(plan({"exclude": "n[0,1]"}, nodes=2), PARTITIONS, NODES, ["n2"])
+    assert choice.needed == {"n2": "2 nodes are needed and 1 would be left"}
+    assert left_out("n1", slurm={"nodelist": "n[1-2]"}).needed == {"n1": "slurm.nodelist names it"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"reservation": "maint"}, "only Slurm knows the nodes of slurm.reservation"),
+        ({"nodefile": "/nodes"}, "only Slurm knows the nodes of slurm.nodefile"),
+        ({"nodelist": "/nodes"}, "slurm.nodelist is a file"),
+        ({"constraint": "[a*2&b]"}, "only Slurm knows the nodes of slurm.constraint"),
+        ({"constraint": "a,b"}, "only Slurm knows the nodes of slurm.constraint"),
+    ],
+)
+def test_what_cannot_be_weighed_keeps_all_nodes(keys: dict[str, Any], why: str) -> None:
+    choice = left_out("n1", slurm=keys)
+    assert (choice.left_out, choice.needed, choice.weighed) == ([], {"n1": why}, False)
+
+
+def test_a_file_of_excluded_nodes_cannot_be_added_to() -> None:
+    choice = left_out("n1", slurm={"exclude": "/nodes"})
+    assert (choice.left_out, choice.needed, choice.weighed) == ([], {"n1": "slurm.exclude is a file"}, True)
+
+
+def test_a_list_of_nodes_that_is_none_is_left_to_sbatch() -> None:
+    assert left_out("n1", slurm={"exclude": "n[1"}).left_out == []
+
+
+@given(st.lists(st.sampled_from([f"n{i}" for i in range(6)])), st.integers(1, 4), st.sets(st.sampled_from("0123")))
+def test_whatever_is_left_out_the_request_can_be_met_if_it_could(
+    unwanted: list[str], wanted: int, down: set[str]
+) -> None:
+    nodes = [NodeInfo(name=f"n{i}", partition="spot", state="down" if str(i) in down else "idle") for i in range(4)]
+    choice = leave_out(plan(nodes=wanted), PARTITIONS, nodes, unwanted)
+    usable = {node.name for node in nodes if node.usable}
+    assert len(usable - set(choice.left_out)) >= min(wanted, len(usable))
+    assert {*choice.left_out, *choice.needed} == set(unwanted) & {node.name for node in nodes}

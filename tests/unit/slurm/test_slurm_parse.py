@@ -12,10 +12,13 @@ from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
     QUEUE_FIELDS,
     Job,
+    NodeInfo,
     count_of,
     queue_format,
     read_accounting,
     read_duration,
+    read_job,
+    read_nodes,
     read_partitions,
     read_queue,
 )
@@ -390,3 +393,82 @@ def test_no_text_of_a_duration_is_an_error(text: str) -> None:
 )
 def test_a_resource_is_counted_by_its_whole_name(name: str, count: int | None) -> None:
     assert count_of("cpu=32,mem=62.50G,gres/gpu=8,gres/gpu:a100=4", name) == count
+
+
+# --- sinfo --------------------------------------------------------------------------------------------------------
+
+
+def test_nodes_are_read_once_for_each_partition() -> None:
+    text = "node0|spot|idle|8|16000|gpu:2|(null)\nnode0|long|mixed-|128+|1031000|gpu:a100:4(S:0-1),shard:8|ib,a100\n"
+    assert read_nodes(text) == [
+        NodeInfo(name="node0", partition="spot", state="idle", cpus=8, memory=16000, gpus=2),
+        NodeInfo(
+            name="node0",
+            partition="long",
+            state="mixed-",
+            cpus=128,
+            memory=1031000,
+            gpus=4,
+            features=frozenset({"ib", "a100"}),
+        ),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gres", "gpus"),
+    [("(null)", 0), ("gpu:2", 2), ("gpu:a:2,gpu:b:1", 3), ("gpu:nvidia_a100-pcie:8(S:0-1)", 8), ("nic:1", 0), ("", 0)],
+)
+def test_gpus_of_a_node_are_counted_over_all_kinds(gres: str, gpus: int) -> None:
+    [node] = read_nodes(f"n|p|idle|1|1|{gres}|(null)")
+    assert node.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("state", "usable"),
+    [
+        ("idle", True),
+        ("allocated+", True),
+        ("completing", True),
+        ("idle~", True),
+        ("planned", True),
+        ("SOMETHING_NEW", True),
+        ("down", False),
+        ("drained", False),
+        ("draining@", False),
+        ("idle*", False),
+        ("fail", False),
+        ("unknown", False),
+    ],
+)
+def test_a_node_that_gets_no_job_is_told_by_its_state(state: str, usable: bool) -> None:
+    assert NodeInfo(name="n", partition="p", state=state).usable is usable
+
+
+@given(st.text())
+def test_any_text_gives_nodes_that_it_names(text: str) -> None:
+    assert all(node.name in text and node.partition in text for node in read_nodes(text))
+
+
+# --- scontrol show job --------------------------------------------------------------------------------------------
+
+
+def test_fields_of_a_job_are_read_but_for_what_its_user_wrote() -> None:
+    text = (
+        "JobId=7 JobName=a Requeue=0 ExcNodeList=x\n"
+        "   JobState=COMPLETING Reason=None Dependency=(null)\n"
+        "   Requeue=1 Restarts=1 BatchFlag=1\n"
+        "   ReqNodeList=(null) ExcNodeList=node[1,3]\n"
+        "   WorkDir=/a Requeue=0 ReqNodeList=y\n   Comment=ReqNodeList=z Partition=w\n"
+    )
+    assert read_job(text) == {
+        "JobState": "COMPLETING",
+        "Requeue": "1",
+        "Restarts": "1",
+        "BatchFlag": "1",
+        "ExcNodeList": "node[1,3]",
+    }
+
+
+@given(st.text())
+def test_any_text_can_be_read_as_a_job(text: str) -> None:
+    assert all(key in text and value in text for key, value in read_job(text).items())

@@ -29,7 +29,9 @@ def upgrade() -> None:
         sa.Column("master_addr", sa.String(), nullable=True),
         sa.Column("master_port", sa.Integer(), nullable=True),
         sa.Column("interfaces", sa.JSON(), nullable=False),
+        sa.Column("network", sa.JSON(), nullable=False),
         sa.Column("clock", sa.JSON(), nullable=False),
+        sa.Column("checks", sa.JSON(), nullable=False),
         sa.Column("failures", sa.JSON(), nullable=False),
         sa.Column("overrides", sa.JSON(), nullable=False),
         sa.Column("from_start", sa.Boolean(), nullable=False),
@@ -39,6 +41,10 @@ def upgrade() -> None:
         sa.Column("submitted_from", sa.String(), nullable=True),
         sa.Column("absent_since", sa.Float(), nullable=True),
         sa.Column("confirmed", sa.Boolean(), nullable=False),
+        sa.Column("without", sa.JSON(), nullable=False),
+        sa.Column("excluded", sa.JSON(), nullable=False),
+        sa.Column("restarted_by", sa.String(), nullable=True),
+        sa.Column("requeue_problem", sa.String(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "number"),
     )
     op.create_table(
@@ -70,6 +76,18 @@ def upgrade() -> None:
         sa.Column("offset", sa.Integer(), nullable=False),
         sa.Column("line", sa.LargeBinary(), nullable=False),
         sa.PrimaryKeyConstraint("run_id", "source", "offset"),
+    )
+    op.create_table(
+        "ledger",
+        sa.Column("run_id", sa.String(), nullable=False),
+        sa.Column("attempt_key", sa.String(), nullable=False),
+        sa.Column("host", sa.String(), nullable=False),
+        sa.Column("attempt", sa.Integer(), nullable=False),
+        sa.Column("checks", sa.JSON(), nullable=False),
+        sa.Column("reason", sa.String(), nullable=False),
+        sa.Column("evidence", sa.JSON(), nullable=False),
+        sa.Column("seen_at", sa.Float(), nullable=False),
+        sa.PrimaryKeyConstraint("run_id", "attempt_key", "host"),
     )
     op.create_table(
         "mirror",

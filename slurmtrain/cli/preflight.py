@@ -1,0 +1,84 @@
+"""``slurmtrain preflight``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from slurmtrain.cli import checks, common, text
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("preflight", short_help="Check nodes, and train nothing.")
+@common.overrides_argument
+@click.option("--nodes", type=click.IntRange(min=1), help="How many nodes; by default 1, or as many as the spec says.")
+@click.option(
+    "--spec", metavar="FILE", type=click.Path(path_type=Path), help="A spec that says which nodes and checks."
+)
+@common.executor_option
+@click.option("--local", "executor", flag_value="local", help="The same as --executor local.")
+@common.json_option
+@common.in_workspace
+def command(
+    workspace: Workspace,
+    overrides: tuple[str, ...],
+    nodes: int | None,
+    spec: Path | None,
+    executor: str | None,
+    as_json: bool,
+) -> int:
+    """Run the preflight of a run as a job of its own, and print what it found; the job ends with it.
+
+    KEY=VALUE overrides, such as slurm.nodelist=node3 or preflight.bandwidth=fail, are those of a spec. Exits with 0
+    if no check failed, else with 1. No node is left out for what it finds. Ctrl-C ends the job.
+    """
+    from slurmtrain.cli.progress import teller
+    from slurmtrain.ops.cancel import cancel
+    from slurmtrain.ops.preflight import submit_preflight
+    from slurmtrain.ops.wait import wait
+
+    chosen = common.default_executor(executor or workspace.config.executor)
+    run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
+    common.warn(notes)
+    workspace = workspace.looking_again()
+    try:
+        with teller(workspace) as tell:
+            completed, synced = wait(workspace, [run_id], tell)
+    except KeyboardInterrupt:
+        cancel(workspace, [run_id])
+        click.echo(f"run {run_id} was cancelled", err=True)
+        raise
+    common.warn_of(synced.observed)
+    facts, findings = _facts(workspace, run_id, synced.observed.runs[run_id])
+    if as_json:
+        common.print_json({"schema": 1, "run": facts, "checks": findings})
+    else:
+        _print(facts, findings)
+    return 0 if completed and not checks.has_failed(findings) else 1
+
+
+def _facts(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    from slurmtrain.ops.views import findings_json, show_json
+
+    run = workspace.store.load(run_id)
+    assert run is not None
+    return show_json(workspace, listed, run), findings_json(workspace, run)
+
+
+def _print(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> None:
+    newest = run["attempts"][-1] if run["attempts"] else None
+    if findings:
+        text.print_table(checks.CHECK_HEADERS, checks.check_rows(findings))
+    if newest is not None and (rows := checks.network_rows(newest["network"])):
+        click.echo()
+        text.print_table(checks.NETWORK_HEADERS, rows)
+        for line in checks.left_out(newest["network"]):
+            click.echo(f"left out: {line}")
+    if newest is not None and newest["clock"]:
+        click.echo(f"\nclocks ahead of node 0's: {checks.clock_words(newest['clock'])}")
+    if run["state"] != "completed":
+        click.echo(f"run {run['id']} is {run['state']}: {run['reason']}", err=True)
+    elif not findings:
+        click.echo(f"run {run['id']} told of no checks", err=True)

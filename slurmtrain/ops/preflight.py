@@ -1,0 +1,66 @@
+"""The checks of nodes alone, as a run that trains nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slurmtrain.model.plan import make_plan
+from slurmtrain.model.spec import Checkpoint, Mlflow, Requeue, Spec, Tracking, write_spec
+from slurmtrain.ops.submit import load, submit_spec, which_python
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.specfile import Planned, SpecFile, replan
+
+NAME = "preflight"
+# More than the checks ever take, and so little that the job fits into a gap.
+_LONGEST_S = 600
+
+
+def submit_preflight(
+    workspace: Workspace, path: Path | None, overrides: Sequence[str], *, nodes: int | None, executor: str
+) -> tuple[str, list[str]]:
+    """Submit a run that ends after its preflight; returns its id, and what a person should know of it.
+
+    A spec at ``path`` says what nodes to ask for, and how they are to be checked. No node is left out of it, nor put
+    aside for what it finds. Raises what ``submit`` raises.
+    """
+    planned = _planned(path, overrides)
+    spec = _checks_only(planned.plan.spec, nodes)
+    plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
+    text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
+    one = SpecFile(text=text, runs=(Planned(plan, planned.overrides, planned.secrets),))
+    [run_id], notes = submit_spec(workspace, one, executor=executor)
+    return run_id, notes
+
+
+def _planned(path: Path | None, overrides: Sequence[str]) -> Planned:
+    """The spec of a file, of a sweep the first run; or one that asks for nothing."""
+    if path is not None:
+        return load(path, overrides, ()).runs[0]
+    spec = Spec(name=NAME, command=_command())
+    template = {"name": NAME, "command": _command()}
+    plan, _ = make_plan(spec, workdir=str(Path.cwd()), python=which_python(), template=template)
+    return replan(plan, overrides)
+
+
+def _checks_only(spec: Spec, nodes: int | None) -> Spec:
+    resources = replace(spec.resources, time=min(spec.resources.time or _LONGEST_S, _LONGEST_S))
+    return replace(
+        spec,
+        name=NAME,
+        command=_command(),
+        workdir=None,
+        params={},
+        resources=resources if nodes is None else replace(resources, nodes=nodes),
+        preflight=replace(spec.preflight, exclude=False),
+        checkpoint=Checkpoint(),
+        requeue=Requeue(),
+        tracking=Tracking(mlflow=Mlflow(enabled=False)),
+    )
+
+
+def _command() -> str:
+    return shutil.which("true") or "true"

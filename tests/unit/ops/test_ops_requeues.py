@@ -1,0 +1,301 @@
+"""Runs whose agents could not put their jobs back: they are started again once, on other nodes, or given up."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+
+from slurmtrain.config import Config
+from slurmtrain.model.event import encode
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import Plan, make_plan
+from slurmtrain.model.run import Run
+from slurmtrain.model.spec import read_spec
+from slurmtrain.ops.sync import Synced, sync
+from slurmtrain.ops.views import run_json, show_json
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime.context import Launch
+from slurmtrain.slurm import putback
+from slurmtrain.slurm.parse import QUEUE_FIELDS
+from slurmtrain.system.files import locked, write_json
+
+RUN_ID = "0123456789"
+WHY = "n1: clock: 5 s ahead of n0 (limit 1 s)"
+OVER = "7|COMPLETED|0:0|100|200|300|30|n[0-1]|x-0123456789\n"
+PARTITIONS = "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    fake.says("squeue")
+    fake.says("sacct", OVER)
+    fake.says("scontrol", PARTITIONS)
+    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+    fake.says("sbatch", "Submitted batch job 8\n")
+    fake.says("srun")
+    return fake
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    runs = tmp_path / "runs"
+    return Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
+
+
+def plan(**keys: Any) -> Plan:
+    tracking = {"mlflow": {"enabled": False}}
+    data = {"name": "x", "command": "python x.py", "resources": {"nodes": 2}, "tracking": tracking, **keys}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir="/w", python="python", template=data)[0]
+
+
+def refused(workspace: Workspace, *, failed: str = "scontrol: no", **keys: Any) -> RunDir:
+    """A run of two nodes, one of which failed the preflight, and whose job could not be put back."""
+    run = workspace.root.run(RUN_ID)
+    for path in (run.journals, run.attempt("7", 0).path, run.checkpoints, run.submission(1).path):
+        path.mkdir(parents=True)
+    write_json(run.plan, plan(**keys).to_json())
+    write_json(run.submission(1).plan, plan(**keys).to_json())
+    write_json(run.submission(1).launch, Launch(attempt=1).plain())
+    tell(run, "created", name="x", executor="slurm")
+    tell(run, "submitting", submission=1, attempt=1, executor="slurm", host="login")
+    tell(run, "submitted", submission=1, job_id="7")
+    for node in range(2):
+        said = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1, "attempt": 1}
+        at_node(run, node, "agent", **said)
+    at_node(run, 0, "requeue", exclude=["n1"], why=WHY)
+    at_node(run, 0, "end", cause="preflight", reason=WHY, failed_at=time.time(), cascade=False, signal=None)
+    if failed:
+        at_node(run, 0, "requeue_failed", reason=failed)
+    return run
+
+
+def tell(run: RunDir, kind: str, **data: Any) -> None:
+    with (run.journals / "submit.jsonl").open("ab") as file:
+        file.write(encode(time.time(), kind, data))
+
+
+def at_node(run: RunDir, index: int, kind: str, /, **data: Any) -> None:
+    with run.attempt("7", 0).node_journal(index).open("ab") as file:
+        file.write(encode(time.time(), kind, data))
+
+
+def waiting(job_id: str, reason: str = "Priority", restart: int = 0) -> str:
+    cells = {"JobArrayID": job_id, "State": "PENDING", "Reason": reason, "RestartCnt": str(restart),
+             "Name": f"x-{RUN_ID}"}  # fmt: skip
+    return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
+
+
+def again(workspace: Workspace) -> Synced:
+    """What another command finds and does."""
+    return sync(Workspace(workspace.config), track=False)
+
+
+def loaded(workspace: Workspace) -> Run:
+    run = workspace.store.load(RUN_ID)
+    assert run is not None
+    return run
+
+
+# --- a new submission ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(workspace: Workspace, slurm: FakeSlurm) -> None:
+    run = refused(workspace, slurm={"exclude": "n3"})
+    assert again(workspace).started == [RUN_ID]
+    slurm.says("squeue", waiting("8"))
+    assert again(workspace).started == []
+    assert len(slurm.calls("sbatch")) == 1
+    assert "#SBATCH --exclude='n[1,3]'\n" in (run.submission(2).submitit / "8_submission.sh").read_text()
+    found = loaded(workspace)
+    assert (found.state, [attempt.job_id for attempt in found.attempts]) == ("pending", ["7", "8"])
+    assert list(found.attempts[1].without) == ["n1"]
+    assert found.attempts[0].cause == "preflight"
+
+
+def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: FakeSlurm) -> None:
+    refused(workspace, failed="")
+    slurm.says("squeue", waiting("7", "BeginTime", restart=1))
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "requeued"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_is_not_submitted_again_while_slurm_does_not_say_that_its_job_is_over(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    refused(workspace)
+    slurm.fails("squeue", "squeue: error: down")
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "requeued"
+
+
+def test_a_run_that_cannot_do_without_its_nodes_is_given_up_and_says_why(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    refused(workspace, resources={"nodes": 4})
+    assert again(workspace).started == []
+    reason = f"{WHY}; it cannot start again: n1 cannot be left out: 4 nodes are needed and 3 would be left"
+    assert (loaded(workspace).state, loaded(workspace).reason) == ("failed", reason)
+    assert again(workspace).problems == []
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_whose_spec_wants_no_node_excluded_is_given_up(workspace: Workspace, slurm: FakeSlurm) -> None:
+    refused(workspace, preflight={"exclude": False})
+    again(workspace)
+    assert loaded(workspace).state == "failed"
+    assert loaded(workspace).reason.endswith("it cannot start again: preflight.exclude is false")
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_that_sbatch_refuses_is_given_up_with_its_words(workspace: Workspace, slurm: FakeSlurm) -> None:
+    refused(workspace)
+    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification")
+    again(workspace)
+    assert loaded(workspace).state == "failed"
+    assert "it cannot start again: Slurm refused the job: " in loaded(workspace).reason
+    again(workspace)
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_slurm_that_does_not_answer_is_a_problem_and_asked_again_later(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    refused(workspace)
+    slurm.fails("scontrol", "scontrol: error: down")
+    [problem] = again(workspace).problems
+    assert problem.startswith(f"run {RUN_ID} cannot be started again: Slurm does not answer")
+    assert loaded(workspace).state == "requeued"
+    slurm.says("scontrol", PARTITIONS)
+    assert again(workspace).started == [RUN_ID]
+
+
+def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: FakeSlurm) -> None:
+    refused(workspace)
+    slurm.fails("scontrol", "scontrol: error: down")
+    watching = workspace.looking_again()
+    for _ in range(3):
+        sync(watching, track=False)
+    assert len(slurm.calls("scontrol")) == 1
+
+
+def test_a_secret_that_is_missing_here_is_a_problem(workspace: Workspace, slurm: FakeSlurm) -> None:
+    refused(workspace, env={"HUB_TOKEN": "<redacted>"})
+    [problem] = again(workspace).problems
+    assert "HUB_TOKEN" in problem
+    assert loaded(workspace).state == "requeued"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_that_a_person_cancelled_is_left_cancelled(workspace: Workspace, slurm: FakeSlurm) -> None:
+    run = refused(workspace)
+    tell(run, "cancel")
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "cancelled"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_that_another_command_is_at_is_left_alone(workspace: Workspace, slurm: FakeSlurm) -> None:
+    run = refused(workspace)
+    with locked(run.lock):
+        assert again(workspace).started == []
+    assert slurm.calls("sbatch") == []
+    assert again(workspace).started == [RUN_ID]
+
+
+def test_a_run_that_waits_to_start_again_says_why_it_does_and_what_slurm_says(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    refused(workspace, failed="")
+    slurm.says("squeue", waiting("7", "BeginTime", restart=1))
+    listed = again(workspace).observed.runs[RUN_ID]
+    reason = run_json(workspace, listed)["reason"]
+    assert reason.startswith(f"{WHY}; starts again without n1; it may not start before a given time")
+
+
+@pytest.mark.usefixtures("slurm")
+def test_show_tells_the_networks_and_which_was_elected(workspace: Workspace) -> None:
+    run = refused(workspace)
+    networks = [{"name": "a", "proved": False}, {"name": "b", "proved": True}]
+    at_node(run, 0, "election", networks=networks, excluded=[], elected=1, tests=2)
+    listed = again(workspace).observed.runs[RUN_ID]
+    first, _ = show_json(workspace, listed, loaded(workspace))["attempts"]
+    assert first["network"] == {"elected": "b", "networks": networks, "excluded": []}
+
+
+# --- a job that is held -------------------------------------------------------------------------------------------
+
+
+class Repairs:
+    """What was let go, in place of Slurm's own commands."""
+
+    def __init__(self, done: bool) -> None:
+        self.done = done
+        self.calls: list[tuple[str, tuple[str, ...], bool]] = []
+
+    def __call__(self, job_id: str, without: Any, *, always: bool) -> bool:
+        self.calls.append((job_id, tuple(without), always))
+        return self.done
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "job requeued in held state"])
+@pytest.mark.parametrize("failed", ["scontrol: no", ""])
+def test_a_job_that_its_agent_left_held_is_let_go(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, reason: str, failed: str
+) -> None:
+    repairs = Repairs(done=True)
+    monkeypatch.setattr(putback, "let_go", repairs)
+    refused(workspace, failed=failed)
+    slurm.says("squeue", waiting("7", reason, restart=1))
+    assert again(workspace).released == [RUN_ID]
+    assert repairs.calls == [("7", ("n1",), bool(failed))]
+    assert loaded(workspace).attempts[0].requeue_problem == ""
+    assert loaded(workspace).reason == f"{WHY}; starts again without n1"
+    again(workspace)
+    assert repairs.calls[1:] == [("7", ("n1",), False)]
+
+
+@pytest.mark.parametrize("reason", ["Priority", "BeginTime", "JobHeldAdmin"])
+def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    repairs = Repairs(done=False)
+    monkeypatch.setattr(putback, "let_go", repairs)
+    refused(workspace)
+    slurm.says("squeue", waiting("7", reason, restart=1))
+    assert again(workspace).released == []
+    assert repairs.calls == []
+
+
+def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stays_held(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repairs = Repairs(done=False)
+    monkeypatch.setattr(putback, "let_go", repairs)
+    run = refused(workspace)
+    # Another start has begun since, and was preempted.
+    later = run.attempt("7", 1)
+    later.path.mkdir()
+    said = {"node": 0, "nodes": 1, "host": "n2", "executor": "slurm", "submission": 1, "attempt": 2}
+    later.node_journal(0).write_bytes(encode(time.time(), "agent", said))
+    slurm.says("squeue", waiting("7", "JobHeldUser", restart=2))
+    assert again(workspace).released == []
+    assert repairs.calls == []
+
+
+def test_what_failed_is_tried_again_only_after_a_while(slurm: FakeSlurm) -> None:
+    from slurmtrain.slurm.scheduler import Scheduler
+
+    assert [Scheduler(math.inf, None).try_again("x") for _ in range(2)] == [True, True]
+    one = Scheduler(math.inf, None)
+    assert [one.try_again(what) for what in ("x", "x", "y")] == [True, False, True]
+    assert [Scheduler(0.0, None).try_again("x") for _ in range(2)] == [True, True]
+    assert slurm.calls("squeue") == []

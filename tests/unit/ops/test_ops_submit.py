@@ -1,0 +1,141 @@
+"""Submitting to Slurm: what it costs, what a person is told, and a run that only checks its nodes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+
+from slurmtrain.config import Config
+from slurmtrain.model.event import encode
+from slurmtrain.model.plan import Plan
+from slurmtrain.ops.preflight import submit_preflight
+from slurmtrain.ops.submit import submit
+from slurmtrain.ops.workspace import Workspace
+
+SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\nparams: {a: 1}\ntracking: {mlflow: {enabled: false}}\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    monkeypatch.chdir(tmp_path)
+    fake.says("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
+    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+    fake.says("sbatch", "Submitted batch job 8\n")
+    fake.says("srun")
+    return fake
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    runs = tmp_path / "runs"
+    return Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "x.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def calls(slurm: FakeSlurm) -> dict[str, int]:
+    return {name: len(slurm.calls(name)) for name in ("scontrol", "sinfo", "sbatch") if slurm.calls(name)}
+
+
+def script(workspace: Workspace, run_id: str) -> str:
+    return (workspace.root.run(run_id).submission(1).submitit / "8_submission.sh").read_text()
+
+
+def plan_of(workspace: Workspace, run_id: str) -> Plan:
+    return Plan.from_json(json.loads(workspace.root.run(run_id).plan.read_text()))
+
+
+def blame(workspace: Workspace, host: str) -> None:
+    """A run that no command has read yet, and that has found something against a node."""
+    run = workspace.root.run("0123456789")
+    attempt = run.attempt("7", 0)
+    run.journals.mkdir(parents=True)
+    attempt.path.mkdir(parents=True)
+    (run.journals / "submit.jsonl").write_bytes(encode(1.0, "created", {"name": "n", "executor": "slurm"}))
+    said = {"node": 0, "nodes": 1, "host": host, "executor": "slurm", "submission": 1, "attempt": 1}
+    found = [{"check": "disk", "status": "fail", "summary": "no room"}]
+    now = time.time()
+    lines = [encode(now, "agent", said), encode(now, "preflight", {"blamed": True, "findings": found})]
+    attempt.node_journal(0).write_bytes(b"".join(lines))
+
+
+def test_a_sweep_asks_for_partitions_once_where_nothing_is_known_against_any_node(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path
+) -> None:
+    run_ids, _ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
+    assert calls(slurm) == {"scontrol": 1, "sbatch": 3}
+    assert "--exclude" not in script(workspace, run_ids[0])
+
+
+def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path
+) -> None:
+    blame(workspace, "n1")
+    run_ids, notes = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
+    assert calls(slurm) == {"scontrol": 1, "sinfo": 1, "sbatch": 3}
+    assert "#SBATCH --exclude=n1\n" in script(workspace, run_ids[0])
+    assert [note for note in notes if "left out" in note] == [
+        "left out, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' tells more"
+    ]
+    [said] = workspace.root.run(run_ids[0]).journals.glob("submit-*.jsonl")
+    assert '"without":["n1"]' in said.read_text()
+
+
+@pytest.mark.parametrize("where", ["environment", "spec"])
+def test_obsolete_variables_are_pointed_out(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    if where == "environment":
+        monkeypatch.setenv("NCCL_TREE_THRESHOLD", "0")
+    overrides = ["env.NCCL_TREE_THRESHOLD=0"] if where == "spec" else []
+    _, notes = submit(workspace, spec, overrides, executor="slurm")
+    assert [note for note in notes if note.startswith("NCCL_TREE_THRESHOLD has no effect since NCCL 2.5")]
+    assert len(slurm.calls("sbatch")) == 1
+
+
+# --- checks alone -------------------------------------------------------------------------------------------------
+
+
+def test_a_preflight_alone_is_a_short_run_that_does_nothing_and_leaves_no_node_out(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    blame(workspace, "n1")
+    run_id, _ = submit_preflight(workspace, None, ["preflight.dns=off"], nodes=3, executor="slurm")
+    plan = plan_of(workspace, run_id)
+    assert (plan.spec.name, Path(plan.spec.command).name) == ("preflight", "true")
+    assert (plan.spec.resources.nodes, plan.spec.resources.time) == (3, 600)
+    assert (plan.spec.preflight.exclude, plan.spec.preflight.dns.level) == (False, "off")
+    assert not plan.spec.tracking.mlflow.enabled
+    assert calls(slurm) == {"scontrol": 1, "sbatch": 1}
+
+
+def test_a_preflight_of_a_spec_takes_what_it_says_of_nodes_and_checks(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path
+) -> None:
+    spec.write_text(
+        "name: big\ncommand: python train.py {resume_from}\n"
+        "params: {lr: 1}\nresources: {nodes: 2, cpus_per_proc: 4, time: '2-00'}\nslurm: {partition: spot}\n"
+        "preflight: {shm: {level: fail, min_gb: 8}}\ncheckpoint: {glob: 'x-*.pt'}\nenv: {A: b, HUB_TOKEN: hunter2}\n"
+        "setup: [module load cuda]\nsweep: {params.lr: [1, 2]}\n"
+    )
+    run_id, _ = submit_preflight(workspace, spec, ["slurm.qos=high"], nodes=None, executor="slurm")
+    asked = plan_of(workspace, run_id).spec
+    assert (asked.name, asked.params, asked.checkpoint.glob) == ("preflight", {}, None)
+    assert (asked.resources.nodes, asked.resources.cpus_per_proc, asked.resources.time) == (2, 4, 600)
+    assert (asked.slurm, asked.setup) == ({"partition": "spot", "qos": "high"}, ("module load cuda",))
+    assert (asked.preflight.shm.level, asked.preflight.shm.min_gb) == ("fail", 8)
+    [call] = slurm.calls("sbatch")
+    assert (asked.env["A"], call.env["HUB_TOKEN"]) == ("b", "hunter2")
+    run = workspace.root.run(run_id)
+    assert not any(b"hunter2" in path.read_bytes() for path in run.path.rglob("*") if path.is_file())

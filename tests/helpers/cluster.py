@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -127,6 +129,59 @@ class Cluster:
     def unhide(self, path: Path, node: int) -> None:
         """Undo :meth:`hide`."""
         subprocess.run(["nsenter", f"--mount=/proc/{self.slurmd(node)}/ns/mnt", "umount", str(path)], check=True)
+
+    def namespace(self, node: int) -> str:
+        """The network namespace of a node."""
+        listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
+        [name] = [
+            n
+            for line in listed.splitlines()
+            if re.fullmatch(rf"{self.name}-[0-9a-f]+-node{node}", n := line.split()[0])
+        ]
+        return name
+
+    def inside(self, node: int, *command: str) -> str:
+        """Run a command on a node's network."""
+        argv = ["ip", "netns", "exec", self.namespace(node), *command]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def sent(self, node: int) -> dict[str, int]:
+        """Bytes that a node has sent, by interface."""
+        links = json.loads(self.inside(node, "ip", "-j", "-s", "link"))
+        return {link["ifname"]: int(link["stats64"]["tx"]["bytes"]) for link in links}
+
+    @contextlib.contextmanager
+    def broken_network(self, node: int, interface: str, *options: str) -> Iterator[None]:
+        """Meanwhile an interface of a node, which stays up, loses what goes over it."""
+        self.script("break-network", str(node), interface, *options)
+        try:
+            yield
+        finally:
+            self.script("mend-network", str(node))
+
+    @contextlib.contextmanager
+    def wrong_clock(self, node: int, seconds: float) -> Iterator[None]:
+        """Meanwhile the tasks that start on a node have a wrong clock."""
+        self.script("shift-clock", str(node), str(seconds))
+        try:
+            yield
+        finally:
+            self.script("shift-clock", str(node), "0")
+
+    @contextlib.contextmanager
+    def no_names(self) -> Iterator[None]:
+        """Meanwhile no node can look up any name: its hosts file is empty, and its DNS server does not answer."""
+        files = {"hosts": "", "nsswitch.conf": "hosts: files dns\npasswd: files\ngroup: files\n",
+                 "resolv.conf": "nameserver 10.57.255.253\n"}  # fmt: skip
+        places = [Path("/etc/netns", self.namespace(node), name) for node in range(NODES) for name in files]
+        before = {place: place.read_text() for place in places}
+        try:
+            for place in places:
+                place.write_text(files[place.name])  # in place: it is mounted over the nodes' own
+            yield
+        finally:
+            for place, text in before.items():
+                place.write_text(text)
 
     def quiet(self) -> None:
         """End all jobs, and wait until every node is idle."""

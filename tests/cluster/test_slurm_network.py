@@ -1,0 +1,183 @@
+"""Which network the nodes of a real cluster train over: names that differ, a decoy, a slow network and a fast one."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from helpers.cluster import NODES, Cluster, ClusterSite
+from helpers.site import until
+
+FAST = ["hsn0", "hsn0", "hsn0", "ib0"]
+# A 4 MB gradient a step: more than everything else that goes over a wire.
+HEAVY = {"steps": 15, "width": 1000}
+# How often two runs are started together: each time takes some seconds.
+PAIRS = int(os.environ.get("TEST_PAIRS", "2"))
+
+
+def trained(site: ClusterSite, nodes: int, *overrides: str, **keys: Any) -> dict[str, Any]:
+    """A run with much traffic, from its submission to its end."""
+    resources = {"nodes": nodes, "procs_per_node": 1, "time": "00:10:00"}
+    spec = site.spec("heavy", script="heavy.py", params=HEAVY, resources=resources, **keys)
+    run_id = site.submit(spec, *overrides)
+    site.call("wait", run_id, code=None)
+    return site.show(run_id)
+
+
+def grown(cluster: Cluster, before: list[dict[str, int]]) -> list[dict[str, int]]:
+    """Bytes that each node has sent since, by interface."""
+    after = [cluster.sent(node) for node in range(NODES)]
+    return [{name: now[name] - then[name] for name in now} for now, then in zip(after, before, strict=True)]
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_training_goes_over_the_fast_network_though_nothing_can_be_looked_up(
+    site: ClusterSite, cluster: Cluster, nodes: int
+) -> None:
+    before = [cluster.sent(node) for node in range(NODES)]
+    with cluster.no_names():
+        # The last nodes: one of them calls its fast interface differently.
+        hosts = ",".join(f"node{i}" for i in range(NODES - nodes, NODES))
+        run = trained(site, nodes, slurm={"nodelist": hosts}, preflight={"dns": "off"})
+    assert run["state"] == "completed", run["reason"]
+    [attempt] = run["attempts"]
+    assert attempt["master_addr"].startswith("10.58.")
+    assert attempt["interfaces"] == {f"node{i}": FAST[i] for i in range(NODES - nodes, NODES)}
+    sent = grown(cluster, before)
+    for node in range(NODES - nodes, NODES):
+        fast, slow = sent[node][FAST[node]], sent[node]["eno1"]
+        assert fast > HEAVY["steps"] * 4 * HEAVY["width"] ** 2 / 2
+        assert fast > 10 * slow, f"node{node} sent {fast} bytes over the fast network, {slow} over the slow one"
+        assert sent[node]["docker0"] < 10_000
+
+
+def test_a_network_that_is_blocked_on_one_node_is_not_used_and_show_says_why(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    with cluster.broken_network(1, "hsn0"):
+        run = trained(site, 4)
+    assert run["state"] == "completed", run["reason"]
+    [attempt] = run["attempts"]
+    assert attempt["master_addr"].startswith("10.57.")
+    assert set(attempt["interfaces"].values()) == {"eno1"}
+    found = {host: next(c for c in checks if c["check"] == "network") for host, checks in attempt["checks"].items()}
+    assert {host: one["status"] for host, one in found.items()} == {
+        "node0": "pass", "node1": "warn", "node2": "pass", "node3": "pass"
+    }  # fmt: skip
+    assert "would be better, but apart from node0, node2, node3" in found["node1"]["summary"]
+    assert "would be better" in site.call("show", run["id"]).stdout
+
+
+def test_a_network_that_lets_nothing_in_on_one_node_is_not_used_either(site: ClusterSite, cluster: Cluster) -> None:
+    with cluster.broken_network(2, "hsn0", "--only", "in"):
+        run = trained(site, 4)
+    assert run["state"] == "completed", run["reason"]
+    assert set(run["attempts"][0]["interfaces"].values()) == {"eno1"}
+
+
+def test_a_pinned_interface_is_used_though_it_is_slow(site: ClusterSite) -> None:
+    run = trained(site, 2, "network.interface=eno1")
+    assert run["state"] == "completed", run["reason"]
+    assert set(run["attempts"][0]["interfaces"].values()) == {"eno1"}
+
+
+def test_a_pinned_interface_that_one_node_lacks_is_named_with_that_node(site: ClusterSite) -> None:
+    run = trained(site, 4, "network.interface=hsn0", "preflight.exclude=false")
+    assert (run["state"], run["attempts"][0]["cause"]) == ("failed", "preflight")
+    assert "node3: network: hsn0 (network.interface) is not there" in run["reason"]
+    assert "it has eno1, ib0" in run["reason"]
+
+
+def test_training_goes_over_ipv6_where_there_is_nothing_else(site: ClusterSite, cluster: Cluster) -> None:
+    addresses = {
+        node: cluster.inside(node, "ip", "-4", "-br", "addr", "show", FAST[node]).split()[2] for node in (0, 1)
+    }
+    try:
+        for node in addresses:
+            cluster.inside(node, "ip", "addr", "flush", "dev", "hsn0", "scope", "global")
+            cluster.inside(node, "ip", "addr", "add", f"fd58::{node + 1}/64", "dev", "hsn0", "nodad")
+        run = trained(site, 2, "network.interface=hsn0", slurm={"nodelist": "node0,node1"})
+    finally:
+        for node, address in addresses.items():
+            cluster.inside(node, "ip", "addr", "flush", "dev", "hsn0", "scope", "global")
+            cluster.inside(node, "ip", "addr", "add", address, "dev", "hsn0")
+    assert run["state"] == "completed", run["reason"]
+    assert run["attempts"][0]["master_addr"] == "fd58::1"
+
+
+def test_two_runs_that_start_together_on_the_same_nodes_never_meet_at_one_port(site: ClusterSite) -> None:
+    resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
+    specs = [
+        site.spec(f"r{i}", params={"steps": 2}, resources=resources, slurm={"nodelist": "node0,node1"}) for i in (0, 1)
+    ]
+    for _ in range(PAIRS):
+        runs = [site.submit(spec) for spec in specs]
+        site.call("wait", *runs)
+        shown = [site.show(run_id) for run_id in runs]
+        assert [run["state"] for run in shown] == ["completed"] * 2, [run["reason"] for run in shown]
+        places = {(run["attempts"][0]["master_addr"], run["attempts"][0]["master_port"]) for run in shown}
+        assert len(places) == 2
+
+
+def test_a_node_that_dies_during_the_preflight_ends_the_attempt_at_once(site: ClusterSite, cluster: Cluster) -> None:
+    spec = site.spec(resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"})
+    run_id = site.submit(spec)
+    journals = site.runs / run_id / "attempts"
+    journal = until(lambda: next(iter(journals.glob("*/node-1.jsonl")), None), "node 1's agent")
+    until(lambda: journal.read_text().endswith("\n"), "its first word")
+    node = int(site.show(run_id)["attempts"][0]["nodes"][-1].removeprefix("node"))
+    cluster.kill_all_of(site.person.uid, node)
+    run = site.until_state(run_id, "failed", "lost", "requeued")
+    assert run["state"] == "failed", run["reason"]
+    assert not list(journals.glob("*/logs/rank-*.log"))
+
+
+def test_an_all_reduce_over_the_elected_network_is_measured_where_it_is_asked_for(site: ClusterSite) -> None:
+    spec = site.spec(
+        params={"steps": 2},
+        resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"},
+        preflight={"bandwidth": {"level": "warn", "size_mb": 8}},
+    )
+    run = site.show(site.submit(spec, "--wait"))
+    assert run["state"] == "completed", run["reason"]
+    for checks in run["attempts"][0]["checks"].values():
+        [bandwidth] = [one for one in checks if one["check"] == "bandwidth"]
+        assert bandwidth["status"] == "pass"
+        assert "GB/s of bus bandwidth" in bandwidth["summary"]
+
+
+def test_the_nodes_find_each_other_by_a_file_where_the_batch_scripts_variables_do_not_reach_them(
+    site: ClusterSite,
+) -> None:
+    spec = site.spec(
+        params={"steps": 2},
+        resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"},
+        # What the batch script would export is lost: bash lets a function stand in for a builtin.
+        setup=["eval() { :; }"],
+    )
+    run = site.show(site.submit(spec, "--wait"))
+    assert run["state"] == "completed", run["reason"]
+    [hand_over] = (site.runs / run["id"]).glob("attempts/*/rendezvous.json")
+    assert hand_over.stat().st_mode & 0o077 == 0
+
+
+def test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    resources = {"nodes": 3, "procs_per_node": 1, "time": "00:10:00"}
+    spec = site.spec(params={"steps": 5}, resources=resources)
+    with cluster.wrong_clock(1, 5):
+        run_id = site.submit(spec, "--wait")
+    run = site.show(run_id)
+    assert (run["state"], run["step"]) == ("completed", 5), run["reason"]
+    refused, trained = run["attempts"]
+    assert (refused["cause"], refused["nodes"]) == ("preflight", ["node0", "node1", "node2"])
+    assert "node1: clock: 5" in refused["reason"]
+    assert "ahead of" in refused["reason"]
+    assert refused["clock"]["node1"]["offset_ms"] == pytest.approx(5000, abs=refused["clock"]["node1"]["bound_ms"] + 1)
+    assert trained["nodes"] == ["node0", "node2", "node3"]
+    assert (trained["job_id"], trained["restart"]) == (refused["job_id"], 1)
+    assert not list((site.runs / run_id / "attempts" / f"{refused['job_id']}.0").glob("logs/*"))
+    [entry] = site.json("nodes")["nodes"]
+    assert (entry["host"], entry["run_id"]) == ("node1", run_id)

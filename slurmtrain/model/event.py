@@ -4,13 +4,17 @@ A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. The 
 
 commands (journal/<writer>.jsonl)
     created        name, plan_hash, executor, by, git                       the run directory is complete
-    submitting     submission, job_id, attempt, executor, host, overrides, from_start   about to hand the job over
+    submitting     submission, job_id, attempt, executor, host, overrides, from_start, without    about to hand it over
     submitted      submission, job_id, process                              the scheduler has it; process: local jobs
     unstarted      submission, reason                                       handing over failed; nothing runs or will
     cancel         by                                                       a person wants it ended
     observed       job_id, restart, source, state, reason, nodes, started_at, ended_at, time_limit_s, exit_code, signal,
                    last_seen, checkpoints    what the scheduler (source squeue, sacct) or the machine (source host) says
+    requeue        job_id, restart, exclude, why                    done for an agent that could not (see below)
+    requeue_failed job_id, restart, reason                          nobody will start the run again
     mlflow         mlflow_run_id, uri                                       the MLflow run that mirrors this run
+commands (nodes/<writer>.jsonl of the runs root)
+    forgiven       host, by, findings [[run id, name of the attempt's directory], ...]
 node agent (attempts/*/node-<i>.jsonl)
     agent          node, nodes, host, process, executor, submission, attempt
     waiting        run                                                      a local sweep goes one run after the other

@@ -127,7 +127,7 @@ def networks(places: Mapping[int, Place], pinned: str | None) -> tuple[list[Netw
     found: dict[tuple[str, ...], Network] = {}
     for name, members in _guesses(places, usable):
         key = _addresses(members)
-        if len(members) == len(places) and len(set(key)) == len(key):
+        if len(members) == len(places):
             wanted = {member.interface for member in members.values()} == {pinned}
             found.setdefault(key, Network(name, dict(sorted(members.items())), wanted))
     # How the nodes found node 0 is known to work: it is kept whatever it promises.

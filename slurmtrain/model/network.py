@@ -38,7 +38,7 @@ def judge(
         elif node in warned:
             found[node] = Finding(_CHECK, "warn", f"{passed}; {warned[node]}")
         else:
-            found[node] = Finding(_CHECK, "pass", passed or "others cannot be reached")
+            found[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others")
     return {node: at_level(finding, level) for node, finding in found.items()}
 
 

@@ -16,6 +16,7 @@ from slurmtrain.model.clock import Offset
 from slurmtrain.model.election import Candidate, Excluded, Network, Place, Problem, Tried
 from slurmtrain.model.preflight import Finding
 from slurmtrain.model.verdict import Seen, Verdict, absent, judge, judge_bandwidth
+from slurmtrain.runtime.background import in_background
 from slurmtrain.runtime.lobby import Host, Late, Left
 from slurmtrain.runtime.preflight import (
     BANDWIDTH_S,
@@ -87,7 +88,7 @@ class _Hosting:
     async def _collect(self, secret: str) -> tuple[Task, Reports]:
         """Let all nodes come, say what is to be done, and gather what they report. Raises Late."""
         party, lobby = self._party, self._lobby
-        own, _ = await asyncio.gather(introduce(party, self._prover, None), asyncio.to_thread(party.warm_up))
+        own, _ = await asyncio.gather(introduce(party, self._prover, None), in_background(party.warm_up))
         joined = await lobby.gather("join", own, party.join_s)
         for node, said in joined.items():
             self._hosts[node] = said["host"]
@@ -181,7 +182,7 @@ class _Hosting:
             for node, member in members.items()
         }
         await self._lobby.tell_each("next", words)
-        own = await asyncio.to_thread(self._party.bandwidth, address, port, members[0].interface)
+        own = await in_background(self._party.bandwidth, address, port, members[0].interface)
         try:
             facts = await self._lobby.gather("bandwidth", own, BANDWIDTH_S)
         except Late as late:

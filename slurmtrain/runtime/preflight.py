@@ -16,6 +16,7 @@ from slurmtrain.model.clock import from_stamps
 from slurmtrain.model.election import ALL_PAIRS, Candidate, Excluded, Network, peers
 from slurmtrain.model.preflight import Finding, worst
 from slurmtrain.model.spec import Spec
+from slurmtrain.runtime.background import in_background
 from slurmtrain.runtime.lobby import Door, Guest, find
 from slurmtrain.runtime.proof import Prover
 
@@ -102,7 +103,7 @@ async def attend(party: Party, doors: Callable[[], Sequence[Door]]) -> Outcome:
 
     Raises Left when node 0 is gone, Late when it says nothing, LaunchError when it cannot be found.
     """
-    warming = asyncio.create_task(asyncio.to_thread(party.warm_up))
+    warming = asyncio.create_task(in_background(party.warm_up))
     guest, secret = await find(doors, party.node, party.join_s, party.now)
     prover = Prover(party.node, secret, bind_source=party.bind_source)
     try:
@@ -129,7 +130,7 @@ async def _do(party: Party, guest: Guest, prover: Prover, task: Task, words: Map
         return {**await work(party, prover, task), "clock": clock}
     if words["do"] == "rate":
         return await measure_rates(party, prover, task, words["networks"])
-    return await asyncio.to_thread(party.bandwidth, words["address"], words["port"], words["interface"])
+    return await in_background(party.bandwidth, words["address"], words["port"], words["interface"])
 
 
 def outcome(words: Mapping[str, Any]) -> Outcome:
@@ -147,7 +148,7 @@ def outcome(words: Mapping[str, Any]) -> Outcome:
 
 async def introduce(party: Party, prover: Prover, via: tuple[str, str] | None) -> dict[str, Any]:
     """What a node says of itself when it comes. ``via``: the addresses of this node and of node 0 by which it came."""
-    candidates, excluded = ([], []) if not party.needs_network else await asyncio.to_thread(party.candidates)
+    candidates, excluded = ([], []) if not party.needs_network else await in_background(party.candidates)
     return {
         "host": party.host,
         "port": await prover.listen() if party.needs_network else 0,
@@ -195,8 +196,8 @@ class Task:
 async def work(party: Party, prover: Prover, task: Task) -> dict[str, Any]:
     """Measure this machine and prove the networks, at the same time."""
     own = [one.members[party.node].address for one in task.networks]
-    measuring = asyncio.to_thread(party.measure, own, task.token)
-    discipline = asyncio.to_thread(party.discipline)
+    measuring = in_background(party.measure, own, task.token)
+    discipline = in_background(party.discipline)
     facts, said, problems = await asyncio.gather(measuring, discipline, _prove(party, prover, task))
     return {
         "facts": facts,

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.model.election import (
@@ -238,6 +238,7 @@ def test_a_network_is_as_good_as_its_worst_node() -> None:
 # --- who tries whom ---------------------------------------------------------------------------------------------
 
 
+@settings(deadline=None)
 @given(st.integers(1, 600))
 def test_each_way_is_tried_in_both_directions_and_all_nodes_are_connected(nodes: int) -> None:
     called = {node: peers(node, nodes) for node in range(nodes)}
@@ -298,6 +299,8 @@ def test_of_pairs_side_by_side_nobody_can_say_who_is_at_fault() -> None:
     assert culprits(problems((0, 1), (1, 2), (2, 3)), 8) == []
     assert culprits(problems((0, 1), (1, 2), (2, 3), (3, 0)), 8) == []
     assert culprits(problems((0, 1), (1, 2), (2, 0)), 8) == []
+    # Three that miss three others, but for one pair: either three will do.
+    assert culprits(problems(*((a, b) for a in range(3) for b in range(3, 6) if (a, b) != (2, 5))), 7) == []
 
 
 def test_half_of_all_nodes_are_never_at_fault() -> None:
@@ -308,6 +311,7 @@ def test_half_of_all_nodes_are_never_at_fault() -> None:
     assert culprits(halves, 8) == []
 
 
+@settings(deadline=None)
 @given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=3))))
 def test_whoever_reaches_nobody_is_at_fault_and_nobody_else(case: tuple[int, set[int]]) -> None:
     nodes, guilty = case
@@ -324,6 +328,7 @@ def _smallest_covers(edges: set[frozenset[int]], nodes: int) -> list[set[int]]:
     return []
 
 
+@settings(deadline=None)
 @given(st.integers(2, 7).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.sampled_from(list(
     itertools.permutations(range(n), 2)
 ))))))  # fmt: skip
@@ -337,6 +342,7 @@ def test_without_those_at_fault_no_problem_is_left_and_no_others_would_do(
         assert 2 * len(blamed) < nodes
 
 
+@settings(deadline=None)
 @given(st.permutations([(0, 3), (1, 3), (2, 3), (4, 3), (4, 5), (5, 0), (5, 1), (2, 5)]))
 def test_the_order_of_problems_tells_nothing(pairs: list[tuple[int, int]]) -> None:
     assert culprits(problems(*pairs), 6) == [3, 5]
@@ -422,6 +428,7 @@ def test_a_rate_over_one_family_counts_for_the_other() -> None:
     assert elect([Tried(other, rate=1e8), Tried(four), Tried(six, rate=9e8)]) == 1
 
 
+@settings(deadline=None)
 @given(st.permutations(RANKED), st.sets(st.sampled_from(RANKED[:3]).map(RANKED.index)))
 def test_the_order_in_which_networks_stand_changes_nothing(order: list[Tried], lost: set[int]) -> None:
     broken = [RANKED[index] for index in lost]
@@ -476,6 +483,7 @@ def test_names_sort_by_the_numbers_in_them() -> None:
     assert sorted(some, key=natural) == ["enp2s0", "enp10s0", "eth", "eth2", "eth10", "ib0", "10ge0"]
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(max_size=8)))
 def test_any_names_can_be_sorted(some: list[str]) -> None:
     ordered = sorted(some, key=natural)
@@ -506,6 +514,7 @@ def _clusters(draw: st.DrawFn) -> dict[int, Place]:
     return {node: Place(some, draw(vias), draw(vias)) for node, some in cards.items()}
 
 
+@settings(deadline=None)
 @given(_clusters(), st.sampled_from([None, "eth0", "ib1"]))
 def test_every_network_has_one_unshared_address_of_one_family_for_each_node(
     known: dict[int, Place], pinned: str | None

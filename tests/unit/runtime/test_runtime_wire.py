@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.parties import Middleman
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.runtime import wire
@@ -386,6 +386,7 @@ _JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(_JSON, max_size=5))
 def test_messages_arrive_as_they_were_sent_and_in_order(messages: list[Any]) -> None:
     async def talk() -> list[Any]:
@@ -394,6 +395,7 @@ def test_messages_arrive_as_they_were_sent_and_in_order(messages: list[Any]) -> 
     assert asyncio.run(talk()) == [*messages, END]
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_a_message_of_which_any_bit_has_changed_is_refused(data: st.DataObject) -> None:
     async def talk() -> None:

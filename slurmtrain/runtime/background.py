@@ -1,0 +1,34 @@
+"""Work that may hang, beside an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+async def in_background(function: Callable[..., _T], *args: object) -> _T:
+    """What a function returns or raises, run in a daemon thread of its own.
+
+    Not by asyncio.to_thread: the threads of its pool are joined when the loop ends, and again when the interpreter
+    does, so that one that hangs, as on a filesystem that has died, would keep the agent from acting on a signal.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
+
+    def run() -> None:
+        try:
+            settle = partial(future.set_result, function(*args))
+        except BaseException as error:  # noqa: BLE001 (whatever it raises is raised where it is waited for)
+            settle = partial(future.set_exception, error)
+        # A RuntimeError: the loop has ended, and nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+
+    threading.Thread(target=run, name=f"background-{getattr(function, '__name__', '')}", daemon=True).start()
+    return await future

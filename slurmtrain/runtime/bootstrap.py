@@ -33,7 +33,7 @@ def open_house(
     """
     secret = invited.secret if invited is not None else secrets.token_bytes(32)
     choices = ports.choices(job_id, restart, salt=BOOTSTRAP)
-    if list(addresses) == ["127.0.0.1"]:
+    if list(addresses) == ["127.0.0.1"]:  # all nodes are on this machine: nobody else need be let in
         listener = listen("127.0.0.1", 0)
     else:
         listener = listen_on_first(itertools.chain([invited.port] if invited is not None else [], choices))

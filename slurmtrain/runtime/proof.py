@@ -114,7 +114,7 @@ class Prover:
         try:
             await self._serve(await greet(reader, writer, self._secret))
         except (Stranger, Closed):
-            pass
+            pass  # a stranger is no business of ours, and a node that has left is missed by whoever gathers
         except asyncio.CancelledError:
             writer.close()
         finally:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import FakeSlurm
 
-from slurmtrain.config import Config
 from slurmtrain.model.event import encode
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.plan import Plan, make_plan
@@ -41,12 +40,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake.says("sbatch", "Submitted batch job 8\n")
     fake.says("srun")
     return fake
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    runs = tmp_path / "runs"
-    return Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
 
 
 def plan(**keys: Any) -> Plan:

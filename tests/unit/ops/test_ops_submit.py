@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import FakeSlurm
 
-from slurmtrain.config import Config
 from slurmtrain.model.event import encode
 from slurmtrain.model.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
@@ -29,12 +28,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     fake.says("sbatch", "Submitted batch job 8\n")
     fake.says("srun")
     return fake
-
-
-@pytest.fixture
-def workspace(tmp_path: Path) -> Workspace:
-    runs = tmp_path / "runs"
-    return Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
 
 
 @pytest.fixture

@@ -114,7 +114,8 @@ def test_all_addresses_of_node_0_lead_to_it(attempt: AttemptDir) -> None:
     listener, _ = open_house(attempt, "7", 0, None, ["10.0.0.1"])
     with listener:
         for address in ("127.0.0.1", "127.8.0.1"):
-            socket.create_connection((address, listener.getsockname()[1]), timeout=LONG_S).close()
+            with socket.create_connection((address, listener.getsockname()[1]), timeout=LONG_S) as reached:
+                assert reached.getpeername()[0] == address
 
 
 def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir) -> None:

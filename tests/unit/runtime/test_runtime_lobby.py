@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -357,13 +358,15 @@ def test_guests_beat_and_the_host_beats_back(monkeypatch: pytest.MonkeyPatch, cl
     monkeypatch.setattr(lobby, "_BEAT_S", 0.01)
 
     async def meet() -> None:
-        async with hosting(2) as (_, door):
+        async with hosting(2) as (host, door):
             guest = await come(door, 1)
             for _ in range(3):
                 clock.jump(lobby.SILENCE_S * 0.6)
                 began, guest._heard = clock.monotonic(), 0.0
                 while guest._heard < began:
                     await asyncio.sleep(0.001)
+                host._look_for_silence()
+                assert not host._gone
             await guest.close()
 
     asyncio.run(asyncio.wait_for(meet(), LONG_S))
@@ -490,19 +493,37 @@ def test_a_door_that_is_told_of_later_is_tried_as_well(monkeypatch: pytest.Monke
     asyncio.run(meet())
 
 
-def test_a_host_that_does_not_listen_yet_is_tried_again() -> None:
+def tries(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Something that happens when a door did not open."""
+    failed = asyncio.Event()
+
+    async def connecting(*door: Any) -> Channel:
+        try:
+            return await connect(*door)
+        except OSError:
+            failed.set()
+            raise
+
+    monkeypatch.setattr(lobby, "connect", connecting)
+    return failed
+
+
+def test_a_host_that_does_not_listen_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = tries(monkeypatch)
+
     async def meet() -> None:
         door = await nobody()
         finding = asyncio.create_task(find(lambda: [door], 1, LONG_S))
-        await asyncio.sleep(0.05)
+        await failed.wait()
         host = Host(SECRET, 2)
         await host.listen(listen(door.address, door.port))
-        guest, _ = await finding
+        guest, secret = await finding
         await heard(guest)
+        assert (guest.via[1], secret) == (door.address, SECRET)
         await guest.close()
         await host.close()
 
-    asyncio.run(meet())
+    asyncio.run(asyncio.wait_for(meet(), LONG_S))
 
 
 def test_a_host_with_several_doors_has_one_guest_only() -> None:
@@ -559,12 +580,14 @@ def test_where_no_door_is_known_that_is_said() -> None:
         asyncio.run(find(lambda: [], 1, 0.01))
 
 
-def test_a_search_that_is_given_up_leaves_nothing_behind() -> None:
+def test_a_search_that_is_given_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = tries(monkeypatch)
+
     async def meet() -> None:
         silence = listen("127.0.0.1", 0)
         doors = [Door("127.0.0.1", silence.getsockname()[1], SECRET), await nobody()]
         finding = asyncio.create_task(find(lambda: doors, 1, LONG_S))
-        await asyncio.sleep(0.05)
+        await failed.wait()
         finding.cancel()
         with pytest.raises(asyncio.CancelledError):
             await finding

@@ -73,7 +73,7 @@ class _Machine:
             measure=self._measure,
             discipline=clock.discipline,
             warm_up=_import_torch,
-            listen=lambda address: ports.listen(address, node.job_id, node.restart, backlog=max(128, 2 * nodes)),
+            listen=lambda address: ports.listen(address, node.job_id, node.restart),
             bandwidth=self._bandwidth,
             together=node.executor == "local",
             expected_hosts=expected_hosts(nodes) if node.executor == "slurm" else {},

@@ -14,6 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.runtime import sockets
 
 _PROC = Path("/proc/sys/net/ipv4")
 # ip(7), ip_local_port_range: what Linux has where nobody changed it.
@@ -65,18 +66,17 @@ def choices(job_id: str, restart: int, salt: str = "", ranges: Sequence[range] |
         yield mine[(begin + number) % len(mine)]
 
 
-def listen(address: str, job_id: str, restart: int, *, backlog: int = 128, salt: str = "") -> socket.socket:
+def listen(address: str, job_id: str, restart: int) -> socket.socket:
     """A socket that listens on this numeric address, at the first of the job's ports that is free.
 
     It is bound for good: nobody can take the port until it is closed. Raises LaunchError where the address is not this
     machine's, or none of the first 50 ports is free.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     tried, reason = [], "no port is outside the ephemeral range and the reserved ones"
-    for port in islice(choices(job_id, restart, salt), _TRIES):
+    for port in islice(choices(job_id, restart), _TRIES):
         try:
             # Sets SO_REUSEADDR: an old connection in TIME_WAIT is harmless, a live listener still refuses.
-            return socket.create_server((address, port), family=family, backlog=backlog)
+            return sockets.listen(address, port)
         except OSError as error:
             tried.append(port)
             reason = _reason(error)

@@ -8,7 +8,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,11 +21,6 @@ _UNKNOWN_US = 16_000_000
 _OWN_CLOCK = "7F7F0101"
 _SYSTEM_PATHS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 _CHRONY_FIELDS = 14
-
-
-def stamp() -> float:
-    """Now, by this node's clock, in seconds since 1970."""
-    return time.time()
 
 
 def discipline(timeout_s: float = 2.0) -> Answer:

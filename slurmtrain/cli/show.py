@@ -55,7 +55,7 @@ def _print(run: dict[str, Any]) -> None:
     for name, value in pairs:
         click.echo(f"{name:<11} {value}")
     for attempt in run["attempts"]:
-        _print_attempt(attempt)
+        _print_attempt(attempt, newest=attempt is run["attempts"][-1])
     if run["checkpoints"]:
         click.echo("\ncheckpoints")
         rows = [
@@ -63,7 +63,7 @@ def _print(run: dict[str, Any]) -> None:
                 text.number(c["step"]),
                 text.size(c["bytes"]),
                 c["saved_at"],
-                "complete" if c["complete"] else "damaged",
+                text.files(c),
                 c["path"],
             )
             for c in run["checkpoints"]
@@ -73,7 +73,7 @@ def _print(run: dict[str, Any]) -> None:
         click.echo(f"\n{len(run['garbage'])} unreadable lines of journals were passed over; --json shows them")
 
 
-def _print_attempt(attempt: dict[str, Any]) -> None:
+def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
     why = f" ({attempt['cause']})" if attempt["cause"] not in (None, attempt["state"]) else ""
     click.echo(f"\nattempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}")
     said = [
@@ -87,6 +87,8 @@ def _print_attempt(attempt: dict[str, Any]) -> None:
         ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
         ("clocks", checks.clock_words(attempt["clock"])),
         ("checks", checks.count(attempt["checks"])),
+        ("saves", text.interval(attempt["interval"]) if newest else ""),
+        ("unsaved", attempt["save_problem"]),
         ("without", ", ".join(attempt["without"])),
         ("overrides", " ".join(attempt["overrides"])),
     ]

@@ -79,6 +79,22 @@ def checkpoint(run: Mapping[str, Any]) -> str:
     return f"{at}{age(newest['saved_at'])} ago"
 
 
+def files(found: Mapping[str, Any]) -> str:
+    """What is known of a checkpoint's files."""
+    if found["pruned_at"] is not None:
+        return "pruned"
+    if not found["complete"]:
+        return "damaged"
+    return "verified" if found["verified"] else "complete"
+
+
+def interval(told: Mapping[str, Any] | None) -> str:
+    """How often an attempt saves, and why so; empty where nobody has said."""
+    if not told or told.get("seconds") is None:
+        return ""
+    return f"every {told['seconds']:.0f} s" + (f": {told['why']}" if told.get("why") else "")
+
+
 def row(run: Mapping[str, Any]) -> tuple[str, ...]:
     """A run as a row of the list."""
     return (

@@ -4,14 +4,18 @@ A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. The 
 
 commands (journal/<writer>.jsonl)
     created        name, plan_hash, executor, by, git                       the run directory is complete
-    submitting     submission, job_id, attempt, executor, host, overrides, from_start, without    about to hand it over
+    submitting     submission, job_id, attempt, executor, host, overrides, from_start, without, partition
     submitted      submission, job_id, process                              the scheduler has it; process: local jobs
     unstarted      submission, reason                                       handing over failed; nothing runs or will
     cancel         by                                                       a person wants it ended
     observed       job_id, restart, source, state, reason, nodes, started_at, ended_at, time_limit_s, exit_code, signal,
                    last_seen, checkpoints    what the scheduler (source squeue, sacct) or the machine (source host) says
+                                             (`prune` tells of checkpoints alone, without a job)
     requeue        job_id, restart, exclude, why                    done for an agent that could not (see below)
     requeue_failed job_id, restart, reason                          nobody will start the run again
+    asked          request, by                                              a person wants a checkpoint now
+    verified       path, step, reason                                       its files were looked at; null: good
+    pruned         path, step, why                                          a checkpoint was deleted
     mlflow         mlflow_run_id, uri                                       the MLflow run that mirrors this run
 commands (nodes/<writer>.jsonl of the runs root)
     forgiven       host, by, findings [[run id, name of the attempt's directory], ...]
@@ -30,12 +34,15 @@ node agent (attempts/*/node-<i>.jsonl)
     end            cause, reason, failed_at, cascade, signal, failures
 rank (attempts/*/rank-<r>.jsonl)
     session        step, world_size, device
+    registered     objects                                                  what a checkpoint consists of
     total          total_steps
-    restored       step, path, bytes, seconds, saved_at
-    rejected       step, path, reason                                       a damaged checkpoint was passed over
-    saved          step, path, bytes, seconds, saved_at
-    save_failed    step, reason
-    pruned         step
+    restored       as saved, and world_size, hashed, lost_steps, rederived, took_s    where training goes on from
+    rejected       step, path, reason, aside       a damaged checkpoint was passed over; aside: where it has been put
+    interval       seconds, optimum_s, stall_s, save_s, mtbf_s, interruptions, bounded_by, why     how often to save
+    saved          step, path, bytes, seconds, stall_s, saved_at, why, metrics, attempt, request
+    save_failed    step, reason, why, request
+    over_quota     bytes, taken, quota                      what is to be saved goes beyond what the spec allows
+    pruned         path, step, why
     stopped        step
     raised         type, message
 """

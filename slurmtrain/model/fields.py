@@ -69,15 +69,15 @@ class Scalar:
             return None
 
 
-def whole(minimum: int, maximum: int | None = None) -> Scalar:
-    """A whole number within bounds."""
+def whole(minimum: int, maximum: int | None = None, why: str = "") -> Scalar:
+    """A whole number within bounds; ``why`` they are these is told with a number that is not."""
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
 
     def parse(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"expected a whole number, found {type_name(value)} ({value!r})")
         if value < minimum or (maximum is not None and value > maximum):
-            raise ValueError(f"expected a whole number {bounds}, found {value}")
+            raise ValueError(f"expected a whole number {bounds}, found {value}{f': {why}' if why else ''}")
         return value
 
     return Scalar(f"whole number {bounds}", parse)
@@ -230,7 +230,7 @@ class Section:
             value = {}
         if not isinstance(value, Mapping):
             report(at, f"expected a section (key: value), found {type_name(value)} ({value!r})")
-            value = {}
+            return self.cls()
         known = {f.name: f for f in fields(self.cls)}
         for key in value:
             if key not in known:
@@ -246,17 +246,47 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Levelled(Section):
-    """A section of which a writer may give the `level` alone."""
+class Short(Section):
+    """A section of which a writer may give one value alone: ``3`` for ``{last: 3}``, where ``key`` is `last`."""
+
+    key: str = ""
 
     @property
     def text(self) -> str:
-        return "level, or section"
+        return f"{self.key}, or section"
+
+    def expand(self, value: object) -> object:
+        """A value alone as the mapping that it stands for; anything else as it is."""
+        return {self.key: value} if isinstance(value, bool | int | float | str) else value
 
     def read(self, value: object, at: Path, report: Report) -> Any:
-        if isinstance(value, bool | str):
-            value = {"level": value}
-        return Section.read(self, value, at, report)
+        whole = self.expand(value)
+        if whole is value:
+            return Section.read(self, value, at, report)
+        # Nobody has written the key, so a mistake in its value is one of the section.
+        return Section.read(self, whole, at, lambda path, why: report(at if path == (*at, self.key) else path, why))
+
+
+@dataclass(frozen=True, slots=True)
+class Levelled(Short):
+    """A section of which a writer may give the `level` alone."""
+
+    key: str = "level"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent(Section):
+    """A section that may be left out as a whole: null."""
+
+    @property
+    def text(self) -> str:
+        return "section, or null"
+
+    def read(self, value: object, at: Path, report: Report) -> Any:
+        return None if value is None else Section.read(self, value, at, report)
+
+    def write(self, value: Any) -> object:
+        return None if value is None else Section.write(self, value)
 
 
 def option(default: Any, kind: Kind, doc: str, *, required: bool = False) -> Any:
@@ -336,25 +366,42 @@ def write_duration(seconds: int) -> str:
     return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
 
 
-_MEMORY = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT])(?:i?B)?", re.IGNORECASE)
-_MIB = {"K": 1 / 1024, "M": 1, "G": 1024, "T": 1024 * 1024}
+_AMOUNT = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT])(?:i?B)?", re.IGNORECASE)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# An exbibyte: more than any node's memory, and than any run's checkpoints.
+_MOST = 1 << 60
 
 
 def parse_memory(value: object) -> int:
     """MiB from ``4GB``, ``512M``, ``1.5T``: units are powers of 1024, as Slurm's ``--mem`` has them."""
+    return _parse_amount(value, "an amount of memory", "4GB, 512MB or 1TB", 1 << 20)
+
+
+def parse_size(value: object) -> int:
+    """Bytes from ``100GB``, ``512M``, ``1.5T``, to the KiB: units are powers of 1024, as those of memory."""
+    return _parse_amount(value, "a size", "100GB, 512MB or 1TB", 1 << 10) << 10
+
+
+def write_size(count: int) -> str:
+    """Whole KiB, given in bytes, in the largest unit that leaves no rest; :func:`parse_size` reads it back."""
+    unit = next(unit for unit in reversed(_UNITS) if count % _UNITS[unit] == 0)
+    return f"{count // _UNITS[unit]}{unit}B"
+
+
+def _parse_amount(value: object, what: str, examples: str, per: int) -> int:
+    """A number with a unit, in units of ``per`` bytes, rounded up. Raises ValueError with a sentence."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"{value} has no unit; write for example {value}GB or {value}MB")
     if not isinstance(value, str):
-        raise ValueError(f"expected an amount of memory such as 4GB, found {type_name(value)} ({value!r})")
-    match = _MEMORY.fullmatch(value.strip())
+        raise ValueError(f"expected {what} such as {examples.split(',')[0]}, found {type_name(value)} ({value!r})")
+    match = _AMOUNT.fullmatch(value.strip())
     if match is None:
         if re.fullmatch(r"[\d.]+", value.strip()):
             raise ValueError(f"{value!r} has no unit; write for example {value.strip()}GB")
-        raise ValueError(f"{value!r} is not an amount of memory; write for example 4GB, 512MB or 1TB")
-    amount = float(match["amount"]) * _MIB[match["unit"].upper()]
-    if amount > _MIB["T"] * 1024 * 1024:
-        raise ValueError(f"{value!r} is more memory than there is")
-    mib = math.ceil(amount)
-    if mib < 1:
-        raise ValueError(f"expected an amount of memory above zero, found {value!r}")
-    return mib
+        raise ValueError(f"{value!r} is not {what}; write for example {examples}")
+    count = float(match["amount"]) * _UNITS[match["unit"].upper()]
+    if count > _MOST:
+        raise ValueError(f"expected {what}, and {value!r} is more than there is")
+    if count <= 0:
+        raise ValueError(f"expected {what} above zero, found {value!r}")
+    return math.ceil(count / per)

@@ -10,6 +10,8 @@ from slurmtrain.model.ids import RUN_ID
 
 MANIFEST = "MANIFEST.json"
 _STEP = re.compile(r"step-(\d+)")
+_STAGED = re.compile(r"\..+\.\d+-step-(\d+)")
+_DAMAGED = re.compile(r"damaged-step-(\d+)(?:\.\d+)?")
 _ATTEMPT = re.compile(r"(.+)\.(\d+)")
 _NODE = re.compile(r"attempts/[^/]+/node-(\d+)\.jsonl")
 
@@ -112,6 +114,11 @@ class RunDir:
     def lease(self) -> Path:
         """Names the one attempt that may train and publish."""
         return self.path / "lease.json"
+
+    @property
+    def request(self) -> Path:
+        """Says that a person wants a checkpoint now."""
+        return self.path / "checkpoint-request.json"
 
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
         return AttemptDir(self.attempts / attempt_key(job_id, restart))
@@ -227,6 +234,28 @@ def staging_name(attempt: str, step: int) -> str:
     return f".{attempt}-step-{step}"
 
 
+def staged_step(name: str) -> int | None:
+    """The step of a checkpoint that an attempt was building; None for anything else."""
+    match = _STAGED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def trash_name(name: str) -> str:
     """What a checkpoint is called while it is being deleted."""
     return f".trash-{name}"
+
+
+def is_trash(name: str) -> bool:
+    """Whether something is being deleted."""
+    return name.startswith(".trash-")
+
+
+def damaged_name(step: int, number: int) -> str:
+    """What a checkpoint is called that was put aside because it could not be restored; ``number`` counts such ones."""
+    return f"damaged-{checkpoint_name(step)}" + (f".{number}" if number else "")
+
+
+def damaged_step(name: str) -> int | None:
+    """The step of a checkpoint that was put aside; None for anything else."""
+    match = _DAMAGED.fullmatch(name)
+    return int(match[1]) if match else None

@@ -14,13 +14,19 @@ CAUSES = (
     "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
 )  # fmt: skip
 
+# How the paths of checkpoints of our own kind begin, relative to the run directory.
+PUBLISHED = "checkpoints/step-"
+
 # What an attempt that ended for this cause makes of its run, as long as nobody starts it again.
 STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A checkpoint that is on disk. ``path`` is relative to the run directory, or absolute outside it."""
+    """A checkpoint that is on disk, or was. ``path`` is relative to the run directory, or absolute outside it.
+
+    ``seconds`` is how long its save took, ``stall_s`` how long training stood still for it; None: nobody knows.
+    """
 
     step: int | None
     path: str
@@ -29,6 +35,31 @@ class Checkpoint:
     seconds: float | None
     complete: bool = True
     verified: bool = False
+    stall_s: float | None = None
+    why: str = ""
+    """Why it was saved: ``interval``, ``steps``, ``asked``, ``stop``, ``end``; ``found``: by a script of the user's."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """The latest values when it was saved."""
+    attempt: int | None = None
+    """The number of the attempt that saved it."""
+    pruned_at: float | None = None
+    """When it was deleted, in seconds since 1970; None: it is on disk."""
+    verified_at: float | None = None
+    """When its files were last looked at, good or not."""
+
+    @property
+    def on_disk(self) -> bool:
+        return self.pruned_at is None
+
+    @property
+    def published(self) -> bool:
+        """Whether it is one of our own kind, at its own place: whole, and not set aside."""
+        return self.complete and self.path.startswith(PUBLISHED)
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Checkpoints of one run sort by this: the oldest step first."""
+        return (self.step if self.step is not None else -1, self.saved_at, self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +108,10 @@ class Attempt:
     """Who starts the run again after its preflight failed: ``slurm``, in whose queue its job may be, or ``sync``."""
     requeue_problem: str = ""
     """Why its agent could not put its job back into the queue."""
+    interval: Mapping[str, Any] = field(default_factory=dict)
+    """How often it saves, what of a save costs what, and why, as rank 0 has journaled it last."""
+    save_problem: str = ""
+    """Why its last save failed; empty if that succeeded."""
 
     @property
     def ended(self) -> bool:
@@ -113,18 +148,25 @@ class Run:
     git: Mapping[str, Any] | None = None
     attempts: Sequence[Attempt] = ()
     checkpoints: Sequence[Checkpoint] = ()
+    """All that were ever saved or found, the deleted ones included, by step."""
     cancelled: bool = False
     """Whether a person asked to end the newest attempt."""
+    save_problem: str = ""
+    """Why the newest attempt's last save failed; empty if that succeeded."""
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
 
     @property
+    def on_disk(self) -> Sequence[Checkpoint]:
+        """The checkpoints that were not deleted, damaged ones included."""
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.on_disk]
+
+    @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest one that a run can go on from."""
-        complete = [checkpoint for checkpoint in self.checkpoints if checkpoint.complete]
-        return complete[-1] if complete else None
+        return next((one for one in reversed(self.checkpoints) if one.on_disk and one.complete), None)
 
     @property
     def newest(self) -> Attempt | None:

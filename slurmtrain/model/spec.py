@@ -13,12 +13,25 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from slurmtrain.model import fields as kinds
-from slurmtrain.model.fields import Entries, Items, Levelled, Optional, Path, Scalar, Section, option, type_name
+from slurmtrain.model.fields import (
+    Absent,
+    Entries,
+    Items,
+    Levelled,
+    Optional,
+    Path,
+    Scalar,
+    Section,
+    Short,
+    option,
+    type_name,
+)
 from slurmtrain.model.sbatch import check_option
 
 NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
 # What a check that fails does to a node.
 LEVELS = ("off", "warn", "fail")
+VERIFY = ("hashes", "sizes")
 
 Conflict = tuple[str, str]
 
@@ -394,6 +407,30 @@ class Preflight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The checkpoints that are best by a metric, as `run.log` had it last before the save."""
+
+    metric: str = option("", kinds.text("name of a metric"), "The metric, by its name in `run.log`.", required=True)
+    mode: str = option("min", kinds.choice("min", "max"), "Whether a low value of it is good, or a high one.")
+    n: int = option(1, _POSITIVE, "How many to keep; of equal ones the later.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """Which checkpoints stay; the others are deleted after a save. `keep: 3` alone is `keep: {last: 3}`."""
+
+    last: int = option(
+        3,
+        kinds.whole(1, why="a run goes on from its newest checkpoint, which must stay"),
+        "How many of the newest; with 1 there is none to go back to if it is damaged.",
+    )
+    every_steps: int | None = option(
+        None, Optional(_POSITIVE), "For each multiple of so many steps the first one at or after it; null: none."
+    )
+    best: Best | None = option(None, Absent(Best), "The best by a metric; null: none.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """When to save, and what to keep."""
 
@@ -402,7 +439,18 @@ class Checkpoint:
         Scalar("`auto`, `{steps: N}` or `{minutes: N}`", _read_every, lambda every: every.plain()),
         "When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk.",
     )
-    keep: int = option(3, _POSITIVE, "How many of the newest checkpoints to keep.")
+    keep: Keep = option(Keep(), Short(Keep, "last"), "Which checkpoints stay; a number alone: so many of the newest.")
+    verify: str = option(
+        "hashes",
+        kinds.choice(*VERIFY),
+        "What of a checkpoint's files must be as it was written before a run goes on from it; sizes cost no reading.",
+    )
+    quota: int | None = option(
+        None,
+        Optional(Scalar("amount with a unit, such as `100GB`", kinds.parse_size, kinds.write_size)),
+        "Room that the checkpoints of the run may take, in units of 1024. Before a save that would go beyond it, those "
+        "that `keep` lets go are deleted; if that is not enough, there is a warning. null: no limit.",
+    )
     glob: str | None = option(
         None,
         Optional(kinds.text("pattern of file names")),
@@ -411,8 +459,21 @@ class Checkpoint:
     )
 
     def conflicts(self) -> Iterator[Conflict]:
-        if self.glob and self.every != Every("auto", 0):
-            yield "glob", "'glob' and 'every' exclude each other: with 'glob' your own script decides when to save"
+        if not self.glob:
+            return
+        untouched = Checkpoint()
+        for key, does in _OF_THE_SCRIPT.items():
+            if getattr(self, key) != getattr(untouched, key):
+                yield "glob", f"'glob' and {key!r} exclude each other: with 'glob' your own script {does}"
+
+
+# What is up to a script that brings its own checkpoints.
+_OF_THE_SCRIPT = {
+    "every": "decides when to save",
+    "keep": "deletes what it no longer needs",
+    "verify": "looks at what it loads",
+    "quota": "minds the room that they take",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
+from slurmtrain.model.checkpoints import checkpoints_of
 from slurmtrain.model.event import Event
 from slurmtrain.model.jobstate import ABSENT, is_final
 from slurmtrain.model.layout import attempt_key, attempt_of, node_of, split_attempt
@@ -18,8 +18,6 @@ from slurmtrain.model.progress import Progress
 from slurmtrain.model.refusal import in_words
 from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Run
 
-# Where checkpoints of our own kind lie, relative to the run directory.
-_PUBLISHED = "checkpoints/step-"
 _HANDING = ("submitting", "submitted", "unstarted")
 # What a command says of one start of a job.
 _OF_A_START = ("observed", "requeue", "requeue_failed")
@@ -35,11 +33,12 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
     """
     facts = sorted(events, key=lambda event: event.order)
     by_attempt = _group(facts)
-    checkpoints = _checkpoints(facts)
     cancels = [event.time for event in facts if event.kind == "cancel"]
     started = {key: group for key, group in by_attempt.items() if not _unstarted(group)}
     known = {key: _attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()}
-    attempts = _with_lost_steps(_in_order(known, started), checkpoints)
+    ordered = _in_order(known, started)
+    checkpoints = checkpoints_of(facts, ordered)
+    attempts = _with_lost_steps(ordered, checkpoints)
     created = next((event for event in facts if event.kind == "created"), None)
     born = created.data if created else {}
     state, reason = _run_state(attempts, cancels, facts)
@@ -69,6 +68,7 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
         attempts=attempts,
         checkpoints=checkpoints,
         cancelled=any(time >= (begin(attempts[-1]) if attempts else 0.0) for time in cancels),
+        save_problem=attempts[-1].save_problem if attempts else "",
     )
 
 
@@ -202,6 +202,19 @@ def _told_session(attempt: Attempt, event: Event) -> Attempt:
     return replace(attempt, first_step=step, last_step=step)
 
 
+def _told_interval(attempt: Attempt, event: Event) -> Attempt:
+    return replace(attempt, interval=event.data)
+
+
+def _told_saved(attempt: Attempt, _event: Event) -> Attempt:
+    return replace(attempt, save_problem="")
+
+
+def _told_save_failed(attempt: Attempt, event: Event) -> Attempt:
+    problem = f"the checkpoint of step {event.data.get('step')} failed: {event.data.get('reason')}"
+    return replace(attempt, save_problem=problem)
+
+
 def _told_observed(attempt: Attempt, event: Event) -> Attempt:
     state = str(event.data.get("state"))
     if state == ABSENT:
@@ -224,6 +237,9 @@ _TELLERS = {
     "workers": _told_workers,
     "session": _told_session,
     "restored": _told_session,
+    "interval": _told_interval,
+    "saved": _told_saved,
+    "save_failed": _told_save_failed,
     "observed": _told_observed,
 }
 
@@ -256,7 +272,7 @@ def _with_lost_steps(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoi
 
     Until a next attempt has begun to train, that is counted from the newest checkpoint.
     """
-    newest = max((c.step for c in checkpoints if c.complete and c.step is not None), default=0)
+    newest = max((c.step for c in checkpoints if c.on_disk and c.complete and c.step is not None), default=0)
     result = []
     for index, attempt in enumerate(attempts):
         lost = None
@@ -266,39 +282,6 @@ def _with_lost_steps(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoi
             lost = max(0, attempt.last_step - goes_on_from)
         result.append(replace(attempt, lost_steps=lost))
     return result
-
-
-def _checkpoints(facts: Sequence[Event]) -> list[Checkpoint]:
-    """What is on disk, oldest first."""
-    kept: dict[str, Checkpoint] = {}
-    for event in facts:
-        data = event.data
-        if event.kind in ("saved", "restored", "found"):
-            kept.pop(str(data["path"]), None)
-            kept[str(data["path"])] = _checkpoint(data, event, verified=event.kind == "restored")
-        elif event.kind == "observed" and "checkpoints" in data:
-            there = {str(found["path"]): found for found in data["checkpoints"]}
-            # A kill between deleting a checkpoint, or publishing one, and saying so: the disk is right.
-            for path in [path for path in kept if path.startswith(_PUBLISHED) and path not in there]:
-                kept.pop(path)
-            for path, found in there.items():
-                kept.setdefault(path, _checkpoint(found, event, verified=False))
-        elif event.kind == "rejected" and str(data["path"]) in kept:
-            kept[str(data["path"])] = replace(kept[str(data["path"])], complete=False)
-        elif event.kind == "pruned":
-            kept.pop(str(data["path"]), None)
-    return sorted(kept.values(), key=lambda c: (c.step if c.step is not None else -1, c.saved_at))
-
-
-def _checkpoint(data: Mapping[str, Any], event: Event, *, verified: bool) -> Checkpoint:
-    return Checkpoint(
-        step=data.get("step"),
-        path=str(data["path"]),
-        bytes=int(data.get("bytes", 0)),
-        saved_at=float(data.get("saved_at", event.time)),
-        seconds=data.get("seconds"),
-        verified=verified,
-    )
 
 
 def _run_state(attempts: Sequence[Attempt], cancels: Sequence[float], facts: Sequence[Event]) -> tuple[str, str]:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.model.run import Attempt
 
 _TAIL_BYTES = 4096
@@ -25,12 +25,15 @@ def last_seen(place: AttemptDir, attempt: Attempt | None) -> float:
 
 def checkpoints_on_disk(directory: RunDir) -> list[dict[str, object]]:
     """What was published, perhaps without a journal's line, since the kill came in between."""
-    from slurmtrain.runtime.checkpointfiles import published, read_manifest
+    from slurmtrain.runtime.checkpointfiles import bytes_of, published, read_manifest, relative_path
 
-    found = []
+    found: list[dict[str, object]] = []
     for path in published(directory.checkpoints):
-        with contextlib.suppress(CheckpointError):
+        try:
             found.append(read_manifest(path).describe(path))
+        except CheckpointError:
+            step = checkpoint_step(path.name)
+            found.append({"step": step, "path": relative_path(path), "bytes": bytes_of(path)})
     return found
 
 

@@ -109,7 +109,7 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
         raise UserError(f"{aside} exists already; move it away and try again")
     # Said first: if this is killed in between, what is still there comes back with the next restore.
     with workspace.journal(directory, "resume") as journal:
-        for checkpoint in run.checkpoints:
-            journal.write("pruned", path=checkpoint.path)
+        for checkpoint in run.on_disk:
+            journal.write("pruned", path=checkpoint.path, step=checkpoint.step, why="the run begins anew")
     directory.checkpoints.rename(aside)
     make_directory(directory.checkpoints)

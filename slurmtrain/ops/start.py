@@ -18,6 +18,7 @@ from slurmtrain.errors import LaunchError, Refused, TrackingError, Unsure, UserE
 from slurmtrain.model.ids import ALPHABET
 from slurmtrain.model.layout import RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
+from slurmtrain.ops.history import outlook
 from slurmtrain.ops.ledger import exclusions
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.runtime import lease
@@ -75,10 +76,17 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
     Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure.
     """
     excluded = exclusions(workspace, wanted.plan, wanted.without, slurm=wanted.executor == "slurm")
+    seen = outlook(workspace, run.id, wanted.plan, wanted.executor)
     variables, notes = _server_variables(workspace, run, wanted.plan)
     submission = _new_submission(run)
     write_json(submission.plan, wanted.plan.to_json())
-    told = Launch(attempt=wanted.number, after=wanted.after, from_start=wanted.from_start, since=wanted.since)
+    told = Launch(
+        attempt=wanted.number,
+        after=wanted.after,
+        from_start=wanted.from_start,
+        since=wanted.since,
+        history=seen.history,
+    )
     write_json(submission.launch, told.plain())
     named: dict[str, Any] = {"submission": submission.number}
     if wanted.executor == "local":
@@ -93,6 +101,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
             overrides=list(wanted.overrides),
             from_start=wanted.from_start,
             **({"without": list(excluded.nodes)} if excluded.nodes else {}),
+            **({"partition": seen.partition} if seen.partition else {}),
         )
         lease.grant(submission)
         try:
@@ -105,7 +114,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
         journal.write("submitted", **{**named, **more})
     workspace.scheduler.forget()
     process = more.get("process")
-    return Started(Process.from_plain(process) if process else None, [*excluded.notes, *notes])
+    return Started(Process.from_plain(process) if process else None, [*excluded.notes, *seen.notes, *notes])
 
 
 def _hand_over(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from slurmtrain.errors import PlaceError
 from slurmtrain.model.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.ledger import Entry
 from slurmtrain.model.progress import steps_per_second
@@ -61,8 +62,13 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
 
 
 def _reason(listed: Listed) -> str:
-    """What is known of the run, and, for one that has not begun to train, what Slurm says of its job."""
+    """What is known of the run, and, for one that has not begun to train, what Slurm says of its job.
+
+    A run that trains says if it cannot save.
+    """
     run, live = listed.run, listed.live
+    if run.state == "running":
+        return "; ".join(filter(None, (run.reason, run.save_problem)))
     if live is None or run.state not in ("pending", "requeued"):
         return run.reason
     starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
@@ -85,12 +91,12 @@ def _pending(listed: Listed) -> dict[str, Any] | None:
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
-    """RUN with its attempts and checkpoints."""
+    """RUN with its attempts, and its checkpoints that are on disk."""
     directory = workspace.root.run(run.id)
     return {
         **run_json(workspace, listed),
         "attempts": [attempt_json(attempt) for attempt in run.attempts],
-        "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.checkpoints],
+        "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
             {"journal": bad.source, "offset": bad.offset, "line": bad.line[:200].decode(errors="replace")}
             for bad in workspace.store.garbage(run.id)
@@ -120,6 +126,8 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "network": _network(attempt.network),
         "clock": {host: dict(said) for host, said in attempt.clock.items()},
         "checks": {host: [dict(finding) for finding in found] for host, found in attempt.checks.items()},
+        "interval": dict(attempt.interval) or None,
+        "save_problem": attempt.save_problem,
         "without": list(attempt.without),
         "overrides": list(attempt.overrides),
         "failures": [dict(failure) for failure in attempt.failures],
@@ -146,7 +154,44 @@ def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]
         "verified": checkpoint.verified,
         "saved_at": iso(checkpoint.saved_at),
         "seconds": checkpoint.seconds,
+        "stall_s": checkpoint.stall_s,
+        "why": checkpoint.why,
+        "metrics": {name: _finite(value) for name, value in checkpoint.metrics.items()},
+        "attempt": checkpoint.attempt,
+        "pruned_at": iso(checkpoint.pruned_at),
     }
+
+
+def checkpoints_json(workspace: Workspace, run: Run, *, everything: bool) -> dict[str, Any]:
+    """What ``checkpoints`` prints: those on disk, or all that there ever were, each with ``kept``, why it stays.
+
+    ``kept`` is null for what the next pruning deletes, and for what no pruning looks at: what is damaged, what a script
+    of the user's own has saved, and what is deleted already.
+    """
+    directory = workspace.root.run(run.id)
+    kept = _kept(directory, run)
+    shown = run.checkpoints if everything else run.on_disk
+    return {
+        "schema": SCHEMA,
+        "run_id": run.id,
+        "checkpoints": [
+            {**checkpoint_json(directory, one), "kept": kept.get((one.path, one.saved_at))} for one in shown
+        ],
+    }
+
+
+def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
+    """Why checkpoints stay, by path and time of the save; empty where there is no plan to tell."""
+    from slurmtrain.model.retention import Saved, reasons
+    from slurmtrain.ops.plans import current_plan
+
+    published = {one.step: one for one in run.on_disk if one.published and one.step is not None}
+    try:
+        keep = current_plan(directory, run).spec.checkpoint.keep
+    except PlaceError:
+        return {}
+    why = reasons([Saved(step, one.metrics) for step, one in published.items()], keep)
+    return {(published[step].path, published[step].saved_at): said for step, said in why.items()}
 
 
 def nodes_json(workspace: Workspace, *, everything: bool) -> list[dict[str, Any]]:

@@ -32,6 +32,7 @@ run = sa.Table(
     sa.Column("mlflow_run_id", sa.String),
     sa.Column("git", sa.JSON),
     sa.Column("cancelled", sa.Boolean, nullable=False),
+    sa.Column("save_problem", sa.String, nullable=False),
     # What the list of runs shows of the newest attempt and checkpoint, so that it reads one table.
     sa.Column("job_id", sa.String),
     sa.Column("attempt", sa.Integer, nullable=False),
@@ -80,6 +81,8 @@ attempt = sa.Table(
     sa.Column("excluded", sa.JSON, nullable=False),
     sa.Column("restarted_by", sa.String),
     sa.Column("requeue_problem", sa.String, nullable=False),
+    sa.Column("interval", sa.JSON, nullable=False),
+    sa.Column("save_problem", sa.String, nullable=False),
 )
 
 # The node ledger: nodes that failed the preflight of an attempt. What was forgiven is in journals of its own.
@@ -96,17 +99,24 @@ ledger = sa.Table(
     sa.Column("seen_at", sa.Float, nullable=False),
 )
 
+# Every checkpoint, the deleted ones included: a run that begins again comes to the same paths once more.
 checkpoint = sa.Table(
     "checkpoint",
     metadata,
     sa.Column("run_id", sa.String, primary_key=True),
     sa.Column("path", sa.String, primary_key=True),
+    sa.Column("saved_at", sa.Float, primary_key=True),
     sa.Column("step", sa.Integer),
     sa.Column("bytes", sa.Integer, nullable=False),
-    sa.Column("saved_at", sa.Float, nullable=False),
     sa.Column("seconds", sa.Float),
     sa.Column("complete", sa.Boolean, nullable=False),
     sa.Column("verified", sa.Boolean, nullable=False),
+    sa.Column("stall_s", sa.Float),
+    sa.Column("why", sa.String, nullable=False),
+    sa.Column("metrics", sa.JSON, nullable=False),
+    sa.Column("attempt", sa.Integer),
+    sa.Column("pruned_at", sa.Float),
+    sa.Column("verified_at", sa.Float),
 )
 
 event = sa.Table(

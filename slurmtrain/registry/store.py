@@ -11,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slurmtrain.model.event import Event
+from slurmtrain.model.interruption import Lived
 from slurmtrain.model.journal import Garbage
 from slurmtrain.model.ledger import Entry
 from slurmtrain.model.progress import Progress
@@ -89,6 +90,16 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """What attempts have seen where a run is to go, and what its own last save, or one of its namesakes', has cost."""
+
+    lived: Sequence[Lived] = ()
+    stall_s: float | None = None
+    save_s: float | None = None
+    own: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Mirrored:
     """What of a run the tracking store at ``uri`` has."""
 
@@ -135,7 +146,7 @@ class Store:
             attempts=[Attempt(**_only(_mapping(one), _ATTEMPT_COLUMNS)) for one in attempts],
             checkpoints=sorted(
                 (Checkpoint(**_only(_mapping(one), _CHECKPOINT_COLUMNS)) for one in checkpoints),
-                key=lambda one: (one.step if one.step is not None else -1, one.saved_at),
+                key=lambda one: one.order,
             ),
         )
 
@@ -151,6 +162,21 @@ class Store:
         with reading(self._engine) as connection:
             rows = connection.execute(sa.select(schema.ledger).order_by(*order)).all()
         return [Entry(**_only(_mapping(row), _LEDGER_COLUMNS)) for row in rows]
+
+    def past(self, run_id: str, name: str, executor: str, partition: str, since: float) -> Past:
+        """What is known of interruptions in a partition since then, and of the saves of a run, or of its namesakes.
+
+        ``partition`` is as ``submitting`` events have it; of attempts that are not over only the time counts of which
+        their metrics tell.
+        """
+        with reading(self._engine) as connection:
+            attempts = connection.execute(_lived(executor, partition, since)).all()
+            save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
+        lived = [
+            Lived(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
+            for row in attempts
+        ]
+        return Past(lived, save.stall_s, save.seconds, save.run_id == run_id) if save else Past(lived)
 
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are no records."""
@@ -283,6 +309,59 @@ class Writing:
 
     def _replace(self, table: sa.Table, row: Mapping[str, Any]) -> None:
         self._connection.execute(table.insert().prefix_with("OR REPLACE"), dict(row))
+
+
+# Of so many runs of a name, the newest, the last save is looked for.
+_NAMESAKES = 20
+
+
+def _lived(executor: str, partition: str, since: float) -> sa.Select[Any]:
+    """Attempts that began since then: ``started_at``, ``until``, ``nodes``, ``cause``, and ``failures`` of crashes."""
+    attempt, run, progress, event = schema.attempt, schema.run, schema.progress, schema.event
+    nodes = sa.select(sa.func.count()).select_from(sa.func.json_each(attempt.c.hosts).table_valued("key"))
+    key = attempt.c.job_id + "." + sa.cast(attempt.c.restart, sa.String)
+    told = sa.and_(progress.c.run_id == attempt.c.run_id, progress.c.attempt_key == key)
+    failures = sa.case((attempt.c.cause == "crash", sa.type_coerce(attempt.c.failures, sa.String)))
+    until = sa.func.coalesce(attempt.c.ended_at, progress.c.last_time, attempt.c.started_at)
+    query = (
+        sa.select(
+            attempt.c.started_at,
+            until.label("until"),
+            nodes.scalar_subquery().label("nodes"),
+            attempt.c.cause,
+            failures.label("failures"),
+        )
+        .join_from(attempt, run, run.c.id == attempt.c.run_id)
+        .outerjoin(progress, told)
+        .where(run.c.executor == executor, attempt.c.started_at >= since)
+    )
+    if not partition:
+        return query
+    # The primary key of events begins with the run and the journal: those of commands are few.
+    return query.where(
+        sa.exists().where(
+            event.c.run_id == attempt.c.run_id,
+            event.c.source.between("journal/", "journal0"),
+            event.c.kind == "submitting",
+            sa.func.json_extract(event.c.data, "$.submission") == attempt.c.submission,
+            sa.func.json_extract(event.c.data, "$.partition") == partition,
+        )
+    )
+
+
+def _last_save(run_id: str, name: str, executor: str) -> sa.Select[Any]:
+    """The last save of a run whose duration is known, or else of the newest runs of its name."""
+    checkpoint, run = schema.checkpoint, schema.run
+    namesakes = sa.select(run.c.id).where(run.c.name == name, run.c.executor == executor)
+    newest = namesakes.order_by(run.c.id.desc()).limit(_NAMESAKES)
+    return (
+        sa.select(checkpoint.c.run_id, checkpoint.c.stall_s, checkpoint.c.seconds)
+        .where(
+            sa.or_(checkpoint.c.run_id == run_id, checkpoint.c.run_id.in_(newest)), checkpoint.c.seconds.is_not(None)
+        )
+        .order_by((checkpoint.c.run_id == run_id).desc(), checkpoint.c.run_id.desc(), checkpoint.c.saved_at.desc())
+        .limit(1)
+    )
 
 
 def _mapping(row: sa.Row[Any]) -> dict[str, Any]:

@@ -1,306 +1,146 @@
-"""Saving and restoring what a script registered, on all ranks together.
-
-What is the same on all ranks (modules, optimizers, schedulers, gradient scalers) is written once, by rank 0;
-everything else, and the states of random number generators, once a rank. Files load with ``weights_only=True``.
-"""
+"""A session's checkpoints: what is saved, when, and what is gone on from. Every method is called on all ranks alike."""
 
 from __future__ import annotations
 
-import contextlib
-import sys
-import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import IO, Any, Protocol, cast
+import logging
+from collections.abc import Mapping
+from typing import Any
 
-import torch
-
-from slurmtrain.errors import CheckpointError, PlaceError
+from slurmtrain.model.interval import History
 from slurmtrain.model.layout import AttemptDir
-from slurmtrain.runtime import checkpointfiles as files
-from slurmtrain.runtime import lease, rng
+from slurmtrain.model.plan import Plan
+from slurmtrain.runtime.metrics import as_number
+from slurmtrain.runtime.publishing import About, Policy
 from slurmtrain.runtime.ranks import Ranks
-from slurmtrain.system.files import reason_of
+from slurmtrain.runtime.restoring import Restored, Restorer
+from slurmtrain.runtime.saving import Outcome, Saver
+from slurmtrain.runtime.schedule import Due, Schedule
+from slurmtrain.runtime.states import Objects
 from slurmtrain.system.journal import Journal
 
-_SHARED = "state.pt"
-_REPLICATED = (
-    torch.nn.Module,
-    torch.optim.Optimizer,
-    torch.optim.lr_scheduler.LRScheduler,
-    torch.amp.grad_scaler.GradScaler,
-)
-
-
-class Stateful(Protocol):
-    """What can be checkpointed: torch's own objects, and anything with the same two methods."""
-
-    def state_dict(self) -> Any: ...
-
-    def load_state_dict(self, state: Any, /) -> Any: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """Where a run goes on: the step, and this rank's generator states (None where they were derived anew)."""
-
-    step: int
-    rng: dict[str, Any] | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """What one rank wrote: sizes and hashes by file name, or why not, and whether trying again is no use."""
-
-    files: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    error: str = ""
-    final: bool = False
+_log = logging.getLogger("slurmtrain")
+# So many times of agreeing an optimizer is waited for that has not made a step yet.
+_PATIENCE = 20
 
 
 class Checkpointer:
-    """All checkpoints of one attempt. Every method is called on all ranks alike."""
+    """All checkpoints of one attempt."""
 
     def __init__(
-        self, attempt: AttemptDir, *, keep: int, plan_hash: str | None, ranks: Ranks, journal: Journal | None
+        self,
+        attempt: AttemptDir,
+        objects: Objects,
+        plan: Plan,
+        history: History,
+        ranks: Ranks,
+        journal: Journal | None,
     ) -> None:
         """``journal`` is rank 0's; the other ranks have none."""
-        self._attempt = attempt
-        self._directory = attempt.run.checkpoints
-        self._keep = keep
-        self._plan_hash = plan_hash
+        spec = plan.spec.checkpoint
+        policy = Policy(keep=spec.keep, quota=spec.quota, plan_hash=plan.hash, params=plan.spec.params)
         self._ranks = ranks
-        self._journal = journal
-        self._objects: dict[str, Stateful] = {}
-        self._proved = False
-        if ranks.rank == 0:
-            files.sweep(self._directory, attempt.path.name)
+        self._objects = objects
+        self._saver = Saver(attempt, objects, policy, ranks, journal)
+        self._restorer = Restorer(attempt, objects, ranks, journal, hashes=spec.verify == "hashes", plan_hash=plan.hash)
+        self._schedule = Schedule(attempt.run, spec.every, history, plan.spec.resources.nodes, journal)
+        self._metrics: dict[str, Any] = {}
+        self._waits = _PATIENCE
+        self.saved_step: int | None = None
+        """The step of the newest checkpoint that was published or restored."""
 
-    def register(self, objects: Mapping[str, Stateful]) -> None:
-        """Name what a checkpoint consists of. Raises TypeError for what has no state."""
-        for name, obj in objects.items():
-            inner = _unwrapped(obj)
-            if not hasattr(inner, "state_dict") or not hasattr(inner, "load_state_dict"):
-                raise TypeError(f"{name!r} ({type(obj).__name__}) has no state_dict() and load_state_dict()")
-            self._objects[name] = inner
-
-    # --- saving -----------------------------------------------------------------------------------------------------
-
-    def save(self, step: int) -> str | None:
-        """Save all objects after ``step`` finished steps. Returns why it failed, on all ranks, or None.
-
-        A failed save leaves the earlier checkpoints as they are. Raises CheckpointError where trying again is no use:
-        the state cannot be loaded safely, or another attempt has taken over the run.
-        """
-        began = time.monotonic()
-        staging = files.Staging(self._directory, self._attempt.path.name, step)
-        said = self._ranks.gather(self._write(staging))
-        refused = next((one.error for one in said if one.final), None)
-        if refused:
-            staging.discard()
-            raise CheckpointError(refused)
-        failed = "; ".join(one.error for one in said if one.error)
-        outcome: tuple[str | None, bool] = (failed, False)
-        if self._ranks.rank == 0:
-            written = {name: result for one in said for name, result in one.files.items()}
-            outcome = self._give_up(staging, step, failed) if failed else self._publish(staging, step, written, began)
-        reason, fenced = self._ranks.broadcast(outcome)
-        if fenced:
-            raise CheckpointError(reason or "")
-        return reason
-
-    def _write(self, staging: files.Staging) -> _Written:
-        """Write this rank's files. Whatever goes wrong is told, not raised: the other ranks are waiting."""
-        me = f"rank {self._ranks.rank}"
-        try:
-            shared, own = self._capture()
-            written = {}
-            if self._ranks.rank == 0:
-                written[_SHARED] = _write_file(staging, _SHARED, shared)
-            name = _rank_file(self._ranks.rank)
-            written[name] = _write_file(staging, name, own)
-            if not self._proved:
-                _prove_loadable([staging.path / name for name in written])
-                self._proved = True
-        except OSError as error:
-            return _Written(error=f"{me}: {reason_of(error)}")
-        except PlaceError as error:
-            return _Written(error=f"{me}: {error}")
-        except CheckpointError as error:
-            return _Written(error=f"{me}: {error}", final=True)
-        except Exception as error:  # noqa: BLE001 (whatever a state_dict raises)
-            return _Written(error=f"{me}: {type(error).__name__}: {error}")
-        return _Written(files=written)
-
-    def _capture(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        shared, own = {}, {}
-        for name, obj in self._objects.items():
-            state = obj.state_dict()
-            if isinstance(obj, _REPLICATED):
-                _refuse_sharded(name, state)
-                shared[name] = state
-            else:
-                own[name] = state
-        return {"objects": shared}, {"objects": own, "rng": rng.capture(self._ranks.device)}
-
-    def _give_up(self, staging: files.Staging, step: int, reason: str) -> tuple[str | None, bool]:
-        """On rank 0: clean up after a save that failed; an earlier checkpoint may make room for the next try."""
-        assert self._journal is not None
-        staging.discard()
-        with contextlib.suppress(OSError):
-            self._journal.write("save_failed", step=step, reason=reason)
-        return reason, False
-
-    def _publish(
-        self, staging: files.Staging, step: int, written: Mapping[str, tuple[int, str]], began: float
-    ) -> tuple[str | None, bool]:
-        """On rank 0: publish. Returns what went wrong, and whether another attempt has taken over."""
-        assert self._journal is not None
-        try:
-            if not self._holds_lease():
-                staging.discard()
-                return "another attempt has taken over this run; nothing was published", True
-            path, manifest = staging.publish(
-                written, world_size=self._ranks.world_size, plan_hash=self._plan_hash, began=began
-            )
-            self._journal.write("saved", **manifest.describe(path))
-            for gone in files.prune(self._directory, self._keep):
-                self._journal.write("pruned", path=f"{gone.parent.name}/{gone.name}")
-        except OSError as error:
-            return self._give_up(staging, step, reason_of(error))
-        return None, False
-
-    def _holds_lease(self) -> bool:
-        return lease.holds(self._attempt)
-
-    # --- restoring --------------------------------------------------------------------------------------------------
+    def close(self, *, failed: bool) -> None:
+        """End what works in the background; when it is done, unless training has failed. On this rank alone."""
+        self._saver.close(failed=failed)
 
     def restore(self) -> Restored | None:
-        """Load the newest checkpoint whose files are what was written; None where none was ever published.
+        """Go on from the newest good checkpoint. Raises CheckpointError where there are some and none is good."""
+        restored = self._restorer.restore()
+        if restored is not None:
+            self.saved_step = restored.step
+            if self._ranks.rank == 0:
+                _log.info("restored the checkpoint of step %d", restored.step)
+                if restored.lost_steps:
+                    _log.warning("newer checkpoints are damaged: %d steps are lost", restored.lost_steps)
+                for name in restored.rederived:
+                    _log.warning("%s was saved by another number of ranks, and could not be carried over", name)
+        return restored
 
-        Raises CheckpointError where there are checkpoints and none can be used: silently starting again would hide it.
+    def begin_training(self) -> None:
+        """Count times from now."""
+        self._schedule.begin()
+
+    def prepare(self) -> None:
+        """Make the first save as short as later ones, once optimizers have a state; to be called each time.
+
+        Raises CheckpointError where the state can never be saved.
         """
-        candidates = self._ranks.broadcast([str(path) for path in files.published(self._directory)])
-        reasons = []
-        for candidate in map(Path, candidates):
-            reason, manifest = self._check(candidate)
-            if reason is None and manifest is not None:
-                return self._load(candidate, manifest)
-            reasons.append(f"{candidate.name}: {reason}")
-            if self._journal is not None:
-                path = f"{candidate.parent.name}/{candidate.name}"
-                self._journal.write("rejected", step=int(candidate.name.split("-")[1]), path=path, reason=reason)
-        if reasons:
-            raise CheckpointError(
-                "no checkpoint can be restored, and starting again would lose them all: "
-                + "; ".join(reasons)
-                + f"; 'slurmtrain resume --from-start {self._attempt.run.id}' starts again on purpose"
-            )
-        return None
+        if self._waits == 0 or self._saver.step is not None:
+            return
+        self._waits -= 1
+        if self._waits and self._ranks.greatest(int(not self._objects.have_begun()))[0]:
+            return
+        self._waits = 0
+        self._saver.prepare()
 
-    def _check(self, directory: Path) -> tuple[str | None, files.Manifest | None]:
-        """Verify a checkpoint on all ranks, each its own part."""
-        reason, manifest = None, None
-        try:
-            manifest = files.read_manifest(directory)
-            mine = [_SHARED] if self._ranks.rank == 0 else []
-            mine += [name for name in (_rank_file(self._ranks.rank),) if name in manifest.files]
-            files.verify(directory, manifest, iter(mine))
-        except CheckpointError as error:
-            reason = str(error)
-        said = [why for why in self._ranks.gather(reason) if why]
-        return (said[0] if said else None), manifest
+    # --- between steps ------------------------------------------------------------------------------------------------
 
-    def _load(self, directory: Path, manifest: files.Manifest) -> Restored:
-        error = None
-        own: dict[str, Any] = {}
-        try:
-            own = self._load_objects(directory, manifest)
-        except Exception as problem:  # noqa: BLE001 (whatever a load_state_dict raises: the other ranks are waiting)
-            error = f"rank {self._ranks.rank}: {type(problem).__name__}: {problem}"
-        errors = [one for one in self._ranks.gather(error) if one]
-        if errors:
-            raise CheckpointError(f"{directory} does not fit what the script registered: {errors[0]}")
-        if self._journal is not None:
-            self._journal.write("restored", **manifest.describe(directory))
-        if own:
-            return Restored(manifest.step, own["rng"])
-        rng.reseed(self._plan_hash, manifest.step, self._ranks.rank)
-        return Restored(manifest.step, None)
+    def numbers(self) -> tuple[int, int, int]:
+        """What this rank has to say when ranks agree: each gets the greatest that any gives."""
+        due = self._schedule.due() if self._ranks.rank == 0 else Due.NOT
+        return (due, *self._saver.progress())
 
-    def _load_objects(self, directory: Path, manifest: files.Manifest) -> dict[str, Any]:
-        shared = _read_file(directory / _SHARED)["objects"]
-        own: dict[str, Any] = {}
-        if manifest.world_size == self._ranks.world_size:
-            own = _read_file(directory / _rank_file(self._ranks.rank))
-        states = {**shared, **own.get("objects", {})}
-        for name, obj in self._objects.items():
-            if name not in states:
-                raise CheckpointError(_missing(name, obj, manifest, self._ranks.world_size))
-            obj.load_state_dict(states[name])
-        return own
+    def agreed(self, step: int, due: int, writing: int, news: int) -> None:
+        """Go on with a save that is under way, and begin one that is due."""
+        self._end(self._saver.advance(writing, news))
+        if due:
+            self.begin(step, Due(due).why)
 
+    def is_due_at(self, step: int) -> bool:
+        """Whether to save after this step whatever the clock says; no rank needs to ask another."""
+        return self._schedule.is_due_at(step)
 
-def _missing(name: str, obj: Stateful, manifest: files.Manifest, world_size: int) -> str:
-    if not isinstance(obj, _REPLICATED) and manifest.world_size != world_size:
-        return (
-            f"{name!r} was saved by each of {manifest.world_size} ranks and cannot be handed to {world_size}; "
-            f"resume with {manifest.world_size} ranks"
-        )
-    return f"it holds no {name!r}"
+    def begin(self, step: int, why: str) -> None:
+        """Save this step while training goes on; a save that is still under way is waited for."""
+        self._end(self._saver.finish())
+        if step == self.saved_step:
+            return
+        self._waits = 0
+        request = self._schedule.take_request()
+        problem = self._saver.begin(self._about(step, why, request))
+        self._schedule.began()
+        if problem:
+            self._warn(step, problem)
 
+    def save(self, step: int, why: str) -> str | None:
+        """Save this step, and wait until it is published. Returns why that failed, or None."""
+        self._end(self._saver.finish())
+        if step in (self.saved_step, 0):
+            return None
+        problem = self._saver.begin(self._about(step, why))
+        if problem:
+            self._warn(step, problem)
+            return problem
+        outcome = self._saver.finish()
+        self._end(outcome)
+        return outcome.problem or None if outcome else None
 
-def _write_file(staging: files.Staging, name: str, state: Any) -> tuple[int, str]:
-    with staging.open(name) as file:
-        try:
-            torch.save(state, cast(IO[bytes], file))
-        except RuntimeError as error:
-            # Torch reports a failed write as an error of its own.
-            raise file.failure or error from error
-    return file.result
+    def note_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """The latest metrics, which go into manifests: numbers, or what is one once it is read."""
+        self._metrics.update(metrics)
 
+    def _about(self, step: int, why: str, request: str | None = None) -> About:
+        metrics = {name: float(as_number(name, value)) for name, value in self._metrics.items()}
+        return About(step=step, why=why, metrics=metrics, request=request)
 
-def _read_file(path: Path) -> dict[str, Any]:
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
-
-
-def _prove_loadable(paths: Iterable[Path]) -> None:
-    """Find out at the first save, not at the first resume, that a state cannot be loaded safely."""
-    for path in paths:
-        try:
-            torch.load(path, map_location="meta", weights_only=True, mmap=True)
-        except Exception as error:
-            raise CheckpointError(
-                "a state_dict holds what cannot be loaded with weights_only=True; it may hold tensors, numbers, text, "
-                f"lists and dicts: {' '.join(str(error).split())[:300]}"
-            ) from error
-
-
-def _rank_file(rank: int) -> str:
-    return f"rank-{rank}.pt"
-
-
-def _unwrapped(obj: Any) -> Any:
-    """The module inside DistributedDataParallel or torch.compile, so that a checkpoint fits with and without them."""
-    while True:
-        if isinstance(obj, torch.nn.parallel.DistributedDataParallel):
-            obj = obj.module
-        elif isinstance(getattr(obj, "_orig_mod", None), torch.nn.Module):
-            obj = obj._orig_mod
+    def _end(self, outcome: Outcome | None) -> None:
+        if outcome is None:
+            return
+        if outcome.problem:
+            self._warn(outcome.step, outcome.problem)
         else:
-            return obj
+            self.saved_step = outcome.step
+        self._schedule.ended(outcome)
 
-
-def _refuse_sharded(name: str, state: Any) -> None:
-    if isinstance(state, dict):
-        for value in state.values():
-            _refuse_sharded(name, value)
-    elif _is_sharded(state):
-        raise CheckpointError(f"{name!r} is sharded over ranks (DTensor), which this version cannot save; use DDP")
-
-
-def _is_sharded(state: object) -> bool:
-    # The module takes a second to import; where nobody has, there is no DTensor.
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(state, module.DTensor)
+    def _warn(self, step: int, problem: str) -> None:
+        if self._ranks.rank == 0:
+            _log.warning("the checkpoint of step %d was not saved: %s", step, problem)

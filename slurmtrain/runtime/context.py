@@ -12,6 +12,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.hostlist import expand
+from slurmtrain.model.interval import History
 from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
 from slurmtrain.model.spec import Spec
@@ -66,28 +67,35 @@ class Launch:
     """What a submission tells its node agents beside the plan. ``attempt`` is the number of its first attempt.
 
     ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
-    they are newer (seconds since 1970).
+    they are newer (seconds since 1970). ``history``: what is known by now of interruptions where it will run.
     """
 
     attempt: int
     after: tuple[str, Process] | None = None
     from_start: bool = False
     since: float | None = None
+    history: History | None = None
 
     def plain(self) -> dict[str, Any]:
         """As JSON has it."""
-        after = {"run": self.after[0], "process": self.after[1].plain()} if self.after else None
-        return {"attempt": self.attempt, "after": after, "from_start": self.from_start, "since": self.since}
+        return {
+            "attempt": self.attempt,
+            "after": {"run": self.after[0], "process": self.after[1].plain()} if self.after else None,
+            "from_start": self.from_start,
+            "since": self.since,
+            "history": self.history.plain() if self.history else None,
+        }
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> Launch:
-        """Read what :meth:`plain` gave."""
-        after = plain["after"]
+        """Read what :meth:`plain` gave, by this version or one that knew of no history."""
+        after, history = plain["after"], plain.get("history")
         return cls(
             attempt=int(plain["attempt"]),
             after=(str(after["run"]), Process.from_plain(after["process"])) if after else None,
             from_start=bool(plain["from_start"]),
             since=plain["since"],
+            history=History.from_plain(history) if history else None,
         )
 
 

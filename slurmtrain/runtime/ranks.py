@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
@@ -18,6 +19,11 @@ class Ranks:
         self.world_size = world_size
         self.device = device
         self._group = dist.new_group(backend="gloo") if world_size > 1 else None
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """For libraries that communicate themselves; None with one rank."""
+        return self._group
 
     def close(self) -> None:
         """Give up the group and end its threads; nothing can be agreed after that.
@@ -45,6 +51,29 @@ class Ranks:
         dist.broadcast_object_list(box, src=0, group=self._group)
         received: T = box[0]
         return received
+
+    def at_first(self, value: T, decide: Callable[[list[T]], list[T]]) -> T:
+        """Rank 0 gets every rank's value, and decides what each gets back; this rank's part of that.
+
+        What ``decide`` raises there is raised on all ranks.
+        """
+        if self._group is None:
+            return decide([value])[0]
+        values: list[Any] | None = [None] * self.world_size if self.rank == 0 else None
+        dist.gather_object(value, values, dst=0, group=self._group)
+        answers: list[Any] | None = None
+        if values is not None:
+            try:
+                answers = [(answer, None) for answer in decide(values)]
+            except Exception as error:  # noqa: BLE001 (whatever it is: the other ranks are waiting)
+                answers = [(None, error)] * self.world_size
+        box: list[Any] = [None]
+        dist.scatter_object_list(box, answers, src=0, group=self._group)
+        mine: T
+        mine, problem = box[0]
+        if problem is not None:
+            raise problem
+        return mine
 
     def greatest(self, *numbers: int) -> list[int]:
         """Of each number the greatest that any rank gives."""

@@ -5,32 +5,37 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.interval import History, steps_to_agreement
 from slurmtrain.model.plan import Plan
-from slurmtrain.runtime import context, rng
-from slurmtrain.runtime.checkpoint import Checkpointer, Stateful
-from slurmtrain.runtime.context import STOPPED, Worker
+from slurmtrain.runtime import checkpointfiles, context, rng
+from slurmtrain.runtime.context import STOPPED, Launch, Worker
 from slurmtrain.runtime.ending import redact
-from slurmtrain.runtime.interval import is_due, steps_to_agreement
 from slurmtrain.runtime.metrics import MetricsFile, as_number
 from slurmtrain.runtime.ranks import Ranks
+from slurmtrain.runtime.restarts import with_restarts
 from slurmtrain.runtime.signals import StopFlag
 from slurmtrain.system.files import read_json
 from slurmtrain.system.journal import Journal
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.checkpoint import Checkpointer
+    from slurmtrain.runtime.states import Stateful
 
 _log = logging.getLogger("slurmtrain")
 # Outside a job, where nothing reads the metrics, they are logged this often.
 _SAY_EVERY_S = 1.0
 _SMOOTHING = 0.2
+T = TypeVar("T")
 
 
 def session(
@@ -79,8 +84,6 @@ class Session:
         self._pending: dict[str, Any] = {}
         self._in_step = False
         self._owns_group = False
-        self._saved_step: int | None = None
-        self._every_steps = 0
         self._pace = _Pace()
         self._said = 0.0
 
@@ -103,6 +106,7 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         left = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        stopped = isinstance(error, SystemExit) and error.code == STOPPED
         try:
             if left:
                 self._finish()
@@ -110,11 +114,12 @@ class Session:
                 # Before anything else: which rank failed first is told by these times.
                 self._journal.write("raised", type=type(error).__name__, message=redact(str(error))[:2000])
         finally:
+            if self._checkpointer is not None:
+                self._checkpointer.close(failed=not (left or stopped))
             if self._metrics is not None:
                 self._metrics.close()
             if self._journal is not None:
                 self._journal.close()
-        stopped = isinstance(error, SystemExit) and error.code == STOPPED
         if left or stopped:
             self._ranks.close()
             if self._owns_group and dist.is_initialized():
@@ -137,30 +142,35 @@ class Session:
         """Name what checkpoints consist of, and restore it at once where there is a checkpoint.
 
         Anything with ``state_dict`` and ``load_state_dict`` will do; DistributedDataParallel and torch.compile are
-        looked through. The states of Python's, NumPy's and torch's random number generators come along. Call it once,
-        on all ranks, with everything. Raises CheckpointError where checkpoints exist and none can be restored.
+        looked through, and modules may be sharded by ``fully_shard``. The states of Python's, NumPy's and torch's
+        random number generators come along. Call it once, on all ranks, with everything. Raises CheckpointError where
+        checkpoints exist and none can be restored, or the newest good one is of another model; TypeError for what has
+        no state.
         """
         if self._checkpointer is not None:
             raise RuntimeError("run.checkpoint() is called once, with everything that a checkpoint consists of")
-        if self._worker.attempt is None:
+        attempt, plan = self._worker.attempt, self._plan
+        if attempt is None or plan is None:
             return
-        plan = self._plan
+        # Torch's checkpoints take most of a second to import.
+        from slurmtrain.runtime.checkpoint import Checkpointer
+        from slurmtrain.runtime.states import Objects
+
         self._checkpointer = Checkpointer(
-            self._worker.attempt,
-            keep=plan.spec.checkpoint.keep if plan else 3,
-            plan_hash=plan.hash if plan else None,
-            ranks=self._ranks,
-            journal=self._journal if self.rank == 0 else None,
+            attempt,
+            Objects(objects),
+            plan,
+            _read_history(self._worker) if self.rank == 0 else History(),
+            self._ranks,
+            self._journal if self.rank == 0 else None,
         )
-        self._checkpointer.register(objects)
-        if plan is not None and plan.spec.checkpoint.every.unit == "steps":
-            self._every_steps = int(plan.spec.checkpoint.every.amount)
+        if self.rank == 0 and self._journal is not None:
+            self._journal.write("registered", objects=sorted(objects))
+            checkpointfiles.sweep(attempt.run.checkpoints, attempt.path.name)
         restored = None if self._worker.from_start else self._checkpointer.restore()
         if restored is not None:
-            self.step = self._saved_step = restored.step
+            self.step = restored.step
             self._restored_rng = restored.rng
-            if self.rank == 0:
-                _log.info("restored the checkpoint of step %d", restored.step)
         self._restore_rng()
 
     def steps(self, total: int) -> Iterator[int]:
@@ -175,11 +185,13 @@ class Session:
             self._journal.write("total", total_steps=total)
         self._restore_rng()
         self._pace.begin(self.step)
+        if self._checkpointer is not None:
+            self._checkpointer.begin_training()
         while self.step < total:
             self._in_step = True
             yield self.step
             self._finish_step(total)
-        self._save_if_new()
+        self._save_if_new("end")
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
@@ -207,34 +219,34 @@ class Session:
             self._write_metrics()
         pace = self._pace
         pace.finished_step()
-        if self._every_steps and self.step % self._every_steps == 0:
-            self._save()
+        if self._checkpointer is not None and self._checkpointer.is_due_at(self.step):
+            self._without_pace(lambda checkpointer: checkpointer.begin(self.step, "steps"))
         if self.step < pace.agree_at and self.step < total:
             return
-        stop, due, gap = self._ranks.greatest(
+        checkpoints = (0, 0, 0) if self._checkpointer is None else self._checkpointer.numbers()
+        stop, gap, *said = self._ranks.greatest(
             int(self._flag.raised is not None),
-            int(self.rank == 0 and self._due_by_time()),
             steps_to_agreement(pace.step_s, pace.gap) if self.rank == 0 else 0,
+            *checkpoints,
         )
         pace.agreed(self.step, gap)
+        self._without_pace(lambda checkpointer: checkpointer.prepare())
+        self._without_pace(lambda checkpointer: checkpointer.agreed(self.step, *said))
         if stop and self.step < total:
             self._stop()
-        if due and self._checkpointer is not None:
-            self._save()
 
-    def _due_by_time(self) -> bool:
-        if self._plan is None or self._checkpointer is None or self._every_steps:
-            return False
-        return is_due(
-            self._plan.spec.checkpoint.every,
-            since_save_s=time.monotonic() - self._pace.saved_at,
-            stall_s=self._pace.stall_s,
-            nodes=self._plan.spec.resources.nodes,
-        )
+    def _without_pace(self, work: Callable[[Checkpointer], T]) -> T | None:
+        """Do something with checkpoints, which is no part of a step's time."""
+        if self._checkpointer is None:
+            return None
+        try:
+            return work(self._checkpointer)
+        finally:
+            self._pace.go_on()
 
     def _stop(self) -> NoReturn:
         """Save, say so, and leave with the code that means "go on from here"."""
-        reason = self._save_if_new()
+        reason = self._save_if_new("stop")
         if self._journal is not None and self.rank == 0:
             self._journal.write("stopped", step=self.step)
         if self.rank == 0 and reason is None:
@@ -246,33 +258,19 @@ class Session:
         if self._in_step:
             self._in_step = False
             self.step += 1
-        self._save_if_new()
         if self.rank == 0 and self._pending:
             self._write_metrics()
-        if self._checkpointer is not None and self.step != self._saved_step and self.step > 0:
+        self._save_if_new("end")
+        if self._checkpointer is not None and self.step > 0 and self.step != self._checkpointer.saved_step:
             raise CheckpointError(f"training came to step {self.step}, but its last checkpoint could not be saved")
 
-    def _save_if_new(self) -> str | None:
-        if self._checkpointer is None or self.step == self._saved_step or self.step == 0:
-            return None
-        return self._save()
-
-    def _save(self) -> str | None:
-        """Save on all ranks; a failure is reported and training goes on."""
-        assert self._checkpointer is not None
-        if self.step == self._saved_step:
-            return None
-        began = time.monotonic()
-        reason = self._checkpointer.save(self.step)
-        if reason is None:
-            self._saved_step = self.step
-        elif self.rank == 0:
-            _log.warning("the checkpoint of step %d was not saved: %s", self.step, reason)
-        self._pace.saved(began, time.monotonic())
-        return reason
+    def _save_if_new(self, why: str) -> str | None:
+        return self._without_pace(lambda checkpointer: checkpointer.save(self.step, why))
 
     def _write_metrics(self) -> None:
         pending, self._pending = self._pending, {}
+        if self._checkpointer is not None:
+            self._checkpointer.note_metrics(pending)
         if self._metrics is not None:
             self._metrics.write(self.step, pending)
         elif pending and time.monotonic() - self._said >= _SAY_EVERY_S:
@@ -291,14 +289,12 @@ class _Pace:
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        self.stall_s: float | None = None
-        self.saved_at = 0.0
         self.gap = 1
         self.agree_at = 0
         self._last = 0.0
 
     def begin(self, step: int) -> None:
-        self._last = self.saved_at = time.monotonic()
+        self._last = time.monotonic()
         self.agree_at = step + 1
 
     def finished_step(self) -> None:
@@ -310,11 +306,9 @@ class _Pace:
         self.gap = max(1, gap)
         self.agree_at = step + self.gap
 
-    def saved(self, began: float, now: float) -> None:
-        """Note a save, which is no part of a step's time."""
-        took = now - began
-        self.stall_s = took if self.stall_s is None else (1 - _SMOOTHING) * self.stall_s + _SMOOTHING * took
-        self.saved_at = self._last = now
+    def go_on(self) -> None:
+        """What was done until now is no part of a step."""
+        self._last = time.monotonic()
 
 
 def _pick_device(local_rank: int) -> torch.device:
@@ -330,3 +324,10 @@ def _read_plan(worker: Worker) -> Plan | None:
         return None
     data = read_json(worker.submission.plan)
     return Plan.from_json(data) if data is not None else None
+
+
+def _read_history(worker: Worker) -> History:
+    """What was known of interruptions when the job was submitted, and what its earlier starts have seen."""
+    told = read_json(worker.submission.launch) if worker.submission is not None else None
+    history = (Launch.from_plain(told).history if told is not None else None) or History()
+    return with_restarts(history, worker.attempt) if worker.attempt is not None else history

@@ -17,6 +17,8 @@ from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]
 _FEATURE = r"[A-Za-z0-9_.:-]+"
+# Modes of preemption that end a job; in the others it stays where it is, or is not preempted.
+_ENDED_BY = {"REQUEUE", "CANCEL"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,24 @@ def impossible(plan: Plan, partitions: Partitions) -> str | None:
     reasons = [_too_much(plan, name, partitions[name]) for name in wanted]
     told = [reason for reason in reasons if reason]
     return "; ".join(told) if reasons and len(told) == len(reasons) else None
+
+
+def partition(plan: Plan, partitions: Partitions) -> str:
+    """The partitions that a plan may run in, as one name: those it names, or the default one, in order."""
+    return ",".join(sorted(_wanted(plan, partitions)))
+
+
+def grace(plan: Plan, partitions: Partitions) -> float | None:
+    """For how many seconds a job of this plan goes on once it is preempted, in the strictest of its partitions.
+
+    None where none of them has its jobs ended by others, or where a QOS, which may have a grace of its own, is named.
+    """
+    if plan.spec.slurm.get("qos"):
+        return None
+    wanted = [partitions[name] for name in _wanted(plan, partitions) if name in partitions]
+    ending = [fields for fields in wanted if _ENDED_BY & set(fields.get("PreemptMode", "").split(","))]
+    times = [fields.get("GraceTime", "") for fields in ending]
+    return min((float(seconds) for seconds in times if seconds.isdecimal()), default=None)
 
 
 def leave_out(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], unwanted: Sequence[str]) -> Choice:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.fields import Entries, Scalar, Section, suggestion
+from slurmtrain.model.fields import Entries, Scalar, Section, Short, suggestion
 from slurmtrain.model.spec import walk_keys
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yamlfile import parse_value
@@ -122,10 +122,13 @@ def _whole_value(override: Override) -> tuple[KeyPath, Any]:
 
 
 def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Set a value, copying what lies on the way to it."""
+    """Set a value, copying what lies on the way to it, and spelling out what is written there in short."""
     *way, last = path
-    for key in way:
+    for length, key in enumerate(way, 1):
         inside = data.get(key)
+        field = _SCHEMA.get(path[:length])
+        if field is not None and isinstance(field.metadata["kind"], Short):
+            inside = field.metadata["kind"].expand(inside)
         data[key] = dict(inside) if isinstance(inside, Mapping) else {}
         data = data[key]
     data[last] = value

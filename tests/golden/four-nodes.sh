@@ -21,7 +21,7 @@
 #SBATCH --time=2191
 
 # setup
-# slurmtrain run RUN-ID, plan e24d801614a4
+# slurmtrain run RUN-ID, plan c8e5d82a8593
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long

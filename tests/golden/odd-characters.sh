@@ -15,7 +15,7 @@
 #SBATCH --signal=USR2@90
 
 # setup
-# slurmtrain run RUN-ID, plan 867dc24f68b3
+# slurmtrain run RUN-ID, plan 11ef72316c15
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID'
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long

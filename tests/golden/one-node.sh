@@ -12,7 +12,7 @@
 #SBATCH --signal=USR2@90
 
 # setup
-# slurmtrain run RUN-ID, plan 129f7272b1ce
+# slurmtrain run RUN-ID, plan 1f53a63c9234
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long

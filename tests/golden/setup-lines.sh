@@ -14,7 +14,7 @@
 #SBATCH --time=90
 
 # setup
-# slurmtrain run RUN-ID, plan 77f247a1ee85
+# slurmtrain run RUN-ID, plan dba1dd02e87c
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long

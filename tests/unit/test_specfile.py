@@ -187,7 +187,8 @@ def test_a_list_of_dicts_in_params_is_refused_at_each_item(mistakes: Mistakes) -
 @pytest.mark.parametrize(
     ("text", "line", "key", "message"),
     [
-        ("checkpoint:\n  keep: 1\n  glob: '*.pt'\n  every: {steps: 5}\n", "4", "checkpoint.glob", "exclude each other"),
+        ("checkpoint:\n  keep: 3\n  glob: '*.pt'\n  every: {steps: 5}\n", "4", "checkpoint.glob", "exclude each other"),
+        ("checkpoint:\n  glob: '*.pt'\n  keep: 5\n", "3", "checkpoint.glob", "'glob' and 'keep' exclude each other"),
         ("checkpoint:\n  every: {steps: 5, minutes: 1}\n", "3", "checkpoint.every", "exclude each other"),
         ("resources: {mem: 4GB}\nslurm:\n  mem-per-cpu: 1G\n", "3", "slurm", "exclude each other"),
     ],
@@ -338,11 +339,69 @@ def test_a_new_parameter_is_added_with_a_plus(load: Load) -> None:
     assert params_of(load(BASE, "+params.opt.beta=0.9")) == [{"opt": {"beta": 0.9}}]
 
 
+NEWEST = {"last": 3, "every_steps": None, "best": None}
+BEST = {"metric": "val_loss", "mode": "min", "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("written", "override", "keep"),
+    [
+        (None, "checkpoint.keep=5", {**NEWEST, "last": 5}),
+        (None, "checkpoint.keep.last=5", {**NEWEST, "last": 5}),
+        (None, "checkpoint.keep.best.metric=val_loss", {**NEWEST, "best": BEST}),
+        ("4", "checkpoint.keep.last=5", {**NEWEST, "last": 5}),
+        ("4", "checkpoint.keep.best.metric=val_loss", {**NEWEST, "last": 4, "best": BEST}),
+        ("{best: {metric: a, n: 2}}", "checkpoint.keep.best.n=1", {**NEWEST, "best": {**BEST, "metric": "a"}}),
+        ("{best: {metric: a}}", "checkpoint.keep.best=null", NEWEST),
+        ("{every_steps: 7}", "checkpoint.keep.last=2", {**NEWEST, "last": 2, "every_steps": 7}),
+        ("{every_steps: 7}", "checkpoint.keep={last: 2}", {**NEWEST, "last": 2}),
+    ],
+)  # fmt: skip
+def test_an_override_may_set_what_is_kept_whole_or_in_part(
+    load: Load, written: str | None, override: str, keep: dict[str, Any]
+) -> None:
+    text = BASE if written is None else f"{BASE}checkpoint: {{keep: {written}}}\n"
+    plan = only(load(text, override)).plan
+    assert plan.to_json()["spec"]["checkpoint"]["keep"] == keep
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_level_that_stands_for_its_section_survives_an_override_of_another_key(load: Load) -> None:
+    plan = only(load(BASE + "preflight: {clock: warn}\n", "preflight.clock.fail_ms=5000")).plan
+    assert (plan.spec.preflight.clock.level, plan.spec.preflight.clock.fail_ms) == ("warn", 5000)
+
+
+def test_what_is_kept_may_be_varied_by_a_sweep(load: Load) -> None:
+    swept = load(BASE + "sweep:\n  checkpoint.keep: [1, {last: 2, every_steps: 10}]\n  checkpoint.quota: [1GB]\n")
+    kept = [run.plan.spec.checkpoint.keep for run in swept.runs]
+    assert [(keep.last, keep.every_steps) for keep in kept] == [(1, None), (2, 10)]
+    assert [run.plan.spec.checkpoint.quota for run in swept.runs] == [1 << 30] * 2
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "message"),
+    [
+        ("checkpoint:\n  every: auto\n  keep: 0\n", "4", "checkpoint.keep", "which must stay"),
+        ("checkpoint:\n  keep:\n    last: 0\n", "4", "checkpoint.keep.last", "which must stay"),
+        ("checkpoint:\n  keep:\n    best:\n      mode: max\n", "4", "checkpoint.keep.best.metric", "required"),
+        ("checkpoint:\n  quota: 5\n", "3", "checkpoint.quota", "has no unit"),
+    ],
+)
+def test_a_mistake_in_what_is_kept_is_found_at_its_line(
+    mistakes: Mistakes, text: str, line: str, key: str, message: str
+) -> None:
+    [(where, at, said)] = mistakes(BASE + text)
+    assert (where, at) == (line, key)
+    assert message in said
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
         ("resources.nods=2", "there is no key 'resources.nods'; did you mean 'nodes'?"),
         ("resourcs.nodes=2", "there is no key 'resourcs'; did you mean 'resources'?"),
+        ("checkpoint.keep.lst=2", "there is no key 'checkpoint.keep.lst'; did you mean 'last'?"),
+        ("checkpoint.keep.best.metrics=x", "there is no key 'checkpoint.keep.best.metrics'; did you mean 'metric'?"),
         (
             "params.lrr=2",
             "there is no 'params.lrr' in the spec; did you mean 'lr'?; +params.lrr=... adds a new parameter",
@@ -363,6 +422,7 @@ def test_an_override_of_a_key_that_does_not_exist_is_refused(mistakes: Mistakes,
 @pytest.mark.parametrize(
     "override",
     ["resources.nodes=0", "resources.nodes.x=1", "checkpoint.every.steps=0", "resources=3", "slurm.partitoin=x",
+     "checkpoint.keep=0", "checkpoint.keep.last=0", "checkpoint.keep.every_steps=0", "checkpoint.quota=7",
      "name=a/b", "setup.0=x", "command=''", "resources.mem=4", "params.lr={password: x}"],
 )  # fmt: skip
 def test_a_wrong_value_of_an_override_is_reported_at_the_command_line(mistakes: Mistakes, override: str) -> None:

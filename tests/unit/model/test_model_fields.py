@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model import fields as kinds
-from slurmtrain.model.fields import Entries, Items, Optional, Scalar, Section, option
+from slurmtrain.model.fields import Absent, Entries, Items, Levelled, Optional, Scalar, Section, Short, option
 
 
 class Reports(list[tuple[str, str]]):
@@ -50,6 +50,12 @@ def test_a_whole_number_within_its_bounds_is_read(value: int) -> None:
 )
 def test_what_is_no_whole_number_within_bounds_is_refused(value: object, message: str) -> None:
     assert refusal(kinds.whole(1, 10), value) == message
+
+
+def test_a_number_out_of_bounds_is_told_what_the_bounds_are_for() -> None:
+    kind = kinds.whole(1, why="somebody must be there")
+    assert refusal(kind, 0) == "expected a whole number of at least 1, found 0: somebody must be there"
+    assert refusal(kind, "x") == "expected a whole number, found text ('x')"
 
 
 def test_bounds_without_a_maximum_are_named_as_a_minimum() -> None:
@@ -170,6 +176,45 @@ def test_a_section_that_is_no_mapping_is_refused() -> None:
     assert reports == [("key", "expected a section (key: value), found a list ([1])")]
 
 
+def test_a_section_that_is_no_mapping_does_not_lack_keys_besides() -> None:
+    section, reports = read(Section(Outer), "x")
+    assert reports == [("key", "expected a section (key: value), found text ('x')")]
+    assert section == Outer()
+
+
+@pytest.mark.parametrize("value", [7, {"depth": 7}])
+def test_a_value_alone_stands_for_the_section_with_this_one_key(value: object) -> None:
+    kind = Short(Inner, "depth")
+    assert read(kind, value) == (Inner(7), [])
+    assert kind.write(Inner(7)) == {"depth": 7}
+    assert kind.text == "depth, or section"
+
+
+def test_a_mistake_in_a_value_alone_is_one_of_the_section() -> None:
+    kind = Short(Inner, "depth")
+    assert read(kind, 0)[1] == [("key", "expected a whole number of at least 1, found 0")]
+    assert read(kind, {"depth": 0})[1] == [("key.depth", "expected a whole number of at least 1, found 0")]
+    assert read(kind, [1])[1] == [("key", "expected a section (key: value), found a list ([1])")]
+
+
+@dataclass(frozen=True)
+class Strict:
+    level: str = option("low", kinds.level("off", "low"), "Level.")
+
+
+@pytest.mark.parametrize(("value", "level"), [("off", "off"), (True, "low"), (False, "off"), ({"level": "off"}, "off")])
+def test_a_level_may_stand_for_its_section(value: object, level: str) -> None:
+    assert read(Levelled(Strict), value) == (Strict(level), [])
+
+
+def test_a_section_may_be_left_out_as_a_whole() -> None:
+    kind = Absent(Inner)
+    assert read(kind, None) == (None, [])
+    assert read(kind, {}) == (Inner(1), [])
+    assert (kind.write(None), kind.write(Inner(4))) == (None, {"depth": 4})
+    assert kind.text == "section, or null"
+
+
 def test_two_sections_do_not_share_a_default_mapping() -> None:
     first, _ = read(Section(Outer), {"size": 1})
     first.names["y"] = 1
@@ -243,9 +288,43 @@ def test_an_amount_of_memory_beyond_all_numbers_is_refused() -> None:
         kinds.parse_memory("9" * 400 + "GB")
 
 
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("100GB", 100 << 30), ("1.5T", 3 << 39), ("512 MiB", 512 << 20), ("3k", 3 << 10), ("0.1K", 1 << 10)],
+)
+def test_a_size_is_read_in_bytes_and_rounded_up_to_a_kib(text: str, count: int) -> None:
+    assert kinds.parse_size(text) == count
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (100, "100 has no unit; write for example 100GB"),
+        ("100", "'100' has no unit; write for example 100GB"),
+        ("much", "'much' is not a size; write for example 100GB, 512MB or 1TB"),
+        (None, r"expected a size such as 100GB, found nothing \(null\)"),
+        ("0GB", "expected a size above zero, found '0GB'"),
+        ("9" * 30 + "T", "is more than there is"),
+    ],
+)
+def test_what_is_no_size_is_refused(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kinds.parse_size(value)
+
+
+@given(st.integers(1, 1 << 50))
+def test_a_written_size_reads_back_as_itself(kib: int) -> None:
+    assert kinds.parse_size(kinds.write_size(kib << 10)) == kib << 10
+
+
+@pytest.mark.parametrize(("count", "text"), [(100 << 30, "100GB"), (1536 << 20, "1536MB"), (1 << 40, "1TB")])
+def test_a_size_is_written_in_the_largest_unit_that_leaves_no_rest(count: int, text: str) -> None:
+    assert kinds.write_size(count) == text
+
+
 @given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
-def test_times_and_memory_raise_nothing_but_value_errors(value: object) -> None:
-    for parse in (kinds.parse_duration, kinds.parse_memory):
+def test_times_memory_and_sizes_raise_nothing_but_value_errors(value: object) -> None:
+    for parse in (kinds.parse_duration, kinds.parse_memory, kinds.parse_size):
         try:
             parsed = parse(value)
         except ValueError:

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from slurmtrain.model import spec as specs
 from slurmtrain.model.fields import HOMES, default_of
 from slurmtrain.model.sbatch import OPTIONS, OWNED
-from slurmtrain.model.spec import Every, Spec, check_name, is_secret_variable, read_spec, walk_keys, write_spec
+from slurmtrain.model.spec import (
+    Best,
+    Every,
+    Keep,
+    Spec,
+    check_name,
+    is_secret_variable,
+    read_spec,
+    walk_keys,
+    write_spec,
+)
 
 
 def mistakes_of(data: object) -> list[tuple[str, str]]:
@@ -67,6 +77,17 @@ everies = st.one_of(
     st.fixed_dictionaries({"steps": st.integers(1, 10**6)}),
     st.fixed_dictionaries({"minutes": st.floats(0.01, 1e6) | st.integers(1, 1000)}),
 )
+bests = st.fixed_dictionaries(
+    {"metric": names}, optional={"mode": st.sampled_from(["min", "max"]), "n": st.integers(1, 9)}
+)
+keeps = st.integers(1, 9) | st.fixed_dictionaries(
+    {},
+    optional={
+        "last": st.integers(1, 9),
+        "every_steps": st.none() | st.integers(1, 10**6),
+        "best": st.none() | bests,
+    },
+)
 lines = st.text(max_size=20).filter(lambda text: "\0" not in text and "\r" not in text)
 options = st.sampled_from(sorted(OPTIONS - OWNED.keys() - {"mem-per-cpu", "mem-per-gpu"}))
 spec_data = st.fixed_dictionaries(
@@ -91,7 +112,13 @@ spec_data = st.fixed_dictionaries(
         "preflight": st.fixed_dictionaries(
             {"clock": st.fixed_dictionaries({"warn_ms": st.floats(0, 10), "fail_ms": st.integers(10, 100)})}
         ),
-        "checkpoint": st.fixed_dictionaries({"every": everies, "keep": st.integers(1, 9)}),
+        "checkpoint": st.fixed_dictionaries(
+            {"every": everies, "keep": keeps},
+            optional={
+                "verify": st.sampled_from(specs.VERIFY),
+                "quota": st.none() | st.integers(1, 10**6).map(lambda mib: f"{mib}M"),
+            },
+        ),
         "tracking": st.fixed_dictionaries({"mlflow": st.fixed_dictionaries({"experiment": st.none() | names})}),
         "env": st.dictionaries(
             names, st.text(max_size=8).filter(lambda text: "\0" not in text) | st.integers(), max_size=3
@@ -111,7 +138,8 @@ def test_a_written_spec_reads_back_as_itself_even_through_json(data: dict[str, A
 
 
 def test_a_written_spec_has_every_key_of_the_schema() -> None:
-    plain = write_spec(good({"name": "x", "command": "true"}))
+    keep = {"best": {"metric": "loss"}}
+    plain = write_spec(good({"name": "x", "command": "true", "checkpoint": {"keep": keep}}))
     for path, _ in walk_keys():
         inside: Any = plain
         for key in path:
@@ -172,6 +200,9 @@ def test_a_name_of_only_spaces_is_refused() -> None:
         ({"tracking": {"mlflow": {"url": "x"}}}, "tracking.mlflow.url", "'uri'"),
         ({"slurm": {"partitoin": "x"}}, "slurm.partitoin", "'partition'"),
         ({"checkpoint": {"every": {"step": 5}}}, "checkpoint.every", "'steps'"),
+        ({"checkpoint": {"keep": {"lst": 5}}}, "checkpoint.keep.lst", "'last'"),
+        ({"checkpoint": {"keep": {"best": {"metric": "a", "mod": "max"}}}}, "checkpoint.keep.best.mod", "'mode'"),
+        ({"checkpoint": {"keep": {"best": {"metric": "a", "mode": "mx"}}}}, "checkpoint.keep.best.mode", "'max'"),
     ],
 )
 def test_an_unknown_key_is_refused_at_any_depth_with_a_suggestion(data: dict[str, Any], key: str, near: str) -> None:
@@ -224,7 +255,19 @@ def test_a_key_in_the_wrong_place_is_told_where_it_belongs(data: dict[str, Any],
         ({"setup": "module load cuda"}, "setup", "expected a list"),
         ({"setup": [1]}, "setup.0", "expected a line of shell"),
         ({"setup": ["a\rb"]}, "setup.0", "carriage return"),
-        ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "at least 1"),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep", "found 0: a run goes on from its newest checkpoint"),
+        ({"checkpoint": {"keep": -1}}, "checkpoint.keep", "found -1: a run goes on from its newest checkpoint"),
+        ({"checkpoint": {"keep": {"last": 0}}}, "checkpoint.keep.last", "which must stay"),
+        ({"checkpoint": {"keep": "many"}}, "checkpoint.keep", "expected a whole number, found text ('many')"),
+        ({"checkpoint": {"keep": [3]}}, "checkpoint.keep", "expected a section"),
+        ({"checkpoint": {"keep": {"every_steps": 0}}}, "checkpoint.keep.every_steps", "at least 1, found 0"),
+        ({"checkpoint": {"keep": {"best": {}}}}, "checkpoint.keep.best.metric", "this key is required"),
+        ({"checkpoint": {"keep": {"best": "loss"}}}, "checkpoint.keep.best", "expected a section"),
+        ({"checkpoint": {"keep": {"best": {"metric": 3}}}}, "checkpoint.keep.best.metric", "name of a metric"),
+        ({"checkpoint": {"keep": {"best": {"metric": "a", "n": 0}}}}, "checkpoint.keep.best.n", "at least 1, found 0"),
+        ({"checkpoint": {"verify": "hash"}}, "checkpoint.verify", "did you mean 'hashes'?"),
+        ({"checkpoint": {"quota": 100}}, "checkpoint.quota", "100 has no unit"),
+        ({"checkpoint": {"quota": "0GB"}}, "checkpoint.quota", "a size above zero"),
         ({"checkpoint": {"every": "often"}}, "checkpoint.every", "expected auto"),
         ({"checkpoint": {"every": {"steps": 0}}}, "checkpoint.every", "above zero"),
         ({"checkpoint": {"every": {"steps": 1.5}}}, "checkpoint.every", "whole number of steps"),
@@ -249,6 +292,9 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
     [
         ({"checkpoint": {"every": {"steps": 1, "minutes": 1}}}, "checkpoint.every", "'steps' and 'minutes' exclude"),
         ({"checkpoint": {"every": {"steps": 1}, "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'every' exclude"),
+        ({"checkpoint": {"keep": 5, "glob": "*.pt"}}, "checkpoint.glob", "your own script deletes what it no longer"),
+        ({"checkpoint": {"verify": "sizes", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'verify' exclude"),
+        ({"checkpoint": {"quota": "1GB", "glob": "*.pt"}}, "checkpoint.glob", "'glob' and 'quota' exclude"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "slurm", "'mem-per-cpu' and 'resources.mem'"),
         ({"resources": {"mem": "4GB"}, "slurm": {"mem_per_gpu": "1G"}}, "slurm", "'mem_per_gpu' and 'resources.mem'"),
         ({"slurm": {"mail-type": "END", "mail_type": "ALL"}}, "slurm", "are the same sbatch option"),
@@ -261,6 +307,39 @@ def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key:
     at, said = only_mistake(**data)
     assert at == key
     assert message in said
+
+
+@pytest.mark.parametrize(
+    ("written", "keep"),
+    [
+        (5, Keep(last=5)),
+        (None, Keep()),
+        ({}, Keep(last=3, every_steps=None, best=None)),
+        ({"every_steps": 1000}, Keep(last=3, every_steps=1000)),
+        ({"best": {"metric": "val/loss"}}, Keep(last=3, best=Best(metric="val/loss", mode="min", n=1))),
+        (
+            {"last": 1, "best": {"metric": "a", "mode": "max", "n": 2}},
+            Keep(last=1, best=Best(metric="a", mode="max", n=2)),
+        ),
+    ],
+)
+def test_what_is_kept_may_be_written_as_a_number_or_a_mapping(written: object, keep: Keep) -> None:
+    assert good({"name": "x", "command": "true", "checkpoint": {"keep": written}}).checkpoint.keep == keep
+
+
+def test_what_is_kept_is_written_in_full_and_a_quota_with_its_unit() -> None:
+    plain = write_spec(good({"name": "x", "command": "true", "checkpoint": {"keep": 5, "quota": "1.5TB"}}))
+    assert plain["checkpoint"]["keep"] == {"last": 5, "every_steps": None, "best": None}
+    assert plain["checkpoint"]["quota"] == "1536GB"
+
+
+def test_a_quota_is_a_number_of_bytes() -> None:
+    assert good({"name": "x", "command": "true", "checkpoint": {"quota": "100GB"}}).checkpoint.quota == 100 << 30
+
+
+def test_defaults_that_are_written_out_go_with_a_pattern() -> None:
+    defaults = {"every": "auto", "keep": 3, "verify": "hashes", "quota": None}
+    assert good({"name": "x", "command": "true", "checkpoint": {**defaults, "glob": "*.pt"}}).checkpoint.glob == "*.pt"
 
 
 def test_all_mistakes_are_reported_in_one_reading() -> None:

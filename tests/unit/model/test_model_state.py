@@ -197,14 +197,109 @@ def test_attempts_are_numbered_in_the_order_of_their_submission() -> None:
     assert run.newest is run.attempts[-1]
 
 
-def test_a_pruned_checkpoint_is_forgotten_and_a_damaged_one_is_not_gone_on_from() -> None:
+def test_a_pruned_checkpoint_is_not_on_disk_and_a_damaged_one_is_not_gone_on_from() -> None:
     history = History().created().submitted().started().saved(5).saved(10).saved(15)
-    history.rank("pruned", path="checkpoints/step-5")
-    history.rank("rejected", step=15, path="checkpoints/step-15", reason="hash differs")
+    history.rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
+    pruned_at = history.now
+    history.rank("rejected", step=15, path="checkpoints/step-15", reason="hash differs", aside=None)
     run = history.fold()
-    assert [(one.step, one.complete) for one in run.checkpoints] == [(10, True), (15, False)]
+    assert [(one.step, one.complete) for one in run.on_disk] == [(10, True), (15, False)]
+    assert [(one.step, one.pruned_at) for one in run.checkpoints] == [(5, pruned_at), (10, None), (15, None)]
     assert run.checkpoint is not None
     assert run.checkpoint.step == 10
+
+
+def test_a_run_whose_checkpoints_are_all_pruned_has_none_and_loses_all_its_steps() -> None:
+    history = History().created().submitted().started().saved(5)
+    history.rank("pruned", path="checkpoints/step-5", step=5, why="not kept").ended("crash", failed_at=150.0)
+    run = history.fold(j1=8)
+    assert (run.checkpoint, run.on_disk, run.lost_steps, len(run.checkpoints)) == (None, [], 8, 1)
+
+
+def test_what_a_save_says_of_itself_is_kept() -> None:
+    history = History().created().submitted().started().submitted("j2", 2).started("j2", attempt=2)
+    said = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
+    history.rank("saved", "j1", **said, stall_s=0.25, why="asked", metrics={"loss": 0.5, "lr": None}, request="r1")
+    [one] = history.fold().checkpoints
+    assert (one.step, one.bytes, one.seconds, one.saved_at) == (5, 10, 2.5, 130.0)
+    assert (one.stall_s, one.why, one.metrics, one.attempt) == (0.25, "asked", {"loss": 0.5, "lr": None}, 1)
+    assert (one.complete, one.verified, one.verified_at, one.pruned_at) == (True, False, None, None)
+
+
+def test_a_damaged_checkpoint_that_was_set_aside_is_known_by_its_new_path() -> None:
+    history = History().created().submitted().started().saved(5).saved(10)
+    aside = "checkpoints/damaged-step-10"
+    history.rank("rejected", step=10, path="checkpoints/step-10", reason="hash differs", aside=aside)
+    rejected_at = history.now
+    run = history.fold()
+    assert [(one.path, one.complete) for one in run.on_disk] == [("checkpoints/step-5", True), (aside, False)]
+    assert run.on_disk[1].verified_at == rejected_at
+    history.saved(10)
+    assert [(one.path, one.published) for one in history.fold().on_disk] == [
+        ("checkpoints/step-5", True),
+        (aside, False),
+        ("checkpoints/step-10", True),
+    ]
+    history.command("verified", path=aside, step=10, reason=None).command("pruned", path=aside, step=10, why="asked")
+    run = history.fold()
+    assert [one.path for one in run.on_disk] == ["checkpoints/step-5", "checkpoints/step-10"]
+    assert [(one.complete, one.verified) for one in run.checkpoints if one.path == aside] == [(False, True)]
+
+
+@pytest.mark.parametrize(("reason", "good"), [(None, True), ("rank-0.pt: its hash differs", False)])
+def test_a_person_may_have_a_checkpoint_verified(reason: str | None, good: bool) -> None:
+    history = History().created().submitted().started().saved(5)
+    history.command("verified", path="checkpoints/step-5", step=5, reason=reason)
+    history.command("verified", path="checkpoints/step-6", step=6, reason="nobody has heard of it")
+    run = history.fold()
+    [one] = run.checkpoints
+    assert (one.complete, one.verified, one.verified_at) == (good, good, history.now - 1)
+    assert (run.checkpoint is not None) == good
+
+
+def test_a_checkpoint_that_could_not_be_read_once_is_whole_when_it_is_verified_later() -> None:
+    history = History().created().submitted().started().saved(5)
+    history.rank("rejected", step=5, path="checkpoints/step-5", reason="Input/output error", aside=None)
+    assert history.fold().checkpoint is None
+    history.command("verified", path="checkpoints/step-5", step=5, reason=None)
+    assert history.fold().checkpoint is not None
+
+
+def test_restoring_a_checkpoint_keeps_what_its_save_said() -> None:
+    history = History().created().submitted().started()
+    said = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
+    history.rank("saved", **said, stall_s=0.25, why="steps", metrics={"loss": 0.5})
+    history.submitted("j2", 2).started("j2", attempt=2).rank("restored", "j2", **said, world_size=1, lost_steps=0)
+    [one] = history.fold().checkpoints
+    assert (one.stall_s, one.why, one.metrics, one.attempt) == (0.25, "steps", {"loss": 0.5}, 1)
+    assert (one.verified, one.verified_at) == (True, history.now)
+
+
+def test_a_run_that_begins_again_comes_to_the_same_paths_and_both_lives_are_known() -> None:
+    history = History().created().submitted().started().saved(5)
+    history.command("pruned", path="checkpoints/step-5", step=5, why="put aside")
+    history.submitted("j2", 2).started("j2", attempt=2).saved(5, "j2")
+    run = history.fold()
+    assert [(one.path, one.attempt, one.on_disk) for one in run.checkpoints] == [
+        ("checkpoints/step-5", 1, False),
+        ("checkpoints/step-5", 2, True),
+    ]
+    assert run.checkpoint is run.checkpoints[1]
+
+
+def test_a_checkpoint_that_is_saved_over_is_no_longer_there() -> None:
+    history = History().created().submitted().started().saved(5).saved(5)
+    [one] = history.fold().checkpoints
+    assert one.saved_at == history.now
+
+
+def test_a_checkpoint_that_somebody_thought_deleted_is_back_when_it_is_seen() -> None:
+    history = History().created().submitted().started()
+    said = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
+    history.rank("saved", **said, why="steps").rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
+    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[said])
+    [one] = history.fold().checkpoints
+    assert (one.on_disk, one.why) == (True, "steps")
 
 
 def test_a_restored_checkpoint_is_a_verified_one() -> None:
@@ -218,7 +313,16 @@ def test_a_checkpoint_that_nobody_told_of_is_known_from_the_observation() -> Non
     history = History().created().submitted().started()
     found = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "seconds": 0.1}
     history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="gone", checkpoints=[found])
-    assert [one.step for one in history.fold().checkpoints] == [7]
+    [one] = history.fold().checkpoints
+    assert (one.step, one.why, one.attempt) == (7, "", 1)
+
+
+def test_a_checkpoint_that_nobody_told_of_may_name_its_attempt() -> None:
+    history = History().created().submitted().started().submitted("j2", 2).started("j2", attempt=2)
+    found = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "attempt": "j1.0", "why": "stop"}
+    history.command("observed", job_id="j2", restart=0, state="gone", last_seen=1.0, reason="gone", checkpoints=[found])
+    [one] = history.fold().checkpoints
+    assert (one.why, one.attempt) == ("stop", 1)
 
 
 def test_a_checkpoint_that_was_deleted_without_a_word_is_gone_with_the_observation() -> None:
@@ -227,14 +331,53 @@ def test_a_checkpoint_that_was_deleted_without_a_word_is_gone_with_the_observati
     own = {"path": "/w/ckpt-3.pt", "step": 3, "bytes": 1, "saved_at": 1.0}
     history.node("found", **own)
     history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[there])
-    assert [c.path for c in history.fold().checkpoints] == ["/w/ckpt-3.pt", "checkpoints/step-10"]
+    run = history.fold()
+    assert [c.path for c in run.on_disk] == ["/w/ckpt-3.pt", "checkpoints/step-10"]
+    assert [(c.path, c.pruned_at) for c in run.checkpoints if not c.on_disk] == [("checkpoints/step-5", history.now)]
 
 
 def test_checkpoints_of_a_users_own_script_are_known_by_path() -> None:
     history = History().created().submitted().started()
     history.node("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=120.0)
     history.node("found", path="/out/last.pt", step=None, bytes=9, saved_at=121.0)
-    assert [one.path for one in history.fold().checkpoints] == ["/out/last.pt", "/out/ckpt-3.pt"]
+    checkpoints = history.fold().checkpoints
+    assert [one.path for one in checkpoints] == ["/out/last.pt", "/out/ckpt-3.pt"]
+    assert {(one.why, one.bytes, one.seconds, one.stall_s) for one in checkpoints} == {("found", 9, None, None)}
+
+
+def test_a_file_of_a_users_script_is_of_the_attempt_that_ran_when_it_was_written() -> None:
+    history = History().created().submitted().started()
+    written_at = history.now + 1
+    history.ended("crash", failed_at=history.now).submitted("j2", 2).started("j2", attempt=2)
+    history.node("found", "j2", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=written_at)
+    history.node("found", "j2", path="/out/before.pt", step=1, bytes=9, saved_at=1.0)
+    assert [(one.step, one.attempt) for one in history.fold().checkpoints] == [(1, None), (3, 1)]
+
+
+# --- saving -------------------------------------------------------------------------------------------------------
+
+
+def test_a_save_that_failed_is_told_until_one_succeeds() -> None:
+    history = History().created().submitted().started().saved(400)
+    assert history.fold().save_problem == ""
+    history.rank("save_failed", step=500, reason="no space left on the device", why="interval")
+    run = history.fold()
+    assert run.save_problem == "the checkpoint of step 500 failed: no space left on the device"
+    assert [attempt.save_problem for attempt in run.attempts] == [run.save_problem]
+    assert history.saved(510).fold().save_problem == ""
+
+
+def test_a_save_that_failed_is_of_its_own_attempt() -> None:
+    history = History().created().submitted().started().rank("save_failed", step=5, reason="full", why="steps")
+    run = history.ended("crash", failed_at=history.now).submitted("j2", 2).started("j2", attempt=2).fold()
+    assert run.save_problem == ""
+    assert [attempt.save_problem for attempt in run.attempts] == ["the checkpoint of step 5 failed: full", ""]
+
+
+def test_an_attempt_keeps_its_newest_interval() -> None:
+    history = History().created().submitted().started().rank("interval", seconds=30.0, why="nothing is known yet")
+    newest = {"seconds": 312.0, "optimum_s": 312.0, "stall_s": 0.8, "why": "optimum 312 s"}
+    assert history.rank("interval", **newest).fold().attempts[0].interval == newest
 
 
 @pytest.mark.parametrize("cause", CAUSES)
@@ -251,7 +394,8 @@ def test_every_cause_makes_an_ended_run(cause: str) -> None:
 
 def rich_history() -> list[Event]:
     history = History().created().submitted().started(nodes=2).rank("total", total_steps=30).saved(5).saved(10)
-    history.rank("pruned", path="checkpoints/step-5").rank("interval", steps=3, seconds=1.0, reason="auto")
+    history.rank("pruned", path="checkpoints/step-5").rank("interval", steps=3, seconds=1.0, why="auto")
+    history.rank("save_failed", step=11, reason="full", why="steps")
     history.node("stopping", cause="preempted", why="SIGUSR2").rank("stopped", step=12).rank(
         "raised", type="E", message="m"
     )
@@ -261,7 +405,11 @@ def rich_history() -> list[Event]:
     history.submitted("j2", 2).command("unstarted", job_id="j2", restart=0, reason="refused")
     history.submitted("j3", 3).node("waiting", "j3", run="OTHER").started("j3", attempt=3, step=10)
     history.rank("restored", "j3", step=10, path="checkpoints/step-10", bytes=10, seconds=0.5, saved_at=110.0)
-    history.rank("rejected", "j3", step=12, path="checkpoints/step-12", reason="hash")
+    history.rank("rejected", "j3", step=12, path="checkpoints/step-12", reason="hash", aside="checkpoints/damaged-12")
+    history.command("asked", request="r", by="me").rank("interval", "j3", seconds=2.0, why="auto").saved(5, "j3")
+    history.command("verified", path="checkpoints/step-10", step=10, reason=None)
+    history.command("verified", path="checkpoints/step-5", step=5, reason="truncated")
+    history.command("pruned", path="checkpoints/damaged-12", step=12, why="asked")
     history.rank("save_failed", "j3", step=14, reason="full").node(
         "found", "j3", path="/o/1", step=None, bytes=1, saved_at=1.0
     )
@@ -293,6 +441,9 @@ def test_any_subset_of_facts_folds_into_a_run(events: list[Event], progress: dic
         assert (attempt.state in ENDED) == (attempt.cause is not None)
         assert attempt.lost_steps is None or attempt.lost_steps >= 0
     assert run.ended == (run.state in ENDED)
+    assert len({(one.path, one.saved_at) for one in run.checkpoints}) == len(run.checkpoints)
+    assert len({one.path for one in run.on_disk}) == len(run.on_disk)
+    assert run.checkpoint is None or (run.checkpoint.complete and run.checkpoint.on_disk)
 
 
 @given(st.permutations(range(len(EVENTS))), st.integers(0, len(EVENTS)))

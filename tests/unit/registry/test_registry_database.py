@@ -40,8 +40,10 @@ def columns(path: Path) -> list[str]:
 
 
 def put_a_run(path: Path) -> None:
-    values = "('r1','n','completed','','local','{}',0,1,1,0,0,0)"
-    names = "id,name,state,reason,executor,metrics,cancelled,attempt,settled,journals_at,attempts_at,revision"
+    values = "('r1','n','completed','','local','{}',0,'',1,1,0,0,0)"
+    names = (
+        "id,name,state,reason,executor,metrics,cancelled,save_problem,attempt,settled,journals_at,attempts_at,revision"
+    )
     with sqlite3.connect(path) as connection:
         connection.execute(f"INSERT INTO run ({names}) VALUES {values}")
 

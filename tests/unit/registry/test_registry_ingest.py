@@ -156,6 +156,49 @@ def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(stor
     assert (store.listed()[run.id].settled, store.listed()[run.id].scanned) == (True, (5, 6))
 
 
+def saved(step: int, at: float, **more: object) -> bytes:
+    path = f"checkpoints/step-{step}"
+    return encode(at, "saved", {"step": step, "path": path, "bytes": 10 * step, "seconds": 2.5, "saved_at": at, **more})
+
+
+def test_every_checkpoint_has_a_row_the_pruned_ones_too_and_a_rebuild_gives_the_same(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    rank = run.attempts / "job.0" / "rank-0.jsonl"
+    append(run.attempts / "job.0" / "node-0.jsonl", encode(3.0, "agent", {"node": 0, "nodes": 1, "host": "n0"}))
+    append(
+        rank,
+        encode(4.0, "interval", {"seconds": 30.0, "why": "nothing is known yet"}),
+        saved(5, 5.0, stall_s=0.25, why="asked", metrics={"loss": 0.5, "lr": None}),
+        encode(6.0, "pruned", {"path": "checkpoints/step-5", "step": 5, "why": "not kept"}),
+        saved(5, 7.0, stall_s=0.5, why="steps", metrics={}),
+        saved(10, 8.0),
+        encode(
+            9.0, "rejected", {"path": "checkpoints/step-10", "step": 10, "reason": "hash", "aside": "checkpoints/d"}
+        ),
+        encode(10.0, "save_failed", {"step": 11, "reason": "no space left on the device", "why": "steps"}),
+    )
+    append(journal(run), encode(11.0, "verified", {"path": "checkpoints/step-5", "step": 5, "reason": None}))
+    found = {"path": "/out/ckpt.pt", "step": None, "bytes": 7, "saved_at": 3.5}
+    append(run.attempts / "job.0" / "node-0.jsonl", encode(12.0, "found", found))
+    taken = take(store, run)
+    assert [(one.path, one.saved_at, one.pruned_at, one.verified_at) for one in taken.checkpoints] == [
+        ("/out/ckpt.pt", 3.5, None, None),
+        ("checkpoints/step-5", 5.0, 6.0, None),
+        ("checkpoints/step-5", 7.0, None, 11.0),
+        ("checkpoints/d", 8.0, None, 9.0),
+    ]
+    first = taken.checkpoints[1]
+    assert (first.bytes, first.seconds, first.stall_s, first.why, first.attempt) == (50, 2.5, 0.25, "asked", 1)
+    assert first.metrics == {"loss": 0.5, "lr": None}
+    assert taken.attempts[0].interval == {"seconds": 30.0, "why": "nothing is known yet"}
+    listed = store.listed()[run.id]
+    assert listed.run.save_problem == "the checkpoint of step 11 failed: no space left on the device"
+    assert listed.checkpoint == taken.checkpoint == taken.checkpoints[2]
+    with store.begin() as writing:
+        writing.clear()
+    assert take(store, run) == taken
+
+
 REFUSED = [
     encode(3.0, "agent", {"node": 1, "nodes": 2, "host": "n1", "attempt": 1, "executor": "slurm"}),
     encode(

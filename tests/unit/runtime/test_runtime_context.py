@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.model.interval import History
 from slurmtrain.model.layout import RunDir
 from slurmtrain.runtime.context import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
 from slurmtrain.system.process import Process
@@ -96,6 +97,7 @@ launches = st.builds(
     after=st.none() | st.tuples(st.text(), st.builds(Process, st.text(), st.text(), st.integers(), st.integers())),
     from_start=st.booleans(),
     since=st.none() | st.floats(0, 2**40),
+    history=st.none() | st.builds(History, uptime_s=st.floats(0, 2**40), interruptions=st.integers(0, 99)),
 )
 
 
@@ -103,6 +105,12 @@ launches = st.builds(
 def test_what_a_submission_hands_over_is_what_its_nodes_read(launch: Launch) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         assert node(monkeypatch, SLURM, launch).launch == launch
+
+
+def test_what_a_version_handed_over_that_knew_of_no_history_is_read() -> None:
+    told = Launch(attempt=2, history=History(interruptions=1)).plain()
+    del told["history"]
+    assert Launch.from_plain(told) == Launch(attempt=2)
 
 
 def test_only_the_first_start_of_a_job_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

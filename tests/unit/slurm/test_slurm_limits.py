@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.plan import Plan, make_plan
 from slurmtrain.model.spec import read_spec
-from slurmtrain.slurm.limits import Choice, impossible, leave_out
+from slurmtrain.slurm.limits import Choice, grace, impossible, leave_out, partition
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
 
 PARTITIONS = read_partitions(
@@ -197,3 +197,47 @@ def test_whatever_is_left_out_the_request_can_be_met_if_it_could(
     usable = {node.name for node in nodes if node.usable}
     assert len(usable - set(choice.left_out)) >= min(wanted, len(usable))
     assert {*choice.left_out, *choice.needed} == set(unwanted) & {node.name for node in nodes}
+
+
+# --- the grace of a preemption --------------------------------------------------------------------------------------
+
+PREEMPTED = read_partitions(
+    "PartitionName=spot Default=YES GraceTime=60 PreemptMode=REQUEUE\n"
+    "PartitionName=tight Default=NO GraceTime=5 PreemptMode=CANCEL\n"
+    "PartitionName=none Default=NO GraceTime=0 PreemptMode=REQUEUE\n"
+    "PartitionName=paid Default=NO GraceTime=30 PreemptMode=OFF\n"
+    "PartitionName=gang Default=NO GraceTime=30 PreemptMode=GANG,SUSPEND\n"
+    "PartitionName=bare Default=NO PreemptMode=REQUEUE\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("slurm", "seconds"),
+    [
+        ({}, 60.0),
+        ({"partition": "tight"}, 5.0),
+        ({"partition": "none"}, 0.0),
+        ({"partition": "spot,tight"}, 5.0),
+        ({"partition": "paid,spot"}, 60.0),
+        ({"partition": "paid"}, None),
+        ({"partition": "gang"}, None),
+        ({"partition": "bare"}, None),
+        ({"partition": "unheard-of"}, None),
+        ({"partition": "spot", "qos": "low"}, None),
+    ],
+)
+def test_a_job_that_is_preempted_goes_on_for_the_shortest_grace_of_its_partitions(
+    slurm: dict[str, Any], seconds: float | None
+) -> None:
+    assert grace(plan(slurm), PREEMPTED) == seconds
+
+
+@pytest.mark.parametrize(
+    ("named", "name"), [(None, "spot"), ("tight", "tight"), ("spot, long", "long,spot"), ("long,spot", "long,spot")]
+)
+def test_partitions_have_one_name_whatever_their_order(named: str | None, name: str) -> None:
+    assert partition(plan({"partition": named} if named else {}), PREEMPTED) == name
+
+
+def test_without_a_default_partition_there_is_no_name() -> None:
+    assert partition(plan(), {}) == ""

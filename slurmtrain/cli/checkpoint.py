@@ -1,0 +1,66 @@
+"""``slurmtrain checkpoint``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from slurmtrain.cli import common, text
+from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.ask import Answer, Wish
+
+
+@click.command("checkpoint", short_help="Let a run save now.")
+@common.run_argument
+@click.option("--no-wait", is_flag=True, help="Return when the run has been asked.")
+@click.option(
+    "--timeout",
+    metavar="S",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait for the checkpoint.",
+)
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_json: bool) -> int:
+    """Ask RUN to save after the step that it is at, wait until it has, and print where the checkpoint is.
+
+    The run goes on. Exits with 1 if it could not save, ended without, or has not saved in time.
+    """
+    from slurmtrain.ops.ask import Answer, answer, ask
+    from slurmtrain.ops.find import find
+
+    [run_id], _ = find(workspace, [run], ask_slurm=False)
+    wish = ask(workspace, run_id)
+    try:
+        given = Answer("asked") if no_wait else answer(workspace, wish, timeout)
+    except KeyboardInterrupt:
+        click.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
+        raise
+    if as_json:
+        common.print_json(given.plain(workspace, wish))
+    elif given.checkpoint is not None:
+        click.echo(str(workspace.root.run(run_id).path / given.checkpoint.path))
+    click.echo(_words(given, wish, timeout), err=True)
+    return 0 if given.outcome in ("asked", "saved") or given.checkpoint is not None else 1
+
+
+def _words(given: Answer, wish: Wish, timeout: float) -> str:
+    run_id, saved = wish.run_id, given.checkpoint
+    if saved is not None:
+        stall = f"; training stood still for {text.number(saved.stall_s)} s" if saved.stall_s is not None else ""
+        ended = f"{given.reason}; it saved in leaving: " if given.outcome == "ended" else ""
+        return f"{ended}step {saved.step}, {text.size(saved.bytes)}{stall}"
+    listed = f"'slurmtrain checkpoints {run_id}' lists what it has saved"
+    return {
+        "asked": f"run {run_id} was asked; {listed}",
+        "saved": f"run {run_id} has saved",
+        "failed": f"run {run_id} could not save: {given.reason}; it trains on, earlier checkpoints are as they were",
+        "ended": f"{given.reason}, and has saved nothing since it was asked; {listed}",
+        "late": f"run {run_id} has not saved within {timeout:g} s; it still does so at the end of a step: {listed}. "
+        f"If it comes to the end of no step, 'slurmtrain logs {run_id}' may tell why",
+    }[given.outcome]

@@ -1,0 +1,48 @@
+"""``slurmtrain export``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from slurmtrain.cli import common, text
+from slurmtrain.ops.workspace import Workspace
+
+
+@click.command("export", short_help="Write the model of a checkpoint to a single file.")
+@common.run_argument
+@click.option(
+    "--to",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="The file: .safetensors or .pt says in which format.",
+)
+@click.option("--step", metavar="N", type=click.IntRange(min=0), help="The checkpoint; by default the newest.")
+@click.option("--object", "name", metavar="NAME", help="The module, as run.checkpoint() names it; needed if several.")
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@common.json_option
+@common.in_workspace
+def command(
+    workspace: Workspace, run: str, to: Path, step: int | None, name: str | None, force: bool, as_json: bool
+) -> int:
+    """Write a module of a checkpoint of RUN to one file that loads without slurmtrain, and on any number of processes.
+
+    Names are those of the module's own state_dict. It needs as much memory as the module is large.
+    """
+    from slurmtrain.cli.reading import reader
+    from slurmtrain.ops.export import export
+    from slurmtrain.ops.find import find
+
+    [run_id], _ = find(workspace, [run], ask_slurm=False)
+    with reader() as tell:
+        done = export(workspace, run_id, to, step=step, name=name, force=force, tell=tell)
+    if done.left_out:
+        common.warn([f"left out, since a .safetensors file holds dense tensors alone: {', '.join(done.left_out)}"])
+    if as_json:
+        common.print_json(done.plain())
+    else:
+        click.echo(str(done.to))
+        click.echo(f"{done.object!r} of step {done.step}: {done.tensors} tensors, {text.size(done.bytes)}", err=True)
+    return 0

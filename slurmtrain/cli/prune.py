@@ -1,0 +1,51 @@
+"""``slurmtrain prune``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from slurmtrain.cli import common, text
+from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.prune import Pruned
+
+_HEADERS = ("STEP", "SIZE", "WHY", "PATH")
+
+
+@click.command("prune", short_help="Delete checkpoints that need not be kept.")
+@common.run_argument
+@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
+    """Delete the checkpoints of RUN that checkpoint.keep of its spec lets go, as the run does itself after each save.
+
+    Works while the run trains. Of one that has ended, what attempts left half-written goes too. The newest checkpoint
+    always stays. Exits with 1 if something could not be deleted.
+    """
+    from slurmtrain.ops.find import find
+    from slurmtrain.ops.prune import prune
+
+    [run_id], _ = find(workspace, [run], ask_slurm=False)
+    pruned = prune(workspace, run_id, dry=dry_run)
+    common.warn(pruned.problems)
+    if as_json:
+        common.print_json(pruned.plain())
+    else:
+        _print(pruned)
+    return 1 if pruned.problems else 0
+
+
+def _print(pruned: Pruned) -> None:
+    rows = [(str(one.step), text.size(one.bytes), one.why, str(one.path)) for one in pruned.checkpoints]
+    for left in pruned.leftovers:
+        why = "complete: published" if left.complete else "left by an attempt that died"
+        rows.append(("-", text.size(left.bytes), why, str(left.path)))
+    if rows:
+        text.print_table(_HEADERS, rows)
+    what = "would be free" if pruned.dry else "are free now"
+    said = f"{text.size(pruned.bytes)} {what}" if rows else "nothing to delete"
+    click.echo(f"run {pruned.run.id}: {said}", err=True)

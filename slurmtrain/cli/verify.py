@@ -1,0 +1,57 @@
+"""``slurmtrain verify``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from slurmtrain.cli import common, text
+from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.verify import Verified
+
+_HEADERS = ("STEP", "SIZE", "RESULT", "REASON")
+
+
+@click.command("verify", short_help="Look whether checkpoints are what was written.")
+@common.run_argument
+@click.option("--step", metavar="N", type=click.IntRange(min=0), help="That of this step alone.")
+@click.option("--sizes", is_flag=True, help="Look at sizes alone, and read no file.")
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
+    """Hold the files of RUN's checkpoints against the sizes and hashes of their manifests.
+
+    Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
+    """
+    from slurmtrain.cli.reading import reader
+    from slurmtrain.ops.find import find
+    from slurmtrain.ops.verify import verify
+
+    [run_id], _ = find(workspace, [run], ask_slurm=False)
+    with reader() as tell:
+        found = verify(workspace, run_id, step=step, hashes=not sizes, tell=tell)
+    common.warn(found.problems)
+    if as_json:
+        common.print_json(found.plain())
+    else:
+        rows = [(str(one.step), text.size(one.bytes), one.result, one.reason or "-") for one in found.checked]
+        text.print_table(_HEADERS, rows)
+    if not found.all_good:
+        click.echo(_advice(found, step), err=True)
+    return 0 if found.all_good else 1
+
+
+def _advice(found: Verified, step: int | None) -> str:
+    run_id, good = found.run.id, found.newest_good
+    if not found.bad:
+        return f"'slurmtrain checkpoints {run_id}' lists what is there now"
+    if step is not None:
+        return f"'slurmtrain resume {run_id}' passes it over; 'slurmtrain verify {run_id}' looks at the others"
+    if good is None:
+        return f"none is good; 'slurmtrain resume --from-start {run_id}' begins again"
+    passed = "the bad ones are older" if good > max(one.step for one in found.bad) else "what is newer is passed over"
+    starts = "when it starts again, the run" if not found.run.ended else f"'slurmtrain resume {run_id}'"
+    return f"{starts} goes on from step {good}; {passed}"

@@ -1,0 +1,225 @@
+"""One file of a checkpoint's model, for programs that know nothing of slurmtrain."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import slurmtrain
+from slurmtrain.errors import CheckpointError, PlaceError, UserError
+from slurmtrain.model.run import Run
+from slurmtrain.ops.checkpoints import loaded, pick
+from slurmtrain.ops.verify import Tell, check
+from slurmtrain.ops.views import SCHEMA
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime.checkpointfiles import Manifest, read_manifest
+from slurmtrain.system.files import fsync_directory, reason_of
+
+# What a file needs beside its tensors, in bytes: names, shapes and types.
+_HEADER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A file that was written. ``left_out``: names of what its format has no place for."""
+
+    run: Run
+    step: int
+    checkpoint: Path
+    object: str
+    to: Path
+    bytes: int
+    tensors: int
+    left_out: tuple[str, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """What ``export --json`` prints."""
+        return {
+            "schema": SCHEMA,
+            "run_id": self.run.id,
+            "step": self.step,
+            "checkpoint": str(self.checkpoint),
+            "object": self.object,
+            "to": str(self.to),
+            "bytes": self.bytes,
+            "tensors": self.tensors,
+            "left_out": list(self.left_out),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A module's state by the names that the module itself knows; ``others`` are no dense tensors."""
+
+    tensors: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+
+def export(
+    workspace: Workspace,
+    run_id: str,
+    to: Path,
+    *,
+    step: int | None = None,
+    name: str | None = None,
+    force: bool = False,
+    tell: Tell = lambda *_: None,
+) -> Exported:
+    """Write a module of a run's newest checkpoint, or of the one of a step, to a file whose suffix says the format.
+
+    ``name``: the module, needed where there are several. ``force``: replace a file that is there. The checkpoint is
+    held against its hashes first. Raises UserError for a file that cannot be, NoCheckpoint, and CheckpointError for a
+    damaged checkpoint and for what cannot be written; then there is no file, or the one that was there.
+    """
+    to = to.absolute()
+    write = _format_of(to)
+    _check_target(to, force=force)
+    run = loaded(workspace, run_id)
+    directory = pick(workspace, run, step, to="export")[0]
+    manifest = read_manifest(directory)
+    name = _module(directory, manifest, name)
+    checked = check(directory, tell)
+    if checked.result != "good":
+        raise CheckpointError(
+            f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run_id}' "
+            "tells which are good, and --step takes one of them"
+        )
+    state = _read(directory, name, to)
+    left_out = () if write is _write_pt else tuple(state.others)
+    with _new_file(to, force=force) as temporary:
+        write(temporary, state, {"run": run_id, "step": str(manifest.step), "object": name})
+    return Exported(
+        run=run,
+        step=manifest.step,
+        checkpoint=directory,
+        object=name,
+        to=to,
+        bytes=to.stat().st_size,
+        tensors=len(state.tensors),
+        left_out=left_out,
+    )
+
+
+# --- what can be told before anything is read -------------------------------------------------------------------------
+
+
+def _format_of(to: Path) -> Callable[[Path, _State, Mapping[str, str]], None]:
+    formats = {".safetensors": _write_safetensors, ".pt": _write_pt}
+    if to.suffix not in formats:
+        raise UserError(
+            f"{to.name!r} is neither a .safetensors nor a .pt file; the suffix of --to says what is written"
+        )
+    return formats[to.suffix]
+
+
+def _check_target(to: Path, *, force: bool) -> None:
+    if not to.parent.is_dir():
+        raise PlaceError(f"there is no directory {to.parent} to write {to.name} to")
+    if to.is_dir():
+        raise PlaceError(f"{to} is a directory; --to names a file")
+    if not force and (to.exists() or to.is_symlink()):
+        raise UserError(f"{to} exists already; --force replaces it")
+
+
+def _module(directory: Path, manifest: Manifest, name: str | None) -> str:
+    """The name of the module to export. Raises UserError where it is not clear which."""
+    modules = [each for each, kind in manifest.objects.items() if kind.get("kind") == "module"]
+    if name is None and len(modules) == 1:
+        return modules[0]
+    if name in modules:
+        return name
+    if not modules:
+        raise UserError(f"{directory} holds no module (run.checkpoint(model=...)), and only modules are exported")
+    among = f"its modules are {', '.join(modules)}" if len(modules) > 1 else f"its module is {modules[0]}"
+    if name is None:
+        raise UserError(f"{directory} holds {len(modules)} modules; choose one with --object: {among}")
+    what = "no module" if name in manifest.objects else "nothing it holds"
+    raise UserError(f"{name!r} is {what} of {directory}; {among}")
+
+
+# --- reading and writing ----------------------------------------------------------------------------------------------
+
+
+def _read(directory: Path, name: str, to: Path) -> _State:
+    """A module's state, as a whole in memory. Raises CheckpointError, also where there is no room for it at ``to``."""
+    # Torch takes a second to import; whatever is wrong with the command is told before that.
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    from slurmtrain.runtime.loading import Index
+    from slurmtrain.runtime.saving import SHARED
+
+    start = f"{name}."
+    try:
+        index = Index(directory)
+        tensors = index.empty([each for each in index.shapes() if each.startswith(start)])
+        _check_room(to, sum(tensor.nbytes for tensor in tensors.values()))
+        index.read(tensors)
+        others = index.value(SHARED).get(name, {}).get("others", {})
+    except CheckpointError:
+        raise
+    except CheckpointException as error:
+        [problem, *_] = [problem for problem, _ in error.failures.values()]
+        raise CheckpointError(f"{directory} cannot be read: {problem}") from error
+    except Exception as error:  # torch.load raises anything
+        raise CheckpointError(f"{directory} cannot be read: {' '.join(str(error).split())[:500]}") from error
+    return _State(_renamed(tensors, start), _renamed(others, start))
+
+
+def _renamed(values: Mapping[str, Any], start: str) -> dict[str, Any]:
+    return {name.removeprefix(start): value for name, value in values.items()}
+
+
+def _check_room(to: Path, size: int) -> None:
+    found = os.statvfs(to.parent)
+    free = found.f_bavail * found.f_frsize
+    if size + _HEADER > free:
+        raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
+
+
+def _write_pt(path: Path, state: _State, _about: Mapping[str, str]) -> None:
+    """A state_dict that ``torch.load`` takes with ``weights_only=True``: saving has proved that."""
+    import torch
+
+    with path.open("wb") as file:
+        torch.save({**state.tensors, **state.others}, file)
+
+
+def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> None:
+    """``about`` goes to the file's metadata. Raises CheckpointError for types of numbers that the format lacks."""
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    try:
+        save_file(dict(state.tensors), path, {"format": "pt", "slurmtrain": slurmtrain.__version__, **about})
+    except KeyError as error:
+        raise CheckpointError(f"safetensors has no place for numbers of type {error}; export to a .pt file") from error
+    except SafetensorError as error:
+        raise OSError(str(error)) from error
+
+
+@contextlib.contextmanager
+def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
+    """A file beside ``to`` to write to, which takes its name once it is durable. Its mode is any new file's.
+
+    Raises CheckpointError where that fails, UserError where somebody has made ``to`` meanwhile.
+    """
+    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+        yield temporary
+        with temporary.open("rb+") as file:
+            # safetensors puts a file in its place that only its owner may read.
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        _check_target(to, force=force)
+        temporary.replace(to)
+        fsync_directory(to.parent)
+    except OSError as error:
+        raise CheckpointError(f"{to} cannot be written: {reason_of(error)}") from error
+    finally:
+        temporary.unlink(missing_ok=True)

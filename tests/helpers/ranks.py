@@ -1,0 +1,190 @@
+"""Checkpoints without a session: one attempt's side of them on one rank, and pairs of processes that are two ranks."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import distributed as dist
+
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.spec import Keep
+from slurmtrain.runtime.publishing import About, Policy
+from slurmtrain.runtime.ranks import Ranks
+from slurmtrain.runtime.restoring import Restored, Restorer
+from slurmtrain.runtime.saving import Outcome, Saver
+from slurmtrain.runtime.states import Objects
+from slurmtrain.system.files import make_directory, write_json
+from slurmtrain.system.journal import Journal
+
+JOB = "1"
+CPU = torch.device("cpu")
+# How long a function may take in a pair; beyond that its ranks wait for each other for ever.
+_TIMEOUT_S = 120.0
+
+
+def alone() -> Ranks:
+    """The one rank of a world of one, which needs no process group."""
+    return Ranks(0, 1, CPU)
+
+
+class Attempt:
+    """One attempt's checkpoints on one rank; it holds the run's lease unless told otherwise."""
+
+    def __init__(
+        self,
+        root: Path,
+        ranks: Ranks,
+        objects: Mapping[str, Any],
+        *,
+        restart: int = 0,
+        keep: Keep | None = None,
+        quota: int | None = None,
+        hashes: bool = True,
+        params: Mapping[str, Any] | None = None,
+        lease: bool = True,
+    ) -> None:
+        self.run = RunDir(root)
+        self.attempt = self.run.attempt(JOB, restart)
+        self.ranks = ranks
+        make_directory(self.attempt.path)
+        if lease and ranks.rank == 0:
+            self.take_lease()
+        self.journal = Journal(self.attempt.rank_journal(0), durable=False) if ranks.rank == 0 else None
+        self.objects = Objects(objects)
+        policy = Policy(keep=keep or Keep(last=3), quota=quota, plan_hash="plan", params=params or {})
+        self.saver = Saver(self.attempt, self.objects, policy, ranks, self.journal)
+        self.restorer = Restorer(self.attempt, self.objects, ranks, self.journal, hashes=hashes, plan_hash="plan")
+
+    def __enter__(self) -> Attempt:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.saver.close(failed=kind is not None)
+        if self.journal is not None:
+            self.journal.close()
+
+    def take_lease(self) -> None:
+        write_json(self.run.lease, {"submission": 1, "attempt": self.attempt.path.name})
+
+    def begin(self, step: int, **metrics: float) -> str | None:
+        return self.saver.begin(About(step=step, why="steps", metrics=metrics))
+
+    def save(self, step: int, **metrics: float) -> str:
+        """Save and wait for it; returns why it failed, or nothing."""
+        problem = self.begin(step, **metrics)
+        if problem:
+            return problem
+        outcome = self.saver.finish()
+        assert isinstance(outcome, Outcome)
+        assert outcome.step == step
+        return outcome.problem
+
+    def restore(self) -> Restored | None:
+        return self.restorer.restore()
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        """What rank 0 has journaled of a kind."""
+        return [event for event in events_of(self.run, self.attempt.path.name) if event["kind"] == kind]
+
+
+def events_of(run: RunDir, attempt: str) -> list[dict[str, Any]]:
+    """All events of rank 0 in an attempt."""
+    path = run.attempts / attempt / "rank-0.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def listed(root: Path) -> list[str]:
+    """What lies beside checkpoints, and they themselves, by name."""
+    checkpoints = RunDir(root).checkpoints
+    return sorted(entry.name for entry in checkpoints.iterdir()) if checkpoints.exists() else []
+
+
+class Pair:
+    """Processes that stay, and are the ranks of one world; functions run in them are those of test modules."""
+
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+        self._connections: list[Connection] = []
+        self._processes: list[Any] = []
+        self._meeting = ""
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """``function(ranks, *arguments)`` on all ranks; their results. Raises AssertionError with what one raised."""
+        if not self._processes:
+            self._start()
+        for connection in self._connections:
+            connection.send((function, arguments))
+        results = []
+        for rank, connection in enumerate(self._connections):
+            answer = self._answer(connection)
+            if answer is None or answer[0] != "result":
+                others = [self._answer(other, 1.0) for other in self._connections[rank + 1 :]]
+                self.close()
+                said = [f"rank {rank + i}: {one[1] if one else 'no answer'}" for i, one in enumerate([answer, *others])]
+                raise AssertionError("\n".join(said))
+            results.append(answer[1])
+        return results
+
+    def _answer(self, connection: Connection, timeout_s: float = _TIMEOUT_S) -> tuple[str, Any] | None:
+        with suppress(EOFError, ConnectionError):
+            if connection.poll(timeout_s):
+                answer: tuple[str, Any] = connection.recv()
+                return answer
+        return None
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        meeting = self._meeting = tempfile.mktemp(prefix="slurmtrain-pair-")
+        for rank in range(self._size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(theirs, rank, self._size, meeting), daemon=False)
+            process.start()
+            theirs.close()
+            self._connections.append(ours)
+            self._processes.append(process)
+
+    def close(self) -> None:
+        """End the processes; the next :meth:`run` starts others."""
+        for connection in self._connections:
+            connection.close()
+        for process in self._processes:
+            process.join(5.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        if self._meeting:
+            Path(self._meeting).unlink(missing_ok=True)
+        self._connections, self._processes = [], []
+
+
+def _serve(connection: Connection, rank: int, size: int, meeting: str) -> None:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
+    ranks = Ranks(rank, size, CPU)
+    while True:
+        try:
+            function, arguments = connection.recv()
+        except EOFError:
+            break
+        try:
+            answer = ("result", function(ranks, *arguments))
+        except BaseException:  # noqa: BLE001 (whatever a test raises is told)
+            answer = ("error", traceback.format_exc())
+        with suppress(OSError):
+            connection.send(answer)
+        if answer[0] == "error":
+            # The other rank may wait for this one: both processes are of no more use.
+            os._exit(1)
+    ranks.close()
+    dist.destroy_process_group()

@@ -1,0 +1,348 @@
+"""verify, prune, export and checkpoint on the command line: what they print, and with what they exit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, tell
+
+from slurmtrain.cli import checkpoint as checkpoint_module
+from slurmtrain.cli import export, prune, reading, verify
+from slurmtrain.errors import RunBusy
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.run import Checkpoint
+from slurmtrain.ops import ask as asking
+from slurmtrain.ops.ask import Answer
+from slurmtrain.runtime import checkpointfiles as files
+
+ROOT = Path(__file__).resolve().parents[3]
+STEPS = (10, 20, 30)
+# Runs a command as its console script does, and then, on standard error, says which heavy libraries it has imported.
+RUN_AND_TELL = """
+import sys
+from slurmtrain.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit as ended:
+    heavy = {"torch", "numpy", "mlflow", "alembic", "safetensors"} & {name.partition(".")[0] for name in sys.modules}
+    print(ended.code, *sorted(heavy), file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A run that trains, has saved three times, and keeps the last two."""
+    run = make_run(tmp_path_factory.mktemp("template") / "runs", keep=2)
+    make_checkpoints(run, STEPS)
+    return run
+
+
+@pytest.fixture
+def run(template: RunDir, tmp_path: Path) -> RunDir:
+    """The run of the template, in this test's runs root."""
+    shutil.copytree(template.path.parent, tmp_path / "runs")
+    return RunDir(tmp_path / "runs" / template.id)
+
+
+def call(command: click.Command, run: RunDir, *arguments: str) -> Result:
+    """Run a command on the runs root of this run."""
+    arguments = (run.id, *arguments, "--runs", str(run.path.parent))
+    result = CliRunner().invoke(command, arguments, standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result
+
+
+def rows(result: Result) -> list[list[str]]:
+    """Lines as cells, which two blanks part."""
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
+
+
+def cut(run: RunDir, step: int) -> Path:
+    """Damage a checkpoint; returns the file that is too short now."""
+    path = run.checkpoints / f"step-{step}" / ".metadata"
+    path.write_bytes(path.read_bytes()[:-1])
+    return path
+
+
+# --- verify -----------------------------------------------------------------------------------------------------------
+
+
+def test_good_checkpoints_are_a_table_and_a_zero(run: RunDir) -> None:
+    result = call(verify.command, run)
+    assert result.return_value == 0
+    assert [(step, what, why) for step, _, what, why in rows(result)] == [
+        ("STEP", "RESULT", "REASON"),
+        *((str(step), "good", "-") for step in STEPS),
+    ]
+    assert result.stderr == ""
+
+
+def test_a_bad_checkpoint_is_told_with_what_a_run_goes_on_from(run: RunDir) -> None:
+    path = cut(run, 30)
+    result = call(verify.command, run)
+    assert result.return_value == 1
+    assert rows(result)[3][2] == "bad"
+    assert str(path) in rows(result)[3][3]
+    assert result.stderr == "when it starts again, the run goes on from step 20; what is newer is passed over\n"
+    end_run(run)
+    expected = f"'slurmtrain resume {run.id}' goes on from step 20; what is newer is passed over\n"
+    assert call(verify.command, run).stderr == expected
+
+
+def test_bad_ones_that_are_older_and_bad_ones_alone_are_told_apart(run: RunDir) -> None:
+    cut(run, 10)
+    assert call(verify.command, run).stderr.endswith("goes on from step 30; the bad ones are older\n")
+    cut(run, 20), cut(run, 30)
+    assert call(verify.command, run).stderr == f"none is good; 'slurmtrain resume --from-start {run.id}' begins again\n"
+
+
+def test_of_one_checkpoint_nothing_is_said_of_others(run: RunDir) -> None:
+    cut(run, 30)
+    result = call(verify.command, run, "--step", "30", "--sizes")
+    assert (result.return_value, len(rows(result))) == (1, 2)
+    expected = f"'slurmtrain resume {run.id}' passes it over; 'slurmtrain verify {run.id}' looks at the others\n"
+    assert result.stderr == expected
+
+
+def test_verify_prints_json(run: RunDir) -> None:
+    path = cut(run, 30)
+    facts = json.loads(call(verify.command, run, "--json").stdout)
+    assert {**facts, "checkpoints": len(facts["checkpoints"])} == {
+        "schema": 1,
+        "run_id": run.id,
+        "hashes": True,
+        "checkpoints": 3,
+        "newest_good": 20,
+    }
+    good, _, bad = facts["checkpoints"]
+    assert good == {
+        "step": 10,
+        "path": str(run.checkpoints / "step-10"),
+        "bytes": files.bytes_of(run.checkpoints / "step-10"),
+        "result": "good",
+        "reason": None,
+    }
+    assert (bad["result"], str(path) in bad["reason"]) == ("bad", True)
+
+
+def test_reading_is_shown_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with reading.reader() as told:
+        told(1 << 32, 1 << 33)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with reading.reader() as told:
+        told(1 << 32, 1 << 33)
+    assert "GiB" in capsys.readouterr().err
+
+
+# --- prune ------------------------------------------------------------------------------------------------------------
+
+
+def test_prune_lists_what_it_has_deleted(run: RunDir) -> None:
+    result = call(prune.command, run)
+    assert (result.return_value, result.stderr.count("are free now")) == (0, 1)
+    [header, row] = rows(result)
+    assert header == ["STEP", "SIZE", "WHY", "PATH"]
+    assert [row[0], *row[2:]] == ["10", "the policy does not keep it", str(run.checkpoints / "step-10")]
+    again = call(prune.command, run)
+    assert (again.stdout, again.stderr) == ("", f"run {run.id}: nothing to delete\n")
+
+
+def test_a_dry_run_says_what_would_be_deleted(run: RunDir) -> None:
+    result = call(prune.command, run, "--dry-run")
+    assert len(rows(result)) == 2
+    assert "would be free" in result.stderr
+    assert (run.checkpoints / "step-10").is_dir()
+
+
+def test_prune_prints_json(tmp_path: Path, template: RunDir) -> None:
+    run = make_run(tmp_path / "runs", keep=2, process=gone())
+    end_run(run)
+    for step in STEPS:
+        shutil.copytree(template.checkpoints / f"step-{step}", run.checkpoints / f"step-{step}")
+    left = run.checkpoints / ".1.0-step-40"
+    left.mkdir()
+    (left / "__0_0.distcp").write_bytes(b"x" * 50)
+    size = files.bytes_of(run.checkpoints / "step-10")
+    facts = json.loads(call(prune.command, run, "--json").stdout)
+    gone_now = {"step": 10, "path": str(run.checkpoints / "step-10"), "bytes": size}
+    assert facts == {
+        "schema": 1,
+        "run_id": run.id,
+        "dry_run": False,
+        "pruned": [{**gone_now, "why": "the policy does not keep it"}],
+        "leftovers": [{"path": str(left), "bytes": 50, "complete": False}],
+        "bytes": size + 50,
+        "problems": [],
+    }
+
+
+def test_what_cannot_be_deleted_makes_a_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise OSError(13, "Permission denied")
+
+    monkeypatch.setattr(files, "delete", refuse)
+    result = call(prune.command, run)
+    assert result.return_value == 1
+    assert f"warning: {run.checkpoints / 'step-10'} cannot be deleted: permission denied\n" in result.stderr
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def test_export_prints_the_path_of_the_file(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(export.command, run, "--to", "model.safetensors")
+    assert (result.return_value, result.stdout) == (0, f"{tmp_path / 'model.safetensors'}\n")
+    assert result.stderr.startswith("'model' of step 30: 9 tensors, ")
+
+
+def test_export_prints_json(run: RunDir, tmp_path: Path) -> None:
+    to = tmp_path / "model.pt"
+    facts = json.loads(call(export.command, run, "--to", str(to), "--step", "20", "--object", "model", "--json").stdout)
+    assert facts == {
+        "schema": 1,
+        "run_id": run.id,
+        "step": 20,
+        "checkpoint": str(run.checkpoints / "step-20"),
+        "object": "model",
+        "to": str(to),
+        "bytes": to.stat().st_size,
+        "tensors": 9,
+        "left_out": [],
+    }
+
+
+# --- checkpoint -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trains(run: RunDir) -> RunDir:
+    """A run that is at its steps."""
+    tell(run, "session", step=0, world_size=1, device="cpu")
+    tell(run, "total", total_steps=100)
+    tell(run, "registered", objects=["model"])
+    return run
+
+
+def ask(run: RunDir, monkeypatch: pytest.MonkeyPatch, given: Answer, *arguments: str) -> Result:
+    """Call ``checkpoint``, with this answer of the run's."""
+    monkeypatch.setattr(asking, "answer", lambda *_: given)
+    return call(checkpoint_module.command, run, *arguments)
+
+
+def saved() -> Checkpoint:
+    return Checkpoint(step=31, path="checkpoints/step-31", bytes=2048, saved_at=5.0, seconds=1.5, stall_s=0.25)
+
+
+def test_a_checkpoint_that_was_asked_for_is_printed(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ask(trains, monkeypatch, Answer("saved", saved()))
+    assert (result.return_value, result.stdout) == (0, f"{trains.checkpoints / 'step-31'}\n")
+    assert result.stderr == "step 31, 2.0 KiB; training stood still for 0.25 s\n"
+
+
+def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = json.loads(ask(trains, monkeypatch, Answer("saved", saved()), "--json").stdout)
+    asked = json.loads(trains.request.read_text())["request"]
+    assert facts["checkpoint"]["path"] == str(trains.checkpoints / "step-31")
+    assert {**facts, "checkpoint": facts["checkpoint"]["step"]} == {
+        "schema": 1,
+        "run_id": trains.id,
+        "request": asked,
+        "outcome": "saved",
+        "checkpoint": 31,
+        "reason": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        (Answer("failed", None, "no space left"), 1, "could not save: no space left; it trains on"),
+        (
+            Answer("ended", None, "run X is failed: it broke"),
+            1,
+            "run X is failed: it broke, and has saved nothing since",
+        ),
+        (Answer("late"), 1, "has not saved within 600 s; it still does so at the end of a step"),
+    ],
+)
+def test_what_keeps_a_run_from_saving_is_told(
+    trains: RunDir, monkeypatch: pytest.MonkeyPatch, given: Answer, code: int, said: str
+) -> None:
+    result = ask(trains, monkeypatch, given)
+    assert (result.return_value, result.stdout) == (code, "")
+    assert said in result.stderr
+
+
+def test_a_run_that_saved_in_leaving_has_saved(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    result = ask(trains, monkeypatch, Answer("ended", saved(), "run X is cancelled"))
+    assert result.return_value == 0
+    assert result.stderr.startswith("run X is cancelled; it saved in leaving: step 31, ")
+
+
+def test_nobody_needs_to_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(asking, "answer", lambda *_: pytest.fail("it waits"))
+    result = call(checkpoint_module.command, trains, "--no-wait")
+    assert (result.return_value, result.stdout) == (0, "")
+    assert f"run {trains.id} was asked" in result.stderr
+    assert trains.request.exists()
+
+
+def test_who_stops_waiting_is_told_that_the_run_still_saves(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> Answer:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(asking, "answer", interrupt)
+    arguments = (trains.id, "--runs", str(trains.path.parent))
+    result = CliRunner().invoke(checkpoint_module.command, arguments, standalone_mode=False)
+    assert isinstance(result.exception, click.Abort | KeyboardInterrupt | SystemExit)
+    assert "no longer waiting; the run still saves" in result.stderr
+
+
+def test_a_run_that_does_not_train_is_not_asked(run: RunDir) -> None:
+    arguments = (run.id, "--runs", str(run.path.parent))
+    result = CliRunner().invoke(checkpoint_module.command, arguments, standalone_mode=False)
+    assert isinstance(result.exception, RunBusy)
+    assert result.exception.exit_code == 2
+
+
+# --- imports ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["verify", "@last"], 0),
+        (["prune", "@last", "--dry-run"], 0),
+        (["checkpoint", "@last", "--no-wait"], 0),
+        (["export", "@last", "--to", "x.bin"], 2),
+        (["export", "@last", "--to", "nowhere/x.pt"], 2),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_commands_that_read_no_tensors_import_none_of_the_heavy_libraries(
+    trains: RunDir, arguments: list[str], code: int
+) -> None:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURMTRAIN_")}
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_AND_TELL, *arguments, "--runs", str(trains.path.parent)],
+        cwd=trains.path.parent,
+        env={**kept, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1] == str(code), done.stderr

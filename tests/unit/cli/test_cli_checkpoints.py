@@ -1,0 +1,236 @@
+"""What the command line tells of a run's checkpoints: which there are, why they stay, how often it saves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from slurmtrain.cli import checkpoints, show, status, text
+from slurmtrain.model.ids import run_id
+from slurmtrain.model.layout import RunDir, RunsRoot
+from slurmtrain.specfile import load_spec
+from slurmtrain.system.files import write_json
+from slurmtrain.system.journal import Journal
+
+SPEC = """
+command: python train.py
+checkpoint: {keep: {last: 2, every_steps: 100, best: {metric: val_loss}}, every: {steps: 50}}
+"""
+# A process of another machine: nobody here can say that it is gone.
+ELSEWHERE = {"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
+FULL = "no space left on the device"
+
+Tell = Callable[..., None]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run of this machine's executor that trains, on another machine, and has a plan."""
+    directory = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))
+    directory.journals.mkdir(parents=True)
+    (directory.attempts / "j1.0").mkdir(parents=True)
+    (tmp_path / "exp.yaml").write_text(SPEC)
+    [planned] = load_spec(tmp_path / "exp.yaml", cwd=tmp_path, python="/usr/bin/python3").runs
+    write_json(directory.plan, planned.plan.to_json())
+    with Journal(directory.journals / "submit.jsonl") as journal:
+        journal.write("created", name="digits", plan_hash="h", executor="local", by="me", git=None)
+        number = {"submission": 1, "job_id": "j1"}
+        journal.write("submitting", **number, attempt=1, executor="local", host="elsewhere", overrides=[])
+        journal.write("submitted", **number, process=ELSEWHERE)
+    with Journal(directory.attempts / "j1.0" / "node-0.jsonl") as journal:
+        journal.write("agent", node=0, nodes=1, host="elsewhere", process=ELSEWHERE, executor="local", submission=1)
+    return directory
+
+
+@pytest.fixture
+def tell(run: RunDir) -> Tell:
+    """Write an event into rank 0's journal."""
+
+    def tell(kind: str, **data: Any) -> None:
+        with Journal(run.attempts / "j1.0" / "rank-0.jsonl") as journal:
+            journal.write(kind, **data)
+
+    return tell
+
+
+@pytest.fixture
+def saved(tell: Tell) -> Tell:
+    """Tell of a save."""
+
+    def saved(step: int, **more: Any) -> None:
+        said = {"bytes": step << 20, "seconds": 2.134, "stall_s": 0.1, "saved_at": 1_700_000_000.0 + step}
+        tell("saved", step=step, path=f"checkpoints/step-{step}", **{**said, "why": "steps", "metrics": {}, **more})
+
+    return saved
+
+
+def call(command: click.Command, run: RunDir, *arguments: str) -> Result:
+    """Run a command on the runs root of this run."""
+    result = CliRunner().invoke(command, [*arguments, "--runs", str(run.path.parent)], standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result
+
+
+def listed(run: RunDir, *options: str) -> list[dict[str, Any]]:
+    facts = json.loads(call(checkpoints.command, run, "@last", "--json", *options).stdout)
+    assert (facts["schema"], facts["run_id"]) == (1, run.id)
+    found: list[dict[str, Any]] = facts["checkpoints"]
+    return found
+
+
+def rows(result: Result) -> list[list[str]]:
+    """Lines as cells, which two blanks part."""
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
+
+
+def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunDir, saved: Tell) -> None:
+    saved(50, metrics={"val_loss": 0.305})
+    saved(100, metrics={"val_loss": 0.5})
+    saved(150, metrics={"val_loss": None})
+    saved(200)
+    saved(210)
+    assert {one["step"]: one["kept"] for one in listed(run)} == {
+        50: "best val_loss (0.305)",
+        100: "every 100 steps",
+        150: None,
+        200: "one of the last 2, every 100 steps",
+        210: "newest",
+    }
+
+
+def test_a_checkpoint_in_json_says_all_that_is_known_of_it(run: RunDir, saved: Tell) -> None:
+    saved(50, why="asked", metrics={"val_loss": 0.5, "lr": float("nan")})
+    [one] = listed(run)
+    assert one == {
+        "step": 50,
+        "path": str(run.checkpoints / "step-50"),
+        "bytes": 50 << 20,
+        "complete": True,
+        "verified": False,
+        "saved_at": "2023-11-14T22:14:10.000Z",
+        "seconds": 2.134,
+        "stall_s": 0.1,
+        "why": "asked",
+        "metrics": {"val_loss": 0.5, "lr": None},
+        "attempt": 1,
+        "pruned_at": None,
+        "kept": "newest, best val_loss (0.5)",
+    }
+
+
+def test_pruned_checkpoints_are_listed_on_demand_and_damaged_ones_are_kept_for_no_reason(
+    run: RunDir, saved: Tell, tell: Tell
+) -> None:
+    for step in (50, 60, 70, 80):
+        saved(step)
+    tell("pruned", step=50, path="checkpoints/step-50", why="not kept")
+    tell("rejected", step=80, path="checkpoints/step-80", reason="hash", aside="checkpoints/damaged-step-80")
+    shown = [(one["step"], one["complete"], one["kept"]) for one in listed(run)]
+    assert shown == [(60, True, "one of the last 2"), (70, True, "newest"), (80, False, None)]
+    first, *others = listed(run, "--all")
+    assert (first["step"], first["kept"], first["pruned_at"] is not None) == (50, None, True)
+    assert [one["pruned_at"] for one in others] == [None] * 3
+
+
+def test_checkpoints_are_a_table(run: RunDir, saved: Tell, tell: Tell) -> None:
+    saved(50)
+    saved(60, stall_s=None, why="")
+    saved(70)
+    tell("pruned", step=50, path="checkpoints/step-50", why="not kept")
+    tell("rejected", step=70, path="checkpoints/step-70", reason="hash", aside=None)
+    assert rows(call(checkpoints.command, run, "@last", "--all")) == [
+        ["STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT"],
+        ["50", "50.0 MiB", "2023-11-14T22:14:10.000Z", "2.134", "0.1", "steps", "pruned", "-"],
+        ["60", "60.0 MiB", "2023-11-14T22:14:20.000Z", "2.134", "-", "-", "complete", "newest"],
+        ["70", "70.0 MiB", "2023-11-14T22:14:30.000Z", "2.134", "0.1", "steps", "damaged", "-"],
+    ]
+
+
+def test_a_run_without_checkpoints_says_so(run: RunDir) -> None:
+    result = call(checkpoints.command, run, run.id)
+    assert (result.stdout, result.stderr) == ("", f"run {run.id} has no checkpoint on disk\n")
+
+
+def test_files_of_a_users_script_are_listed_and_no_policy_looks_at_them(run: RunDir) -> None:
+    with Journal(run.attempts / "j1.0" / "node-0.jsonl") as journal:
+        journal.write("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=1_700_000_000.0)
+    [one] = listed(run)
+    assert (one["path"], one["why"], one["seconds"], one["kept"]) == ("/out/ckpt-3.pt", "found", None, None)
+
+
+def test_without_a_plan_checkpoints_are_listed_and_nobody_knows_which_stay(run: RunDir, saved: Tell) -> None:
+    saved(50)
+    run.plan.unlink()
+    assert [(one["step"], one["kept"]) for one in listed(run)] == [(50, None)]
+
+
+def test_the_policy_is_that_of_the_newest_submission(run: RunDir, saved: Tell) -> None:
+    for step in (10, 20, 30):
+        saved(step)
+    assert [one["kept"] for one in listed(run)] == [None, "one of the last 2", "newest"]
+    plan = json.loads(run.plan.read_text())
+    plan["spec"]["checkpoint"]["keep"]["last"] = 3
+    place = run.submission(1)
+    place.path.mkdir(parents=True)
+    write_json(place.plan, plan)
+    assert [one["kept"] for one in listed(run)] == ["one of the last 3", "one of the last 3", "newest"]
+
+
+def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir, saved: Tell, tell: Tell) -> None:
+    tell("interval", seconds=30.0, why="no save was measured yet")
+    saved(50)
+    saved(60)
+    tell("pruned", step=50, path="checkpoints/step-50", why="not kept")
+    tell("interval", seconds=312.4, optimum_s=312.4, stall_s=0.8, why="optimum 312 s for a stall of 0.8 s")
+    facts = json.loads(call(show.command, run, "@last", "--json").stdout)["run"]
+    assert [one["step"] for one in facts["checkpoints"]] == [60]
+    assert facts["attempts"][0]["interval"]["stall_s"] == 0.8
+    lines = rows(call(show.command, run, "@last"))
+    assert ["saves", "every 312 s: optimum 312 s for a stall of 0.8 s"] in lines
+    assert ["60", "60.0 MiB", "2023-11-14T22:14:20.000Z", "complete", str(run.checkpoints / "step-60")] in lines
+
+
+def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Tell, tell: Tell) -> None:
+    saved(400)
+    tell("save_failed", step=500, reason=FULL, why="interval")
+    problem = f"the checkpoint of step 500 failed: {FULL}"
+    [one] = json.loads(call(status.command, run, "--json").stdout)["runs"]
+    assert (one["state"], one["reason"], one["checkpoint"]["step"]) == ("running", problem, 400)
+    assert rows(call(status.command, run))[1][-1] == problem
+    assert ["unsaved", problem] in rows(call(show.command, run, "@last"))
+    saved(510)
+    [one] = json.loads(call(status.command, run, "--json").stdout)["runs"]
+    assert one["reason"] == ""
+    assert "unsaved" not in call(show.command, run, "@last").stdout
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (None, ""),
+        ({}, ""),
+        ({"seconds": 3600.0, "why": ""}, "every 3600 s"),
+        ({"seconds": 29.6, "why": "it is bounded by the grace"}, "every 30 s: it is bounded by the grace"),
+    ],
+)
+def test_an_interval_is_told_with_the_reason_for_it(told: dict[str, Any] | None, shown: str) -> None:
+    assert text.interval(told) == shown
+
+
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({"pruned_at": "2023-11-14T22:14:10.000Z", "complete": True, "verified": True}, "pruned"),
+        ({"pruned_at": None, "complete": False, "verified": False}, "damaged"),
+        ({"pruned_at": None, "complete": True, "verified": True}, "verified"),
+        ({"pruned_at": None, "complete": True, "verified": False}, "complete"),
+    ],
+)
+def test_a_checkpoints_files_are_told_in_a_word(facts: dict[str, Any], shown: str) -> None:
+    assert text.files(facts) == shown

@@ -1,0 +1,425 @@
+"""Exporting a module of a checkpoint to a file that needs nothing of ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from helpers.checkpoints import (
+    make_checkpoints,
+    make_checkpoints_by_ranks,
+    make_run,
+    seeded_model,
+    small_objects,
+    train_alike,
+)
+from torch import nn
+
+import slurmtrain
+from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, PlaceError, UserError
+from slurmtrain.model.layout import RunDir, RunsRoot
+from slurmtrain.ops import export as exporting
+from slurmtrain.ops.export import export
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime import checkpointfiles as files
+
+STEPS = (10, 20)
+FORMATS = (".pt", ".safetensors")
+Save = Callable[..., RunDir]
+# Loads a file as somebody would who has never heard of slurmtrain, and prints the sum of each tensor.
+LOAD = """
+import sys
+sys.modules["slurmtrain"] = None
+path = sys.argv[1]
+if path.endswith(".pt"):
+    import torch
+    state = torch.load(path, weights_only=True)
+else:
+    from safetensors.torch import load_file
+    state = load_file(path)
+for name, value in state.items():
+    print(name, *value.shape, float(value.double().sum()))
+"""
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A runs root with a run of a model and an optimizer, saved twice."""
+    runs = tmp_path_factory.mktemp("template") / "runs"
+    make_checkpoints(make_run(runs), STEPS)
+    return runs
+
+
+@pytest.fixture
+def run(template: Path, workspace: Workspace) -> RunDir:
+    """The run of the template, in this test's runs root."""
+    shutil.copytree(template, workspace.config.runs)
+    [run_id] = workspace.run_ids()
+    return RunsRoot(workspace.config.runs).run(run_id)
+
+
+@pytest.fixture
+def save(workspace: Workspace) -> Save:
+    """A run with one checkpoint of these objects, as they are."""
+
+    def saving(**objects: Any) -> RunDir:
+        run = make_run(workspace.config.runs)
+        make_checkpoints(run, [5], objects=objects, at_step=lambda *_: None)
+        return run
+
+    return saving
+
+
+def load(path: Path) -> dict[str, Any]:
+    if path.suffix == ".safetensors":
+        return dict(safetensors.torch.load_file(path))
+    return dict(torch.load(path, weights_only=True))
+
+
+def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two states are the same, bit for bit, types and shapes included."""
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+# --- what is in the file ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_file_has_what_the_module_had(workspace: Workspace, save: Save, tmp_path: Path, suffix: str) -> None:
+    objects = small_objects()
+    run = save(**objects)
+    done = export(workspace, run.id, tmp_path / f"model{suffix}")
+    assert same(load(done.to), objects["model"].state_dict())
+    assert (done.step, done.object, done.tensors, done.left_out) == (5, "model", 9, ())
+    assert done.bytes == done.to.stat().st_size
+    fresh = small_objects()["model"]
+    fresh.load_state_dict(load(done.to))
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_the_file_loads_where_there_is_no_slurmtrain(
+    workspace: Workspace, run: RunDir, tmp_path: Path, suffix: str
+) -> None:
+    done = export(workspace, run.id, tmp_path / f"model{suffix}", step=10)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", LOAD, str(done.to)],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert "0.weight 8 4 320.0" in loaded.stdout.splitlines()
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_all_types_of_numbers_and_shapes_survive(workspace: Workspace, save: Save, tmp_path: Path, suffix: str) -> None:
+    module = nn.Module()
+    for number, dtype in enumerate((torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)):
+        module.register_buffer(f"b{number}", torch.arange(6).reshape(2, 3).to(dtype))
+    module.register_buffer("scalar", torch.tensor(1.5))
+    module.register_buffer("empty", torch.empty(0, 3))
+    module.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
+    run = save(net=module)
+    done = export(workspace, run.id, tmp_path / f"x{suffix}")
+    assert same(load(done.to), module.state_dict())
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_tied_weights_are_there_under_both_names(workspace: Workspace, save: Save, tmp_path: Path, suffix: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    model[1].weight = model[0].weight
+    run = save(model=model)
+    state = load(export(workspace, run.id, tmp_path / f"x{suffix}").to)
+    assert same(state, model.state_dict())
+
+
+def test_a_safetensors_file_says_where_it_comes_from(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    done = export(workspace, run.id, tmp_path / "x.safetensors")
+    with safetensors.safe_open(done.to, framework="pt") as file:
+        assert file.metadata() == {
+            "format": "pt",
+            "slurmtrain": slurmtrain.__version__,
+            "run": run.id,
+            "step": "20",
+            "object": "model",
+        }
+
+
+class WithMore(nn.Module):
+    """A module with what is no dense tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.register_buffer("sparse", torch.eye(3).to_sparse())
+        self.extra: Any = {"words": ["a", "b"], "n": 3}
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+def test_what_is_no_dense_tensor_is_in_a_pt_file_alone(workspace: Workspace, save: Save, tmp_path: Path) -> None:
+    module = WithMore()
+    run = save(model=module)
+    done = export(workspace, run.id, tmp_path / "x.pt")
+    assert done.left_out == ()
+    fresh = WithMore()
+    fresh.extra = None
+    fresh.load_state_dict(load(done.to))
+    assert fresh.extra == module.extra
+    assert torch.equal(fresh.sparse.to_dense(), torch.eye(3))
+    left = export(workspace, run.id, tmp_path / "x.safetensors")
+    assert sorted(left.left_out) == ["_extra_state", "sparse"]
+    assert sorted(load(left.to)) == ["linear.bias", "linear.weight"]
+
+
+def test_a_type_that_safetensors_lacks_is_told(workspace: Workspace, save: Save, tmp_path: Path) -> None:
+    module = nn.Module()
+    module.register_buffer("b", torch.zeros(2, dtype=torch.complex128))
+    run = save(model=module)
+    with pytest.raises(CheckpointError, match=r"no place for numbers of type torch.complex128; export to a .pt file"):
+        export(workspace, run.id, tmp_path / "x.safetensors")
+    assert same(load(export(workspace, run.id, tmp_path / "x.pt").to), module.state_dict())
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["x.pt"]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_what_several_ranks_saved_is_one_file(workspace: Workspace, tmp_path: Path, suffix: str) -> None:
+    run = make_run(workspace.config.runs)
+    make_checkpoints_by_ranks(run, {20: "ddp", 30: "fsdp2"})
+    wanted = seeded_model()
+    train_alike(wanted)
+    for step in (20, 30):
+        found = load(export(workspace, run.id, tmp_path / f"{step}{suffix}", step=step).to)
+        assert found.keys() == wanted.state_dict().keys()
+        for name, value in wanted.state_dict().items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+# --- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def test_the_newest_is_exported_or_the_one_of_a_step(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    newest = export(workspace, run.id, tmp_path / "newest.pt")
+    older = export(workspace, run.id, tmp_path / "older.pt", step=10)
+    assert [load(one.to)["0.bias"][0].item() for one in (newest, older)] == [20.0, 10.0]
+    assert older.checkpoint == run.checkpoints / "step-10"
+    with pytest.raises(NoCheckpoint, match="no checkpoint of step 15; there are those of step 10, 20"):
+        export(workspace, run.id, tmp_path / "x.pt", step=15)
+
+
+def test_of_several_modules_one_must_be_chosen(workspace: Workspace, save: Save, tmp_path: Path) -> None:
+    models = {name: nn.Linear(2, size) for size, name in enumerate(("model", "ema"), 1)}
+    optimizer = torch.optim.SGD(models["model"].parameters())
+    run = save(**models, optimizer=optimizer)
+    with pytest.raises(UserError, match=r"holds 2 modules; choose one with --object: its modules are model, ema$"):
+        export(workspace, run.id, tmp_path / "x.pt")
+    for name, model in models.items():
+        done = export(workspace, run.id, tmp_path / f"{name}.pt", name=name)
+        assert same(load(done.to), model.state_dict())
+    with pytest.raises(UserError, match=r"'optimizer' is no module of .*; its modules are model, ema"):
+        export(workspace, run.id, tmp_path / "x.pt", name="optimizer")
+    with pytest.raises(UserError, match="'emma' is nothing it holds of"):
+        export(workspace, run.id, tmp_path / "x.pt", name="emma")
+
+
+def test_a_module_whose_name_begins_another_is_itself_alone(workspace: Workspace, save: Save, tmp_path: Path) -> None:
+    run = save(model=nn.Linear(2, 1), model2=nn.Linear(2, 5))
+    assert load(export(workspace, run.id, tmp_path / "x.pt", name="model").to)["weight"].shape == (1, 2)
+
+
+class Counter:
+    """Something that is no module."""
+
+    def state_dict(self) -> Any:
+        return {"n": 1}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError(state)
+
+
+def test_a_checkpoint_without_modules_cannot_be_exported(workspace: Workspace, save: Save, tmp_path: Path) -> None:
+    run = save(counter=Counter())
+    with pytest.raises(UserError, match="holds no module"):
+        export(workspace, run.id, tmp_path / "x.pt")
+
+
+def test_what_a_script_saves_itself_is_left_to_it(workspace: Workspace, tmp_path: Path) -> None:
+    run = make_run(workspace.config.runs, glob="*.pt")
+    with pytest.raises(NotAvailable, match="brings its own checkpoints"):
+        export(workspace, run.id, tmp_path / "x.pt")
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["model", "model.bin", "model.pth", "model.safetensors.gz"])
+def test_a_suffix_that_means_no_format_is_refused(workspace: Workspace, run: RunDir, tmp_path: Path, name: str) -> None:
+    with pytest.raises(UserError, match=f"'{name}' is neither a .safetensors nor a .pt file"):
+        export(workspace, run.id, tmp_path / name)
+
+
+def test_a_file_that_is_there_is_replaced_only_on_demand(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    path.write_text("precious")
+    with pytest.raises(UserError, match=f"{path} exists already; --force replaces it"):
+        export(workspace, run.id, path)
+    assert path.read_text() == "precious"
+    export(workspace, run.id, path, force=True)
+    assert "0.weight" in load(path)
+
+
+def test_a_file_that_comes_up_meanwhile_is_not_replaced(
+    workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.pt"
+    original = exporting._write_pt
+
+    def writing(*arguments: Any) -> None:
+        path.write_text("precious")
+        original(*arguments)
+
+    monkeypatch.setattr(exporting, "_write_pt", writing)
+    with pytest.raises(UserError, match="exists already"):
+        export(workspace, run.id, path)
+    assert path.read_text() == "precious"
+    assert litter(tmp_path) == []
+
+
+def litter(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+def test_places_that_cannot_be_written_to_are_told(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match=f"there is no directory {tmp_path / 'nowhere'}"):
+        export(workspace, run.id, tmp_path / "nowhere" / "x.pt")
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(PlaceError, match="is a directory; --to names a file"):
+        export(workspace, run.id, tmp_path / "folder.pt", force=True)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_the_file_is_as_private_as_any_of_the_users(
+    workspace: Workspace, run: RunDir, tmp_path: Path, suffix: str, umask: int, mode: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        done = export(workspace, run.id, tmp_path / f"x{suffix}")
+    finally:
+        os.umask(before)
+    assert done.to.stat().st_mode & 0o777 == mode
+
+
+def test_too_little_room_is_told_before_anything_is_written(
+    workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=512))
+    with pytest.raises(CheckpointError, match=f"x.pt needs .* bytes, and 5120 are free in {tmp_path}"):
+        export(workspace, run.id, tmp_path / "x.pt")
+    assert not (tmp_path / "x.pt").exists()
+
+
+# Exports with a limit on the size of files, which the system enforces in the middle of writing.
+EXPORT_LIMITED = """
+import resource, sys
+from pathlib import Path
+from slurmtrain.config import Config
+from slurmtrain.errors import CheckpointError
+from slurmtrain.ops import export as exporting
+from slurmtrain.ops.workspace import Workspace
+runs, run_id, to = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
+read = exporting._read
+def limited(*arguments):
+    state = read(*arguments)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    return state
+exporting._read = limited
+try:
+    exporting.export(workspace, run_id, to, force=True)
+except CheckpointError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_a_write_that_fails_leaves_what_was_there(
+    workspace: Workspace, run: RunDir, tmp_path: Path, suffix: str
+) -> None:
+    path = tmp_path / f"x{suffix}"
+    path.write_text("precious")
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORT_LIMITED, str(workspace.config.runs), run.id, str(path)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert f"{path} cannot be written: " in done.stdout, done.stdout + done.stderr
+    assert "too large" in done.stdout.lower()
+    assert path.read_text() == "precious"
+    assert litter(tmp_path) == []
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_damaged_checkpoint_is_not_exported(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    path = run.checkpoints / "step-20" / "__0_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=rf"step 20 is not exported: {path} is not what was written.*'slurmtrain ver"
+    ):
+        export(workspace, run.id, tmp_path / "x.pt")
+    assert not (tmp_path / "x.pt").exists()
+    export(workspace, run.id, tmp_path / "x.pt", step=10)
+
+
+def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    path = run.checkpoints / "step-20"
+    content = b"cposix\nsystem\n(S'touch %s'\ntR." % str(tmp_path / "touched").encode()
+    (path / ".metadata").write_bytes(content)
+    hasher = files.new_hasher()
+    hasher.update(content)
+    manifest = files.read_manifest(path)
+    known = {**manifest.files, ".metadata": (len(content), hasher.hexdigest())}
+    files.write_json(path / files.MANIFEST, replace(manifest, files=known).to_json())
+    with pytest.raises(CheckpointError, match=r"is no index of a checkpoint: posix.system has no place in it"):
+        export(workspace, run.id, tmp_path / "x.pt")
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_checkpoint_that_goes_while_it_is_read_is_told(
+    workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = exporting._read
+
+    def reading(directory: Path, *more: Any) -> Any:
+        (directory / "__0_0.distcp").unlink()
+        return original(directory, *more)
+
+    monkeypatch.setattr(exporting, "_read", reading)
+    with pytest.raises(CheckpointError, match=f"{run.checkpoints / 'step-20'} cannot be read: .*No such file"):
+        export(workspace, run.id, tmp_path / "x.pt")

@@ -7,6 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# Machines are shared: how long an example takes says nothing.
+settings.register_profile("shared", deadline=None)
+settings.load_profile("shared")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -39,11 +39,11 @@ def resume(
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
         planned = replan(plan, overrides)
+        _wait_for_the_last_process(run)
         if run.attempts and not from_start:
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         hidden = hidden_values(planned.plan, planned.secrets)
-        _wait_for_the_last_process(run)
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
         wanted = Wanted(
@@ -84,8 +84,10 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
         if newest(absolute(pattern, plan.workdir, directory), last_start(run)) is None:
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
         return
-    from slurmtrain.runtime.checkpointfiles import newest_published
+    from slurmtrain.runtime.checkpointfiles import newest_published, sweep
 
+    # One that is complete, whose publisher was killed before giving it its name, counts.
+    sweep(directory.checkpoints, attempt="")
     if newest_published(directory.checkpoints) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to go on from; {again}")
 

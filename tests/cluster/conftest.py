@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Iterator
@@ -41,6 +42,19 @@ def cluster(running_cluster: Cluster) -> Iterator[Cluster]:
 @pytest.fixture
 def site(cluster: Cluster, person: Person) -> Iterator[ClusterSite]:
     """A fresh runs root of the ordinary user's."""
+    with _fresh_site(cluster, person) as fresh:
+        yield fresh
+
+
+@pytest.fixture(scope="module")
+def shared_site(running_cluster: Cluster, person: Person) -> Iterator[ClusterSite]:
+    """A runs root of the ordinary user's, for runs that several tests of a file look at."""
+    with _fresh_site(running_cluster, person) as fresh:
+        yield fresh
+
+
+@contextlib.contextmanager
+def _fresh_site(cluster: Cluster, person: Person) -> Iterator[ClusterSite]:
     with tempfile.TemporaryDirectory(prefix="site-", dir=person.home) as name:
         path = Path(name)
         os.chown(path, person.uid, person.gid)

@@ -17,7 +17,6 @@ from helpers.site import until
 from slurmtrain.model.plan import make_plan
 from slurmtrain.model.spec import read_spec
 
-LONG = {"steps": 100000, "step_ms": 20}
 WRAPPED = ("squeue", "sacct", "scontrol", "sbatch", "scancel", "sinfo")
 
 
@@ -176,16 +175,15 @@ def test_submit_creates_nothing_while_slurmctld_is_down(site: ClusterSite) -> No
 
 
 def test_a_run_stays_what_it_was_while_slurm_does_not_answer(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 1}))
-    site.until_step(run_id, 3)
-    os.kill(cluster.daemon("slurmctld"), signal.SIGKILL)
+    run_id = site.submit(site.steady())
+    site.until_said(run_id)
+    cluster.kill_controller(site.job(run_id))
     try:
         done = site.call("status", run_id)
         assert "running" in done.stdout
         assert "warning: squeue" in done.stderr
         assert "states are as they were last known" in done.stderr
-        reached = site.step(run_id)
-        site.until_step(run_id, reached + 10)
+        site.until_said(run_id, len(site.said(run_id)) + 10)
     finally:
         cluster.up()
     site.call("cancel", run_id)
@@ -200,8 +198,8 @@ def test_a_killed_run_is_closed_by_squeue_alone_where_there_is_no_accounting(
     kept = [line for line in lines if not line.startswith(("AccountingStorage", "JobAcct"))]
     conf.write_text("\n".join([*kept, "AccountingStorageType=accounting_storage/none"]) + "\n")
     without = {"SLURM_CONF": str(conf)}
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 1}))
-    site.until_step(run_id, 3)
+    run_id = site.submit(site.steady())
+    site.until_said(run_id)
     [node] = site.show(run_id)["attempts"][0]["nodes"]
     cluster.kill_all_of(site.person.uid, int(node.removeprefix("node")))
     until(lambda: not cluster.jobs(), "the end of the job")
@@ -213,7 +211,7 @@ def test_a_killed_run_is_closed_by_squeue_alone_where_there_is_no_accounting(
 def test_a_runs_root_that_nodes_cannot_see_is_told(site: ClusterSite, cluster: Cluster) -> None:
     cluster.hide(site.path, 2)
     try:
-        run_id = site.submit(site.spec(slurm={"nodelist": "node2"}, resources={"nodes": 1, "procs_per_node": 1}))
+        run_id = site.submit(site.steady(slurm={"nodelist": "node2"}))
         run = site.until_state(run_id, "failed", "lost", "cancelled", "completed")
         assert run["state"] == "failed"
         assert f"cannot see or write to {site.runs / run_id}" in run["reason"]
@@ -226,7 +224,7 @@ def test_a_python_that_nodes_cannot_execute_is_told(site: ClusterSite, cluster: 
     programs = site.person.python.parent
     cluster.hide(programs, 2)
     try:
-        run_id = site.submit(site.spec(slurm={"nodelist": "node2"}, resources={"nodes": 1, "procs_per_node": 1}))
+        run_id = site.submit(site.steady(slurm={"nodelist": "node2"}))
         run = site.until_state(run_id, "failed", "lost", "cancelled", "completed")
         assert run["state"] == "failed"
         assert "python" in run["reason"]
@@ -239,7 +237,7 @@ def test_a_python_that_nodes_cannot_execute_is_told(site: ClusterSite, cluster: 
 def test_names_with_bars_and_spaces_of_other_jobs_confuse_nobody(site: ClusterSite, cluster: Cluster) -> None:
     cluster.slurm("sbatch", "--hold", f"--uid={site.person.name}", "--account=research", f"--chdir={site.path}",
                   "--job-name=a|b  c|1 PENDING", "--output=/dev/null", "--wrap=true")  # fmt: skip
-    run_id = site.submit(site.spec(slurm={"hold": True}))
+    run_id = site.submit(site.commanding("true", slurm={"hold": True}))
     assert site.status(run_id)["pending"]["code"] == "JobHeldUser"
     cluster.slurm("scontrol", "release", site.job(run_id))
     assert site.call("wait", run_id).returncode == 0

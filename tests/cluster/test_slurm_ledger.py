@@ -7,6 +7,7 @@ import shlex
 import signal
 import subprocess
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,8 @@ case "$1" in
 esac
 exec /usr/bin/scontrol "$@"
 """
-TINY: dict[str, Any] = {"params": {"steps": 3}, "resources": {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}}
+# A run of two nodes that is about where it runs: it trains nothing.
+TINY: dict[str, Any] = {"command": "true", "resources": {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}}
 
 
 class Tiny:
@@ -150,20 +152,51 @@ def without_verb(site: ClusterSite, case: str) -> list[str]:
     return [f"export PATH={shlex.quote(str(place))}:$PATH"]
 
 
+@dataclass(frozen=True)
+class PutBack:
+    """A run of three nodes of which one had a wrong clock, and the node ledger, once it has completed."""
+
+    site: ClusterSite
+    run: dict[str, Any]
+    ledger: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def put_back(shared_site: ClusterSite, running_cluster: Cluster) -> PutBack:
+    resources = {"nodes": 3, "procs_per_node": 1, "time": "00:10:00"}
+    with running_cluster.wrong_clock(1, 5):
+        run_id = shared_site.submit(shared_site.light(params={"steps": 5}, resources=resources), "--wait", code=None)
+    return PutBack(shared_site, shared_site.show(run_id), shared_site.json("nodes")["nodes"])
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it(put_back: PutBack) -> None:
+    run = put_back.run
+    assert (run["state"], run["step"]) == ("completed", 5), run["reason"]
+    refused, trained = run["attempts"]
+    assert (refused["cause"], refused["nodes"]) == ("preflight", ["node0", "node1", "node2"])
+    assert "node1: clock: 5" in refused["reason"]
+    assert "ahead of" in refused["reason"]
+    assert refused["clock"]["node1"]["offset_ms"] == pytest.approx(5000, abs=refused["clock"]["node1"]["bound_ms"] + 1)
+    assert trained["nodes"] == ["node0", "node2", "node3"]
+    assert (trained["job_id"], trained["restart"]) == (refused["job_id"], 1)
+    assert not list((put_back.site.runs / run["id"] / "attempts" / f"{refused['job_id']}.0").glob("logs/*"))
+    [entry] = put_back.ledger
+    assert (entry["host"], entry["run_id"]) == ("node1", run["id"])
+
+
 def test_a_run_is_put_back_by_its_agent_and_its_node_is_left_out_until_it_is_forgiven(
-    site: ClusterSite, cluster: Cluster
+    put_back: PutBack, cluster: Cluster
 ) -> None:
-    spec = site.spec(**TINY)
-    with cluster.wrong_clock(1, 5):
-        first = site.submit(spec, "--wait")
-    shown = site.show(first)
-    assert shown["state"] == "completed", shown["reason"]
+    site, shown = put_back.site, put_back.run
     assert [attempt["cause"] for attempt in shown["attempts"]] == ["preflight", "completed"]
     assert (shown["attempts"][1]["without"], "node1" in shown["attempts"][1]["nodes"]) == (["node1"], False)
-    [entry] = site.json("nodes")["nodes"]
-    assert (entry["host"], entry["checks"], entry["run_id"], entry["attempt"]) == ("node1", ["clock"], first, 1)
+    [entry] = put_back.ledger
+    told = (entry["host"], entry["checks"], entry["run_id"], entry["attempt"])
+    assert told == ("node1", ["clock"], shown["id"], 1)
     assert entry["evidence"]["clock"]["offset_ms"] > 4000
 
+    spec = site.spec(**TINY)
     recorder = Recorder(site)
     done = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
     assert recorder.since() == {"scontrol": 1, "sinfo": 1, "sbatch": 1}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -12,8 +11,6 @@ from helpers.site import until
 FAST = ["hsn0", "hsn0", "hsn0", "ib0"]
 # A 4 MB gradient a step: more than everything else that goes over a wire.
 HEAVY = {"steps": 15, "width": 1000}
-# How often two runs are started together: each time takes some seconds.
-PAIRS = int(os.environ.get("TEST_PAIRS", "1"))
 
 
 def trained(site: ClusterSite, nodes: int, *overrides: str, **keys: Any) -> dict[str, Any]:
@@ -56,16 +53,16 @@ def test_a_network_that_is_blocked_on_one_node_is_not_used_and_show_says_why(
     site: ClusterSite, cluster: Cluster
 ) -> None:
     with cluster.broken_network(1, "hsn0"):
-        run = trained(site, 4)
+        run = trained(site, 3, slurm={"nodelist": "node[0-2]"})
     assert run["state"] == "completed", run["reason"]
     [attempt] = run["attempts"]
     assert attempt["master_addr"].startswith("10.57.")
     assert set(attempt["interfaces"].values()) == {"eno1"}
     found = {host: next(c for c in checks if c["check"] == "network") for host, checks in attempt["checks"].items()}
     assert {host: one["status"] for host, one in found.items()} == {
-        "node0": "pass", "node1": "warn", "node2": "pass", "node3": "pass"
+        "node0": "pass", "node1": "warn", "node2": "pass"
     }  # fmt: skip
-    assert "would be better, but apart from node0, node2, node3" in found["node1"]["summary"]
+    assert "would be better, but apart from node0, node2" in found["node1"]["summary"]
     assert "would be better" in site.call("show", run["id"]).stdout
 
 
@@ -106,22 +103,8 @@ def test_training_goes_over_ipv6_where_there_is_nothing_else(site: ClusterSite, 
     assert run["attempts"][0]["master_addr"] == "fd58::1"
 
 
-def test_two_runs_that_start_together_on_the_same_nodes_never_meet_at_one_port(site: ClusterSite) -> None:
-    resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
-    specs = [
-        site.spec(f"r{i}", params={"steps": 2}, resources=resources, slurm={"nodelist": "node0,node1"}) for i in (0, 1)
-    ]
-    for _ in range(PAIRS):
-        runs = [site.submit(spec) for spec in specs]
-        site.call("wait", *runs)
-        shown = [site.show(run_id) for run_id in runs]
-        assert [run["state"] for run in shown] == ["completed"] * 2, [run["reason"] for run in shown]
-        places = {(run["attempts"][0]["master_addr"], run["attempts"][0]["master_port"]) for run in shown}
-        assert len(places) == 2
-
-
 def test_a_node_that_dies_during_the_preflight_ends_the_attempt_at_once(site: ClusterSite, cluster: Cluster) -> None:
-    spec = site.spec(resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"})
+    spec = site.steady(resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"})
     run_id = site.submit(spec)
     journals = site.runs / run_id / "attempts"
     journal = until(lambda: next(iter(journals.glob("*/node-1.jsonl")), None), "node 1's agent")
@@ -133,51 +116,32 @@ def test_a_node_that_dies_during_the_preflight_ends_the_attempt_at_once(site: Cl
     assert not list(journals.glob("*/logs/rank-*.log"))
 
 
-def test_an_all_reduce_over_the_elected_network_is_measured_where_it_is_asked_for(site: ClusterSite) -> None:
-    spec = site.spec(
+@pytest.fixture(scope="module")
+def measured(shared_site: ClusterSite) -> dict[str, Any]:
+    """A run that measures its network first, and whose nodes do not hear of each other through their environment."""
+    spec = shared_site.light(
         params={"steps": 2},
         resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"},
         preflight={"bandwidth": {"level": "warn", "size_mb": 8}},
+        # What the batch script would export is lost: bash lets a function stand in for a builtin.
+        setup=["eval() { :; }"],
     )
-    run = site.show(site.submit(spec, "--wait"))
-    assert run["state"] == "completed", run["reason"]
-    for checks in run["attempts"][0]["checks"].values():
+    return shared_site.show(shared_site.submit(spec, "--wait", code=None))
+
+
+@pytest.mark.usefixtures("cluster")
+def test_an_all_reduce_over_the_elected_network_is_measured_where_it_is_asked_for(measured: dict[str, Any]) -> None:
+    assert measured["state"] == "completed", measured["reason"]
+    for checks in measured["attempts"][0]["checks"].values():
         [bandwidth] = [one for one in checks if one["check"] == "bandwidth"]
         assert bandwidth["status"] == "pass"
         assert "GB/s of bus bandwidth" in bandwidth["summary"]
 
 
+@pytest.mark.usefixtures("cluster")
 def test_the_nodes_find_each_other_by_a_file_where_the_batch_scripts_variables_do_not_reach_them(
-    site: ClusterSite,
+    shared_site: ClusterSite, measured: dict[str, Any]
 ) -> None:
-    spec = site.spec(
-        params={"steps": 2},
-        resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"},
-        # What the batch script would export is lost: bash lets a function stand in for a builtin.
-        setup=["eval() { :; }"],
-    )
-    run = site.show(site.submit(spec, "--wait"))
-    assert run["state"] == "completed", run["reason"]
-    [hand_over] = (site.runs / run["id"]).glob("attempts/*/rendezvous.json")
+    assert measured["state"] == "completed", measured["reason"]
+    [hand_over] = (shared_site.runs / measured["id"]).glob("attempts/*/rendezvous.json")
     assert hand_over.stat().st_mode & 0o077 == 0
-
-
-def test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it(
-    site: ClusterSite, cluster: Cluster
-) -> None:
-    resources = {"nodes": 3, "procs_per_node": 1, "time": "00:10:00"}
-    spec = site.spec(params={"steps": 5}, resources=resources)
-    with cluster.wrong_clock(1, 5):
-        run_id = site.submit(spec, "--wait")
-    run = site.show(run_id)
-    assert (run["state"], run["step"]) == ("completed", 5), run["reason"]
-    refused, trained = run["attempts"]
-    assert (refused["cause"], refused["nodes"]) == ("preflight", ["node0", "node1", "node2"])
-    assert "node1: clock: 5" in refused["reason"]
-    assert "ahead of" in refused["reason"]
-    assert refused["clock"]["node1"]["offset_ms"] == pytest.approx(5000, abs=refused["clock"]["node1"]["bound_ms"] + 1)
-    assert trained["nodes"] == ["node0", "node2", "node3"]
-    assert (trained["job_id"], trained["restart"]) == (refused["job_id"], 1)
-    assert not list((site.runs / run_id / "attempts" / f"{refused['job_id']}.0").glob("logs/*"))
-    [entry] = site.json("nodes")["nodes"]
-    assert (entry["host"], entry["run_id"]) == ("node1", run_id)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite
@@ -11,10 +13,12 @@ from helpers.site import until
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 LONG = {"steps": 100000, "step_ms": 20}
+# How often three runs are started together: each time takes some seconds.
+TIMES = int(os.environ.get("TEST_TIMES", "1"))
 
 
 def test_a_run_of_two_nodes_trains_and_tells_where(site: ClusterSite) -> None:
-    spec = site.spec(params={"steps": 10}, resources={"nodes": 2, "procs_per_node": 2, "time": "00:10:00"})
+    spec = site.light(params={"steps": 10}, resources={"nodes": 2, "procs_per_node": 2, "time": "00:10:00"})
     run_id = site.submit(spec, "--wait")
     run = site.show(run_id)
     assert (run["state"], run["step"], run["executor"]) == ("completed", 10, "slurm")
@@ -31,23 +35,42 @@ def test_a_run_of_two_nodes_trains_and_tells_where(site: ClusterSite) -> None:
 
 def test_digits_reaches_97_percent_over_two_nodes(site: ClusterSite) -> None:
     spec = site.person.code / "experiments" / "digits" / "digits.yaml"
-    run_id = site.submit(spec, "resources.nodes=2", f"workdir={site.person.code}", "--wait")
+    resources = ("resources.nodes=2", "resources.procs_per_node=1")
+    run_id = site.submit(spec, *resources, f"workdir={site.person.code}", "--wait")
     run = site.show(run_id)
     assert run["state"] == "completed"
     assert max(value for name, value in run["metrics"].items() if "accuracy" in name) >= 0.97
     assert len(run["attempts"][0]["nodes"]) == 2
 
 
-def test_three_runs_at_once_on_shared_nodes_do_not_disturb_each_other(site: ClusterSite) -> None:
+@pytest.fixture(scope="module")
+def at_once(shared_site: ClusterSite) -> list[list[dict[str, Any]]]:
+    """Three runs that were started together on the same two nodes, once they have ended; several times such three."""
+    site = shared_site
     resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
     slurm = {"nodelist": "node0,node1"}
-    specs = [site.spec(f"r{i}", params={"steps": 20, "seed": i}, resources=resources, slurm=slurm) for i in range(3)]
-    runs = [site.submit(spec) for spec in specs]
-    site.call("wait", *runs)
-    shown = [site.show(run_id) for run_id in runs]
-    assert [run["state"] for run in shown] == ["completed"] * 3
-    assert [run["step"] for run in shown] == [20] * 3
-    assert {node for run in shown for node in run["attempts"][0]["nodes"]} == {"node0", "node1"}
+    specs = [site.light(f"r{i}", params={"steps": 20}, resources=resources, slurm=slurm) for i in range(3)]
+    found = []
+    for _ in range(TIMES):
+        runs = [site.submit(spec) for spec in specs]
+        site.call("wait", *runs, code=None)
+        found.append([site.show(run_id) for run_id in runs])
+    return found
+
+
+@pytest.mark.usefixtures("cluster")
+def test_three_runs_at_once_on_shared_nodes_do_not_disturb_each_other(at_once: list[list[dict[str, Any]]]) -> None:
+    for shown in at_once:
+        assert [run["state"] for run in shown] == ["completed"] * 3, [run["reason"] for run in shown]
+        assert [run["step"] for run in shown] == [20] * 3
+        assert {node for run in shown for node in run["attempts"][0]["nodes"]} == {"node0", "node1"}
+
+
+@pytest.mark.usefixtures("cluster")
+def test_runs_that_start_together_on_the_same_nodes_never_meet_at_one_port(at_once: list[list[dict[str, Any]]]) -> None:
+    for shown in at_once:
+        places = {(run["attempts"][0]["master_addr"], run["attempts"][0]["master_port"]) for run in shown}
+        assert len(places) == len(shown)
 
 
 def test_gpus_of_a_node_reach_its_ranks(site: ClusterSite) -> None:
@@ -62,33 +85,37 @@ def test_gpus_of_a_node_reach_its_ranks(site: ClusterSite) -> None:
     assert sorted(logs) == [f"[1/rank {rank}] 0,1" for rank in range(4)]
 
 
-def test_a_running_run_is_cancelled_with_what_it_has_saved(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 2, "procs_per_node": 1}))
-    site.until_step(run_id, 5)
-    job = site.job(run_id)
-    site.call("cancel", run_id)
-    run = site.show(run_id)
-    assert (run["state"], run["lost_steps"]) == ("cancelled", 0)
-    assert run["checkpoint"]["step"] == run["step"] >= 5
-    until(lambda: job not in cluster.jobs(), "the end of the job")
+@pytest.fixture(scope="module")
+def cancelled(shared_site: ClusterSite) -> dict[str, Any]:
+    """A run of two nodes that was cancelled after a few steps, as it was then."""
+    spec = shared_site.light("cancelled", params=LONG, resources={"nodes": 2, "procs_per_node": 1})
+    run_id = shared_site.submit(spec)
+    shared_site.until_step(run_id, 5)
+    shared_site.call("cancel", run_id)
+    return shared_site.show(run_id)
 
 
-def test_a_run_goes_on_where_it_was_cancelled(site: ClusterSite) -> None:
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
-    site.until_step(run_id, 5)
-    site.call("cancel", run_id)
-    saved = site.show(run_id)["step"]
-    site.call("resume", run_id, f"params.steps={saved + 5}", "--wait")
-    run = site.show(run_id)
+def test_a_running_run_is_cancelled_with_what_it_has_saved(cancelled: dict[str, Any], cluster: Cluster) -> None:
+    assert (cancelled["state"], cancelled["lost_steps"]) == ("cancelled", 0)
+    assert cancelled["checkpoint"]["step"] == cancelled["step"] >= 5
+    until(lambda: cancelled["job_id"] not in cluster.jobs(), "the end of the job")
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_run_goes_on_where_it_was_cancelled(shared_site: ClusterSite, cancelled: dict[str, Any]) -> None:
+    saved = cancelled["step"]
+    shared_site.call("resume", cancelled["id"], f"params.steps={saved + 5}", "--wait")
+    run = shared_site.show(cancelled["id"])
     assert (run["state"], run["step"]) == ("completed", saved + 5)
     assert [attempt["first_step"] for attempt in run["attempts"]] == [0, saved]
     assert run["attempts"][0]["job_id"] != run["attempts"][1]["job_id"]
 
 
 def test_a_pending_run_says_why_it_waits_and_is_cancelled(site: ClusterSite, cluster: Cluster) -> None:
-    blocker = cluster.slurm("sbatch", "--parsable", "--exclusive", "--nodes=4", "--time=10", "--wrap=sleep 600").strip()
+    options = ("--exclusive", "--nodes=4", "--time=10", "--output=/dev/null")
+    blocker = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 600").strip()
     until(lambda: cluster.state(blocker) == "RUNNING", "the blocking job")
-    run_id = site.submit(site.spec(resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}))
+    run_id = site.submit(site.steady(resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}))
     run = until(lambda: (r := site.status(run_id))["pending"]["code"] in ("Resources", "Priority") and r, "a reason")
     assert run["state"] == "pending"
     assert any(words in run["reason"] for words in ("are busy", "higher priority"))
@@ -101,7 +128,7 @@ def test_a_pending_run_says_why_it_waits_and_is_cancelled(site: ClusterSite, clu
 
 def test_a_crash_on_one_node_ends_the_others_and_is_told(site: ClusterSite, cluster: Cluster) -> None:
     params = {**LONG, "crash_rank": 1, "crash_step": 3}
-    run_id = site.submit(site.spec(params=params, resources={"nodes": 2, "procs_per_node": 1}), "--wait", code=1)
+    run_id = site.submit(site.light(params=params, resources={"nodes": 2, "procs_per_node": 1}), "--wait", code=1)
     run = site.show(run_id)
     assert run["state"] == "failed"
     assert run["reason"].startswith("rank 1 exited with code 1: ValueError")
@@ -109,7 +136,7 @@ def test_a_crash_on_one_node_ends_the_others_and_is_told(site: ClusterSite, clus
 
 
 def test_a_run_that_was_killed_without_a_word_is_closed_by_what_slurm_says(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
+    run_id = site.submit(site.light(params=LONG))
     site.until_step(run_id, 3)
     [node] = site.show(run_id)["attempts"][0]["nodes"]
     cluster.kill_all_of(site.person.uid, int(node.removeprefix("node")))
@@ -122,7 +149,7 @@ def test_a_run_that_was_killed_without_a_word_is_closed_by_what_slurm_says(site:
 
 
 def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
+    run_id = site.submit(site.light(params=LONG, resources={"nodes": 1, "procs_per_node": 2}))
     site.until_step(run_id, 3)
     cluster.slurm("scancel", site.job(run_id))
     run = site.until_state(run_id, "cancelled", "failed", "lost")
@@ -131,8 +158,8 @@ def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSi
 
 
 def test_a_node_that_dies_is_the_cause_and_the_run_goes_on_elsewhere(site: ClusterSite, cluster: Cluster) -> None:
-    params = {"steps": 400, "step_ms": 50}
-    spec = site.spec(params=params, resources={"nodes": 2, "procs_per_node": 1}, checkpoint={"every": {"steps": 10}})
+    params = {"steps": 200, "step_ms": 50}
+    spec = site.light(params=params, resources={"nodes": 2, "procs_per_node": 1}, checkpoint={"every": {"steps": 10}})
     run_id = site.submit(spec)
     site.until_step(run_id, 15)
     victim = int(site.show(run_id)["attempts"][0]["nodes"][1].removeprefix("node"))
@@ -143,7 +170,7 @@ def test_a_node_that_dies_is_the_cause_and_the_run_goes_on_elsewhere(site: Clust
     finally:
         cluster.script("start-node", str(victim))
     run = site.show(run_id)
-    assert (run["state"], run["step"]) == ("completed", 400)
+    assert (run["state"], run["step"]) == ("completed", 200)
     first, second = run["attempts"]
     assert (first["cause"], first["job_id"], second["restart"]) == ("node_fail", second["job_id"], 1)
     assert f"node{victim}" not in second["nodes"]
@@ -168,7 +195,7 @@ def test_a_job_that_ends_within_its_grace_has_completed_whatever_slurm_says(
 
 
 def test_a_run_whose_directory_was_deleted_says_so(site: ClusterSite) -> None:
-    run_id = site.submit(site.spec(params={"steps": 3}), "--wait")
+    run_id = site.submit(site.commanding("true"), "--wait")
     subprocess.run(["rm", "-rf", str(site.runs / run_id)], check=True)
     assert "its directory was deleted" in site.status(run_id)["reason"]
 
@@ -212,7 +239,7 @@ def test_slurm_takes_the_golden_scripts(site: ClusterSite, name: str) -> None:
 
 def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: ClusterSite, cluster: Cluster) -> None:
     resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
-    spec = site.spec(params={"steps": 3}, resources=resources)
+    spec = site.light(params={"steps": 3}, resources=resources)
     inner = f"{site.python} -m slurmtrain submit {spec} --executor slurm"
     environ = {**site.environment(), "MASTER_ADDR": "10.9.8.7", "WORLD_SIZE": "64", "SBATCH_TIMELIMIT": "7"}
     outer = subprocess.run(
@@ -230,8 +257,8 @@ def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: Clu
 
 
 def test_a_run_is_killed_at_once_where_force_is_asked_for(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.spec(params=LONG, resources={"nodes": 2, "procs_per_node": 1}))
-    site.until_step(run_id, 3)
+    run_id = site.submit(site.steady(resources={"nodes": 2, "procs_per_node": 1}))
+    site.until_said(run_id)
     done = site.call("cancel", "--force", run_id)
     assert done.stderr.startswith(f"run {run_id} is cancelled")
     until(lambda: not cluster.jobs(), "the end of the job")

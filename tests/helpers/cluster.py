@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import compileall
 import contextlib
 import fcntl
 import json
@@ -109,6 +110,19 @@ class Cluster:
                 if path.read_text().strip() == name and self._is_mine(int(path.parent.name)):
                     return int(path.parent.name)
         raise AssertionError(f"there is no {name}")
+
+    def kill_controller(self, job_id: str) -> None:
+        """SIGKILL slurmctld, as soon as it has written down that this job runs.
+
+        One that had not would start the job again when it is back, on the node where it runs already, and drain that
+        node: "Duplicate jobid". Any change of a job makes slurmctld write within seconds.
+        """
+        words = dict(line.partition("=")[::2] for line in Path(self.conf).read_text().splitlines())
+        saved = Path(words["StateSaveLocation"], "job_state")
+        before = saved.stat().st_mtime_ns if saved.exists() else 0
+        self.slurm("scontrol", "update", f"JobId={job_id}", "Comment=saved")
+        until(lambda: saved.exists() and saved.stat().st_mtime_ns > before, "the state of the jobs on disk")
+        os.kill(self.daemon("slurmctld"), signal.SIGKILL)
 
     def kill_all_of(self, uid: int, node: int) -> None:
         """SIGKILL every process of a user on a node."""
@@ -312,10 +326,11 @@ def _change_users(*command: str) -> None:
 
 
 def _copy_code(target: Path) -> Path:
-    """The package, the templates and the scripts, readable by everybody."""
+    """The package, the templates and the scripts, readable by everybody, and compiled, as an ordinary user cannot."""
     for name in ("slurmtrain", "templates", "experiments"):
         shutil.copytree(REPOSITORY / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(SCRIPTS, target / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
+    compileall.compile_dir(target, quiet=2, workers=1)
     subprocess.run(["chmod", "-R", "go+rX", str(target)], check=True)
     return target
 

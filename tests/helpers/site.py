@@ -17,6 +17,9 @@ import psutil
 import yaml
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "local" / "scripts"
+ONE: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
+# How long until() rests after a look, in durations of that look: a command that looks takes time from what it looks at.
+REST = 2
 # How long to wait for what must happen: generous, since machines are shared; nothing waits for it when all is well.
 PATIENCE_S = 120.0
 
@@ -52,8 +55,10 @@ class Site:
 
     def environment(self) -> dict[str, str]:
         """This site's runs root, and this interpreter as the ``python`` of commands."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("SLURMTRAIN_", "MLFLOW_"))}
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        return {**os.environ, "SLURMTRAIN_RUNS": str(self.runs), "PATH": path}
+        own = {"SLURMTRAIN_RUNS": str(self.runs), "XDG_CONFIG_HOME": str(self.path / "no-config"), "PATH": path}
+        return {**inherited, **own}
 
     def json(self, *arguments: str, **more: Any) -> dict[str, Any]:
         """The JSON object that a command prints."""
@@ -72,6 +77,18 @@ class Site:
         path = self.path / f"{name}.yaml"
         path.write_text(yaml.safe_dump(data))
         return path
+
+    def light(self, name: str = "light", **keys: Any) -> Path:
+        """A spec for one process that trains like ``spec``'s script, and starts in half the time."""
+        return self.spec(name, script="steps.py", **{"resources": ONE, **keys})
+
+    def steady(self, name: str = "steady", **keys: Any) -> Path:
+        """A spec for one process that says something all the time, until it is ended, and knows nothing of us."""
+        return self.spec(name, script="steady.py", **{"resources": ONE, **keys})
+
+    def commanding(self, command: str, name: str = "plain", **keys: Any) -> Path:
+        """A spec for one process of a command of its own."""
+        return self.spec(name, **{"command": command, "resources": ONE, **keys})
 
     def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
         """Submit a spec on this machine; returns the run's id."""
@@ -94,6 +111,15 @@ class Site:
             return 0
         lines = files[-1].read_text().split("\n")[:-1]
         return int(json.loads(lines[-1])["step"]) if lines else 0
+
+    def said(self, run_id: str) -> list[str]:
+        """What the workers of all attempts have printed so far, by their own files."""
+        files = sorted((self.runs / run_id).glob("attempts/*/logs/rank-*.log"))
+        return [line for path in files for line in path.read_text().splitlines()]
+
+    def until_said(self, run_id: str, lines: int = 1) -> None:
+        """Wait until workers have printed this many lines."""
+        until(lambda: len(self.said(run_id)) >= lines, f"{lines} lines of {run_id}")
 
     def processes(self, run_id: str) -> list[psutil.Process]:
         """Every process of a run: controller, agents, workers and whatever they started."""
@@ -127,8 +153,8 @@ class Site:
 def until(condition: Callable[[], Any], what: str = "the condition") -> Any:
     """Wait for something to become true, and return it."""
     deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    while (began := time.monotonic()) < deadline:
         if answer := condition():
             return answer
-        time.sleep(0.01)
+        time.sleep(max(0.01, REST * (time.monotonic() - began)))
     raise AssertionError(f"{what} did not come true in {PATIENCE_S:.0f} s")

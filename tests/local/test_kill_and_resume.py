@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from helpers.site import Site, until
 
-STEPS = 40
+STEPS = 60
 EVERY = 7
+# How often a run is killed before it may end.
+KILLS = 5
 KEYS = {"params": {"steps": STEPS, "step_ms": 12, "hold_rng": True}, "checkpoint": {"every": {"steps": EVERY}}}
 
 
@@ -26,53 +28,74 @@ def weights(site: Site, run_id: str) -> str:
     return (site.runs / run_id / "weights.txt").read_text()
 
 
-def newest_checkpoint(run: Path) -> int:
-    found = [int(path.parent.name.split("-")[1]) for path in run.glob("checkpoints/step-*/MANIFEST.json")]
-    return max(found, default=0)
+def newest_checkpoint(run: Path, *, complete: bool = False) -> int:
+    """The step of the newest checkpoint; ``complete``: also of one that only lacks its name, which it gets later."""
+    found = [*run.glob("checkpoints/step-*/MANIFEST.json")]
+    found += run.glob("checkpoints/.*-step-*/MANIFEST.json") if complete else []
+    return max((int(path.parent.name.rpartition("-")[2]) for path in found), default=0)
+
+
+def has_come(site: Site, run_id: str, attempt: int, target: int) -> bool:
+    """Whether this attempt has finished a step, and this one is among those of the run."""
+    begun = len(list((site.runs / run_id).glob("attempts/*/metrics.jsonl"))) == attempt
+    return begun and site.step(run_id) >= target
+
+
+def killed(site: Site, run_id: str, attempt: int, target: int) -> tuple[int, int]:
+    """Kill an attempt at a step, or after: the last step that it has finished, and the last that is kept."""
+    run = site.runs / run_id
+    until(lambda: has_come(site, run_id, attempt, target) and newest_checkpoint(run), f"step {target}")
+    site.signal_all(run_id, signal.SIGKILL)
+    return site.step(run_id), newest_checkpoint(run, complete=True)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(20))
-def test_a_run_killed_at_a_random_step_and_resumed_ends_with_the_weights_of_an_undisturbed_one(
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_of_an_undisturbed_one(
     site: Site, undisturbed: str, seed: int
 ) -> None:
-    target = random.Random(seed).randint(EVERY + 1, STEPS - 2)
+    targets = sorted(random.Random(seed).sample(range(EVERY + 1, STEPS - 9), KILLS))
     run_id = site.submit(site.spec(**KEYS))
-    until(lambda: site.step(run_id) >= target, f"step {target}")
-    site.signal_all(run_id, signal.SIGKILL)
-    last, kept = site.step(run_id), newest_checkpoint(site.runs / run_id)
-
+    ends = []
+    for attempt, target in enumerate(targets, 1):
+        ends.append(killed(site, run_id, attempt, target))
+        if attempt < KILLS:
+            site.call("resume", run_id)
     [resumed] = site.json("resume", run_id, "--wait")["runs"]
 
     assert resumed["state"] == "completed"
     assert weights(site, run_id) == undisturbed
-    assert resumed["lost_steps"] == last - kept
-    first, second = site.show(run_id)["attempts"]
-    assert (first["cause"], first["last_step"], first["lost_steps"]) == ("lost", last, last - kept)
-    assert (second["cause"], second["first_step"], second["lost_steps"]) == ("completed", kept, 0)
+    lost = [last - kept for last, kept in ends]
+    assert resumed["lost_steps"] == sum(lost)
+    *before, final = site.show(run_id)["attempts"]
+    starts = [0, *(kept for _, kept in ends)]
+    told = [(one["cause"], one["first_step"], one["last_step"], one["lost_steps"]) for one in before]
+    assert told == [("lost", first, last, steps) for first, (last, _), steps in zip(starts, ends, lost, strict=False)]
+    assert (final["cause"], final["first_step"], final["lost_steps"]) == ("completed", starts[-1], 0)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_a_run_that_gets_sigterm_loses_no_step(site: Site, undisturbed: str, seed: int) -> None:
-    target = random.Random(seed).randint(1, STEPS - 15)
+def test_a_run_that_gets_sigterm_loses_no_step(site: Site, undisturbed: str) -> None:
     run_id = site.submit(site.spec(**KEYS))
-    until(lambda: site.step(run_id) >= target, f"step {target}")
-    site.signal_all(run_id, signal.SIGTERM)
-    until(lambda: not site.processes(run_id), "the end of all processes")
+    for attempt, target in enumerate(sorted(random.Random(0).sample(range(1, STEPS - 15), 3)), 1):
+        until(lambda attempt=attempt, target=target: has_come(site, run_id, attempt, target), f"step {target}")
+        site.signal_all(run_id, signal.SIGTERM)
+        until(lambda: not site.processes(run_id), "the end of all processes")
 
-    stopped = site.status(run_id)
-    assert (stopped["state"], stopped["lost_steps"]) == ("cancelled", 0)
-    assert "SIGTERM" in stopped["reason"]
-    assert stopped["checkpoint"]["step"] == stopped["step"] == site.step(run_id)
-    [resumed] = site.json("resume", run_id, "--wait")["runs"]
-    assert (resumed["state"], resumed["lost_steps"]) == ("completed", 0)
+        stopped = site.status(run_id)
+        assert (stopped["state"], stopped["lost_steps"]) == ("cancelled", 0)
+        assert "SIGTERM" in stopped["reason"]
+        assert stopped["checkpoint"]["step"] == stopped["step"] == site.step(run_id)
+        site.call("resume", run_id)
+    site.call("wait", run_id)
+    run = site.status(run_id)
+    assert (run["state"], run["lost_steps"]) == ("completed", 0)
     assert weights(site, run_id) == undisturbed
 
 
 def test_without_the_states_of_the_random_numbers_the_weights_differ(site: Site, undisturbed: str) -> None:
     run_id = site.submit(site.spec(**{**KEYS, "params": {**KEYS["params"], "hold_rng": False}}))
-    until(lambda: site.step(run_id) > EVERY, "a checkpoint")
+    until(lambda: newest_checkpoint(site.runs / run_id), "a checkpoint")
     site.signal_all(run_id, signal.SIGKILL)
     site.call("resume", run_id, "--wait")
     assert weights(site, run_id) != undisturbed

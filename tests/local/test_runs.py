@@ -10,18 +10,27 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from helpers.site import SCRIPTS, Site, until
 
 LONG = {"steps": 100_000, "step_ms": 10}
+TWO = {"nodes": 1, "procs_per_node": 2}
 
 
-def test_a_run_over_two_nodes_completes_and_each_rank_has_its_log(site: Site) -> None:
-    spec = site.spec(resources={"nodes": 2, "procs_per_node": 2}, params={"steps": 5})
+@pytest.fixture(scope="module")
+def completed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Site, dict[str, Any]]:
+    """A run of four processes that has completed, and its place, for those who only look at it."""
+    site = Site(tmp_path_factory.mktemp("completed"))
+    spec = site.light(resources={"nodes": 2, "procs_per_node": 2}, params={"steps": 5})
     [run] = site.json("submit", str(spec), "--executor", "local", "--wait")["runs"]
+    return site, run
 
+
+def test_a_run_over_two_nodes_completes_and_each_rank_has_its_log(completed: tuple[Site, dict[str, Any]]) -> None:
+    site, run = completed
     assert (run["state"], run["step"], run["total_steps"], run["lost_steps"]) == ("completed", 5, 5, 0)
     assert set(run["metrics"]) == {"loss"}
     assert (run["checkpoint"]["step"], run["checkpoint"]["complete"]) == (5, True)
@@ -35,12 +44,11 @@ def test_a_run_over_two_nodes_completes_and_each_rank_has_its_log(site: Site) ->
     assert set(attempt["interfaces"].values()) == {"lo"}
 
 
-def test_what_a_run_leaves_behind_is_for_its_owner_alone(site: Site) -> None:
-    run_id = site.submit(site.spec(params={"steps": 3}), "--wait")
-    for path in [site.runs / run_id, *(site.runs / run_id).rglob("*")]:
+def test_what_a_run_leaves_behind_is_for_its_owner_alone(completed: tuple[Site, dict[str, Any]]) -> None:
+    site, run = completed
+    for path in [Path(run["dir"]), *Path(run["dir"]).rglob("*")]:
         mode = stat.S_IMODE(path.stat().st_mode)
-        inside_submitit = "submitit" in path.parts
-        if not inside_submitit and path.name != "weights.txt":
+        if "submitit" not in path.parts:
             assert mode == (0o700 if path.is_dir() else 0o600), f"{path}: {mode:o}"
     assert stat.S_IMODE((site.runs / "registry.db").stat().st_mode) == 0o600
 
@@ -51,7 +59,7 @@ def test_a_runs_root_with_an_odd_name_works_like_any_other(tmp_path: Path, name:
     odd = tmp_path / name
     odd.mkdir()
     site = Site(odd)
-    spec = site.spec(params={"steps": 2}, setup=["export A=1"], tracking={"mlflow": {"enabled": tracked}})
+    spec = site.light(params={"steps": 2}, setup=["export A=1"], tracking={"mlflow": {"enabled": tracked}})
     [run] = site.json("submit", str(spec), "--executor", "local", "--wait")["runs"]
     assert (run["state"], run["dir"]) == ("completed", str(site.runs / run["id"]))
     assert bool(run["mlflow_run_id"]) == tracked
@@ -59,14 +67,14 @@ def test_a_runs_root_with_an_odd_name_works_like_any_other(tmp_path: Path, name:
 
 
 def test_submit_returns_at_once_and_holds_no_pipe_of_its_caller(site: Site) -> None:
-    run_id = site.submit(site.spec(params=LONG))
+    run_id = site.submit(site.steady())
     assert site.status(run_id)["state"] in ("pending", "running")
 
 
 def test_the_run_lives_on_when_the_terminal_closes(site: Site) -> None:
     """The whole session that the submission belonged to gets SIGHUP and SIGKILL, as when a terminal goes away."""
     shell = subprocess.Popen(
-        [sys.executable, "-m", "slurmtrain", "submit", str(site.spec(params=LONG)), "--executor", "local", "--wait"],
+        [sys.executable, "-m", "slurmtrain", "submit", str(site.light(params=LONG)), "--executor", "local", "--wait"],
         cwd=site.path,
         env=site.environment(),
         stdout=subprocess.DEVNULL,
@@ -95,7 +103,7 @@ def _session(pid: int) -> int | None:
 
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_a_worker_that_crashes_ends_the_others_and_is_named_with_its_last_lines(site: Site, nodes: int) -> None:
-    spec = site.spec(
+    spec = site.light(
         resources={"nodes": nodes, "procs_per_node": 3 - nodes},
         params={"steps": 1000, "step_ms": 5, "crash_rank": 1, "crash_step": 4},
     )
@@ -121,7 +129,7 @@ def _events(site: Site, run_id: str) -> list[dict[str, object]]:
 
 
 def test_a_killed_worker_is_named_with_its_signal(site: Site) -> None:
-    run_id = site.submit(site.spec(params=LONG))
+    run_id = site.submit(site.light(params=LONG, resources=TWO))
     until(lambda: site.step(run_id) >= 1, "the first step")
     ranks = {p.environ()["RANK"]: p for p in site.processes(run_id) if "RANK" in p.environ()}
     ranks["1"].kill()
@@ -129,10 +137,11 @@ def test_a_killed_worker_is_named_with_its_signal(site: Site) -> None:
     assert "rank 1 was killed by SIGKILL" in site.status(run_id)["reason"]
 
 
-def test_no_thread_of_the_sessions_groups_outlives_it_to_meet_the_interpreters_end(site: Site) -> None:
-    run_id = site.submit(site.spec(script="threads.py"), "--wait")
-    logs = [path.read_text() for path in (site.runs / run_id).glob("attempts/*/logs/rank-*.log")]
-    assert ["gloo threads: 0" in log for log in logs] == [True, True], logs
+def test_no_thread_of_the_sessions_groups_outlives_it_to_meet_the_interpreters_end(
+    completed: tuple[Site, dict[str, Any]],
+) -> None:
+    logs = [path.read_text() for path in Path(completed[1]["dir"]).glob("attempts/*/logs/rank-*.log")]
+    assert ["gloo threads: 0" in log for log in logs] == [True] * 4, logs
 
 
 def test_a_command_that_does_not_exist_is_named(site: Site) -> None:
@@ -152,7 +161,7 @@ def test_arguments_arrive_as_they_were_written(site: Site) -> None:
 
 
 def test_cancel_from_another_terminal_saves_and_ends_the_run(site: Site) -> None:
-    run_id = site.submit(site.spec(params=LONG))
+    run_id = site.submit(site.light(params=LONG, resources=TWO))
     until(lambda: site.step(run_id) >= 3, "a few steps")
     site.call("cancel", run_id)
     run = site.status(run_id)
@@ -163,7 +172,7 @@ def test_cancel_from_another_terminal_saves_and_ends_the_run(site: Site) -> None
 
 
 def test_a_run_that_is_cancelled_before_it_trains_ends_at_once(site: Site) -> None:
-    run_id = site.submit(site.spec(params=LONG))
+    run_id = site.submit(site.steady())
     site.call("cancel", run_id)
     assert site.status(run_id)["state"] == "cancelled"
     until(lambda: not site.processes(run_id), "the end of its processes")
@@ -187,7 +196,7 @@ def test_cancel_force_kills_what_ignores_being_asked(site: Site) -> None:
 
 
 def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site) -> None:
-    spec = site.spec(
+    spec = site.light(
         params={"steps": 60, "step_ms": 1000},
         resources={"nodes": 1, "procs_per_node": 2, "time": "00:00:20"},
     )
@@ -201,7 +210,7 @@ def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site
 
 
 def test_resume_with_more_steps_goes_on_after_completion(site: Site) -> None:
-    run_id = site.submit(site.spec(params={"steps": 4}), "--wait")
+    run_id = site.submit(site.light(params={"steps": 4}), "--wait")
     refused = site.call("resume", run_id, code=2)
     assert "has completed" in refused.stderr
     [resumed] = site.json("resume", run_id, "params.steps=9", "--wait")["runs"]
@@ -209,14 +218,14 @@ def test_resume_with_more_steps_goes_on_after_completion(site: Site) -> None:
 
 
 def test_resume_refuses_a_run_that_is_under_way(site: Site) -> None:
-    run_id = site.submit(site.spec(params=LONG))
+    run_id = site.submit(site.steady())
     refused = site.call("resume", run_id, code=2)
     assert f"slurmtrain cancel {run_id}" in refused.stderr
     assert len(site.show(run_id)["attempts"]) == 1
 
 
 def test_resume_of_a_run_without_a_checkpoint_says_what_to_do_instead(site: Site) -> None:
-    run_id = site.submit(site.spec(params={"steps": 9, "crash_rank": 0, "crash_step": 2}), "--wait", code=1)
+    run_id = site.submit(site.light(params={"steps": 9, "crash_rank": 0, "crash_step": 2}), "--wait", code=1)
     refused = site.call("resume", run_id, code=2)
     assert f"slurmtrain resume --from-start {run_id}" in refused.stderr
     [again] = site.json("resume", run_id, "--from-start", "params.crash_rank=-1", "--wait")["runs"]
@@ -251,9 +260,11 @@ def test_a_script_of_ones_own_gets_the_facts_and_its_newest_checkpoint(site: Sit
 
 
 def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) -> None:
-    spec = site.spec(params={"steps": 3, "step_ms": 0}, sweep={"params.steps": [3, 4]})
+    spec = site.commanding("echo ${params.steps} ${params.step_ms}", params={"steps": 3, "step_ms": 0},
+                           sweep={"params.steps": [3, 4]})  # fmt: skip
     runs = site.json("submit", str(spec), "--executor", "local", "--sweep", "params.step_ms=0,1", "--wait")["runs"]
-    assert [(run["state"], run["step"]) for run in runs] == [("completed", n) for n in (3, 3, 4, 4)]
+    assert [run["state"] for run in runs] == ["completed"] * 4
+    assert [site.said(run["id"]) for run in runs] == [["3 0"], ["3 1"], ["4 0"], ["4 1"]]
     for earlier, later in itertools.pairwise(runs):
         ended = site.show(earlier["id"])["ended_at"]
         workers = [event for event in _events(site, later["id"]) if event["kind"] == "rendezvous"]
@@ -269,7 +280,7 @@ def _iso(seconds: float) -> str:
 
 
 def test_secrets_reach_the_script_and_no_file(site: Site) -> None:
-    spec = site.spec(params={"steps": 2}, env={"MY_TOKEN": "tok-4711-secret", "PRINT_LENGTH": "1"})
+    spec = site.light(params={"steps": 2}, env={"MY_TOKEN": "tok-4711-secret", "PRINT_LENGTH": "1"})
     run_id = site.submit(spec, "--wait")
     assert str(len("tok-4711-secret")) in site.call("logs", run_id, "--rank", "0").stdout
     holders = [
@@ -283,10 +294,11 @@ def test_secrets_reach_the_script_and_no_file(site: Site) -> None:
 
 
 def test_logs_follow_a_run_to_its_end_with_rank_and_attempt(site: Site) -> None:
-    run_id = site.submit(site.spec(params={"steps": 30, "step_ms": 10}))
+    count = "import time; [print(number, flush=True) or time.sleep(0.02) for number in range(30)]"
+    run_id = site.submit(site.commanding(f'python -c "{count}"', resources=TWO))
     followed = site.call("logs", "-f", run_id)
-    assert "[1/rank 0] weights" in followed.stdout
-    assert "[1/rank 1] weights" in followed.stdout
+    assert "[1/rank 0] 29" in followed.stdout
+    assert "[1/rank 1] 29" in followed.stdout
     assert site.call("logs", run_id, "--rank", "7", code=2).stderr.count("no log of rank 7") == 1
     assert "no attempt 3" in site.call("logs", run_id, "--attempt", "3", code=2).stderr
 

@@ -1,0 +1,50 @@
+"""As train.py, but without an optimizer of torch's and without DistributedDataParallel.
+
+Either of them imports the compiler of torch, which takes as long as torch itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import slurmtrain
+
+PARAMS = {"steps": 20, "step_ms": 0, "crash_rank": -1, "crash_step": -1}
+
+
+def train() -> None:
+    with slurmtrain.session(params=PARAMS) as run:
+        params = run.params
+        torch.manual_seed(1)
+        model = torch.nn.Linear(4, 1)
+        torch.manual_seed(100 + run.rank)
+        run.checkpoint(model=model)
+        for step in run.steps(params["steps"]):
+            loss = model(torch.randn(8, 4)).square().mean()
+            model.zero_grad()
+            loss.backward()
+            with torch.no_grad():
+                for weights in model.parameters():
+                    dist.all_reduce(weights.grad)
+                    weights -= 0.01 * weights.grad / run.world_size
+            threading.Event().wait(params["step_ms"] / 1000)
+            if run.rank == params["crash_rank"] and step == params["crash_step"]:
+                raise ValueError("the loss went up to my_token=hunter2 and away")
+            run.log(loss=loss)
+        digest = hashlib.sha256(model.weight.detach().numpy().tobytes()).hexdigest()
+        print(f"weights {digest} of rank {run.rank}", flush=True)
+        if os.environ.get("PRINT_LENGTH"):
+            print(len(os.environ["MY_TOKEN"]), flush=True)
+
+
+if __name__ == "__main__":
+    train()
+    # Those of a group that is still referred to would be left.
+    names = [path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")]
+    print("gloo threads:", sum(name.startswith("pt_gloo") for name in names), flush=True)

@@ -21,7 +21,7 @@ from typing import Any
 from _measure import ROOT, Report, command, run_quietly, say
 
 from slurmtrain.model.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.runtime.checkpointfiles import newest_published
+from slurmtrain.runtime.checkpointfiles import newest_published, sweep
 from slurmtrain.system.process import Process, descendants
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_resume_train.py"
@@ -99,6 +99,8 @@ class Bench:
 
     def killed_and_resumed(self, seed: int, wanted: str) -> Outcome:
         directory, finished = self.killed(random.Random(seed))
+        # What is complete and only lacks its name gets it, as `resume` does.
+        sweep(directory.checkpoints, attempt="")
         newest = newest_published(directory.checkpoints)
         goes_on_from = checkpoint_step(newest.name) or 0 if newest else 0
         began = time.monotonic()

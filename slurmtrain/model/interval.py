@@ -41,6 +41,8 @@ GRACE_MARGIN = 1.5
 _REMEMBERED = 8
 # How often ranks agree on whether to stop or save. A stop request waits at most this long plus one step.
 AGREE_S = 0.25
+# While a checkpoint is being written: it is published at the first agreement after that.
+AGREE_SAVING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,9 +203,12 @@ def is_due(every: Every, choice: Choice, *, since_save_s: float) -> bool:
     return since_save_s >= (every.amount * 60 if every.unit == "minutes" else choice.seconds)
 
 
-def steps_to_agreement(step_s: float, previous: int) -> int:
-    """After how many more steps ranks agree again: about AGREE_S seconds, growing at most twofold a time."""
-    wanted = int(AGREE_S / step_s) if step_s > 0 else previous * 2
+def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) -> int:
+    """After how many more steps ranks agree again: about AGREE_S seconds, growing at most twofold a time.
+
+    ``saving``: a checkpoint is being written, so AGREE_SAVING_S.
+    """
+    wanted = int((AGREE_SAVING_S if saving else AGREE_S) / step_s) if step_s > 0 else previous * 2
     return max(1, min(wanted, previous * 2))
 
 

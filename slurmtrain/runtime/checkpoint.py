@@ -82,6 +82,11 @@ class Checkpointer:
         self._waits = 0
         self._saver.prepare()
 
+    @property
+    def saving_step(self) -> int | None:
+        """The step that is being saved; None when nothing is."""
+        return self._saver.step
+
     # --- between steps ------------------------------------------------------------------------------------------------
 
     def numbers(self) -> tuple[int, int, int]:

@@ -226,7 +226,7 @@ class Session:
         checkpoints = (0, 0, 0) if self._checkpointer is None else self._checkpointer.numbers()
         stop, gap, *said = self._ranks.greatest(
             int(self._flag.raised is not None),
-            steps_to_agreement(pace.step_s, pace.gap) if self.rank == 0 else 0,
+            self._next_gap() if self.rank == 0 else 0,
             *checkpoints,
         )
         pace.agreed(self.step, gap)
@@ -234,6 +234,10 @@ class Session:
         self._without_pace(lambda checkpointer: checkpointer.agreed(self.step, *said))
         if stop and self.step < total:
             self._stop()
+
+    def _next_gap(self) -> int:
+        saving = self._checkpointer is not None and self._checkpointer.saving_step is not None
+        return steps_to_agreement(self._pace.step_s, self._pace.gap, saving=saving)
 
     def _without_pace(self, work: Callable[[Checkpointer], T]) -> T | None:
         """Do something with checkpoints, which is no part of a step's time."""
@@ -243,6 +247,8 @@ class Session:
             return work(self._checkpointer)
         finally:
             self._pace.go_on()
+            if self._checkpointer.saving_step == self.step:
+                self._pace.agree_soon(self.step)
 
     def _stop(self) -> NoReturn:
         """Save, say so, and leave with the code that means "go on from here"."""
@@ -305,6 +311,11 @@ class _Pace:
     def agreed(self, step: int, gap: int) -> None:
         self.gap = max(1, gap)
         self.agree_at = step + self.gap
+
+    def agree_soon(self, step: int) -> None:
+        """Agree after the next step, and then ever more rarely again: something has begun that all ranks wait for."""
+        self.gap = 1
+        self.agree_at = step + 1
 
     def go_on(self) -> None:
         """What was done until now is no part of a step."""

@@ -29,8 +29,6 @@ from slurmtrain.system.files import FILE_MODE, make_directory, reason_of
 
 # Small enough for a processor's cache: what is hashed is written while it is there.
 _CHUNK = 1 << 20
-# The kernel begins to write a file back each time this much of it is new, rather than all of it at the end.
-_WRITE_BACK = 1 << 25
 FENCED = "another attempt has taken over this run; nothing was published"
 
 
@@ -85,8 +83,6 @@ class _Memory:
                     with view[start : start + _CHUNK] as chunk:
                         hasher.update(chunk)
                         _write_all(handle, chunk)
-                    if (start + _CHUNK) % _WRITE_BACK == 0:
-                        _begin_writing_back(handle, start + _CHUNK - _WRITE_BACK)
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -96,12 +92,6 @@ class _Memory:
 def _write_all(handle: int, data: memoryview) -> None:
     while data:
         data = data[os.write(handle, data) :]
-
-
-def _begin_writing_back(handle: int, start: int) -> None:
-    # DONTNEED begins writing what is dirty, and drops nothing that is not on disk yet.
-    with contextlib.suppress(OSError):
-        os.posix_fadvise(handle, start, _WRITE_BACK, os.POSIX_FADV_DONTNEED)
 
 
 def publish(order: Mapping[str, Any]) -> dict[str, Any]:

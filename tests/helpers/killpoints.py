@@ -510,7 +510,7 @@ def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], w
 def main(who: str, *names: str) -> None:
     """Try scenarios, all by default; prints as JSON how many kills each took, or what went wrong."""
     # More writes of less, so that there are more places to be killed at.
-    shardwriter._CHUNK, shardwriter._WRITE_BACK = 1 << 10, 1 << 11
+    shardwriter._CHUNK = 1 << 10
     memory = Path("/dev/shm")
     said: dict[str, int | str] = {}
     for name in names or [name for name in SCENARIOS if who != "writer" or SCENARIOS[name].lives_on]:

@@ -332,6 +332,11 @@ def test_ranks_agree_about_four_times_a_second_and_approach_that_by_doubling(
     assert steps_to_agreement(step_s, previous) == steps
 
 
+def test_ranks_agree_more_often_while_a_checkpoint_is_being_written() -> None:
+    assert [steps_to_agreement(0.001, 1000, saving=saving) for saving in (False, True)] == [250, 50]
+    assert steps_to_agreement(10.0, 1, saving=True) == 1
+
+
 @given(st.just(0.0) | st.floats(1e-9, 1e3), st.integers(1, 10**6))
 def test_ranks_agree_again_after_at_least_one_step(step_s: float, previous: int) -> None:
     assert 1 <= steps_to_agreement(step_s, previous) <= 2 * previous

@@ -1,0 +1,528 @@
+"""What a checkpoint costs: slurmtrain's beside torch's own means, and beside writing as many bytes to one file.
+
+Every way to save has processes of its own, which save again and again between short steps; ``_checkpoint_train.py``
+says what they do. All are measured from outside in the same manner: training stands still from the end of the last step
+before a save to the beginning of the next one, on the rank where that is longest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Any
+
+import psutil
+from _checkpoint_train import WAYS, Task, delete, run_rank
+from _measure import ROOT, Report, command, run_quietly, say
+from step import products_for
+
+from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.system.process import Process, descendants
+
+SCRIPT = ROOT / "scripts" / "benchmarks" / "_checkpoint_train.py"
+STEP_S = 0.020
+SAMPLE_S = 0.05
+# The processes below a rank are looked up again with every so many samples, for looking takes longer than reading.
+LOOK_UP = 5
+PATIENCE_S = 600.0
+# When a rank has failed, the others have so long to see that it is gone.
+GRACE_S = 10.0
+POLL_S = 0.2
+# From one save of a run of slurmtrain's to the next, so many times what a plain write takes, within bounds in seconds.
+ROOM = 3
+LEAST_S, MOST_S = 0.6, 10.0
+LARGEST = 1_000_000_000
+SIZES = {10_000_000: "10MB", 200_000_000: "200MB", LARGEST: "1GB"}
+# The most memory that a process takes: in copies of its state, and in bytes for what it imports.
+COPIES = 4
+IMPORTED = 600_000_000
+# Filesystems in memory, where an fsync costs nothing.
+IN_MEMORY = ("tmpfs", "ramfs")
+STALL_AIM = 0.10
+WALL_AIM = 1.3
+# Modules that take seconds to import, imported once for all ranks of torch's own ways.
+PRELOADED = [
+    "torch.distributed.checkpoint.state_dict_saver",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+]
+
+
+class Failed(Exception):
+    """A way to save did not do its work; the message says how."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many bytes of state on so many processes; ``sharded``: each has its share (FSDP2), and not all of it (DDP)."""
+
+    size: int
+    processes: int
+    sharded: bool = False
+
+    def __str__(self) -> str:
+        return f"{SIZES[self.size]} x{self.processes}{' fsdp2' if self.sharded else ''}"
+
+    @property
+    def memory(self) -> int:
+        """Bytes that it takes to measure it."""
+        return self.size * COPIES * (1 if self.sharded else self.processes) + IMPORTED * self.processes
+
+
+SHARDED = Case(200_000_000, 2, sharded=True)
+
+
+@dataclass(frozen=True)
+class Save:
+    """Seconds. ``wall``: from the call until the checkpoint is complete. ``told``: the stall that the journal tells.
+
+    ``lost``: by how much this save delayed training: the stall, and what steps beside it took longer than others.
+    """
+
+    wall_s: float
+    stall_s: float = math.nan
+    lost_s: float = math.nan
+    told_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """The saves of one training, and the most memory, in bytes a rank, that they took beyond the training's own."""
+
+    saves: Sequence[Save]
+    memory: float = math.nan
+
+    @property
+    def later(self) -> Sequence[Save]:
+        """All but the first, which starts processes and fills caches."""
+        return self.saves[1:]
+
+
+# --- memory -----------------------------------------------------------------------------------------------------
+
+
+class Memory:
+    """Memory of processes and of all below them that is not a file's, sampled while this is entered.
+
+    Their private memory (RssAnon in /proc/<pid>/status, see proc(5)) and the machine's shared memory (Shmem in
+    /proc/meminfo), which holds memfds also where nobody maps them. Both are counters, which cost little to read, while
+    the proportional share of a process (PSS) is counted page by page, and keeps it from getting more of them.
+    """
+
+    def __init__(self, roots: Sequence[int]) -> None:
+        self._roots = roots
+        self._samples: list[tuple[float, int]] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def growth(self, since: float) -> int:
+        """Bytes of the highest sample beyond the last one before this time of the monotonic clock."""
+        before = [held for at, held in self._samples if at <= since]
+        after = [held for at, held in self._samples if at > since]
+        if not before or not after:
+            raise Failed("it ended before its memory was measured")
+        return max(after) - before[-1]
+
+    def _sample(self) -> None:
+        number, known = 0, set(self._roots)
+        while not self._ended.wait(SAMPLE_S):
+            if number % LOOK_UP == 0:
+                known = {pid for root in self._roots for pid in _tree(root)}
+            held = sum(_kilobytes(f"/proc/{pid}/status", "RssAnon:") for pid in known)
+            self._samples.append((time.monotonic(), (held + _kilobytes("/proc/meminfo", "Shmem:")) * 1024))
+            number += 1
+
+
+def _tree(root: int) -> Iterator[int]:
+    yield root
+    with contextlib.suppress(psutil.Error):
+        yield from (child.pid for child in psutil.Process(root).children(recursive=True))
+
+
+def _kilobytes(path: str, name: str) -> int:
+    """One line of a file of /proc; 0 where the process is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(name):
+                return int(line.split()[1])
+    return 0
+
+
+# --- ways to save -----------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bench:
+    """A folder to save to, and how many times a training saves in it. Every way is a method that takes a case."""
+
+    folder: Path
+    products: int
+    saves: int
+    plain_s: float = 0.0
+
+    def plain(self, case: Case) -> Job:
+        """The limit: one process writes as many bytes to one file, and fsyncs it."""
+        block = os.urandom(2**23)
+        saves = []
+        with self._out() as out:
+            for number in range(self.saves):
+                began = time.monotonic()
+                with open(out / f"plain-{number}", "wb", buffering=0) as file:
+                    left = case.size
+                    while left:
+                        left -= file.write(block[:left])
+                    os.fsync(file.fileno())
+                saves.append(Save(time.monotonic() - began))
+                if number:
+                    delete(out / f"plain-{number - 1}")
+        self.plain_s = statistics.median(save.wall_s for save in saves)
+        return Job(saves)
+
+    def by_torch(self, way: str, case: Case) -> Job:
+        """One of torch's own ways, on processes that are started as torchrun would start them."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(PRELOADED)
+        with self._out() as out:
+            task, port = Task(case.size, case.sharded, self.products, out), _free_port()
+            ranks = [
+                context.Process(target=run_rank, args=(task, way, self.saves, rank, case.processes, port))
+                for rank in range(case.processes)
+            ]
+            try:
+                for rank in ranks:
+                    rank.start()
+                with Memory([rank.pid for rank in ranks if rank.pid]) as memory:
+                    _join(ranks)
+            finally:
+                for rank in ranks:
+                    if rank.is_alive():
+                        rank.kill()
+                        rank.join()
+            if any(rank.exitcode for rank in ranks):
+                raise Failed("; ".join(_last_word(out, number, rank.exitcode) for number, rank in enumerate(ranks)))
+            told = _told(out, case)
+            _check_bytes(_bytes_below(out / f"step-{self.saves - 1}"), told)
+            return _job(told, [Save(wall) for _, wall in told[0]["saves"]], told[0]["saves"], memory)
+
+    def slurmtrain(self, case: Case) -> Job:
+        """A run of the local executor, which saves every so many steps; the last one, at its end, does not count."""
+        every = self._every(case)
+        steps = every * (self.saves + 1)
+        with self._out() as out:
+            submitted = self._submit(case, out, every, steps)
+            run = RunDir(Path(submitted["dir"]))
+            attempt = run.attempt(submitted["job_id"], 0)
+            controller = _controller(run)
+            try:
+                with Memory([controller.pid]) as memory:
+                    _wait_for_end(attempt)
+                _wait_until(lambda: not controller.alive(), GRACE_S)
+            finally:
+                _kill(controller)
+            saved = [event for event in _events(attempt.rank_journal(0)) if event["kind"] == "saved"]
+            saved = [event for event in saved if event["step"] % every == 0 and event["step"] < steps]
+            if len(saved) < 2:
+                raise Failed(f"it saved {len(saved)} times in {steps} steps")
+            told = _told(out, case)
+            _check_bytes(saved[-1]["bytes"], told)
+            saves = [Save(event["seconds"], told_s=event.get("stall_s", event["seconds"])) for event in saved]
+            return _job(told, saves, [(event["step"], event["seconds"]) for event in saved], memory)
+
+    def _every(self, case: Case) -> int:
+        """After how many steps to save: steps take longer where processes share a core."""
+        crowd = max(1.0, case.processes / len(os.sched_getaffinity(0)))
+        return math.ceil(min(MOST_S, max(LEAST_S, ROOM * self.plain_s)) / (STEP_S * crowd))
+
+    def _submit(self, case: Case, out: Path, every: int, steps: int) -> Mapping[str, Any]:
+        options = {"--size": case.size, "--products": self.products, "--steps": steps, "--out": out}
+        argv = ["python", str(SCRIPT), *(str(one) for option in options.items() for one in option)]
+        spec = out / "checkpoint.yaml"
+        spec.write_text(
+            json.dumps(
+                {
+                    "name": "bench-checkpoint",
+                    "command": " ".join(argv + ["--sharded"] * case.sharded),
+                    "resources": {"procs_per_node": case.processes},
+                    "checkpoint": {"every": {"steps": every}, "keep": 1},
+                    "tracking": {"mlflow": {"enabled": False}},
+                }
+            )
+        )
+        said = run_quietly(command("submit", str(spec), "--executor", "local", "--json"), SLURMTRAIN_RUNS=str(out))
+        [run] = json.loads(said)["runs"]
+        return dict(run)
+
+    @contextmanager
+    def _out(self) -> Iterator[Path]:
+        """A folder for one job, all of them on the same filesystem."""
+        with tempfile.TemporaryDirectory(dir=self.folder) as out:
+            yield Path(out)
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def _join(ranks: Sequence[multiprocessing.process.BaseProcess]) -> None:
+    """Wait for them, but not for ever, and when one has failed not for long."""
+    deadline = time.monotonic() + PATIENCE_S
+    while running := [rank for rank in ranks if rank.exitcode is None]:
+        if any(rank.exitcode for rank in ranks):
+            deadline = min(deadline, time.monotonic() + GRACE_S)
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return
+        wait([rank.sentinel for rank in running], min(left, GRACE_S))
+
+
+def _last_word(out: Path, rank: int, exitcode: int | None) -> str:
+    log = out / f"rank-{rank}.log"
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return f"rank {rank} ended with {exitcode}{': ' + lines[-1][:300] if lines and exitcode else ''}"
+
+
+def _controller(run: RunDir) -> Process:
+    """The process that everything of a local run hangs on."""
+    told = [event for path in run.journals.glob("*.jsonl") for event in _events(path) if event["kind"] == "submitted"]
+    return Process.from_plain(told[0]["process"])
+
+
+def _wait_for_end(attempt: AttemptDir) -> None:
+    """Until the run is completed. Raises Failed if it ends otherwise."""
+
+    def ended() -> list[dict[str, Any]]:
+        return [event for event in _events(attempt.node_journal(0)) if event["kind"] == "end"]
+
+    if not _wait_until(lambda: bool(ended()), PATIENCE_S):
+        raise Failed(f"the run did not end within {PATIENCE_S:.0f} s")
+    [end] = ended()
+    if end["cause"] != "completed":
+        raise Failed(f"the run ended: {end['cause']}: {end['reason']}")
+
+
+def _wait_until(true: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (so := true()) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    return so
+
+
+def _kill(process: Process) -> None:
+    """End what is left of a process and of all below it, and wait until it is gone."""
+    left = [process, *descendants(process)]
+    for one in left:
+        one.send(signal.SIGKILL)
+    _wait_until(lambda: not any(one.alive() for one in left), GRACE_S)
+
+
+def _events(journal: Path) -> list[dict[str, Any]]:
+    try:
+        lines = journal.read_text().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+# --- from what ranks told to figures ------------------------------------------------------------------------------
+
+
+def _told(out: Path, case: Case) -> list[dict[str, Any]]:
+    return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(case.processes)]
+
+
+def _job(
+    told: Sequence[Mapping[str, Any]], saves: Sequence[Save], places: Sequence[tuple[int, float]], memory: Memory
+) -> Job:
+    """Measured on the steps of all ranks. ``places``: for each save how many steps were finished, and its wall time."""
+    bodies = told[0]["bodies"]
+    cycles = list(pairwise(began for began, _ in bodies))
+    beside = [(bodies[finished - 1][1], bodies[finished - 1][1] + wall) for finished, wall in places]
+    quiet = statistics.median(
+        after - began for began, after in cycles if all(after <= since or began >= until for since, until in beside)
+    )
+    measured = []
+    for save, (finished, _), (since, until) in zip(saves, places, beside, strict=True):
+        stall = max(rank["bodies"][finished][0] - rank["bodies"][finished - 1][1] for rank in told)
+        lost = sum(after - began - quiet for began, after in cycles if began < until and after > since)
+        measured.append(Save(save.wall_s, stall, lost, save.told_s))
+    return Job(measured, memory.growth(max(rank["ready"] for rank in told)) / len(told))
+
+
+def _bytes_below(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*"))
+
+
+def _check_bytes(written: int, told: Sequence[Mapping[str, Any]]) -> None:
+    """Raises Failed where a checkpoint is not what the state weighs and little more."""
+    state = told[0]["bytes"]
+    if not state <= written <= 1.1 * state:
+        raise Failed(f"a checkpoint of {state} bytes of state has {written} bytes")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--sizes", nargs="+", choices=SIZES.values(), metavar="SIZE",
+        help="10MB, 200MB, 1GB: how large states are (default: all; all but 1GB with --quick)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--processes", type=int, nargs="+", metavar="N", help="on how many (default: 1, 2 and 4; 1 and 2 with --quick)"
+    )
+    parser.add_argument("--rounds", type=int, metavar="R", help="of each case (default: 1; 2 with --quick)")
+    parser.add_argument("--folder", metavar="DIR", help="where to write (default: a temporary one)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    report = Report()
+    with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder:
+        if filesystem(Path(folder)) in IN_MEMORY:
+            sys.exit(f"bench: {folder} is in memory; name a directory on a disk with --folder")
+        products = products_for(STEP_S)
+        for case in cases(arguments):
+            if lacking := lacks(case, Path(folder)):
+                report.notes.append(f"{case} was not measured: {lacking}")
+                say(f"bench: {report.notes[-1]}")
+                continue
+            rounds = arguments.rounds or (2 if arguments.quick else 1)
+            bench = Bench(Path(folder), products, saves_in_a_round(quick=arguments.quick))
+            found = measure(bench, case, rounds, report)
+            tell(case, found, report)
+            if not arguments.quick:
+                judge(case, report)
+    report.notes += [
+        "first: the first save of a training, which is in no other figure or ratio; lost: the stall, and what steps "
+        "took longer while the save went on; memory: a rank's, beyond the training's own; told: by the run's journal",
+        f"aims at 1 GB: stall slurmtrain/dcp_save at most {STALL_AIM}, wall slurmtrain/plain at most {WALL_AIM}",
+    ]
+    return report
+
+
+def filesystem(folder: Path) -> str:
+    """The type of the filesystem that a folder is on."""
+    mounts = [one for one in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(one.mountpoint)]
+    return max(mounts, key=lambda one: len(one.mountpoint)).fstype
+
+
+def cases(arguments: argparse.Namespace) -> list[Case]:
+    """Every size on every number of processes; one of them also sharded."""
+    names = arguments.sizes or [name for size, name in SIZES.items() if size != LARGEST or not arguments.quick]
+    processes = arguments.processes or ((1, 2) if arguments.quick else (1, 2, 4))
+    chosen = [Case(size, several) for size, name in SIZES.items() if name in names for several in processes]
+    beside = Case(SHARDED.size, SHARDED.processes)
+    return [*chosen, SHARDED] if beside in chosen else chosen
+
+
+def saves_in_a_round(*, quick: bool) -> int:
+    """The first one included."""
+    return 2 if quick else 4
+
+
+def lacks(case: Case, folder: Path) -> str | None:
+    """What this machine has too little of for a case; None if it will do. A job has up to two checkpoints at a time."""
+    free, memory = shutil.disk_usage(folder).free, psutil.virtual_memory().available
+    if free < 3 * case.size:
+        return f"{folder} has {free / 1e9:.1f} GB free"
+    if memory < case.memory:
+        return f"it takes up to {case.memory / 1e9:.1f} GB of memory, and {memory / 1e9:.1f} GB are free"
+    return None
+
+
+def measure(bench: Bench, case: Case, rounds: int, report: Report) -> dict[str, list[Job]]:
+    """All ways once a round, every other one backwards; a way that fails is left out, and is a failure."""
+    ways: dict[str, Callable[[Case], Job]] = {
+        **{name: partial(bench.by_torch, name) for name in WAYS},
+        "plain": bench.plain,
+        "slurmtrain": bench.slurmtrain,
+    }
+    # The first to write as much as this finds no memory for it in the page cache yet.
+    bench.plain(case)
+    found: dict[str, list[Job]] = {name: [] for name in ways}
+    for number in range(rounds):
+        for name in reversed(list(ways)) if number % 2 else list(ways):
+            if name not in found:
+                continue
+            try:
+                job = ways[name](case)
+            except Failed as error:
+                report.failures.append(f"{case}: {name}: {error}")
+                say(f"bench: {report.failures[-1]}")
+                del found[name]
+                continue
+            found[name].append(job)
+            shown = " ".join(f"{save.wall_s:.3f}" for save in job.saves)
+            stalls = "" if name == "plain" else " stall " + " ".join(f"{save.stall_s:.3f}" for save in job.saves)
+            say(f"{case}: {name}: wall {shown}{stalls} s")
+    return found
+
+
+def tell(case: Case, found: Mapping[str, Sequence[Job]], report: Report) -> None:
+    """Figures of each way, then ratios of those that can be paired, save by save of a round."""
+    for name, jobs in found.items():
+        firsts, laters = [job.saves[0] for job in jobs], [save for job in jobs for save in job.later]
+        which = f"{case}: {name}"
+        if name != "plain":
+            report.figure(f"{which}: stall_ms", [save.stall_s * 1e3 for save in laters], "ms")
+            report.figure(f"{which}: first_stall_ms", [save.stall_s * 1e3 for save in firsts], "ms")
+            report.figure(f"{which}: lost_ms", [save.lost_s * 1e3 for save in laters], "ms")
+            report.figure(f"{which}: memory_mb", [job.memory / 1e6 for job in jobs], "MB")
+        report.figure(f"{which}: wall_ms", [save.wall_s * 1e3 for save in laters], "ms")
+        report.figure(f"{which}: first_wall_ms", [save.wall_s * 1e3 for save in firsts], "ms")
+        report.figure(f"{which}: mb_per_s", [case.size / save.wall_s / 1e6 for save in laters], "MB/s")
+        told = [save.told_s * 1e3 for save in laters if save.told_s is not None]
+        if told:
+            report.figure(f"{which}: stall_told_ms", told, "ms")
+    for name in found:
+        if name != "plain":
+            compare(case, "wall", name, "plain", found, report)
+    for name in ("dcp_async_thread", "dcp_async_process", "slurmtrain"):
+        compare(case, "stall", name, "dcp_save", found, report)
+    compare(case, "stall", "slurmtrain", "dcp_async_process", found, report)
+
+
+def compare(case: Case, what: str, upper: str, lower: str, found: Mapping[str, Sequence[Job]], report: Report) -> None:
+    if upper not in found or lower not in found:
+        return
+    pairs = [
+        (getattr(up, f"{what}_s"), getattr(low, f"{what}_s"))
+        for ups, lows in zip(found[upper], found[lower], strict=True)
+        for up, low in zip(ups.later, lows.later, strict=False)
+    ]
+    report.ratio(f"{case}: {what} {upper}/{lower}", [up for up, _ in pairs], [low for _, low in pairs])
+
+
+def judge(case: Case, report: Report) -> None:
+    """Whether the aims are met, which are about the largest size."""
+    aims = {"stall slurmtrain/dcp_save": STALL_AIM, "wall slurmtrain/plain": WALL_AIM}
+    for what, aim in aims.items():
+        name = f"{case}: {what}"
+        if case.size == LARGEST and name in report.ratios and report.ratios[name].median > aim:
+            report.failures.append(f"{name} is {report.ratios[name].median:.3g}, and is to be at most {aim}")

@@ -42,11 +42,20 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 }
 
 
+def _member(enumeration: Any, name: str) -> Any:
+    """Stands for getattr, by which some versions of Python pickle the members of an enumeration."""
+    if enumeration is not metadata._MEM_FORMAT_ENCODING or name not in enumeration.__members__:
+        raise pickle.UnpicklingError("builtins.getattr has no place in it, but for one enumeration")
+    return enumeration[name]
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         known = _CLASSES.get((module, name))
         if known is not None:
             return known
+        if (module, name) == ("builtins", "getattr"):
+            return _member
         # Types and layouts of tensors are pickled as attributes of torch, or through a function that looks them up.
         value = getattr(torch, name, None) if module == "torch" else None
         if isinstance(value, torch.dtype | torch.layout):

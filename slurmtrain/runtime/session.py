@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -128,6 +129,9 @@ class Session:
     def _join(self) -> None:
         if dist.is_initialized():
             return
+        if self._worker.attempt is not None:
+            # Imported later, it would hold on to the group, whose threads would outlive it.
+            import_module("torch.distributed.checkpoint")
         backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
         self._owns_group = True
         if self._worker.launched:

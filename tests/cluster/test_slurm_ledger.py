@@ -283,6 +283,8 @@ def test_a_run_that_cannot_do_without_the_node_has_failed_and_says_so(site: Clus
     assert run["state"] == "failed"
     assert "node1: clock: " in run["reason"]
     assert f"node1 cannot be left out: {NODES} nodes are needed and {NODES - 1} would be left" in run["reason"]
+    until(lambda: not cluster.jobs(), "the end of the job")
+    site.call("sync")
     assert cluster.jobs() == {}
 
 

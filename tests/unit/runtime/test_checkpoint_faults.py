@@ -6,6 +6,7 @@ Where a save fails, that is said, and the next one works; where a checkpoint is 
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import pickle
@@ -25,6 +26,7 @@ import xxhash
 from helpers.killpoints import heal, writers_that_fail
 from helpers.ranks import Attempt, Pair, alone, listed
 from torch import nn
+from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from slurmtrain.errors import CheckpointError
@@ -896,6 +898,8 @@ def test_something_that_would_run_within_an_index_does_not(run: Path, target: Pa
         b"ctorch\nload\n(V/etc/passwd\ntR.",
         b"ctorch.serialization\nload\n.",
         b"ctorch\nSize\n(cbuiltins\nprint\ntR.",
+        b"cbuiltins\ngetattr\n(ctorch\nSize\nVmro\ntR.",
+        b"cbuiltins\ngetattr\n(ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nVmro\ntR.",
         b"ctorch\n_C\n.",
         b"",
         b".",
@@ -907,6 +911,20 @@ def test_something_that_would_run_within_an_index_does_not(run: Path, target: Pa
 def test_a_pickle_of_another_kind_is_no_index(run: Path, target: Path, tmp_path: Path, content: bytes) -> None:
     forge(target, ".metadata", content)
     assert "no index of a checkpoint" in refused(run, tmp_path / "marker")
+
+
+def test_an_enumeration_is_read_as_other_versions_of_python_pickle_it(run: Path, target: Path) -> None:
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            if isinstance(obj, metadata._MEM_FORMAT_ENCODING):
+                return getattr, (metadata._MEM_FORMAT_ENCODING, obj.name)
+            return NotImplemented
+
+    content = io.BytesIO()
+    Pickler(content).dump(index_of(target))
+    assert b"getattr" in content.getvalue()
+    forge(target, ".metadata", content.getvalue())
+    assert look(run)[0] == 2
 
 
 def test_an_index_that_leads_out_of_the_checkpoint_is_refused(run: Path, target: Path, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ PATIENCE_S = 600.0
 GRACE_S = 10.0
 POLL_S = 0.2
 # From one save of a run of slurmtrain's to the next, so many times what a plain write takes, within bounds in seconds.
-ROOM = 3
+ROOM = 8
 LEAST_S, MOST_S = 0.6, 10.0
 LARGEST = 1_000_000_000
 SIZES = {10_000_000: "10MB", 200_000_000: "200MB", LARGEST: "1GB"}

@@ -106,7 +106,7 @@ class Checkpointer:
 
     def begin(self, step: int, why: str) -> None:
         """Save this step while training goes on; a save that is still under way is waited for."""
-        self._end(self._saver.finish())
+        self._end(self._saver.finish(stalls=True))
         if step == self.saved_step:
             return
         self._waits = 0

@@ -283,8 +283,11 @@ class Saver:
             return self._all_written(save)
         return self._over(save, _News(news)) if news else None
 
-    def finish(self) -> Outcome | None:
-        """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`."""
+    def finish(self, *, stalls: bool = False) -> Outcome | None:
+        """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`.
+
+        ``stalls``: training goes on after that, so that waiting is part of what the save costs it.
+        """
         save = self._save
         if save is None:
             return None
@@ -292,8 +295,8 @@ class Saver:
         outcome = None
         if not save.publishing:
             self._take_answers(until=lambda: save.written is not None)
-            # Until here training has waited; what publishing takes is not known before the manifest is written.
-            save.stall_s += time.monotonic() - began
+            # What publishing takes besides is not known before the manifest is written.
+            save.stall_s += time.monotonic() - began if stalls else 0.0
             outcome = self._all_written(save)
         if outcome is None:
             if self._publisher is not None:

@@ -742,3 +742,15 @@ def test_where_nothing_was_ever_saved_nothing_is_restored(tmp_path: Path) -> Non
     with Attempt(tmp_path, alone(), plain(0, alone())) as attempt:
         assert attempt.restore() is None
         assert attempt.events("restored") == []
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_waiting_for_a_save_is_a_stall_only_where_training_goes_on_after_it(tmp_path: Path, stalls: bool) -> None:
+    with Attempt(tmp_path, alone(), plain(0, alone())) as attempt:
+        assert attempt.begin(1) is None
+        begun = attempt.saver._save
+        assert begun is not None
+        before = begun.stall_s
+        outcome = attempt.saver.finish(stalls=stalls)
+    assert outcome is not None
+    assert (outcome.stall_s > before) is stalls

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import checks, common, text
+from slurmtrain.cli import checks, common, text, troubles
 from slurmtrain.ops.workspace import Workspace
 
 
@@ -43,6 +43,7 @@ def _print(run: dict[str, Any]) -> None:
             + (f"  {text.rate(run)}, {text.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""),
         ),
         ("lost steps", text.number(run["lost_steps"])),
+        ("time", troubles.time_words(run["seconds"], run["goodput"]) or "-"),
         ("metrics", text.metrics(run, limit=100)),
         ("checkpoint", text.checkpoint(run)),
         ("submitted", f"{run['submitted_at']}  ({run['executor']})"),
@@ -82,6 +83,7 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         ("from", f"{attempt['started_at']} to {attempt['ended_at'] or 'now'}" if attempt["started_at"] else ""),
         ("steps", f"{attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""),
         ("lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""),
+        ("time", troubles.time_words(attempt["seconds"])),
         ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
         ("network", (attempt["network"] or {}).get("elected") or ""),
         ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
@@ -89,6 +91,10 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         ("checks", checks.count(attempt["checks"])),
         ("saves", text.interval(attempt["interval"]) if newest else ""),
         ("unsaved", attempt["save_problem"]),
+        *(("in place", line) for line in troubles.newest(list(map(troubles.restart_words, attempt["restarts"])))),
+        *(("hang", line) for line in troubles.newest(list(map(troubles.hang_words, attempt["hangs"])))),
+        *(("slow", line) for line in troubles.newest(list(map(troubles.straggler_words, attempt["stragglers"])))),
+        ("evidence", troubles.evidence_words(attempt["evidence"])),
         ("without", ", ".join(attempt["without"])),
         ("overrides", " ".join(attempt["overrides"])),
     ]

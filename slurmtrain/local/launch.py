@@ -20,10 +20,11 @@ from slurmtrain.system.process import Process, with_argument
 def check(plan: Plan) -> None:
     """Raise NotAvailable for what a plan asks for that this machine does not have."""
     resources, pinned = plan.spec.resources, plan.spec.network.interface
-    wanted, here = resources.nodes * resources.gpus_per_node, len(gpus())
+    nodes = resources.allocated.max
+    wanted, here = nodes * resources.gpus_per_node, len(gpus())
     if wanted > here:
         raise NotAvailable(
-            f"not available with this executor: {resources.nodes} nodes x {resources.gpus_per_node} GPUs are {wanted} "
+            f"not available with this executor: {nodes} nodes x {resources.gpus_per_node} GPUs are {wanted} "
             f"GPUs, this machine shows {here}; ask for fewer, or use --executor slurm"
         )
     if pinned not in ("auto", "lo"):
@@ -50,7 +51,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         "submission": str(submission.path),
         "folder": str(submission.submitit),
         "log": str(submission.controller_log),
-        "nodes": plan.spec.resources.nodes,
+        "nodes": plan.spec.resources.allocated.max,
         "setup": list(plan.spec.setup),
     }
     ours = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}

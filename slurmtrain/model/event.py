@@ -4,7 +4,8 @@ A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. The 
 
 commands (journal/<writer>.jsonl)
     created        name, plan_hash, executor, by, git                       the run directory is complete
-    submitting     submission, job_id, attempt, executor, host, overrides, from_start, without, partition
+    submitting     submission, job_id, attempt, executor, host, overrides, from_start, without, partition, by, requeue,
+                   nodes, follows    by: submit, resume, sync; requeue: the spec's; follows: the attempt before
     submitted      submission, job_id, process                              the scheduler has it; process: local jobs
     unstarted      submission, reason                                       handing over failed; nothing runs or will
     cancel         by                                                       a person wants it ended
@@ -12,6 +13,7 @@ commands (journal/<writer>.jsonl)
                    last_seen, checkpoints    what the scheduler (source squeue, sacct) or the machine (source host) says
                                              (`prune` tells of checkpoints alone, without a job)
     requeue        job_id, restart, exclude, why                    done for an agent that could not (see below)
+    replaced       job_id, restart, why               a job that Slurm holds for good is ended, to submit another
     requeue_failed job_id, restart, reason                          nobody will start the run again
     asked          request, by                                              a person wants a checkpoint now
     verified       path, step, reason                                       its files were looked at; null: good
@@ -27,12 +29,17 @@ node agent (attempts/*/node-<i>.jsonl)
     preflight      status, seconds, findings                                what the checks say of this node
     rendezvous     master_addr, master_port, interface
     workers        processes {rank: process}, resume_from
-    stopping       cause, why
+    surplus        why                                          started though the run is over: it does nothing
+    stopping       cause, why, signal                                       ranks are asked to stop, or ended
+    hang           node, ranks                                              what the ranks of this node are doing
+    straggler      rank, host, ratio, own_s, median_s, step                 node 0: a rank that holds the others up
+    restart        round, members, cause, why, failures, lost, reached, past    node 0: ranks are started again
     found          path, step, bytes, saved_at                              a checkpoint of a script of the user's own
-    requeue        exclude, why            node 0: about to put the job back into the queue, without these nodes
+    requeue        cause, exclude, why, delay_s    node 0: about to put the job back into the queue, without these nodes
     requeue_failed reason                                                   that could not be done
-    end            cause, reason, failed_at, cascade, signal, failures
-rank (attempts/*/rank-<r>.jsonl)
+    end            cause, reason, failed_at, cascade, signal, sure, failures, evidence
+                   sure: the scheduler was asked what the signal stood for
+rank (attempts/*/rank-<r>.jsonl, and rank-<r>.<round>.jsonl where ranks were started again in place)
     session        step, world_size, device
     registered     objects                                                  what a checkpoint consists of
     total          total_steps

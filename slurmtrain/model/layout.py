@@ -53,6 +53,11 @@ class RunsRoot:
     def tracking_lock(self) -> Path:
         return self.path / ".mlflow.lock"
 
+    @property
+    def watch_lock(self) -> Path:
+        """Held by the process that watches these runs; says who that is."""
+        return self.path / ".watch.lock"
+
     def run(self, run_id: str) -> RunDir:
         return RunDir(self.path / run_id)
 
@@ -116,6 +121,11 @@ class RunDir:
         return self.path / "lease.json"
 
     @property
+    def claims(self) -> Path:
+        """A file for each attempt that another submission follows: whoever makes it is the one that submits."""
+        return self.path / "claims"
+
+    @property
     def request(self) -> Path:
         """Says that a person wants a checkpoint now."""
         return self.path / "checkpoint-request.json"
@@ -164,9 +174,13 @@ class SubmissionDir:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """One attempt's directory, ``attempts/<job id>.<restart>``."""
+    """One attempt's directory, ``attempts/<job id>.<restart>``.
+
+    ``round`` counts how often ranks were started again inside its allocation; they are other writers.
+    """
 
     path: Path
+    round: int = 0
 
     @property
     def run(self) -> RunDir:
@@ -188,8 +202,19 @@ class AttemptDir:
     def node_journal(self, node: int) -> Path:
         return self.path / f"node-{node}.jsonl"
 
+    @property
+    def requeue(self) -> Path:
+        """Asks the batch script to put the job back into the queue, where the agent cannot do so itself."""
+        return self.path / "requeue"
+
+    @property
+    def owner(self) -> str:
+        """Whose a checkpoint is that is being built: no two attempts, nor two rounds of one, ever share one."""
+        return f"{self.path.name}.{self.round}" if self.round else self.path.name
+
     def rank_journal(self, rank: int) -> Path:
-        return self.path / f"rank-{rank}.jsonl"
+        """A journal has one writer: ranks that are started again inside the allocation have others."""
+        return self.path / (f"rank-{rank}.{self.round}.jsonl" if self.round else f"rank-{rank}.jsonl")
 
     def rank_log(self, rank: int) -> Path:
         return self.logs / f"rank-{rank}.log"

@@ -12,32 +12,36 @@ from typing import Any
 
 from slurmtrain.model.event import Event
 from slurmtrain.model.jobstate import CAUSE_OF_STATE, GONE, base, in_words, is_final
-from slurmtrain.model.refusal import CAUSE as PREFLIGHT
-from slurmtrain.model.refusal import Refusal, refusal
+from slurmtrain.model.layout import node_of
+from slurmtrain.model.requeue import PREFLIGHT, Requeue, requeue_of
 from slurmtrain.model.run import STATE_OF_CAUSE, Attempt
 
 # A job that ends this long before its limit did not time out, though Slurm says so of one that leaves in its grace.
 _LIMIT_MARGIN_S = 60.0
+# Ends of which it is worth saying how far the attempt had come.
+_AT_A_STEP = frozenset({"preempted", "timeout", "cancelled"})
 
 
 def with_outcome(attempt: Attempt, events: Sequence[Event], cancels: Sequence[float]) -> Attempt:
     """The attempt as these events of its own, and the times at which a person cancelled the run, leave it."""
-    ends = [event for event in events if event.kind == "end"]
+    # What a node says that was lost, while the others went on, is of no account.
+    lost = {str(node) for event in events if event.kind == "restart" for node in event.data.get("lost", ())}
+    ends = [event for event in events if event.kind == "end" and node_of(event.source) not in lost]
     seen = _last_word(events)
     nodes = max((int(event.data.get("nodes", 1)) for event in events if event.kind == "agent"), default=0)
-    all_said = nodes > 0 and len({event.source for event in ends}) >= nodes
-    refused = refusal(events)
-    if refused is not None and refused.excluded:
+    all_said = nodes > 0 and len({event.source for event in ends}) >= nodes - len(lost)
+    back = requeue_of(events)
+    if back is not None and back.asked:
         # Putting a job back ends its other nodes, some of them before they have said a last word.
-        return _put_back(attempt, refused, seen, last_end=max((event.time for event in ends), default=refused.at))
+        return _put_back(attempt, back, events, seen, last_end=max((event.time for event in ends), default=back.at))
     if not (all_said or seen):
         return attempt
     last_end = max((event.time for event in ends), default=0.0)
     if ends and all(end.data.get("cause") == "completed" for end in ends) and (all_said or _is(seen, "COMPLETED")):
         return closed(attempt, "completed", "", last_end, confirmed=True)
     cancelled_at = next((time for time in cancels if time >= begin(attempt)), None)
-    if refused is not None and (cancelled_at is None or refused.at < cancelled_at):
-        return _closed_by(refused, attempt, last_end or refused.at)
+    if back is not None and (cancelled_at is None or back.at < cancelled_at):
+        return _closed_by(back, attempt, last_end or back.at)
     root = min((event for event in ends if event.data.get("cause") != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _when_failed(root) < cancelled_at):
         if seen is None and _is_asked(root) and _is_slurms(events):
@@ -66,9 +70,9 @@ def superseded(attempt: Attempt, events: Sequence[Event]) -> Attempt:
     That alone confirms nothing: Slurm can still say why, a node's failure for one.
     """
     ends = [event for event in events if event.kind == "end"]
-    refused = refusal(events)
-    if refused is not None and attempt.cause != PREFLIGHT:
-        return replace(_closed_by(refused, attempt, refused.at), excluded=refused.excluded)
+    back = requeue_of(events)
+    if back is not None and attempt.cause != back.cause:
+        return replace(_closed_by(back, attempt, back.at), excluded=back.excluded)
     if attempt.ended and not (attempt.cause == "cancelled" and ends and all(_is_asked(end) for end in ends)):
         return attempt
     at = max((event.time for event in events if event.source.startswith("attempts/")), default=0.0)
@@ -89,31 +93,38 @@ def begin(attempt: Attempt) -> float:
     return attempt.submitted_at or attempt.started_at or 0.0
 
 
-def _put_back(attempt: Attempt, refused: Refusal, seen: Event | None, last_end: float) -> Attempt:
-    """The attempt whose job is to start again without the nodes that failed its preflight.
+def _put_back(attempt: Attempt, back: Requeue, events: Sequence[Event], seen: Event | None, last_end: float) -> Attempt:
+    """The attempt whose job is to start again, without the nodes that its agent has named.
 
     No cancel of ours closes it: until Slurm says that the job is over, it may be in the queue. Somebody who has ended
     the job in Slurm wants it ended.
     """
     if seen is not None and CAUSE_OF_STATE.get(base(str(seen.data["state"]))) == "cancelled":
         cause, reason = _told_by_slurm(seen)
-        return closed(attempt, cause, f"{reason}; before that, {refused.reason}", _ended_at(seen), confirmed=True)
+        return closed(attempt, cause, f"{reason}; before that, {back.reason}", _ended_at(seen), confirmed=True)
+    ends = sorted((event for event in events if event.kind == "end"), key=_blame)
+    failures = next((end.data["failures"] for end in ends if end.data.get("failures")), ())
     return replace(
-        _closed_by(refused, attempt, last_end),
-        excluded=refused.excluded,
-        restarted_by=refused.restarted_by,
-        requeue_problem=refused.problem,
+        _closed_by(back, attempt, last_end),
+        failures=tuple(failures),
+        excluded=back.excluded,
+        restarted_by=back.restarted_by,
+        requeue_problem=back.problem,
     )
 
 
-def _closed_by(refused: Refusal, attempt: Attempt, at: float) -> Attempt:
-    reason = "; ".join(filter(None, (refused.reason, refused.given_up)))
-    return closed(attempt, PREFLIGHT, reason, at, confirmed=True)
+def _closed_by(back: Requeue, attempt: Attempt, at: float) -> Attempt:
+    reason = "; ".join(filter(None, (back.reason, back.given_up if back.cause == PREFLIGHT else "")))
+    at_step = _at_step(attempt) if back.cause in _AT_A_STEP else ""
+    return closed(attempt, back.cause, reason + at_step, at, confirmed=True)
 
 
 def _told_by_node(attempt: Attempt, root: Event, seen: Event | None, last_end: float) -> Attempt:
     """The node that failed first has the reason, unless it only followed something that Slurm knows of."""
-    follows = _is_asked(root) or bool(root.data.get("cascade", False))
+    cancelled = seen is not None and CAUSE_OF_STATE.get(base(str(seen.data["state"]))) == "cancelled"
+    # Whoever cancels a job while it is being preempted wants it ended.
+    overruled = cancelled and root.data.get("cause") in _AT_A_STEP
+    follows = _is_asked(root) or bool(root.data.get("cascade", False)) or overruled
     told = replace(attempt, failures=tuple(root.data.get("failures", ())))
     if follows and seen is not None and seen.data["state"] != GONE:
         cause, reason = _told_by_slurm(seen)
@@ -123,6 +134,8 @@ def _told_by_node(attempt: Attempt, root: Event, seen: Event | None, last_end: f
         if cause not in ("crash", "lost"):  # exit codes, which the node itself knows better
             return closed(told, cause, reason + _at_step(attempt), last_end, confirmed=True)
     cause, reason = str(root.data.get("cause")), str(root.data.get("reason", ""))
+    if root.data.get("sure", False):
+        reason += _at_step(attempt)
     return closed(told, cause, reason, last_end, confirmed=seen is not None or not follows)
 
 
@@ -159,17 +172,17 @@ def _is(seen: Event | None, state: str) -> bool:
 
 
 def _is_asked(end: Event) -> bool:
-    """Whether this node ended because of a signal, and so does not know why."""
-    return end.data.get("signal") is not None
+    """Whether this node ended because of a signal, and does not know why."""
+    return end.data.get("signal") is not None and not end.data.get("sure", False)
 
 
 def _is_slurms(events: Sequence[Event]) -> bool:
     return any(event.kind == "agent" and event.data.get("executor") == "slurm" for event in events)
 
 
-def _blame(end: Event) -> tuple[bool, float]:
-    """What failed first is to blame, but for what failed because something else had."""
-    return (bool(end.data.get("cascade", False)), _when_failed(end))
+def _blame(end: Event) -> tuple[bool, bool, float]:
+    """What failed first is to blame, but for what failed because something else had, or does not know why."""
+    return (bool(end.data.get("cascade", False)), _is_asked(end), _when_failed(end))
 
 
 def _when_failed(end: Event) -> float:

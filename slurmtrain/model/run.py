@@ -102,16 +102,37 @@ class Attempt:
     """Whether nothing that the scheduler could still say would change why it ended."""
     without: Sequence[str] = ()
     """Nodes that it was to be started without, beside those that the spec excludes."""
+    executor: str = ""
+    asked_by: str = "submit"
+    """The command that has started it: ``sync`` for one that goes on by itself."""
+    policy: Mapping[str, Any] | None = None
+    """What becomes of it when it is interrupted: the spec's ``requeue``, as plain data. None: nothing."""
     excluded: Sequence[str] = ()
-    """Nodes that failed its preflight, and that the next start goes without."""
+    """Nodes that the next start goes without, as its agent has decided."""
     restarted_by: str | None = None
-    """Who starts the run again after its preflight failed: ``slurm``, in whose queue its job may be, or ``sync``."""
+    """Who starts the run again: ``slurm``, in whose queue its job may be, or ``sync``; None: nobody."""
+    again_at: float | None = None
+    """Before when it is not to start again, in seconds since 1970."""
     requeue_problem: str = ""
     """Why its agent could not put its job back into the queue."""
     interval: Mapping[str, Any] = field(default_factory=dict)
     """How often it saves, what of a save costs what, and why, as rank 0 has journaled it last."""
     save_problem: str = ""
     """Why its last save failed; empty if that succeeded."""
+    restarts: Sequence[Mapping[str, Any]] = ()
+    """Each time its ranks were started again inside the allocation: ``at``, ``round``, ``cause``, ``why``, ``past``."""
+    last_word: bool = False
+    """Whether any of its agents has said how it ended."""
+    round_step: int | None = None
+    """The step that its ranks have gone on from, when they were last started."""
+    hangs: Sequence[Mapping[str, Any]] = ()
+    """What was seen of ranks that had finished no step for too long."""
+    stragglers: Sequence[Mapping[str, Any]] = ()
+    """Ranks that were slower than the others for long."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    """What the node with the reason knows beside it: memory, GPUs, Slurm's word when the signal came."""
+    spent: Mapping[str, float] = field(default_factory=dict)
+    """Seconds by what they were spent on, up to its end or the last that is known of it (``model/accounting.py``)."""
 
     @property
     def ended(self) -> bool:
@@ -153,10 +174,17 @@ class Run:
     """Whether a person asked to end the newest attempt."""
     save_problem: str = ""
     """Why the newest attempt's last save failed; empty if that succeeded."""
+    goodput: float | None = None
+    """The share, 0 to 1, of its time on nodes in which it trained what it kept; None while it was on none."""
 
     @property
     def ended(self) -> bool:
         return self.state in ENDED
+
+    @property
+    def idle(self) -> bool:
+        """Whether no job of it is left: it has ended, or waits for a command to start it again."""
+        return self.ended or (self.newest is not None and self.newest.restarted_by == "sync")
 
     @property
     def on_disk(self) -> Sequence[Checkpoint]:

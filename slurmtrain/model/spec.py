@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -152,6 +152,20 @@ def _read_every(value: object) -> Every:
     return Every(unit, amount)
 
 
+def _read_nodes(value: object) -> Nodes:
+    if isinstance(value, dict):
+        unknown = [key for key in value if key not in ("min", "max")]
+        if unknown or len(value) != 2:
+            hint = "".join(kinds.suggestion(key, ("min", "max")) for key in unknown[:1])
+            raise ValueError(f"expected a whole number of nodes, or {{min: N, max: N}}, found {value!r}{hint}")
+        least, most = (_POSITIVE.parse(value[key]) for key in ("min", "max"))
+        if least > most:
+            raise ValueError(f"'min' is more than 'max': {least} > {most}")
+        return Nodes(least, most)
+    count = _POSITIVE.parse(value)
+    return Nodes(count, count)
+
+
 def _check_command(command: str) -> None:
     if re.search(r"[\n\r]", command.strip()):
         raise ValueError("a command is one line; fold it with '>-' or put the lines in a script")
@@ -194,6 +208,21 @@ class Every:
         return "auto" if self.unit == "auto" else {self.unit: self.amount}
 
 
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """How many nodes train: at least ``min``, at most ``max``."""
+
+    min: int
+    max: int
+
+    def plain(self) -> object:
+        """As it stands in YAML and JSON."""
+        return self.max if self.min == self.max else {"min": self.min, "max": self.max}
+
+    def __str__(self) -> str:
+        return str(self.max) if self.min == self.max else f"{self.min}-{self.max}"
+
+
 # --- sections ---------------------------------------------------------------------------------------------------
 
 
@@ -201,7 +230,15 @@ class Every:
 class Resources:
     """What a run asks for, node by node."""
 
-    nodes: int = option(1, _POSITIVE, "Nodes of the job.")
+    nodes: Nodes = option(
+        Nodes(1, 1),
+        Scalar("whole number, or `{min: N, max: N}`", _read_nodes, lambda nodes: nodes.plain()),
+        "Nodes that train. With `{min: 2, max: 4}` an attempt begins with as many as it gets, and goes on with fewer "
+        "when one is lost, without giving the others back.",
+    )
+    spares: int = option(
+        0, kinds.whole(0), "Nodes that are held beside those that train, and take the place of one that is lost."
+    )
     procs_per_node: int | None = option(
         None, Optional(_POSITIVE), "Processes a node; null: one a GPU, or one where there are no GPUs."
     )
@@ -230,6 +267,16 @@ class Resources:
                 "procs_per_node",
                 f"{self.procs_per_node} processes cannot share {self.gpus_per_node} GPUs evenly",
             )
+
+    @property
+    def allocated(self) -> Nodes:
+        """Nodes of the job, the spare ones included."""
+        return Nodes(self.nodes.min + self.spares, self.nodes.max + self.spares)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether a job goes on when one of its nodes is lost."""
+        return self.spares > 0 or self.nodes.min < self.nodes.max
 
     @property
     def local_world_size(self) -> int:
@@ -478,10 +525,35 @@ _OF_THE_SCRIPT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requeue:
-    """How often a run may fail."""
+    """What becomes of a run that was interrupted. Preemptions are free, and time limits while it makes progress."""
 
+    enabled: bool = option(True, kinds.flag(), "Whether a run that was interrupted is started again by itself.")
     max_failures: int = option(
-        3, kinds.whole(0), "Failures of the program after which a run is given up; preemptions are free."
+        3,
+        kinds.whole(0),
+        "Crashes and hangs after which a run starts again, restarts in place included; then it is given up. "
+        "`slurmtrain resume` counts anew.",
+    )
+    max_node_failures: int = option(
+        10, kinds.whole(0), "How often in a row a run starts again after nodes have failed, without a new checkpoint."
+    )
+    restarts_in_place: int = option(
+        3, kinds.whole(0), "How often the processes of one attempt are started again without giving its nodes back."
+    )
+    backoff_s: float = option(
+        30,
+        kinds.number(0),
+        "Seconds before a run starts again after a crash; twice as many after each further one.",
+    )
+    hang_after: float | None = option(
+        None,
+        Optional(kinds.number(1)),
+        "Seconds without a finished step that count as a hang; null: ten times the median step, at least a minute.",
+    )
+    signal: str = option(
+        "SIGTERM",
+        kinds.choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"),
+        "What a script without `slurmtrain.session()` is sent when it is to save and leave.",
     )
 
 
@@ -536,7 +608,7 @@ class Spec:
     network: Network = option(Network(), Section(Network), "How nodes reach each other.")
     preflight: Preflight = option(Preflight(), Section(Preflight), "Checks of the nodes before training starts.")
     checkpoint: Checkpoint = option(Checkpoint(), Section(Checkpoint), "When to save, and what to keep.")
-    requeue: Requeue = option(Requeue(), Section(Requeue), "How often a run may fail.")
+    requeue: Requeue = option(Requeue(), Section(Requeue), "What becomes of a run that was interrupted.")
     tracking: Tracking = option(Tracking(), Section(Tracking), "Experiment tracking.")
     env: dict[str, str] = option(
         {},
@@ -567,6 +639,17 @@ def read_spec(data: object, report: Callable[[Path, str], None]) -> Spec:
     """Read a whole spec; every mistake goes to ``report``, and the result has no meaning if there was one."""
     spec: Spec = Section(Spec).read(data, (), report)
     return spec
+
+
+def read_requeue(plain: Mapping[str, Any]) -> Requeue:
+    """The section ``requeue`` from what :func:`write_requeue` gave, by this version or another one."""
+    known = {f.name for f in fields(Requeue)}
+    return Requeue(**{name: value for name, value in plain.items() if name in known})
+
+
+def write_requeue(requeue: Requeue) -> dict[str, Any]:
+    """The section ``requeue`` as plain data."""
+    return {f.name: getattr(requeue, f.name) for f in fields(Requeue)}
 
 
 def write_spec(spec: Spec) -> dict[str, Any]:

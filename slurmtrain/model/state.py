@@ -9,18 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from slurmtrain.model.accounting import accounted, goodput
 from slurmtrain.model.checkpoints import checkpoints_of
 from slurmtrain.model.event import Event
 from slurmtrain.model.jobstate import ABSENT, is_final
 from slurmtrain.model.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.outcome import begin, superseded, with_outcome
+from slurmtrain.model.past import decision
 from slurmtrain.model.progress import Progress
-from slurmtrain.model.refusal import in_words
+from slurmtrain.model.requeue import PREFLIGHT, given_up, in_words, is_over
 from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Run
 
 _HANDING = ("submitting", "submitted", "unstarted")
 # What a command says of one start of a job.
-_OF_A_START = ("observed", "requeue", "requeue_failed")
+_OF_A_START = ("observed", "requeue", "requeue_failed", "replaced")
 # What of a clock, and of a finding, is kept with the attempt; the evidence stays in the journal.
 _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
 _FINDING = ("check", "status", "summary")
@@ -38,7 +40,7 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
     known = {key: _attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()}
     ordered = _in_order(known, started)
     checkpoints = checkpoints_of(facts, ordered)
-    attempts = _with_lost_steps(ordered, checkpoints)
+    attempts = _with_next(accounted(ordered, started, progress, checkpoints), checkpoints, by_attempt)
     created = next((event for event in facts if event.kind == "created"), None)
     born = created.data if created else {}
     state, reason = _run_state(attempts, cancels, facts)
@@ -69,6 +71,7 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
         checkpoints=checkpoints,
         cancelled=any(time >= (begin(attempts[-1]) if attempts else 0.0) for time in cancels),
         save_problem=attempts[-1].save_problem if attempts else "",
+        goodput=goodput(attempts),
     )
 
 
@@ -105,7 +108,7 @@ def _submission(events: Sequence[Event]) -> int | None:
 def _unstarted(events: Sequence[Event]) -> bool:
     """Whether handing this attempt over failed, so that it never was one."""
     kinds = {event.kind for event in events}
-    return "unstarted" in kinds and "agent" not in kinds
+    return "agent" not in kinds and bool(kinds & {"unstarted", "replaced", "surplus"})
 
 
 def _attempt(key: str, events: Sequence[Event], progress: Progress, cancels: Sequence[float]) -> Attempt:
@@ -132,6 +135,9 @@ def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
         from_start=bool(event.data.get("from_start", False)),
         submitted_from=event.data.get("host"),
         without=tuple(event.data.get("without", ())),
+        executor=str(event.data.get("executor", "")),
+        asked_by=str(event.data.get("by", "submit")),
+        policy=event.data.get("requeue"),
     )
 
 
@@ -199,7 +205,9 @@ def _told_workers(attempt: Attempt, event: Event) -> Attempt:
 
 def _told_session(attempt: Attempt, event: Event) -> Attempt:
     step = int(event.data.get("step", 0))
-    return replace(attempt, first_step=step, last_step=step)
+    if attempt.restarts:
+        return replace(attempt, round_step=step)
+    return replace(attempt, first_step=step, last_step=step, round_step=step)
 
 
 def _told_interval(attempt: Attempt, event: Event) -> Attempt:
@@ -225,7 +233,27 @@ def _told_observed(attempt: Attempt, event: Event) -> Attempt:
     return replace(attempt, started_at=attempt.started_at or event.data.get("started_at"))
 
 
+def _told_restart(attempt: Attempt, event: Event) -> Attempt:
+    return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **event.data}))
+
+
+def _told_hang(attempt: Attempt, event: Event) -> Attempt:
+    return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **event.data}))
+
+
+def _told_straggler(attempt: Attempt, event: Event) -> Attempt:
+    return replace(attempt, stragglers=(*attempt.stragglers, {"at": event.time, **event.data}))
+
+
+def _told_end(attempt: Attempt, event: Event) -> Attempt:
+    return replace(attempt, last_word=True, evidence={**attempt.evidence, **event.data.get("evidence", {})})
+
+
 _TELLERS = {
+    "restart": _told_restart,
+    "hang": _told_hang,
+    "straggler": _told_straggler,
+    "end": _told_end,
     "submitting": _told_submitting,
     "submitted": _told_submitted,
     "agent": _told_agent,
@@ -267,21 +295,33 @@ def _in_order(attempts: Mapping[str, Attempt], groups: Mapping[str, Sequence[Eve
     return numbered
 
 
-def _with_lost_steps(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> list[Attempt]:
-    """Fill in what each ended attempt lost: the steps that it finished and that the next one does again.
+def _with_next(
+    attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], groups: Mapping[str, Sequence[Event]]
+) -> list[Attempt]:
+    """Fill in who starts the run again after its newest attempt, and from when on, if that has ended."""
+    if not attempts:
+        return []
+    newest = attempts[-1]
+    # What is said of a later start that never began, because a command has ended the job to submit another.
+    later = [e for key, group in groups.items() if _follows(key, newest) for e in group if e.kind == "replaced"]
+    told = [*groups.get(newest.key, ()), *later]
+    over = newest.executor == "local" or is_over(told)
+    if not newest.ended or newest.policy is None or newest.cause in ("completed", "cancelled"):
+        by = "sync" if newest.restarted_by is not None and over else newest.restarted_by
+        return [*attempts[:-1], replace(newest, restarted_by=by)]
+    decided = decision(attempts, checkpoints)
+    asked = newest.restarted_by is not None
+    if not asked and (newest.cause == PREFLIGHT or given_up(told) or not decided.again):
+        why = "" if newest.cause == PREFLIGHT else given_up(told) or decided.why
+        return [*attempts[:-1], replace(newest, reason="; ".join(filter(None, (newest.reason, why))))]
+    at = (newest.ended_at or 0.0) + decided.delay_s if decided.delay_s else None
+    return [*attempts[:-1], replace(newest, restarted_by="sync" if over else "slurm", again_at=at)]
 
-    Until a next attempt has begun to train, that is counted from the newest checkpoint.
-    """
-    newest = max((c.step for c in checkpoints if c.on_disk and c.complete and c.step is not None), default=0)
-    result = []
-    for index, attempt in enumerate(attempts):
-        lost = None
-        if attempt.last_step is not None and attempt.ended:
-            later = (a.first_step for a in attempts[index + 1 :] if a.first_step is not None)
-            goes_on_from = attempt.last_step if attempt.cause == "completed" else next(later, newest)
-            lost = max(0, attempt.last_step - goes_on_from)
-        result.append(replace(attempt, lost_steps=lost))
-    return result
+
+def _follows(key: str, attempt: Attempt) -> bool:
+    """Whether this is a later start of the attempt's job."""
+    job_id, restart = split_attempt(key) or ("", 0)
+    return job_id == attempt.job_id and restart > attempt.restart
 
 
 def _run_state(attempts: Sequence[Attempt], cancels: Sequence[float], facts: Sequence[Event]) -> tuple[str, str]:
@@ -299,7 +339,10 @@ def _state_after(attempts: Sequence[Attempt], cancels: Sequence[float]) -> tuple
     if newest.restarted_by is not None:
         if newest.restarted_by == "sync" and any(time >= begin(newest) for time in cancels):
             return "cancelled", f"cancelled; before that, {newest.reason}"
-        return "requeued", in_words(newest.reason, newest.excluded, newest.restarted_by, newest.requeue_problem)
-    if newest.state == "requeued" and before is not None and before.job_id == newest.job_id and before.excluded:
+        at = newest.again_at
+        after = f", {at - (newest.ended_at or 0.0):.0f} s after it ended" if at is not None else ""
+        problem = newest.requeue_problem
+        return "requeued", in_words(newest.reason, newest.excluded, newest.restarted_by, problem, after)
+    if newest.state == "requeued" and before is not None and before.job_id == newest.job_id and before.cause:
         return newest.state, in_words(before.reason, before.excluded, "slurm", before.requeue_problem)
     return newest.state, newest.reason

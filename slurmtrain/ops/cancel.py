@@ -11,6 +11,7 @@ from slurmtrain.model.run import Run
 from slurmtrain.ops.local_jobs import alive
 from slurmtrain.ops.observe import observe
 from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime import lease
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, descendants
 
@@ -46,6 +47,9 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
     under_way = [run for run in runs.values() if not run.ended]
     if not under_way:
         return runs
+    for run in under_way:
+        # Whatever brings its job to life again finds that the run is over.
+        lease.close(workspace.root.run(run.id), None, "cancelled")
     _ask_processes(under_way)
     _ask_slurm(workspace, under_way, force=force)
     runs = _wait(workspace, run_ids, until=time.monotonic() + (0.0 if force else PATIENCE_S))

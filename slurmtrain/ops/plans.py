@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.layout import RunDir
+from slurmtrain.model.layout import AttemptDir, RunDir
 from slurmtrain.model.plan import Plan
 from slurmtrain.model.run import Run
 from slurmtrain.system.files import read_json
@@ -25,3 +25,9 @@ def current_plan(directory: RunDir, run: Run) -> Plan:
 def last_start(run: Run) -> float | None:
     """When the run last began again on purpose: what its script saved before that is of another life."""
     return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)
+
+
+def follows(directory: RunDir, run: Run) -> AttemptDir | None:
+    """The attempt that the next one follows: the newest that has a job."""
+    newest = next((attempt for attempt in reversed(run.attempts) if attempt.job_id), None)
+    return directory.attempt(newest.job_id, newest.restart) if newest is not None else None

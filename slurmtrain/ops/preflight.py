@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.model.plan import make_plan
-from slurmtrain.model.spec import Checkpoint, Mlflow, Requeue, Spec, Tracking, write_spec
+from slurmtrain.model.spec import Checkpoint, Mlflow, Nodes, Requeue, Spec, Tracking, write_spec
 from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import Planned, SpecFile, replan
@@ -54,10 +54,10 @@ def _checks_only(spec: Spec, nodes: int | None) -> Spec:
         command=_command(),
         workdir=None,
         params={},
-        resources=resources if nodes is None else replace(resources, nodes=nodes),
+        resources=resources if nodes is None else replace(resources, nodes=Nodes(nodes, nodes), spares=0),
         preflight=replace(spec.preflight, exclude=False),
         checkpoint=Checkpoint(),
-        requeue=Requeue(),
+        requeue=Requeue(enabled=False),
         tracking=Tracking(mlflow=Mlflow(enabled=False)),
     )
 

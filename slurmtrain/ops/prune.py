@@ -150,8 +150,8 @@ def _step_and_metrics(path: Path) -> tuple[int, Mapping[str, float]]:
 def _is_over(run: Run) -> bool:
     """Whether no process of the run can write any more."""
     if run.executor == "local":
-        return run.ended and alive(run) is False
-    return run.ended and (run.newest is None or run.newest.settled)
+        return run.idle and alive(run) is False
+    return run.idle and (run.newest is None or run.newest.settled)
 
 
 def _sweep(directory: RunDir, pruned: Pruned) -> None:

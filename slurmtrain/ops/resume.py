@@ -12,7 +12,7 @@ from slurmtrain.model.run import Run
 from slurmtrain.ops.find import find
 from slurmtrain.ops.local_jobs import alive
 from slurmtrain.ops.observe import observe
-from slurmtrain.ops.plans import current_plan, last_start
+from slurmtrain.ops.plans import current_plan, follows, last_start
 from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import replan
@@ -54,6 +54,7 @@ def resume(
             overrides=planned.overrides,
             from_start=from_start,
             since=last_start(run),
+            follows=follows(directory, run),
         )
         started = start(workspace, directory, lock, wanted, command="resume")
     return run_id, started.notes
@@ -66,7 +67,7 @@ def _loaded(workspace: Workspace, run_id: str) -> Run:
 
 
 def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> None:
-    if not run.ended and run.attempts:
+    if not run.idle and run.attempts:
         raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
     if run.state == "completed" and not overrides and not from_start:
         raise RunBusy(

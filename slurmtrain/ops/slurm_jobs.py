@@ -11,15 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.jobstate import HELD, base, is_final
+from slurmtrain.model.jobstate import CAUSE_OF_STATE, HELD, base, is_final
 from slurmtrain.model.layout import RunDir
 from slurmtrain.model.run import Attempt, Live, Run
 from slurmtrain.ops.evidence import checkpoints_on_disk, last_line, last_seen
 from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime import lease
 from slurmtrain.slurm.launch import find
 from slurmtrain.slurm.news import GIVEN_UP_S, is_open, news, wants_accounting
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.putback import HELD_BY_USER
+from slurmtrain.slurm.putback import HELD_BY_ADMIN, HELD_BY_USER
 from slurmtrain.slurm.scheduler import Accounting, Queue, job_of_run
 from slurmtrain.slurm.words import reason_in_words
 from slurmtrain.system.files import locked
@@ -129,6 +130,9 @@ def _note(workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accou
     with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
         for observed in found:
             journal.write("observed", **observed, **_from_disk(directory, run, observed))
+        if any(CAUSE_OF_STATE.get(base(str(observed["state"]))) == "cancelled" for observed in found) and run.newest:
+            # Who cancels a job wants the run ended, also if somebody has Slurm start it again.
+            lease.close(directory, run.newest.submission, "cancelled")
     return True
 
 
@@ -169,6 +173,11 @@ def _live(run: Run, queue: Queue) -> Live | None:
 def is_held(live: Live) -> bool:
     """Whether a job waits for its user to release it."""
     return live.state in HELD or (live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_USER)
+
+
+def is_given_up(live: Live) -> bool:
+    """Whether a job is held by Slurm for having been started too often, or by an administrator."""
+    return live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_ADMIN
 
 
 def live_of(job: Job) -> Live:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmtrain.errors import LaunchError, Refused, TrackingError, Unsure, UserError
+from slurmtrain.errors import LaunchError, Refused, RunBusy, TrackingError, Unsure, UserError
 from slurmtrain.model.ids import ALPHABET
-from slurmtrain.model.layout import RunDir, SubmissionDir
+from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
+from slurmtrain.model.spec import write_requeue
 from slurmtrain.ops.history import outlook
 from slurmtrain.ops.ledger import exclusions
 from slurmtrain.ops.workspace import Workspace
@@ -27,6 +29,10 @@ from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
+# Whose the claims of commands are, beside those of agents.
+_COMMANDS = "submission"
+# From claiming an attempt to saying that it submits the next one takes a command no time to speak of.
+_CLAIM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +41,7 @@ class Wanted:
 
     ``number`` is the attempt's. ``hidden``: environment variables that reach the job and are written nowhere.
     ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
-    they are newer. ``without``: nodes of the cluster that it must not get.
+    they are newer. ``without``: nodes of the cluster that it must not get. ``follows``: the attempt that it follows.
     """
 
     plan: Plan
@@ -47,6 +53,7 @@ class Wanted:
     from_start: bool = False
     since: float | None = None
     without: Sequence[str] = ()
+    follows: AttemptDir | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +80,18 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -
 def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, command: str) -> Started:
     """Start an attempt of a run whose lock the caller holds, by this handle.
 
-    Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure.
+    Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure. RunBusy where another
+    command has taken it upon itself to start the run after the attempt that this one is to follow.
     """
     excluded = exclusions(workspace, wanted.plan, wanted.without, slurm=wanted.executor == "slurm")
     seen = outlook(workspace, run.id, wanted.plan, wanted.executor)
     variables, notes = _server_variables(workspace, run, wanted.plan)
     submission = _new_submission(run)
+    try:
+        _claim(wanted, submission)
+    except RunBusy:
+        submission.path.rmdir()
+        raise
     write_json(submission.plan, wanted.plan.to_json())
     told = Launch(
         attempt=wanted.number,
@@ -100,6 +113,10 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
             host=socket.gethostname(),
             overrides=list(wanted.overrides),
             from_start=wanted.from_start,
+            by=command,
+            requeue=write_requeue(wanted.plan.spec.requeue),
+            nodes=[wanted.plan.spec.resources.allocated.min, wanted.plan.spec.resources.allocated.max],
+            **({"follows": wanted.follows.path.name} if wanted.follows is not None else {}),
             **({"without": list(excluded.nodes)} if excluded.nodes else {}),
             **({"partition": seen.partition} if seen.partition else {}),
         )
@@ -110,6 +127,8 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
         except (LaunchError, Refused) as error:
             if not isinstance(error, Unsure):
                 journal.write("unstarted", **named, reason=str(error))
+                if wanted.follows is not None:
+                    lease.release(wanted.follows, by=_COMMANDS)
             raise
         journal.write("submitted", **{**named, **more})
     workspace.scheduler.forget()
@@ -129,10 +148,38 @@ def _hand_over(
         from slurmtrain.slurm.launch import Handing
         from slurmtrain.slurm.launch import launch as launch_slurm
 
-        return {"job_id": launch_slurm(Handing(wanted.plan, submission, lock, wanted.without), variables)}
+        follows = wanted.follows is not None
+        handing = Handing(wanted.plan, submission, lock, wanted.without, follows=follows)
+        return {"job_id": launch_slurm(handing, variables)}
     from slurmtrain.local.launch import launch as launch_here
 
     return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), variables).plain()}
+
+
+def _claim(wanted: Wanted, submission: SubmissionDir) -> None:
+    """Be the one that starts the run after the attempt that this one follows. Raises RunBusy where somebody else is.
+
+    The run's lock sees to that already, but for file systems without locks. A claim of whoever was killed before it
+    said that it submits is void after a while.
+    """
+    after = wanted.follows
+    if after is None:
+        return
+    said = lease.claimed(after, by=_COMMANDS)
+    if said is not None and _is_void(submission, said):
+        lease.release(after, by=_COMMANDS)
+    if not lease.claim_next(after, _COMMANDS, {"submission": submission.number}):
+        raise RunBusy(f"another command is just starting run {submission.run.id} again; look at it in a moment")
+
+
+def _is_void(submission: SubmissionDir, said: Mapping[str, Any]) -> bool:
+    """Whether nothing has come of a claim: a submission of which nothing is told, or that never started a job."""
+    from slurmtrain.runtime.past import read_run
+
+    if abs(time.time() - float(said.get("t", 0.0))) < _CLAIM_S:
+        return False
+    number = said.get("submission")
+    return all(attempt.submission != number for attempt in read_run(submission.run).attempts)
 
 
 def _new_submission(run: RunDir) -> SubmissionDir:

@@ -10,11 +10,14 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PlaceError, Refused, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.model.jobstate import WAITING, base
 from slurmtrain.model.layout import RunDir
+from slurmtrain.model.past import decision
 from slurmtrain.model.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
+from slurmtrain.ops.local_jobs import alive
 from slurmtrain.ops.observe import Observed, observe
-from slurmtrain.ops.plans import current_plan, last_start
+from slurmtrain.ops.plans import current_plan, follows, last_start
 from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import locked
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 
 # From making its directory to locking it a submission takes no time to speak of.
 _UNBORN_S = 5.0
+# Slurm's default of MaxBatchRequeue: it holds no job that was started less often.
+_STARTS = 5
 
 
 @dataclass(slots=True)
@@ -118,43 +123,85 @@ def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: 
 
 
 def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """Start runs again, on other nodes, whose agents could not put their jobs back after a preflight had failed."""
-    from slurmtrain.ops.slurm_jobs import is_held
-
+    """Start runs again that were interrupted, and whose agents could not put their jobs back."""
     acted = []
     for run_id, listed in _chosen(synced, only):
-        if listed.state != "requeued" or listed.row["cancelled"] or listed.row["executor"] != "slurm":
+        if listed.state != "requeued" or listed.row["cancelled"]:
             continue
-        held = listed.live is not None and is_held(listed.live)
         run = workspace.store.load(run_id)
-        if run is None or not (held or _restarted_by_sync(run)):
+        if run is None or not (_held(listed) or (_is_due(run) and _is_gone(run))):
             continue
-        directory = workspace.root.run(run_id)
         try:
-            with locked(directory.lock, wait=False) as lock:
-                if lock is None or not workspace.scheduler.try_again(run_id):
-                    continue
-                observe(workspace, [run_id], ask_slurm=False)
-                run = workspace.store.load(run_id)
-                if run is None or run.cancelled:
-                    continue
-                if _restarted_by_sync(run):
-                    _submit_again(workspace, directory, lock, run, synced)
-                    acted.append(run_id)
-                elif held and _let_go(workspace, directory, run):
-                    synced.released.append(run_id)
-                    acted.append(run_id)
+            if _start_again(workspace, run_id, _held(listed), synced):
+                acted.append(run_id)
         except SlurmtrainError as error:
             synced.problems.append(f"run {run_id} cannot be started again: {error}")
     return acted
 
 
-def _restarted_by_sync(run: Run) -> bool:
-    return run.newest is not None and run.newest.restarted_by == "sync"
+def _held(listed: Listed) -> str:
+    """By whom a job that waits is held: ``user``, ``admin``, which is Slurm too where it had enough; else empty."""
+    if listed.live is None:
+        return ""
+    from slurmtrain.ops.slurm_jobs import is_given_up, is_held
+
+    return "admin" if is_given_up(listed.live) else "user" if is_held(listed.live) else ""
+
+
+def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -> bool:
+    """Do for one run what is to be done; returns whether anything was. Raises a SlurmtrainError where that failed."""
+    directory = workspace.root.run(run_id)
+    with locked(directory.lock, wait=False) as lock:
+        if lock is None or not workspace.scheduler.try_again(run_id):
+            return False
+        observe(workspace, [run_id], ask_slurm=False)
+        run = workspace.store.load(run_id)
+        if run is None or run.cancelled:
+            return False
+        if held == "admin" and _replace(workspace, directory, run):
+            observe(workspace, [run_id], ask_slurm=False)
+            run = workspace.store.load(run_id)
+        if run is not None and _is_due(run) and _is_gone(run):
+            _submit_again(workspace, directory, lock, run, synced)
+            return True
+        if run is not None and held == "user" and _let_go(workspace, directory, run):
+            synced.released.append(run_id)
+            return True
+    return False
+
+
+def _is_due(run: Run) -> bool:
+    """Whether a command is to start the run again, and it has waited long enough after what went wrong."""
+    newest = run.newest
+    return newest is not None and newest.restarted_by == "sync" and time.time() >= (newest.again_at or 0.0)
+
+
+def _is_gone(run: Run) -> bool:
+    """Whether nothing of the last attempt is left here: a local one says that it ended a moment before it does."""
+    return run.executor != "local" or alive(run) is False
+
+
+def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+    """End a job that Slurm holds for having been started too often, which its user cannot let go, for another one.
+
+    Source: MaxBatchRequeue of slurm.conf(5); that ``scontrol release`` is refused was seen on 26.05.
+    """
+    newest, before = run.newest, next(reversed(run.attempts[:-1]), None)
+    if newest is None or newest.hosts or before is None or before.job_id != newest.job_id:
+        return False
+    if newest.restart < _STARTS:
+        return False  # it is an administrator who holds it
+    if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
+        return False
+    named = {"job_id": newest.job_id, "restart": newest.restart}
+    with workspace.journal(directory, "sync") as journal:
+        journal.write("replaced", **named, why="Slurm holds its job, which was started too often")
+    workspace.scheduler.cancel([newest.job_id], force=False)
+    return True
 
 
 def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, synced: Synced) -> None:
-    """Submit the next attempt of a run, whose last one failed its preflight, without the nodes that did; or give it up.
+    """Submit the next attempt of a run, without the nodes that the last ones want to be left out; or give it up.
 
     Raises a SlurmtrainError where a later try may succeed.
     """
@@ -162,16 +209,18 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
     assert newest is not None
     plan = current_plan(directory, run)
     try:
-        if not plan.spec.preflight.exclude:
+        if newest.cause == "preflight" and not plan.spec.preflight.exclude:
             raise Refused("preflight.exclude is false")
         hidden = hidden_values(plan, {})
         check_executor(workspace, run.executor, [plan])
+        _end_last_job(workspace, run)
         wanted = Wanted(
             plan=plan,
             executor=run.executor,
             number=len(run.attempts) + 1,
             hidden=hidden,
             since=last_start(run),
+            follows=follows(directory, run),
             without=sorted({host for a in run.attempts if a.submission == newest.submission for host in a.excluded}),
         )
         synced.notes += start(workspace, directory, lock, wanted, command="sync").notes
@@ -181,6 +230,21 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
             journal.write("requeue_failed", job_id=newest.job_id, restart=newest.restart, reason=why)
         return
     synced.started.append(run.id)
+
+
+def _end_last_job(workspace: Workspace, run: Run) -> None:
+    """See that the last job does not wait any more: the next one would for ever wait for it (``singleton``).
+
+    One that was to be replaced is still there where Slurm did not answer, or the command was killed. Raises SlurmDown.
+    """
+    if run.executor != "slurm" or run.newest is None:
+        return
+    queue = workspace.scheduler.queue()
+    if not queue.answered:
+        raise SlurmDown(queue.problem)
+    job = queue.job(run.newest.job_id)
+    if job is not None and base(job.state) in WAITING:
+        workspace.scheduler.cancel([job.id], force=False)
 
 
 def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:

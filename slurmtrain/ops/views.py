@@ -6,11 +6,13 @@ import contextlib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from slurmtrain.errors import PlaceError
+from slurmtrain.model.accounting import KINDS, summed
+from slurmtrain.model.hang import RankState, culprits
 from slurmtrain.model.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.ledger import Entry
 from slurmtrain.model.progress import steps_per_second
@@ -51,6 +53,7 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
         "ended_at": iso(run.ended_at),
         "checkpoint": checkpoint_json(directory, listed.checkpoint) if listed.checkpoint else None,
         "lost_steps": run.lost_steps,
+        "goodput": None if run.goodput is None else round(run.goodput, 4),
         "mlflow_run_id": run.mlflow_run_id,
         "dir": str(directory.path),
         "plan_hash": run.plan_hash,
@@ -91,10 +94,11 @@ def _pending(listed: Listed) -> dict[str, Any] | None:
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
-    """RUN with its attempts, and its checkpoints that are on disk."""
+    """RUN with its attempts, what their time was spent on, and its checkpoints that are on disk."""
     directory = workspace.root.run(run.id)
     return {
         **run_json(workspace, listed),
+        "seconds": _seconds(summed(run.attempts)),
         "attempts": [attempt_json(attempt) for attempt in run.attempts],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
@@ -120,6 +124,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "first_step": attempt.first_step,
         "last_step": attempt.last_step,
         "lost_steps": attempt.lost_steps,
+        "seconds": _seconds(attempt.spent),
         "master_addr": attempt.master_addr,
         "master_port": attempt.master_port,
         "interfaces": dict(attempt.interfaces),
@@ -131,7 +136,39 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "without": list(attempt.without),
         "overrides": list(attempt.overrides),
         "failures": [dict(failure) for failure in attempt.failures],
+        "restarts": _moments(attempt.restarts),
+        "hangs": _hangs(attempt),
+        "stragglers": _moments(attempt.stragglers),
+        "evidence": dict(attempt.evidence),
     }
+
+
+def _seconds(spent: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by kind, in the order in which an attempt comes to them, to the millisecond."""
+    return {kind: round(spent[kind], 3) for kind in KINDS if kind in spent}
+
+
+def _moments(told: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What happened at some time; ``past`` is for the policy, which weighs a run's history by it."""
+    return [
+        {name: iso(value) if name == "at" else value for name, value in one.items() if name != "past"} for one in told
+    ]
+
+
+def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
+    """Each time ranks hung, what all nodes saw of it, and who was to blame. Ranks hang at most once a round."""
+    rounds: dict[int, list[Mapping[str, Any]]] = {}
+    for hang in attempt.hangs:
+        rounds.setdefault(sum(restart["at"] <= hang["at"] for restart in attempt.restarts), []).append(hang)
+    found = []
+    for number, told in rounds.items():
+        states = [RankState.from_plain(plain) for hang in told for plain in hang.get("ranks", ())]
+        states.sort(key=lambda state: state.rank)
+        blamed, why = culprits(states)
+        ranks = [state.plain() for state in states]
+        at = iso(min(hang["at"] for hang in told))
+        found.append({"at": at, "round": number, "culprits": blamed, "why": why, "ranks": ranks})
+    return found
 
 
 def _network(told: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -33,6 +33,7 @@ run = sa.Table(
     sa.Column("git", sa.JSON),
     sa.Column("cancelled", sa.Boolean, nullable=False),
     sa.Column("save_problem", sa.String, nullable=False),
+    sa.Column("goodput", sa.Float),
     # What the list of runs shows of the newest attempt and checkpoint, so that it reads one table.
     sa.Column("job_id", sa.String),
     sa.Column("attempt", sa.Integer, nullable=False),
@@ -78,11 +79,31 @@ attempt = sa.Table(
     sa.Column("absent_since", sa.Float),
     sa.Column("confirmed", sa.Boolean, nullable=False),
     sa.Column("without", sa.JSON, nullable=False),
+    sa.Column("executor", sa.String, nullable=False),
+    sa.Column("asked_by", sa.String, nullable=False),
+    sa.Column("policy", sa.JSON(none_as_null=True)),
     sa.Column("excluded", sa.JSON, nullable=False),
     sa.Column("restarted_by", sa.String),
+    sa.Column("again_at", sa.Float),
     sa.Column("requeue_problem", sa.String, nullable=False),
     sa.Column("interval", sa.JSON, nullable=False),
     sa.Column("save_problem", sa.String, nullable=False),
+    sa.Column("restarts", sa.JSON, nullable=False),
+    sa.Column("last_word", sa.Boolean, nullable=False),
+    sa.Column("round_step", sa.Integer),
+    sa.Column("hangs", sa.JSON, nullable=False),
+    sa.Column("stragglers", sa.JSON, nullable=False),
+    sa.Column("evidence", sa.JSON, nullable=False),
+)
+
+# What the time of each attempt was spent on: a row for each kind (``model/accounting.py``), zeros included.
+attempt_seconds = sa.Table(
+    "attempt_seconds",
+    metadata,
+    sa.Column("run_id", sa.String, primary_key=True),
+    sa.Column("attempt", sa.Integer, primary_key=True),
+    sa.Column("kind", sa.String, primary_key=True),
+    sa.Column("seconds", sa.Float, nullable=False),
 )
 
 # The node ledger: nodes that failed the preflight of an attempt. What was forgiven is in journals of its own.

@@ -25,7 +25,8 @@ _JSON_COLUMNS = [name for name in _RUN_COLUMNS if isinstance(schema.run.c[name].
 _LISTED = sa.select(
     *(sa.type_coerce(c, sa.String).label(c.name) if isinstance(c.type, sa.JSON) else c for c in schema.run.columns)
 ).order_by(schema.run.c.id)
-_ATTEMPT_COLUMNS = {f.name for f in fields(Attempt)}
+# What the time of an attempt was spent on has a table of its own.
+_ATTEMPT_COLUMNS = {f.name for f in fields(Attempt)} - {"spent"}
 _CHECKPOINT_COLUMNS = {f.name for f in fields(Checkpoint)}
 _LEDGER_COLUMNS = {f.name for f in fields(Entry)}
 
@@ -141,9 +142,14 @@ class Store:
                 return None
             attempts = connection.execute(_of(schema.attempt, run_id).order_by(schema.attempt.c.number)).all()
             checkpoints = connection.execute(_of(schema.checkpoint, run_id)).all()
+            spent: dict[int, dict[str, float]] = {}
+            for one in connection.execute(_of(schema.attempt_seconds, run_id)):
+                spent.setdefault(one.attempt, {})[one.kind] = one.seconds
         return _run(
             _mapping(row),
-            attempts=[Attempt(**_only(_mapping(one), _ATTEMPT_COLUMNS)) for one in attempts],
+            attempts=[
+                Attempt(**_only(_mapping(one), _ATTEMPT_COLUMNS), spent=spent.get(one.number, {})) for one in attempts
+            ],
             checkpoints=sorted(
                 (Checkpoint(**_only(_mapping(one), _CHECKPOINT_COLUMNS)) for one in checkpoints),
                 key=lambda one: one.order,
@@ -274,10 +280,17 @@ class Writing:
 
     def put(self, run: Run, against: Sequence[Entry] = (), *, settled: bool, scanned: Sequence[int]) -> None:
         """Store a run as it was folded, and what it says against nodes, in place of what was there."""
-        for table in (schema.attempt, schema.checkpoint, schema.ledger):
+        for table in (schema.attempt, schema.attempt_seconds, schema.checkpoint, schema.ledger):
             self._connection.execute(table.delete().where(table.c.run_id == run.id))
         if run.attempts:
             self._connection.execute(schema.attempt.insert(), [_row(a, _ATTEMPT_COLUMNS, run.id) for a in run.attempts])
+        spent = [
+            {"run_id": run.id, "attempt": attempt.number, "kind": kind, "seconds": seconds}
+            for attempt in run.attempts
+            for kind, seconds in attempt.spent.items()
+        ]
+        if spent:
+            self._connection.execute(schema.attempt_seconds.insert(), spent)
         if run.checkpoints:
             rows = [_row(c, _CHECKPOINT_COLUMNS, run.id) for c in run.checkpoints]
             self._connection.execute(schema.checkpoint.insert(), rows)

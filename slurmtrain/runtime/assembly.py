@@ -62,7 +62,7 @@ class _Machine:
         self._plan = plan
         self._invited = take_invitation()
         self._here: Here | None = None
-        nodes = plan.spec.resources.nodes
+        nodes = node.count
         pinned = plan.spec.network.interface
         self.party = Party(
             node=node.index,
@@ -116,7 +116,7 @@ class _Machine:
         return measures.measure_all(self._here)
 
     def _bandwidth(self, address: str, port: int, interface: str) -> Mapping[str, Any]:
-        return all_reduce(self._plan.spec, self._node.index, address, port, interface)
+        return all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
 
 
 async def _unless_stopped(part: Coroutine[Any, Any, Outcome], flag: StopFlag) -> Outcome:
@@ -143,7 +143,7 @@ def _left(left: Left, name: str, flag: StopFlag) -> Ending:
 
 
 def _stopped(signal: str, at: float | None) -> Ending:
-    return Ending(cause="cancelled", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
+    return Ending(cause="preempted", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
 
 
 def _note(journal: Journal, node: Node, outcome: Outcome, name: str, seconds: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,11 +43,15 @@ class Checkpointer:
         self._objects = objects
         self._saver = Saver(attempt, objects, policy, ranks, journal)
         self._restorer = Restorer(attempt, objects, ranks, journal, hashes=spec.verify == "hashes", plan_hash=plan.hash)
-        self._schedule = Schedule(attempt.run, spec.every, history, plan.spec.resources.nodes, journal)
+        nodes = max(1, ranks.world_size // plan.spec.resources.local_world_size)
+        self._schedule = Schedule(attempt.run, spec.every, history, nodes, journal)
         self._metrics: dict[str, Any] = {}
         self._waits = _PATIENCE
         self.saved_step: int | None = None
         """The step of the newest checkpoint that was published or restored."""
+        self.longest_s = 0.0
+        """Seconds from the beginning of a save to its end, whether training went on or not: the most so far."""
+        self._began = 0.0
 
     def close(self, *, failed: bool) -> None:
         """End what works in the background; when it is done, unless training has failed. On this rank alone."""
@@ -111,7 +116,7 @@ class Checkpointer:
             return
         self._waits = 0
         request = self._schedule.take_request()
-        problem = self._saver.begin(self._about(step, why, request))
+        problem = self._begin(self._about(step, why, request))
         self._schedule.began()
         if problem:
             self._warn(step, problem)
@@ -121,13 +126,17 @@ class Checkpointer:
         self._end(self._saver.finish())
         if step in (self.saved_step, 0):
             return None
-        problem = self._saver.begin(self._about(step, why))
+        problem = self._begin(self._about(step, why))
         if problem:
             self._warn(step, problem)
             return problem
         outcome = self._saver.finish()
         self._end(outcome)
         return outcome.problem or None if outcome else None
+
+    def _begin(self, about: About) -> str | None:
+        self._began = time.monotonic()
+        return self._saver.begin(about)
 
     def note_metrics(self, metrics: Mapping[str, Any]) -> None:
         """The latest metrics, which go into manifests: numbers, or what is one once it is read."""
@@ -140,6 +149,7 @@ class Checkpointer:
     def _end(self, outcome: Outcome | None) -> None:
         if outcome is None:
             return
+        self.longest_s = max(self.longest_s, time.monotonic() - self._began)
         if outcome.problem:
             self._warn(outcome.step, outcome.problem)
         else:

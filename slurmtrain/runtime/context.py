@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from slurmtrain.system.process import Process
 
 # How a worker says "I was asked to stop, saved, and can go on": EX_TEMPFAIL of sysexits.h.
 STOPPED = 75
+# Seconds after a stop signal at which a rank ends itself: later than a living agent kills it.
+FORCED_EXIT_S = 120.0
 
 _JOB = "SLURMTRAIN_JOB_ID"
 _SUBMISSION = "SLURMTRAIN_SUBMISSION"
@@ -32,14 +35,17 @@ _ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
 _LOG_DIR = "SLURMTRAIN_LOG_DIR"
 _AGENT_PID = "SLURMTRAIN_AGENT_PID"
+_HEARTBEAT = "SLURMTRAIN_HEARTBEAT"
+_STOP_SIGNAL = "SLURMTRAIN_STOP_SIGNAL"
+_FORCED_EXIT = "SLURMTRAIN_FORCED_EXIT_S"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # What the port of the first meeting is chosen by, beside the job.
 BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job that is submitted from within it.
-_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID,
-         _HOME, _HOME_SECRET,
+_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
+         _STOP_SIGNAL, _FORCED_EXIT, _HOME, _HOME_SECRET,
          "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
          "SLURMTRAIN_GPUS")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -142,9 +148,10 @@ def expected_hosts(nodes: int) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Which node of which attempt this process is the agent of. ``index`` counts from 0."""
+    """Which node of which attempt this process is the agent of. ``index`` counts from 0, of ``count`` nodes."""
 
     index: int
+    count: int
     host: str
     job_id: str
     restart: int
@@ -181,11 +188,14 @@ def this_node(submission: SubmissionDir) -> Node:
         raise LaunchError(f"there is no {submission.launch}; is the run directory visible on this node?")
     if local:
         index, job_id, restart = environ["SUBMITIT_LOCAL_GLOBALID"], environ[_JOB], "0"
+        count = environ["SUBMITIT_LOCAL_NTASKS"]
     else:
         # Unset at the first start.
         index, job_id, restart = environ["SLURM_NODEID"], slurm_job_id(environ), environ.get("SLURM_RESTART_COUNT", "0")
+        count = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
     return Node(
         index=int(index),
+        count=int(count),
         # What Slurm calls a node need not be its host name, but is what it can be told to leave out.
         host=(None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname(),
         job_id=job_id,
@@ -209,11 +219,18 @@ def local_job(job_id: str) -> dict[str, str]:
 
 
 def set_worker_environment(
-    plan: Plan, attempt: AttemptDir, node: Node, *, resume_from: str | None, interface: str, address: str
+    plan: Plan,
+    attempt: AttemptDir,
+    node: Node,
+    *,
+    resume_from: str | None,
+    interface: str,
+    address: str,
+    heartbeat: str | None = None,
 ) -> None:
     """Set what the workers of this node inherit: the user's variables, ours, and the network's.
 
-    ``interface`` and ``address`` are this node's own in the elected network.
+    ``interface`` and ``address`` are this node's own in the elected network. ``heartbeat``: the path of its board.
     """
     run = attempt.run
     environ = os.environ
@@ -232,9 +249,13 @@ def set_worker_environment(
             _LOG_DIR: str(attempt.logs),
             _AGENT_PID: str(os.getpid()),
             _PARAMS: json.dumps(plan.spec.params),
+            _STOP_SIGNAL: plan.spec.requeue.signal,
+            _FORCED_EXIT: str(FORCED_EXIT_S),
             _ATTEMPT: str(node.attempt),
             _SUBMISSION: str(node.submission),
-            **({_FROM_START: "1"} if node.from_start else {}),
+            # Only once: ranks that are started again go on from what the first ones have saved.
+            _FROM_START: "1" if node.from_start and attempt.round == 0 else "",
+            **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
             "SLURMTRAIN_RUN_ID": run.id,
             "SLURMTRAIN_CHECKPOINT_DIR": str(run.checkpoints),
             "SLURMTRAIN_RESUME_FROM": resume_from or "",
@@ -276,7 +297,12 @@ def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What a training process knows of where it runs. ``attempt`` is None outside a job."""
+    """What a training process knows of where it runs. ``attempt`` is None outside a job.
+
+    ``heartbeat``: the path of the board on which its agent reads how far it is; None where there is none.
+    ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that in which it must have left;
+    None outside a job.
+    """
 
     rank: int
     local_rank: int
@@ -287,12 +313,17 @@ class Worker:
     number: int
     params: Mapping[str, Any]
     from_start: bool
+    heartbeat: str | None
+    stop_signal: signal.Signals
+    forced_exit_s: float | None
 
 
 def this_worker() -> Worker:
     """Read the worker's environment; outside any job, and under plain torchrun, it tells as much as there is."""
     environ = os.environ
-    attempt = AttemptDir(Path(environ[_ATTEMPT_DIR])) if environ.get(_ATTEMPT_DIR) else None
+    # Torch elastic counts the rounds of ranks in an attempt.
+    rounds = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    attempt = AttemptDir(Path(environ[_ATTEMPT_DIR]), rounds) if environ.get(_ATTEMPT_DIR) else None
     return Worker(
         rank=int(environ.get("RANK", "0")),
         local_rank=int(environ.get("LOCAL_RANK", "0")),
@@ -302,7 +333,10 @@ def this_worker() -> Worker:
         submission=attempt.run.submission(int(environ[_SUBMISSION])) if attempt else None,
         number=int(environ.get(_ATTEMPT, "1")),
         params=json.loads(environ.get(_PARAMS, "{}")),
-        from_start=_FROM_START in environ,
+        from_start=bool(environ.get(_FROM_START)),
+        heartbeat=environ.get(_HEARTBEAT),
+        stop_signal=signal.Signals[environ.get(_STOP_SIGNAL, "SIGTERM")],
+        forced_exit_s=float(environ[_FORCED_EXIT]) if environ.get(_FORCED_EXIT) else None,
     )
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.runtime.context import STOPPED
@@ -107,6 +108,47 @@ class Ending:
     failures: Sequence[Mapping[str, Any]] = ()
     signal: str | None = None
     without: Sequence[str] = ()
+    sure: bool = False
+    """Whether the scheduler was asked what the signal stands for."""
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """As the journal has it."""
+        return {
+            "cause": self.cause,
+            "reason": self.reason,
+            "failed_at": self.failed_at,
+            "cascade": self.cascade,
+            "signal": self.signal,
+            "sure": self.sure,
+            "failures": list(self.failures),
+            "evidence": dict(self.evidence),
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Ending:
+        """Read what :meth:`plain` gave."""
+        return cls(**{name: plain[name] for name in ("cause", "reason", "failed_at", "cascade", "signal", "sure",
+                                                     "failures", "evidence")})  # fmt: skip
+
+    @property
+    def blame(self) -> tuple[bool, bool, float]:
+        """Of several nodes the one whose end sorts first is the cause; who was only told to stop comes after others."""
+        return (self.cascade, self.signal is not None, self.failed_at if self.failed_at is not None else math.inf)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended: on this node, and, at node 0, the end that all others follow from."""
+
+    ending: Ending
+    root: Ending
+
+
+def root_of(endings: Sequence[Ending]) -> Ending:
+    """The end that all others follow from."""
+    failed = [one for one in endings if one.cause != "completed"]
+    return min(failed, key=lambda one: one.blame) if failed else endings[0]
 
 
 def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Ending:
@@ -137,7 +179,13 @@ def _follows(one: Exit, request: StopRequest | None) -> bool:
     """Whether this exit is what the request asked for. Signals reach agent and workers in any order."""
     if request is None:
         return False
-    return one.failed_at >= request.at or one.code in (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP, -signal.SIGUSR2)
+    return one.failed_at >= request.at or one.code in (
+        -signal.SIGTERM,
+        -signal.SIGINT,
+        -signal.SIGHUP,
+        -signal.SIGUSR1,
+        -signal.SIGUSR2,
+    )
 
 
 def redact(line: str) -> str:

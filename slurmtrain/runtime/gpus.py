@@ -193,12 +193,12 @@ def _bus(text: str) -> tuple[int, ...] | str:
 def _kernel_log(path: Path, buses: set[str]) -> Facts:
     """``xids`` since the machine started, as far back as the log goes; None with a reason in ``kernel_log``."""
     try:
-        return {"xids": find_xids(_read_log(path), buses), "kernel_log": None}
+        return {"xids": find_xids(read_log(path), buses), "kernel_log": None}
     except OSError as error:
         return {"xids": None, "kernel_log": (error.strerror or str(error)).lower()}
 
 
-def _read_log(path: Path) -> str:
+def read_log(path: Path) -> str:
     """All of /dev/kmsg, which gives a record at each read. Source: dev-kmsg of the kernel's ABI documentation."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     records = []

@@ -142,6 +142,7 @@ class Publisher:
         number = self._writer.order(
             "publish",
             attempt=str(self._attempt.path),
+            round=self._attempt.round,
             step=about.step,
             files={file_name(rank): (one["bytes"], one["xxh3_128"]) for rank, one in enumerate(written)},
             index=(INDEX, base64.b64encode(index).decode()),
@@ -156,12 +157,12 @@ class Publisher:
 
     def give_up(self, about: About, reason: str) -> None:
         """Clean up after a save that failed; earlier checkpoints are as they were."""
-        files.Staging(self._attempt.run.checkpoints, self._attempt.path.name, about.step).discard()
+        files.Staging(self._attempt.run.checkpoints, self._attempt.owner, about.step).discard()
         self.failed(about, reason)
 
     def recover(self, about: About) -> float | None:
         """What became of a publication in which the writer was killed: what the save has taken, if it was published."""
-        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.path.name, about.step).finish()
+        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, about.step).finish()
         try:
             manifest = files.read_manifest(directory)
         except CheckpointError:

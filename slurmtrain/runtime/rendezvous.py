@@ -53,8 +53,10 @@ def _first_line(error: Exception) -> str:
 class FixedRendezvous(RendezvousHandler):
     """Torch elastic's rendezvous for nodes that already know their rank: node i is group rank i."""
 
-    def __init__(self, point: MeetingPoint, node: int, nodes: int, run_id: str) -> None:
+    def __init__(self, point: MeetingPoint, where: tuple[str, int], node: int, nodes: int, run_id: str) -> None:
+        """``point``: where agents meet. ``where``: address and port of the store that the ranks are to meet at."""
         self._point = point
+        self._where = where
         self._node = node
         self._nodes = nodes
         self._run_id = run_id
@@ -67,7 +69,7 @@ class FixedRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        where = RendezvousStoreInfo(self._point.address, self._point.port)
+        where = RendezvousStoreInfo(*self._where)
         return RendezvousInfo(PrefixStore(self._run_id, self._point.store), self._node, self._nodes, where)
 
     def is_closed(self) -> bool:

@@ -17,7 +17,7 @@ from slurmtrain.model.interruption import Lived, add
 from slurmtrain.model.interval import History
 from slurmtrain.model.journal import events_of, read_lines
 from slurmtrain.model.layout import AttemptDir, split_attempt
-from slurmtrain.model.refusal import CAUSE as PREFLIGHT
+from slurmtrain.model.requeue import PREFLIGHT
 
 # Of a job that was started more often, the last starts.
 _STARTS = 50
@@ -32,7 +32,7 @@ def with_restarts(history: History, attempt: AttemptDir) -> History:
         saved = [event.data for event in _events(earlier.rank_journal(0)) if event.kind == "saved"]
         if saved and isinstance(saved[-1].get("stall_s"), int | float):
             history = replace(history, stall_s=saved[-1]["stall_s"], save_s=saved[-1].get("seconds"))
-    return history
+    return add(history, _in_place(_events(attempt.node_journal(0))))
 
 
 def _lived(attempt: AttemptDir) -> Iterable[Lived]:
@@ -47,7 +47,15 @@ def _lived(attempt: AttemptDir) -> Iterable[Lived]:
     else:
         cause = "preempted" if end is not None and end.data.get("signal") is not None else "node_fail"
     seconds = max(0.0, _last_written(attempt) - began.time)
+    yield from _in_place(events)
     yield Lived(seconds * int(began.data.get("nodes", 1)), cause)
+
+
+def _in_place(events: Iterable[Event]) -> Iterable[Lived]:
+    """Each end of ranks that were started again inside the allocation; how long they lived counts with the start."""
+    for event in events:
+        if event.kind == "restart":
+            yield Lived(0.0, event.data.get("cause"), event.data.get("failures", ()))
 
 
 def _events(path: Path) -> list[Event]:

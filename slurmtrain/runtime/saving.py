@@ -224,7 +224,7 @@ class Saver:
 
     def _stage(self, taken: _Taken, save: _Save) -> str:
         """Copy this rank's part into memory, and let it be written. Returns what went wrong."""
-        staging = Staging(self._attempt.run.checkpoints, self._attempt.path.name, save.about.step)
+        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.about.step)
         size = self._sharding.sheet.tensor_bytes + sum(map(len, taken.values.values()))
         try:
             memory = self._writer.memory(size)

@@ -16,12 +16,16 @@ import torch
 import torch.distributed as dist
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.hang import Phase
 from slurmtrain.model.interval import History, steps_to_agreement
 from slurmtrain.model.plan import Plan
-from slurmtrain.runtime import checkpointfiles, context, rng
+from slurmtrain.runtime import checkpointfiles, context, rng, stacks
+from slurmtrain.runtime.children import ChildGuard
 from slurmtrain.runtime.context import STOPPED, Launch, Worker
 from slurmtrain.runtime.ending import redact
+from slurmtrain.runtime.heartbeat import Pulse
 from slurmtrain.runtime.metrics import MetricsFile, as_number
+from slurmtrain.runtime.owntime import OwnTime
 from slurmtrain.runtime.ranks import Ranks
 from slurmtrain.runtime.restarts import with_restarts
 from slurmtrain.runtime.signals import StopFlag
@@ -78,6 +82,7 @@ class Session:
         self._timeout = timeout
         self._plan = _read_plan(worker)
         self._flag = StopFlag()
+        self._guard: ChildGuard | None = None
         self._journal: Journal | None = None
         self._metrics: MetricsFile | None = None
         self._checkpointer: Checkpointer | None = None
@@ -86,21 +91,29 @@ class Session:
         self._in_step = False
         self._owns_group = False
         self._pace = _Pace()
+        self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
+        self._own_time = OwnTime(self.device)
+        self._registered: tuple[Stateful, ...] = ()
         self._said = 0.0
 
     # --- entering and leaving -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Session:
+        if self._worker.attempt is not None:
+            stacks.answer()
+        self._beat(Phase.JOINING)
         self._join()
         self._ranks = Ranks(self.rank, self.world_size, self.device)
         attempt = self._worker.attempt
         if attempt is not None:
             if threading.current_thread() is threading.main_thread():
-                self._flag.install()
+                self._flag.install(self._worker.stop_signal, forced_exit_s=self._worker.forced_exit_s)
+            self._guard = ChildGuard()
             self._journal = Journal(attempt.rank_journal(self.rank))
             if self.rank == 0:
                 self._metrics = MetricsFile(attempt.metrics)
                 self._journal.write("session", step=0, world_size=self.world_size, device=str(self.device))
+        self._beat(Phase.READY)
         return self
 
     def __exit__(
@@ -121,10 +134,12 @@ class Session:
                 self._metrics.close()
             if self._journal is not None:
                 self._journal.close()
+            self._beat(Phase.DONE)
         if left or stopped:
             self._ranks.close()
             if self._owns_group and dist.is_initialized():
                 dist.destroy_process_group()
+            self._flag.release()
 
     def _join(self) -> None:
         if dist.is_initialized():
@@ -170,8 +185,11 @@ class Session:
         )
         if self.rank == 0 and self._journal is not None:
             self._journal.write("registered", objects=sorted(objects))
-            checkpointfiles.sweep(attempt.run.checkpoints, attempt.path.name)
-        restored = None if self._worker.from_start else self._checkpointer.restore()
+            checkpointfiles.sweep(attempt.run.checkpoints, attempt.owner)
+        self._registered = tuple(objects.values())
+        restored = None
+        if not self._worker.from_start:
+            restored = self._without_pace(lambda checkpointer: checkpointer.restore())
         if restored is not None:
             self.step = restored.step
             self._restored_rng = restored.rng
@@ -191,11 +209,19 @@ class Session:
         self._pace.begin(self.step)
         if self._checkpointer is not None:
             self._checkpointer.begin_training()
-        while self.step < total:
-            self._in_step = True
-            yield self.step
-            self._finish_step(total)
-        self._save_if_new("end")
+        self._own_time.watch(self._registered)
+        self._beat(Phase.FIRST)
+        try:
+            while self.step < total:
+                self._in_step = True
+                self._own_time.begin()
+                yield self.step
+                self._finish_step(total)
+            self._save_if_new("end")
+        finally:
+            self._own_time.release()
+            if self._pulse.phase is not Phase.STOPPING:
+                self._beat(Phase.READY)
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
@@ -223,6 +249,7 @@ class Session:
             self._write_metrics()
         pace = self._pace
         pace.finished_step()
+        self._beat(self._pulse.phase)
         if self._checkpointer is not None and self._checkpointer.is_due_at(self.step):
             self._without_pace(lambda checkpointer: checkpointer.begin(self.step, "steps"))
         if self.step < pace.agree_at and self.step < total:
@@ -234,6 +261,8 @@ class Session:
             *checkpoints,
         )
         pace.agreed(self.step, gap)
+        # Only now: others may still be in their first step after this rank has ended its own.
+        self._beat(Phase.TRAINING)
         self._without_pace(lambda checkpointer: checkpointer.prepare())
         self._without_pace(lambda checkpointer: checkpointer.agreed(self.step, *said))
         if stop and self.step < total:
@@ -247,15 +276,21 @@ class Session:
         """Do something with checkpoints, which is no part of a step's time."""
         if self._checkpointer is None:
             return None
+        phase = self._pulse.phase
+        self._beat(Phase.SAVING if phase is not Phase.STOPPING else phase)
         try:
             return work(self._checkpointer)
         finally:
+            self._pulse.saved(self._checkpointer.longest_s)
+            self._beat(phase)
             self._pace.go_on()
             if self._checkpointer.saving_step == self.step:
                 self._pace.agree_soon(self.step)
 
     def _stop(self) -> NoReturn:
         """Save, say so, and leave with the code that means "go on from here"."""
+        self._flag.put_off_forced_exit()
+        self._beat(Phase.STOPPING)
         reason = self._save_if_new("stop")
         if self._journal is not None and self.rank == 0:
             self._journal.write("stopped", step=self.step)
@@ -276,6 +311,9 @@ class Session:
 
     def _save_if_new(self, why: str) -> str | None:
         return self._without_pace(lambda checkpointer: checkpointer.save(self.step, why))
+
+    def _beat(self, phase: Phase) -> None:
+        self._pulse.beat(self.step, phase, self._pace.step_s, self._own_time.s)
 
     def _write_metrics(self) -> None:
         pending, self._pending = self._pending, {}

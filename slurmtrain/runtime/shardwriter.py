@@ -158,8 +158,8 @@ def keep_of(plain: Mapping[str, Any]) -> Keep:
 
 
 def _staging(order: Mapping[str, Any]) -> files.Staging:
-    attempt = AttemptDir(Path(order["attempt"]))
-    return files.Staging(attempt.run.checkpoints, attempt.path.name, int(order["step"]))
+    attempt = AttemptDir(Path(order["attempt"]), int(order.get("round", 0)))
+    return files.Staging(attempt.run.checkpoints, attempt.owner, int(order["step"]))
 
 
 if __name__ == "__main__":

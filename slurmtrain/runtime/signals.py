@@ -2,30 +2,243 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import faulthandler
+import os
 import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterable
+from functools import cache
 from types import FrameType
 
 # SIGTERM: preemption, scancel, `slurmtrain cancel`. SIGUSR2: what submitit asks Slurm to send before the time limit.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
+# The exit code of a process that did not leave in time: EX_PROTOCOL of sysexits.h. It counts as a failure, and follows
+# from the request to stop where there was one.
+FORCED = 76
+
+# SCM_CREDENTIALS of unix(7): the pid, user and group of the writer.
+_CREDENTIALS = struct.Struct("3i")
+_STDERR = 2
 
 
 class StopFlag:
-    """Remembers the first stop signal; more of them change nothing."""
+    """Remembers stop signals: the first one counts, and whether there were more.
+
+    ``raised`` is the first, ``raised_at`` its time in seconds since 1970; both are None as long as there was none.
+    """
 
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
+        self.raised_at: float | None = None
+        self._first: dict[str, tuple[signal.Signals, float]] = {}
+        self._handled: list[signal.Signals] = []
+        self._heard: list[signal.Signals] = []
+        self._watch: _Watch | None = None
 
     @property
     def name(self) -> str | None:
         """The signal's name; None as long as there was none."""
         return None if self.raised is None else self.raised.name
 
-    def install(self, *others: signal.Signals) -> None:
-        """Take over the stop signals and these others, in the main thread; SIGCONT before a SIGTERM is ignored."""
-        for each in (*STOP_SIGNALS, *others):
+    @property
+    def count(self) -> int:
+        """How many stop signals came, as far as the kernel did not merge them."""
+        return len(self._all())
+
+    @property
+    def last(self) -> signal.Signals | None:
+        """The newest: after another signal, Slurm's SIGTERM is final, for SIGKILL follows it.
+
+        Of signals that are sent at once the kernel chooses the order.
+        """
+        every = self._all()
+        return every[-1] if every else None
+
+    def install(self, *others: signal.Signals, forced_exit_s: float | None = None) -> None:
+        """Take over the stop signals and these others, in the main thread; SIGCONT before a SIGTERM is ignored.
+
+        Signals are noticed while the main thread is in a call of C code too, where Python runs no handlers; unless
+        somebody else has set a wakeup fd (signal.set_wakeup_fd), which stays. ``forced_exit_s``: so many seconds after
+        the first signal the process writes the stacks of its threads to stderr and exits with FORCED. A thread does
+        so: a call of C code that keeps the interpreter's lock keeps it from that. Calls of the system that a signal
+        interrupts go on (SA_RESTART), as libraries may take an interruption for a failure.
+        """
+        numbers = (*STOP_SIGNALS, *others)
+        self._watch = _Watch(self, numbers, forced_exit_s)
+        self._watch.begin()
+        for each in numbers:
             signal.signal(each, self._handle)
-        signal.signal(signal.SIGCONT, lambda *_: None)
+        signal.signal(signal.SIGCONT, _ignore)
+        for each in (*numbers, signal.SIGCONT):
+            signal.siginterrupt(each, False)
+        atexit.register(self._ignore_late, numbers)
+
+    def put_off_forced_exit(self) -> None:
+        """Count the seconds until the forced exit anew, as there is progress."""
+        if self._watch is not None:
+            self._watch.put_off()
+
+    def cancel_forced_exit(self) -> None:
+        """Force no exit any more."""
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def release(self) -> None:
+        """Force no exit any more, and give back the thread and the wakeup fd.
+
+        The handlers stay, since a late signal must not kill what has done its work.
+        """
+        if self._watch is not None:
+            self._watch.end()
+            self._watch = None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.raised is None:
-            self.raised = signal.Signals(number)
+        self._note(number, self._handled)
+        if self._watch is not None:
+            self._watch.nudge()
+
+    def hear(self, number: int) -> None:
+        """Note a signal that the watching thread was told of."""
+        self._note(number, self._heard)
+
+    def _note(self, number: int, seen: list[signal.Signals]) -> None:
+        # The handler and the thread come here at the same time: setdefault() lets one of them be the first, and needs
+        # no lock, which a handler must not wait for.
+        self.raised, self.raised_at = self._first.setdefault("first", (signal.Signals(number), time.time()))
+        seen.append(signal.Signals(number))
+
+    def _all(self) -> list[signal.Signals]:
+        """The thread hears of each, in their order; but nothing where it could not be told."""
+        return max(self._heard, self._handled, key=len)
+
+    def _ignore_late(self, numbers: Iterable[signal.Signals]) -> None:
+        """At exit: the end of the interpreter gives signals their default action back, and would not end with 0."""
+        for each in numbers:
+            if signal.getsignal(each) == self._handle:
+                signal.signal(each, signal.SIG_IGN)
+
+
+class _Watch:
+    """A thread that is told of signals at once: the handler in C writes their numbers to a socket.
+
+    The kernel adds who writes, since a child has the socket, and the handler, from fork() to exec().
+    """
+
+    # The one that has the wakeup fd.
+    current: _Watch | None = None
+
+    def __init__(self, flag: StopFlag, numbers: Iterable[signal.Signals], forced_exit_s: float | None) -> None:
+        self._flag = flag
+        self._numbers = frozenset(numbers)
+        self._seconds = forced_exit_s
+        self._since: float | None = None
+        self._pid = os.getpid()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._writer.setblocking(False)
+
+    def begin(self) -> None:
+        """Start the thread, and take the wakeup fd if it is free. Raises ValueError outside the main thread."""
+        if _Watch.current is not None:
+            _Watch.current.end()
+        taken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if taken == -1:
+            _Watch.current = self
+        else:
+            signal.set_wakeup_fd(taken)
+        _detach_children()
+        threading.Thread(target=self._run, name="slurmtrain-signals", daemon=True).start()
+
+    def end(self) -> None:
+        """Give back the wakeup fd and end the thread; outside the main thread, which has the fd, only force no exit."""
+        self.cancel()
+        if _Watch.current is self:
+            try:
+                self.detach()
+            except ValueError:
+                return
+            _Watch.current = None
+        if os.getpid() == self._pid:
+            # Not close(): children have the socket too. The thread may have ended before.
+            with contextlib.suppress(OSError):
+                self._writer.shutdown(socket.SHUT_RDWR)
+
+    def detach(self) -> None:
+        """Take the wakeup fd away, if it is still this one. Raises ValueError outside the main thread."""
+        fd = signal.set_wakeup_fd(-1)
+        if fd not in (-1, self._writer.fileno()):
+            signal.set_wakeup_fd(fd)
+
+    def put_off(self) -> None:
+        """Count from now."""
+        if self._since is not None:
+            self._since = time.monotonic()
+            self.nudge()
+
+    def cancel(self) -> None:
+        """Force no exit."""
+        self._seconds = None
+        self.nudge()
+
+    def nudge(self) -> None:
+        """Have the thread look again."""
+        with contextlib.suppress(OSError):
+            self._writer.send(b"\0")
+
+    def _run(self) -> None:
+        with self._reader, self._writer:
+            while (heard := self._listen()) is not None:
+                for number in heard:
+                    if number in self._numbers:
+                        self._flag.hear(number)
+                if self._flag.raised is not None and self._since is None:
+                    self._since = time.monotonic()
+
+    def _listen(self) -> bytes | None:
+        """What was written next by this process; b"" where it is time to look again, None at the end."""
+        left = self._left()
+        if left is not None and left <= 0:
+            self._leave()
+        self._reader.settimeout(left)
+        try:
+            data, ancillary, _, _ = self._reader.recvmsg(4096, socket.CMSG_SPACE(_CREDENTIALS.size))
+        except TimeoutError:
+            return b""
+        if not data:
+            return None
+        writers = {_CREDENTIALS.unpack(said)[0] for _, kind, said in ancillary if kind == socket.SCM_CREDENTIALS}
+        return data if writers == {self._pid} else b""
+
+    def _left(self) -> float | None:
+        """Seconds until the forced exit, if there will be one."""
+        seconds = self._seconds
+        return None if self._since is None or seconds is None else self._since + seconds - time.monotonic()
+
+    def _leave(self) -> None:
+        said = f"slurmtrain: still here {self._seconds:g} s after {self._flag.name}; the stacks of all threads:\n"
+        # Straight to the descriptor: the script may have replaced sys.stderr, and others may hold its lock.
+        with contextlib.suppress(OSError):
+            os.write(_STDERR, said.encode())
+            faulthandler.dump_traceback(_STDERR, all_threads=True)
+        os._exit(FORCED)
+
+
+@cache
+def _detach_children() -> None:
+    """Have forked children, now and later, let go of the wakeup fd."""
+    os.register_at_fork(after_in_child=_detach)
+
+
+def _detach() -> None:
+    if _Watch.current is not None:
+        _Watch.current.detach()
+        _Watch.current = None
+
+
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    pass

@@ -10,11 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from torch.distributed import PrefixStore, Store
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
@@ -22,16 +20,14 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from slurmtrain.model.layout import AttemptDir
 from slurmtrain.runtime.context import STOPPED
 from slurmtrain.runtime.ending import Exit, StopRequest, redact
+from slurmtrain.runtime.peers import Peers
 from slurmtrain.runtime.rendezvous import FixedRendezvous, MeetingPoint
 from slurmtrain.runtime.signals import StopFlag
 
-# Seconds between asking workers to stop and killing them: enough to finish a step and save.
-GRACE_S = 30.0
-# The same once another worker has failed: there is nobody left to save with.
+# Seconds between asking workers to stop and killing them once another worker has failed: nobody is left to save with.
 CRASH_GRACE_S = 5.0
-# Seconds without a sign of life after which another node's agent counts as dead.
-NODE_SILENCE_S = 15.0
-_BEAT_S = 1.0
+# The same for workers of which some have left, as if they had been asked to: the others are about to.
+_LEFT_GRACE_S = 30.0
 _MONITOR_S = 0.1
 _SIGNAL_SKEW_S = 0.3
 _TAIL_LINES = 20
@@ -58,73 +54,6 @@ class _RankLogs(LogsSpecs):
         return str(self._logs)
 
 
-class Peers:
-    """What the agents of an attempt tell each other through the store: that they live, and that all must stop."""
-
-    def __init__(self, store: Store, node: int, nodes: int) -> None:
-        self._store = PrefixStore("agents", store)
-        self._node = node
-        self._others = [other for other in range(nodes) if other != node] if node == 0 else [0]
-        self._others = self._others if nodes > 1 else []
-        self._beats: dict[int, tuple[bytes, float]] = {}
-        self._next_beat = 0.0
-        self._beat = 0
-
-    def publish_stop(self, request: StopRequest) -> None:
-        """Tell all nodes to stop; the first request stands."""
-        with contextlib.suppress(RuntimeError):
-            self._store.compare_set("stop", "", json.dumps(asdict(request)))
-
-    def stop_request(self) -> StopRequest | None:
-        """What another node asked for, or that one has died. Never raises."""
-        if not self._others:
-            return None
-        try:
-            self._exchange_beats()
-            if self._store.check(["stop"]):
-                return StopRequest(**json.loads(self._store.get("stop")))
-        except RuntimeError:
-            return StopRequest(cause="node_fail", why="node 0 no longer answers", at=time.time(), node=0)
-        for other in self._silent():
-            why = f"node {other} has not been heard of for {NODE_SILENCE_S:.0f} s"
-            return StopRequest(cause="node_fail", why=why, at=time.time(), node=other)
-        return None
-
-    def keep_alive(self) -> None:
-        """Tell the others that this agent lives, while it waits for something else. Never raises."""
-        with contextlib.suppress(RuntimeError):
-            self._exchange_beats()
-
-    def gather(self, place: str, *, given_up: Callable[[], bool]) -> None:
-        """Wait until every node has come to this place, has fallen silent, or until ``given_up()``. Never raises."""
-        with contextlib.suppress(RuntimeError):
-            self._store.set(f"{place}/{self._node}", "1")
-            waiting = set(self._others)
-            while waiting and not given_up():
-                self._exchange_beats()
-                waiting = {other for other in waiting if not self._store.check([f"{place}/{other}"])}
-                waiting -= set(self._silent())
-                time.sleep(_MONITOR_S / 5)
-
-    def _silent(self) -> list[int]:
-        now = time.monotonic()
-        return [other for other, (_, heard) in self._beats.items() if now - heard > NODE_SILENCE_S]
-
-    def _exchange_beats(self) -> None:
-        now = time.monotonic()
-        if now < self._next_beat:
-            return
-        self._next_beat = now + _BEAT_S
-        self._beat += 1
-        self._store.set(f"beat/{self._node}", str(self._beat))
-        for other in self._others:
-            key = f"beat/{other}"
-            said = self._store.get(key) if self._store.check([key]) else b""
-            known = self._beats.get(other)
-            if known is None or known[0] != said:
-                self._beats[other] = (said, now)
-
-
 class Workers(LocalElasticAgent):
     """Torch elastic's agent for one node.
 
@@ -139,36 +68,51 @@ class Workers(LocalElasticAgent):
         count: int,
         attempt: AttemptDir,
         point: MeetingPoint,
+        where: tuple[str, int],
+        peers: Peers,
         node: int,
-        nodes: int,
+        members: Sequence[int],
         local_addr: str,
         flag: StopFlag,
         deadline: float | None,
+        stop_by: signal.Signals,
+        grace: Callable[[], float],
+        hang: Callable[[], StopRequest | None],
         started: Callable[[Mapping[int, int]], None],
         stopping: Callable[[StopRequest], None],
     ) -> None:
-        """``deadline``: when to ask for a stop, by the monotonic clock. ``started`` gets pids by global rank.
+        """``attempt`` names the round. ``members``: the nodes that have ranks in it, this one among them.
 
-        ``local_addr``: this node's address in the elected network.
+        ``deadline``: when to ask for a stop, by the monotonic clock. ``stop_by``: what workers are asked by. ``grace``:
+        until when they may then take, by that clock; it is asked again and again. ``hang``: whether a worker hangs.
+        ``where``: address and port at which the workers meet. ``started`` gets pids by global rank. ``local_addr``:
+        this node's address in the elected network.
         """
         spec = WorkerSpec(
             role="worker",
             local_world_size=count,
-            rdzv_handler=FixedRendezvous(point, node, nodes, attempt.run.id),
+            rdzv_handler=FixedRendezvous(
+                point, where, members.index(node), len(members), f"{attempt.run.id}/{attempt.round}"
+            ),
             entrypoint=sys.executable,
             # Torch elastic substitutes $-variables in arguments; a user's dollar signs are to arrive as they are.
             args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_SHIM), *argv)),
-            max_restarts=0,
+            max_restarts=attempt.round,
             monitor_interval=_MONITOR_S,
             local_addr=local_addr,
         )
         super().__init__(spec, _RankLogs(attempt.logs), start_method="spawn")
-        self.peers = Peers(point.store, node, nodes)
+        # Torch tells ranks apart by how often they were restarted; whether they are again is decided elsewhere.
+        self._remaining_restarts = 0
+        self.peers = peers
         self.request: StopRequest | None = None
         self._attempt = attempt
         self._node = node
         self._flag = flag
         self._deadline = deadline
+        self._stop_by = stop_by
+        self._grace = grace
+        self._hang = hang
         self._started = started
         self._stopping = stopping
         self._died: dict[int, float] = {}
@@ -193,17 +137,12 @@ class Workers(LocalElasticAgent):
         if self.request is not None or failed:
             self._end_workers(failed)
         elif STOPPED in codes:
-            self._wait_for_all(GRACE_S)
+            self._wait_for_all(_in(_LEFT_GRACE_S))
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
     def _exit_barrier(self) -> None:
-        self.peers.gather("done", given_up=lambda: self.peers.stop_request() is not None)
-
-    def leave(self) -> None:
-        """Stay until the other nodes have ended too, so that the store outlives whoever uses it."""
-        deadline = time.monotonic() + GRACE_S
-        self.peers.gather("left", given_up=lambda: time.monotonic() > deadline)
+        """Nobody waits here: the agents tell each other how a round ended."""
 
     # --- supervision --------------------------------------------------------------------------------------------------
 
@@ -229,13 +168,13 @@ class Workers(LocalElasticAgent):
             return self._signalled(self._flag.raised)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=self._node)
-        return self.peers.stop_request()
+        return self._hang() or self.peers.stop_request()
 
     def _signalled(self, number: signal.Signals) -> StopRequest:
-        """SIGUSR2 is what batch scripts ask for before the time limit; SIGTERM may be a person's or a preemption's."""
-        limit = number == signal.SIGUSR2
-        why = "the time limit is near (SIGUSR2)" if limit else f"stopped by {number.name}"
-        cause = "timeout" if limit else "cancelled"
+        """What a signal stands for only the scheduler can tell; this is what it most likely does."""
+        limit = number in (signal.SIGUSR1, signal.SIGUSR2)
+        why = f"the time limit is near ({number.name})" if limit else f"stopped by {number.name}"
+        cause = "timeout" if limit else "preempted"
         return StopRequest(cause=cause, why=why, at=time.time(), node=self._node, signal=number.name)
 
     def _end_workers(self, failed: bool) -> None:
@@ -246,21 +185,21 @@ class Workers(LocalElasticAgent):
             self.peers.publish_stop(
                 StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=self._node)
             )
-        elif request is not None and request.node == self._node:
+        elif request is not None and self._node in (request.node, 0):
+            # That another node is gone node 0 alone notices, and says for it.
             self.peers.publish_stop(request)
         if request is not None:
             self._stopping(request)
-        hurry = failed or (request is not None and request.cause in ("crash", "node_fail"))
+        hurry = failed or (request is not None and request.cause in ("crash", "node_fail", "hang"))
         for process in self._processes():
             if process.poll() is None:
                 # The process alone, not its group: data-loader workers are not to act on it.
-                process.send_signal(signal.SIGTERM)
-        self._wait_for_all(CRASH_GRACE_S if hurry else GRACE_S)
+                process.send_signal(self._stop_by)
+        self._wait_for_all(_in(CRASH_GRACE_S) if hurry else self._grace)
 
-    def _wait_for_all(self, seconds: float) -> None:
-        """Give the workers this long to end by themselves, then kill them with all that they have started."""
-        deadline = time.monotonic() + seconds
-        while any(code is None for code in self._codes()) and time.monotonic() < deadline:
+    def _wait_for_all(self, until: Callable[[], float]) -> None:
+        """Let the workers end by themselves until this time, then kill them with all that they have started."""
+        while any(code is None for code in self._codes()) and time.monotonic() < until():
             self.peers.keep_alive()
             time.sleep(_MONITOR_S / 2)
         for process in self._processes():
@@ -282,6 +221,12 @@ class Workers(LocalElasticAgent):
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self._died.setdefault(pid, time.time())
+
+
+def _in(seconds: float) -> Callable[[], float]:
+    """So many seconds from now, by the monotonic clock."""
+    at = time.monotonic() + seconds
+    return lambda: at
 
 
 def _raised(journal: Path) -> tuple[float, str] | None:

@@ -40,13 +40,14 @@ _HINTS = {
 class Handing:
     """A request on its way: the lock of its run stays held, by this handle, as long as anybody may still submit it.
 
-    ``without``: nodes to leave out.
+    ``without``: nodes to leave out. ``follows``: another job of the run came before.
     """
 
     plan: Plan
     submission: SubmissionDir
     lock: int
     without: Sequence[str] = ()
+    follows: bool = False
 
 
 def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
@@ -72,7 +73,7 @@ def launch(handing: Handing, environment: Mapping[str, str]) -> str:
     ``environment``: variables that reach the job and are written nowhere. Raises Refused where sbatch says no, Unsure
     where nobody knows, LaunchError for everything else; only after Unsure there may be a job.
     """
-    request = make_request(handing.plan, handing.submission, handing.without)
+    request = make_request(handing.plan, handing.submission, handing.without, follows=handing.follows)
     said = {"folder": str(request.folder), "parameters": dict(request.parameters),
             "submission": str(handing.submission.path)}  # fmt: skip
     done = subprocess.run(

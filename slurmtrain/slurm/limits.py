@@ -88,8 +88,8 @@ def leave_out(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], unw
         left = max(sum(node.partition == one and node.name not in gone for node in fitting) for one in wanted)
         if name in named:
             choice.needed[name] = "slurm.nodelist names it"
-        elif left < plan.spec.resources.nodes and any(node.name == name for node in fitting):
-            choice.needed[name] = too_few(plan.spec.resources.nodes, left)
+        elif left < plan.spec.resources.allocated.min and any(node.name == name for node in fitting):
+            choice.needed[name] = too_few(plan.spec.resources.allocated.min, left)
         else:
             choice.left_out.append(name)
     return choice
@@ -141,10 +141,11 @@ def _wanted(plan: Plan, partitions: Partitions) -> Sequence[str]:
 def _too_much(plan: Plan, name: str, fields: Mapping[str, str]) -> str | None:
     resources = plan.spec.resources
     nodes = _least(fields.get("TotalNodes"), fields.get("MaxNodes"))
-    if nodes is not None and resources.nodes > nodes:
-        return f"resources.nodes: partition {name} gives a job {nodes} nodes at most, not {resources.nodes}"
+    least = resources.allocated.min
+    if nodes is not None and least > nodes:
+        return f"resources.nodes: partition {name} gives a job {nodes} nodes at most, not {least}"
     gpus = count_of(fields.get("TRES", ""), "gres/gpu")
-    wanted = resources.nodes * resources.gpus_per_node
+    wanted = least * resources.gpus_per_node
     if gpus is not None and wanted > gpus:
         return f"resources.gpus_per_node: partition {name} has {gpus} GPUs, not {wanted}"
     # A QOS may carry a time limit of its own that counts for more than the partition's.

@@ -53,6 +53,8 @@ def _ended_starts(
     job_id: str, known: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
 ) -> list[dict[str, Any]]:
     """What sacct says of starts that are over. Its rows are one a start, the first one first."""
+    # A job that goes on without a node that failed has a row for each of its sizes.
+    starts = [start for start in starts if base(start.state) != "RESIZING"]
     live = job.restart if job is not None and not is_final(job.state) else None
     return [
         _observed(start, job_id, restart, "sacct")

@@ -1,4 +1,4 @@
-"""Putting a job back into Slurm's queue so that it starts again on other nodes.
+"""Putting a job back into Slurm's queue so that it starts again: later, or on other nodes.
 
 What Slurm allows, seen on 22.05: the nodes that a job goes without (ExcNodeList) can be changed while it waits, which
 it does as soon as it was told to be requeued, though its tasks are still there; never while it runs. A requeued job
@@ -10,15 +10,18 @@ was requeued by ``requeuehold`` would be. ``incomplete`` keeps a job that a pers
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress, expand
-from slurmtrain.slurm.command import ask
+from slurmtrain.slurm.command import ask, found
 from slurmtrain.slurm.limits import too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
+from slurmtrain.system.files import write_json
 
 # Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all must be said by then.
 _PATIENCE_S = 5.0
@@ -29,10 +32,17 @@ _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reser
 # What sbatch says when no nodes are left that could ever run a job, and when it does not like the list of nodes.
 _IMPOSSIBLE = ("node configuration", "node count", "invalid node name", "more processors requested")
 HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
+# Which its user cannot let go.
+HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
 
 
 class InJob:
     """The queue, as a node agent asks it for its own job: ``slurmtrain.runtime.agent.Queue``."""
+
+    def record(self, job_id: str) -> Mapping[str, str]:
+        """What Slurm knows of the job, field by field. Raises SlurmDown."""
+        with _undisturbed():
+            return read_job(_ask("scontrol", "show", "job", job_id))
 
     def objection(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job could not start again without these nodes; None if it could, or if Slurm does not say."""
@@ -45,17 +55,29 @@ class InJob:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
 
-    def put_back(self, job_id: str, without: Sequence[str]) -> None:
-        """Put the job back into the queue, to start again without these nodes. Raises SlurmDown.
+    def put_back(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+        """Put the job back into the queue, to start again without these nodes, and not before ``delay_s`` is over.
 
-        Where Slurm puts it back, but does not let the nodes be left out, the job is held.
+        Where Slurm puts it back, but does not let the nodes be left out, the job is held. In a container there may be
+        no scontrol: then ``intent`` asks the batch script, which runs outside, for the requeue alone. Raises SlurmDown.
         """
+        if not found("scontrol"):
+            write_json(intent, {"requeue": job_id})
+            return
         with _undisturbed():
-            job = read_job(_ask("scontrol", "show", "job", job_id))
-            excluded = _joined(job.get("ExcNodeList", ""), without)
+            excluded = ""
+            if without:
+                job = read_job(_ask("scontrol", "show", "job", job_id))
+                excluded = _joined(job.get("ExcNodeList", ""), without)
             _ask("scontrol", "requeue", "incomplete", job_id)
+            if delay_s > 0:
+                # One that starts at once is no reason to fail.
+                with contextlib.suppress(SlurmDown):
+                    _update(job_id, f"StartTime=now+{math.ceil(delay_s)}")
+            if not without:
+                return
             try:
-                _exclude(job_id, excluded)
+                _update(job_id, f"ExcNodeList={excluded}")
             except SlurmDown:
                 with contextlib.suppress(SlurmDown):
                     _ask("scontrol", "hold", job_id)
@@ -89,9 +111,9 @@ def _undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _exclude(job_id: str, excluded: str) -> None:
-    """Tell Slurm which nodes the job goes without, several times if need be. Raises SlurmDown."""
-    command = ("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={excluded}")
+def _update(job_id: str, setting: str) -> None:
+    """Change a job that waits, trying several times if need be. Raises SlurmDown."""
+    command = ("scontrol", "update", f"JobId={job_id}", setting)
     for pause in _PAUSES_S:
         with contextlib.suppress(SlurmDown):
             _ask(*command)

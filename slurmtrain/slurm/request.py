@@ -44,18 +44,26 @@ class Request:
         return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
 
 
-def make_request(plan: Plan, submission: SubmissionDir, without: Collection[str] = ()) -> Request:
-    """What a plan asks of Slurm: one task a node, which runs the node agent. ``without``: nodes to leave out."""
+def make_request(
+    plan: Plan, submission: SubmissionDir, without: Collection[str] = (), *, follows: bool = False
+) -> Request:
+    """What a plan asks of Slurm: one task a node, which runs the node agent. ``without``: nodes to leave out.
+
+    ``follows``: another job of the run came before; whatever became of that, the two are not to run at once.
+    """
     resources, run = plan.spec.resources, submission.run
     options = {
         canonical(name): value for name, value in plan.spec.slurm.items() if value is not None and value is not False
     }
+    if follows:
+        # Of jobs of one name and user Slurm lets one run at a time (sbatch, --dependency=singleton).
+        options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
     if without:
         options["exclude"] = compress({*expand(str(options.get("exclude", ""))), *without})
     parameters: dict[str, Any] = {
         # The run's id stands in the job's name, by which a killed submission's job is found again.
         "job_name": f"{plan.spec.name}-{run.id}",
-        "nodes": resources.nodes,
+        "nodes": resources.allocated.max,
         "ntasks_per_node": 1,
         "cpus_per_task": resources.cpus_per_proc * resources.local_world_size,
         "gpus_per_node": resources.gpus_per_node or None,
@@ -65,16 +73,21 @@ def make_request(plan: Plan, submission: SubmissionDir, without: Collection[str]
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
         "setup": prologue(plan, submission).rstrip("\n").split("\n"),
+        "teardown": epilogue(submission).rstrip("\n").split("\n"),
         # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others; what setup
         # exports reaches the tasks also where a site's sbatch exports nothing.
         "srun_args": [
             "--export=ALL",
-            "--kill-on-bad-exit=1",
-            f"--wait={_STRAGGLERS_S}",
+            # A run that can do with fewer nodes outlives an agent, and a node.
+            *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
+            f"--wait={0 if resources.elastic else _STRAGGLERS_S}",
             f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
         ],
     }
     literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}
+    if resources.elastic:
+        # submitit counts with a number; what is literal comes last.
+        literal.update({"nodes": str(resources.allocated), "no-kill": True})
     for name, value in options.items():
         named = name.replace("-", "_")
         if named in _NAMED:
@@ -92,7 +105,7 @@ def _lead(limit_s: float | None) -> int:
 
 def prologue(plan: Plan, submission: SubmissionDir) -> str:
     """The shell lines between the options and srun."""
-    run = submission.run
+    run, several = submission.run, plan.spec.resources.allocated.max > 1
     template = _environment().get_template("prologue.sh.j2")
     text: str = template.render(
         run_id=run.id,
@@ -100,8 +113,14 @@ def prologue(plan: Plan, submission: SubmissionDir) -> str:
         variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
         folder=str(submission.submitit),
         setup=[*_profile_lines(plan), *plan.spec.setup],
-        invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.invite" if plan.spec.resources.nodes > 1 else "",
+        invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.invite" if several else "",
     )
+    return text
+
+
+def epilogue(submission: SubmissionDir) -> str:
+    """The shell lines after srun."""
+    text: str = _environment().get_template("epilogue.sh.j2").render(attempts=str(submission.run.attempts))
     return text
 
 

@@ -157,7 +157,9 @@ class Scheduler:
         wanted = [job_id for job_id in job_ids if now - self._cancelled_at.get(job_id, -math.inf) >= self._max_age_s]
         if not wanted:
             return
-        self._cancelled_at.update(dict.fromkeys(wanted, now))
+        # A requeue that is under way would bring a cancelled job to life again; not every version takes a list.
+        with contextlib.suppress(SlurmDown):
+            ask("scontrol", "update", f"JobId={','.join(wanted)}", "Requeue=0")
         try:
             if force:
                 ask("scancel", "--signal=KILL", "--full", *wanted)
@@ -166,6 +168,7 @@ class Scheduler:
             # One that has ended in the meantime is none to worry about.
             if "invalid job id" not in str(error).lower():
                 raise
+        self._cancelled_at.update(dict.fromkeys(wanted, now))
         self.forget()
 
     def forget(self) -> None:

@@ -12,7 +12,7 @@
 #SBATCH --signal=USR2@90
 
 # setup
-# slurmtrain run RUN-ID, plan 1f53a63c9234
+# slurmtrain run RUN-ID, plan 825f46efbd41
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
@@ -25,3 +25,12 @@ unset pickle target
 # command
 export SUBMITIT_EXECUTOR=slurm
 srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=1 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+
+
+# teardown
+code=$?
+# an agent that has no scontrol, as in a container, leaves word that the job is to be put back into the queue
+if [ -e /slurmtrain-golden/project/runs/RUN-ID/attempts/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/requeue" ]; then
+  scontrol requeue incomplete "$SLURM_JOB_ID" && code=0
+fi
+exit "$code"

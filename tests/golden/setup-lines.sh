@@ -14,7 +14,7 @@
 #SBATCH --time=90
 
 # setup
-# slurmtrain run RUN-ID, plan dba1dd02e87c
+# slurmtrain run RUN-ID, plan d53a3a947bfb
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
@@ -34,3 +34,12 @@ done
 # command
 export SUBMITIT_EXECUTOR=slurm
 srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=4 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+
+
+# teardown
+code=$?
+# an agent that has no scontrol, as in a container, leaves word that the job is to be put back into the queue
+if [ -e /slurmtrain-golden/project/runs/RUN-ID/attempts/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/requeue" ]; then
+  scontrol requeue incomplete "$SLURM_JOB_ID" && code=0
+fi
+exit "$code"

@@ -261,7 +261,7 @@ class ClusterSite(Site):
             env={**self.environment(), **(env or {})},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.STDOUT,
             text=True,
             **self.identity,
         )

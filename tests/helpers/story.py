@@ -40,10 +40,12 @@ class Story:
     def node(self, kind: str, node: int = 0, restart: int = 0, /, **data: Any) -> Story:
         return self.tell(f"attempts/{self.job}.{restart}/node-{node}.jsonl", kind, **data)
 
-    def submitted(self, submission: int = 1) -> Story:
+    def submitted(self, submission: int = 1, **more: Any) -> Story:
+        """``more``: of the submission, such as ``requeue``, its policy, and ``by``, the command that made it."""
         if submission == 1:
             self.command("created", name="n", executor="slurm")
-        self.command("submitting", submission=submission, attempt=submission, executor="slurm", host="login")
+        said = {"submission": submission, "attempt": submission, "executor": "slurm", "host": "login", **more}
+        self.command("submitting", **said)
         return self.command("submitted", submission=submission, job_id=self.job)
 
     def started(self, restart: int = 0, nodes: int = 1, submission: int = 1) -> Story:
@@ -67,7 +69,7 @@ class Story:
     def asked(self, node: int = 0, restart: int = 0) -> Story:
         """A node says that a signal ended it: it does not know why."""
         return self.ended(
-            "cancelled", node, restart, reason="stopped by SIGTERM", signal="SIGTERM", failed_at=self.now + 1
+            "preempted", node, restart, reason="stopped by SIGTERM", signal="SIGTERM", failed_at=self.now + 1
         )
 
     def cancel(self) -> Story:

@@ -112,7 +112,11 @@ def facts(site: Site, run_ids: list[str]) -> tuple[Any, list[Any]]:
 def test_a_rebuilt_registry_gives_the_same_answers(site: Site) -> None:
     completed = site.submit(site.light("one", params={"steps": 8}, tracking={"mlflow": {}}), "--wait")
     crashed = site.submit(
-        site.light("two", params={"steps": 9, "crash_rank": 1, "crash_step": 3}, resources=TWO), "--wait", code=1
+        site.light(
+            "two", params={"steps": 9, "crash_rank": 1, "crash_step": 3}, resources=TWO, requeue={"enabled": False}
+        ),
+        "--wait",
+        code=1,
     )
     killed = site.submit(site.light("three", params=LONG, checkpoint={"every": {"steps": 4}}))
     until(lambda: site.step(killed) > 9, "steps")

@@ -75,7 +75,7 @@ def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_of_an_un
 
 
 @pytest.mark.slow
-def test_a_run_that_gets_sigterm_loses_no_step(site: Site, undisturbed: str) -> None:
+def test_a_run_that_gets_sigterm_loses_no_step_and_sync_starts_it_again(site: Site, undisturbed: str) -> None:
     run_id = site.submit(site.spec(**KEYS))
     for attempt, target in enumerate(sorted(random.Random(0).sample(range(1, STEPS - 15), 3)), 1):
         until(lambda attempt=attempt, target=target: has_come(site, run_id, attempt, target), f"step {target}")
@@ -83,13 +83,14 @@ def test_a_run_that_gets_sigterm_loses_no_step(site: Site, undisturbed: str) -> 
         until(lambda: not site.processes(run_id), "the end of all processes")
 
         stopped = site.status(run_id)
-        assert (stopped["state"], stopped["lost_steps"]) == ("cancelled", 0)
+        assert (stopped["state"], stopped["lost_steps"]) == ("requeued", 0)
         assert "SIGTERM" in stopped["reason"]
         assert stopped["checkpoint"]["step"] == stopped["step"] == site.step(run_id)
-        site.call("resume", run_id)
+        site.call("sync")
     site.call("wait", run_id)
-    run = site.status(run_id)
+    run = site.show(run_id)
     assert (run["state"], run["lost_steps"]) == ("completed", 0)
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted"] * 3 + ["completed"]
     assert weights(site, run_id) == undisturbed
 
 

@@ -18,6 +18,8 @@ from helpers.site import SCRIPTS, Site, until
 
 LONG = {"steps": 100_000, "step_ms": 10}
 TWO = {"nodes": 1, "procs_per_node": 2}
+# For what is about the end of an attempt: nothing follows it by itself.
+ONCE = {"enabled": False}
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +108,7 @@ def test_a_worker_that_crashes_ends_the_others_and_is_named_with_its_last_lines(
     spec = site.light(
         resources={"nodes": nodes, "procs_per_node": 3 - nodes},
         params={"steps": 1000, "step_ms": 5, "crash_rank": 1, "crash_step": 4},
+        requeue=ONCE,
     )
     run_id = site.submit(spec, "--wait", code=1)
     run = site.show(run_id)
@@ -113,7 +116,7 @@ def test_a_worker_that_crashes_ends_the_others_and_is_named_with_its_last_lines(
     assert run["state"] == "failed"
     assert run["reason"].startswith("rank 1 exited with code 1: ValueError: the loss went up to")
     [attempt] = run["attempts"]
-    assert attempt["cause"] == "crash"
+    assert (attempt["cause"], attempt["restarts"]) == ("crash", [])
     first = attempt["failures"][0]
     assert (first["rank"], first["exit_code"]) == (1, 1)
     assert any("ValueError: the loss went up" in line for line in first["last_lines"])
@@ -128,13 +131,29 @@ def _events(site: Site, run_id: str) -> list[dict[str, object]]:
     return [event for event in map(json.loads, lines) if "kind" in event]
 
 
-def test_a_killed_worker_is_named_with_its_signal(site: Site) -> None:
+def test_a_crash_that_comes_again_at_the_same_step_ends_the_run_after_one_restart_in_place(site: Site) -> None:
+    spec = site.light(params={"steps": 9, "crash_rank": 0, "crash_step": 4}, checkpoint={"every": {"steps": 2}})
+    run_id = site.submit(spec, "--wait", code=1)
+    run = site.show(run_id)
+    [attempt] = run["attempts"]
+    [restart] = attempt["restarts"]
+    assert (run["state"], restart["cause"], restart["round"]) == ("failed", "crash", 1)
+    assert "it failed twice at step 4 in the same way" in run["reason"]
+    restored = [event["step"] for event in _events(site, run_id) if event["kind"] == "restored"]
+    assert restored == [4]
+
+
+def test_a_killed_worker_is_named_with_its_signal_and_all_start_again_where_they_were(site: Site) -> None:
     run_id = site.submit(site.light(params=LONG, resources=TWO))
     until(lambda: site.step(run_id) >= 1, "the first step")
     ranks = {p.environ()["RANK"]: p for p in site.processes(run_id) if "RANK" in p.environ()}
     ranks["1"].kill()
-    site.call("wait", run_id, code=1)
-    assert "rank 1 was killed by SIGKILL" in site.status(run_id)["reason"]
+    [restart] = until(lambda: site.show(run_id)["attempts"][0]["restarts"], "the restart")
+    assert (restart["cause"], restart["members"], restart["lost"]) == ("crash", [0], [])
+    assert "rank 1 was killed by SIGKILL" in restart["why"]
+    until(lambda: list((site.runs / run_id).glob("attempts/*/rank-0.1.jsonl")), "ranks of the second round")
+    run = site.show(run_id)
+    assert (run["state"], len(run["attempts"])) == ("running", 1)
 
 
 def test_no_thread_of_the_sessions_groups_outlives_it_to_meet_the_interpreters_end(
@@ -200,9 +219,11 @@ def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site
         params={"steps": 60, "step_ms": 1000},
         resources={"nodes": 1, "procs_per_node": 2, "time": "00:00:20"},
     )
-    run_id = site.submit(spec, "--wait", code=1)
+    run_id = site.submit(spec)
+    until(lambda: site.status(run_id)["state"] == "requeued", "the time limit")
     run = site.show(run_id)
     assert run["attempts"][0]["cause"] == "timeout"
+    assert "'slurmtrain sync' or 'watch' starts it again" in run["reason"]
     assert (run["lost_steps"], run["checkpoint"]["step"]) == (0, run["step"])
     [resumed] = site.json("resume", run_id, "resources.time=01:00:00", "params.step_ms=0", "--wait")["runs"]
     assert (resumed["state"], resumed["step"]) == ("completed", 60)
@@ -225,7 +246,8 @@ def test_resume_refuses_a_run_that_is_under_way(site: Site) -> None:
 
 
 def test_resume_of_a_run_without_a_checkpoint_says_what_to_do_instead(site: Site) -> None:
-    run_id = site.submit(site.light(params={"steps": 9, "crash_rank": 0, "crash_step": 2}), "--wait", code=1)
+    spec = site.light(params={"steps": 9, "crash_rank": 0, "crash_step": 2}, requeue=ONCE)
+    run_id = site.submit(spec, "--wait", code=1)
     refused = site.call("resume", run_id, code=2)
     assert f"slurmtrain resume --from-start {run_id}" in refused.stderr
     [again] = site.json("resume", run_id, "--from-start", "params.crash_rank=-1", "--wait")["runs"]

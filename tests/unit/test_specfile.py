@@ -316,7 +316,7 @@ def test_the_message_of_the_error_has_a_line_for_each_mistake(load: Load, tmp_pa
 def test_an_override_wins_over_the_file(load: Load) -> None:
     run = only(load(SWEPT, "params.lr=1e-3", "resources.nodes=4", "name=other", "slurm.partition=gpu"))
     assert run.plan.content["params"]["lr"] == 0.001
-    assert run.plan.spec.resources.nodes == 4
+    assert run.plan.spec.resources.nodes.plain() == 4
     assert run.plan.spec.name == "other"
     assert run.plan.spec.slurm == {"partition": "gpu"}
     assert run.overrides == ("params.lr=1e-3", "resources.nodes=4", "name=other", "slurm.partition=gpu")
@@ -477,7 +477,7 @@ def test_setup_lines_belong_to_the_shell(load: Load) -> None:
 
 def test_a_sweep_in_the_file_becomes_one_run_for_each_combination(load: Load) -> None:
     loaded = load(SWEPT + "sweep: {params.lr: [1, 2], resources.nodes: [1, 3]}\n")
-    assert [(run.plan.content["params"]["lr"], run.plan.spec.resources.nodes) for run in loaded.runs] == [
+    assert [(run.plan.content["params"]["lr"], run.plan.spec.resources.nodes.plain()) for run in loaded.runs] == [
         (1, 1),
         (1, 3),
         (2, 1),

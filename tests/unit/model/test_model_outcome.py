@@ -177,7 +177,7 @@ def test_a_node_that_was_asked_to_stop_does_not_know_why_until_slurm_says_so() -
         ("DEADLINE", "timeout"),
         ("FAILED", "preempted"),
         ("COMPLETED", "preempted"),
-        (GONE, "cancelled"),
+        (GONE, "preempted"),
     ],
 )
 def test_slurm_says_why_a_node_was_asked_to_stop(state: str, cause: str) -> None:
@@ -194,12 +194,14 @@ def test_a_node_that_got_another_signal_than_slurms_was_not_preempted(state: str
     assert (story.newest.cause, story.newest.reason) == ("cancelled", "stopped by SIGINT")
 
 
-def test_a_node_of_this_machine_that_was_asked_to_stop_has_ended() -> None:
+@pytest.mark.parametrize(("signal", "cause"), [("SIGTERM", "preempted"), ("SIGINT", "cancelled")])
+def test_a_node_of_this_machine_that_was_asked_to_stop_has_ended(signal: str, cause: str) -> None:
     story = Story()
     story.command("created", name="n", executor="local")
     story.command("submitting", submission=1, job_id="7", attempt=1, executor="local")
-    story.node("agent", node=0, nodes=1, host="n0", executor="local", submission=1, attempt=1).asked()
-    assert story.causes == ["cancelled"]
+    story.node("agent", node=0, nodes=1, host="n0", executor="local", submission=1, attempt=1)
+    story.ended(cause, reason=f"stopped by {signal}", signal=signal, sure=True, failed_at=story.now + 1)
+    assert (story.causes, story.newest.confirmed) == ([cause], True)
 
 
 @pytest.mark.parametrize("state", [*CAUSE_OF_STATE, GONE])
@@ -252,7 +254,8 @@ def test_a_job_that_completed_in_its_grace_has_completed_whatever_slurm_says(sta
     before = story.newest
     assert (before.cause, before.confirmed) == ("completed", True)
     story.observed(story.slurm(state))
-    assert story.newest == before
+    # When it left the queue, Slurm knows better.
+    assert replace(story.newest, spent=before.spent) == before
 
 
 def test_a_job_one_of_whose_nodes_kept_silent_completed_only_if_slurm_says_so_too() -> None:

@@ -16,11 +16,15 @@ from slurmtrain.model.spec import (
     Best,
     Every,
     Keep,
+    Nodes,
+    Requeue,
     Spec,
     check_name,
     is_secret_variable,
+    read_requeue,
     read_spec,
     walk_keys,
+    write_requeue,
     write_spec,
 )
 
@@ -48,10 +52,11 @@ def only_mistake(**keys: object) -> tuple[str, str]:
 
 def test_a_spec_of_name_and_command_has_every_default() -> None:
     spec = good({"name": "x", "command": "python train.py"})
-    assert spec.resources.nodes == 1
+    assert (spec.resources.nodes, spec.resources.elastic) == (Nodes(1, 1), False)
     assert spec.resources.local_world_size == 1
     assert spec.checkpoint.every == Every("auto", 0)
-    assert spec.requeue.max_failures == 3
+    assert spec.requeue == Requeue()
+    assert (spec.requeue.enabled, spec.requeue.max_failures, spec.requeue.signal) == (True, 3, "SIGTERM")
     assert (spec.params, spec.env, spec.slurm, spec.setup) == ({}, {}, {}, ())
 
 
@@ -90,6 +95,17 @@ keeps = st.integers(1, 9) | st.fixed_dictionaries(
 )
 lines = st.text(max_size=20).filter(lambda text: "\0" not in text and "\r" not in text)
 options = st.sampled_from(sorted(OPTIONS - OWNED.keys() - {"mem-per-cpu", "mem-per-gpu"}))
+ranges = st.tuples(st.integers(1, 9), st.integers(0, 9)).map(lambda two: {"min": two[0], "max": sum(two)})
+requeues = st.fixed_dictionaries(
+    {},
+    optional={
+        "enabled": st.booleans(),
+        "max_failures": st.integers(0, 9),
+        "backoff_s": st.floats(0, 1e6),
+        "hang_after": st.none() | st.integers(1, 10**6),
+        "signal": st.sampled_from(["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"]),
+    },
+)
 spec_data = st.fixed_dictionaries(
     {"name": names, "command": st.sampled_from(["python train.py --lr 0.1", "echo 'a b' \"c\"", "./run.sh"])},
     optional={
@@ -98,7 +114,8 @@ spec_data = st.fixed_dictionaries(
         "resources": st.fixed_dictionaries(
             {},
             optional={
-                "nodes": st.integers(1, 1000),
+                "nodes": st.integers(1, 1000) | ranges,
+                "spares": st.integers(0, 9),
                 "gpus_per_node": st.integers(0, 8),
                 "cpus_per_proc": st.integers(1, 64),
                 "mem": st.none() | st.integers(1, 10**6).map(lambda mib: f"{mib}MB"),
@@ -119,6 +136,7 @@ spec_data = st.fixed_dictionaries(
                 "quota": st.none() | st.integers(1, 10**6).map(lambda mib: f"{mib}M"),
             },
         ),
+        "requeue": requeues,
         "tracking": st.fixed_dictionaries({"mlflow": st.fixed_dictionaries({"experiment": st.none() | names})}),
         "env": st.dictionaries(
             names, st.text(max_size=8).filter(lambda text: "\0" not in text) | st.integers(), max_size=3
@@ -225,6 +243,14 @@ def test_a_key_in_the_wrong_place_is_told_where_it_belongs(data: dict[str, Any],
         ({"resources": {"nodes": 0}}, "resources.nodes", "at least 1, found 0"),
         ({"resources": {"nodes": -2}}, "resources.nodes", "at least 1, found -2"),
         ({"resources": {"nodes": "two"}}, "resources.nodes", "expected a whole number, found text ('two')"),
+        ({"resources": {"nodes": {"min": 0, "max": 2}}}, "resources.nodes", "at least 1, found 0"),
+        ({"resources": {"nodes": {"min": 3, "max": 2}}}, "resources.nodes", "'min' is more than 'max': 3 > 2"),
+        ({"resources": {"nodes": {"min": 3}}}, "resources.nodes", "or {min: N, max: N}, found {'min': 3}"),
+        ({"resources": {"nodes": {"min": 3, "maxi": 4}}}, "resources.nodes", "did you mean 'max'?"),
+        ({"resources": {"spares": -1}}, "resources.spares", "at least 0"),
+        ({"requeue": {"enabled": "no"}}, "requeue.enabled", "expected true or false"),
+        ({"requeue": {"signal": "SIGTREM"}}, "requeue.signal", "did you mean 'SIGTERM'?"),
+        ({"requeue": {"hang_after": 0.5}}, "requeue.hang_after", "at least 1"),
         ({"resources": {"gpus_per_node": -1}}, "resources.gpus_per_node", "at least 0"),
         ({"resources": {"mem": 4}}, "resources.mem", "4 has no unit"),
         ({"resources": {"mem": "4"}}, "resources.mem", "'4' has no unit"),
@@ -325,6 +351,38 @@ def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key:
 )
 def test_what_is_kept_may_be_written_as_a_number_or_a_mapping(written: object, keep: Keep) -> None:
     assert good({"name": "x", "command": "true", "checkpoint": {"keep": written}}).checkpoint.keep == keep
+
+
+@pytest.mark.parametrize(
+    ("written", "nodes", "allocated", "elastic"),
+    [
+        ({"nodes": 4}, Nodes(4, 4), Nodes(4, 4), False),
+        ({"nodes": {"min": 4, "max": 4}}, Nodes(4, 4), Nodes(4, 4), False),
+        ({"nodes": {"min": 2, "max": 4}}, Nodes(2, 4), Nodes(2, 4), True),
+        ({"nodes": 4, "spares": 1}, Nodes(4, 4), Nodes(5, 5), True),
+        ({"nodes": {"min": 2, "max": 4}, "spares": 1}, Nodes(2, 4), Nodes(3, 5), True),
+    ],
+)
+def test_a_job_has_the_nodes_that_train_and_the_spare_ones(
+    written: dict[str, Any], nodes: Nodes, allocated: Nodes, elastic: bool
+) -> None:
+    found = good({"name": "x", "command": "true", "resources": written}).resources
+    assert (found.nodes, found.allocated, found.elastic) == (nodes, allocated, elastic)
+
+
+def test_a_number_of_nodes_is_written_as_one_and_a_range_as_sbatch_has_it() -> None:
+    assert [nodes.plain() for nodes in (Nodes(2, 2), Nodes(2, 4))] == [2, {"min": 2, "max": 4}]
+    assert [str(nodes) for nodes in (Nodes(2, 2), Nodes(2, 4))] == ["2", "2-4"]
+
+
+@given(requeues)
+def test_what_becomes_of_an_interrupted_run_reads_back_also_where_another_version_wrote_it(
+    data: dict[str, Any],
+) -> None:
+    requeue = good({"name": "x", "command": "true", "requeue": data}).requeue
+    plain = json.loads(json.dumps(write_requeue(requeue)))
+    assert read_requeue({**plain, "of_a_later_version": 1}) == requeue
+    assert read_requeue({}) == Requeue()
 
 
 def test_what_is_kept_is_written_in_full_and_a_quota_with_its_unit() -> None:

@@ -43,9 +43,9 @@ class History:
     def created(self) -> History:
         return self.command("created", name="digits", plan_hash="h", executor="local", by="me", git={"commit": "c"})
 
-    def submitted(self, job: str = "j1", attempt: int = 1) -> History:
+    def submitted(self, job: str = "j1", attempt: int = 1, **more: Any) -> History:
         number = {"submission": attempt, "job_id": job}
-        self.command("submitting", **number, attempt=attempt, executor="local", overrides=[], after=None)
+        self.command("submitting", **number, attempt=attempt, executor="local", overrides=[], after=None, **more)
         return self.command("submitted", **number, process=PROCESS)
 
     def started(self, job: str = "j1", nodes: int = 1, attempt: int = 1, step: int = 0) -> History:
@@ -161,6 +161,25 @@ def test_an_attempt_that_was_never_handed_over_is_none() -> None:
 def test_an_attempt_that_runs_was_started_whatever_the_command_thought() -> None:
     history = History().created().submitted().command("unstarted", job_id="j1", restart=0, reason="no answer")
     assert history.started().fold().state == "running"
+
+
+def test_a_job_that_found_its_run_cancelled_is_no_attempt_but_one_that_had_begun_is() -> None:
+    late = History().created().submitted().command("cancel").node("surplus", why="the run is cancelled already")
+    assert (late.fold().state, late.fold().attempts) == ("cancelled", [])
+    both = History().created().submitted().started(nodes=2).command("cancel")
+    both.node("surplus", "j1", 1, why="the run is cancelled already")
+    assert (both.fold().state, len(both.fold().attempts)) == ("running", 1)
+
+
+def test_a_run_whose_processes_are_gone_waits_for_sync_unless_none_of_them_ever_spoke() -> None:
+    begun = History().created().submitted(requeue={}).started()
+    assert not begun.fold().idle
+    begun.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="killed")
+    assert (begun.fold().state, begun.fold().idle) == ("requeued", True)
+    setup = History().created().submitted(requeue={})
+    setup.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="module: not found")
+    assert (setup.fold().state, setup.fold().idle) == ("lost", True)
+    assert setup.fold().reason == "module: not found; it failed before it finished a step, and would again"
 
 
 def test_a_run_of_a_sweep_that_waits_is_pending() -> None:

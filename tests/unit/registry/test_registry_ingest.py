@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -197,6 +198,32 @@ def test_every_checkpoint_has_a_row_the_pruned_ones_too_and_a_rebuild_gives_the_
     with store.begin() as writing:
         writing.clear()
     assert take(store, run) == taken
+
+
+def test_what_time_went_to_can_be_asked_in_sql_and_is_the_same_read_in_pieces_or_again(
+    store: Store, run: RunDir
+) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    node, rank = run.attempts / "job.0" / "node-0.jsonl", run.attempts / "job.0" / "rank-0.jsonl"
+    append(node, encode(12.0, "agent", {"node": 0, "nodes": 1, "host": "n0", "attempt": 1}))
+    append(rank, encode(14.0, "session", {"step": 0}), encode(16.0, "total", {"total_steps": 10}))
+    append(metrics(run), b'{"t":18,"step":1}\n')
+    under_way = take(store, run)
+    assert under_way.attempts[0].spent["train"] == 2.0
+    assert under_way.goodput == store.listed()[run.id].run.goodput == pytest.approx(2 / 6)
+    append(rank, saved(2, 20.0, stall_s=0.5, why="steps"))
+    append(metrics(run), b'{"t":24,"step":4}\n')
+    append(node, encode(27.0, "end", {"cause": "crash", "reason": "", "failed_at": 25.0, "failures": []}))
+    ended = take(store, run)
+    with sqlite3.connect(store.path) as connection:
+        query = "SELECT kind, seconds FROM attempt_seconds WHERE run_id = ? AND attempt = 1 AND seconds > 0"
+        asked = dict(connection.execute(query, (run.id,)).fetchall())
+    assert asked == {"queue": 10.0, "start": 4.0, "train": 1.5, "stall": 0.5, "lost": 7.0, "stop": 2.0}
+    assert {kind: seconds for kind, seconds in ended.attempts[0].spent.items() if seconds} == asked
+    assert ended.goodput == 0.1
+    with store.begin() as writing:
+        writing.clear()
+    assert take(store, run) == ended
 
 
 REFUSED = [

@@ -37,9 +37,16 @@ def spec(nodes: int = 1, **preflight: Any) -> Spec:
     return read_spec(plain, lambda at, message: pytest.fail(f"{at}: {message}"))
 
 
-def node(index: int = 0, executor: str = "local") -> Node:
+def node(index: int = 0, executor: str = "local", count: int = 1) -> Node:
     return Node(
-        index=index, host="alpha", job_id="7", restart=0, executor=executor, submission=1, launch=Launch(attempt=1)
+        index=index,
+        count=count,
+        host="alpha",
+        job_id="7",
+        restart=0,
+        executor=executor,
+        submission=1,
+        launch=Launch(attempt=1),
     )
 
 
@@ -115,7 +122,7 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     its = spec(3, disk="fail")
-    agents = [agent(node(index), its) for index in range(3)]
+    agents = [agent(node(index, count=3), its) for index in range(3)]
     ended: dict[int, Outcome | Ending] = {}
     threads = [
         threading.Thread(target=lambda index=index: ended.update({index: agents[index].run()})) for index in range(3)
@@ -172,7 +179,7 @@ def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Outcome]]:
 def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> Ending:
     monkeypatch.setattr(assembly, "_SIGNAL_SKEW_S", 0.05)
     monkeypatch.setattr(assembly, "attend", failing(error))
-    other = agent(node(1, options.get("executor", "local")), spec(3))
+    other = agent(node(1, options.get("executor", "local"), 3), spec(3))
     other.flag.raised = options.get("raised")
     ended = other.run()
     assert isinstance(ended, Ending)
@@ -198,7 +205,7 @@ def test_a_node_that_was_stopped_stops_this_one_by_the_same_signal(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = ended_by(agent, monkeypatch, Left(0, "it was stopped", "SIGUSR2"))
-    assert (ended.cause, ended.signal, ended.failed_at) == ("cancelled", "SIGUSR2", None)
+    assert (ended.cause, ended.signal, ended.failed_at) == ("preempted", "SIGUSR2", None)
     assert ended.reason == "stopped by SIGUSR2 before it began"
 
 
@@ -206,7 +213,7 @@ def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_go
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(assembly, "_SIGNAL_SKEW_S", LONG_S)
-    other = agent(node(1), spec(2))
+    other = agent(node(1, count=2), spec(2))
 
     async def leave(*_: Any) -> Outcome:
         threading.Timer(0.1, setattr, (other.flag, "raised", signal.SIGTERM)).start()
@@ -215,7 +222,7 @@ def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_go
     monkeypatch.setattr(assembly, "attend", leave)
     ended = other.run()
     assert isinstance(ended, Ending)
-    assert (ended.cause, ended.signal) == ("cancelled", "SIGTERM")
+    assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
 
 
 def test_a_node_0_that_says_nothing_is_gone(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +233,7 @@ def test_a_node_0_that_says_nothing_is_gone(agent: Agents, monkeypatch: pytest.M
 def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(assembly, "attend", failing(LaunchError("node 0 could not be found within 300 s")))
     with pytest.raises(LaunchError, match="could not be found"):
-        agent(node(1), spec(2)).run()
+        agent(node(1, count=2), spec(2)).run()
 
 
 # --- signals ----------------------------------------------------------------------------------------------------
@@ -257,26 +264,26 @@ def test_a_signal_is_obeyed_whatever_hangs(
         monkeypatch.setattr(assembly.clock, "discipline", hanging)
     alone = agent()
     ended = stopped_while(alone, hanging, signal.SIGTERM)
-    assert (ended.cause, ended.signal) == ("cancelled", "SIGTERM")
+    assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
     assert ended.reason == "stopped by SIGTERM before it began"
     assert ended.failed_at is not None
     assert alone.events == []
 
 
 def test_a_signal_is_obeyed_while_the_other_nodes_are_waited_for(agent: Agents, hanging: Any) -> None:
-    first = agent(its=spec(2))
+    first = agent(node(count=2), spec(2))
     threading.Timer(0.2, hanging.begun.set).start()
     assert stopped_while(first, hanging, signal.SIGUSR2).signal == "SIGUSR2"
 
 
 def test_a_signal_is_obeyed_while_node_0_is_looked_for(agent: Agents, hanging: Any) -> None:
-    other = agent(node(1), spec(2))
+    other = agent(node(1, count=2), spec(2))
     threading.Timer(0.2, hanging.begun.set).start()
     assert stopped_while(other, hanging, signal.SIGTERM).signal == "SIGTERM"
 
 
 def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:
-    first = agent(its=spec(2))
+    first = agent(node(count=2), spec(2))
     first.flag.raised = signal.SIGTERM
     ended = first.run()
     assert isinstance(ended, Ending)

@@ -18,7 +18,8 @@ from slurmtrain.model.layout import RunDir
 from slurmtrain.runtime.context import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
 from slurmtrain.system.process import Process
 
-SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1"}
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2"}
+LOCAL = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", **local_job("local-abc")}
 HANDED = Launch(attempt=3)
 
 
@@ -44,8 +45,15 @@ def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launc
 
 def test_a_node_of_a_job_of_slurms_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     found = node(monkeypatch, SLURM)
-    assert (found.index, found.host, found.job_id, found.restart) == (1, socket.gethostname(), "4711", 0)
+    assert (found.index, found.count, found.host, found.job_id) == (1, 2, socket.gethostname(), "4711")
+    assert found.restart == 0
     assert (found.executor, found.submission, found.launch, found.attempt) == ("slurm", 2, HANDED, 3)
+
+
+def test_the_nodes_of_a_job_are_those_of_its_step_which_may_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node(monkeypatch, {**SLURM, "SLURM_NNODES": "3"}).count == 2
+    monkeypatch.delenv("SLURM_STEP_NUM_NODES")
+    assert node(monkeypatch, {"SLURM_NNODES": "3"}).count == 3
 
 
 def test_a_job_that_was_started_again_counts_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,14 +69,15 @@ def test_an_element_of_an_array_goes_by_the_arrays_id_and_its_own_number(monkeyp
 
 
 def test_a_node_of_a_local_job_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(monkeypatch, {"SUBMITIT_LOCAL_GLOBALID": "1", **local_job("local-abc")})
-    assert (found.index, found.job_id, found.restart, found.executor) == (1, "local-abc", 0, "local")
+    found = node(monkeypatch, LOCAL)
+    assert (found.index, found.count, found.job_id, found.restart) == (1, 2, "local-abc", 0)
+    assert found.executor == "local"
 
 
 def test_a_local_job_within_a_job_of_slurms_is_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    within = {**SLURM, "SLURM_RESTART_COUNT": "4", "SUBMITIT_LOCAL_GLOBALID": "0", **local_job("local-abc")}
-    found = node(monkeypatch, within)
-    assert (found.index, found.job_id, found.restart, found.executor) == (0, "local-abc", 0, "local")
+    found = node(monkeypatch, {**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL})
+    assert (found.index, found.count, found.job_id, found.restart) == (1, 2, "local-abc", 0)
+    assert found.executor == "local"
 
 
 def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:
@@ -84,8 +93,8 @@ def test_a_node_that_does_not_see_the_run_says_so(monkeypatch: pytest.MonkeyPatc
 
 
 def test_only_the_nodes_of_a_local_run_share_a_host_and_are_told_apart_by_their_index() -> None:
-    local = Node(index=1, host="h", job_id="j", restart=0, executor="local", submission=1, launch=HANDED)
-    slurm = Node(index=1, host="h", job_id="j", restart=0, executor="slurm", submission=1, launch=HANDED)
+    local = Node(index=1, count=2, host="h", job_id="j", restart=0, executor="local", submission=1, launch=HANDED)
+    slurm = Node(index=1, count=2, host="h", job_id="j", restart=0, executor="slurm", submission=1, launch=HANDED)
     assert (local.name(2), local.name(1), slurm.name(2)) == ("h/1", "h", "h")
 
 

@@ -359,7 +359,7 @@ def test_a_kernel_log_that_has_no_more_for_now_is_at_its_end(tmp_path: Path) -> 
     keep = os.open(pipe, os.O_RDWR)
     try:
         os.write(keep, LOG.encode())
-        assert gpus._read_log(pipe) == LOG
+        assert gpus.read_log(pipe) == LOG
     finally:
         os.close(keep)
 

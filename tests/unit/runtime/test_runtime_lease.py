@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.layout import RunDir
-from slurmtrain.runtime.lease import claim, grant, granted_to, holds
+from slurmtrain.runtime.lease import claim, claim_next, claimed, close, grant, granted_to, holds, over, release
 
 
 @pytest.fixture
@@ -103,3 +104,149 @@ def test_the_lease_only_ever_goes_forward(
         held = [(s, r) for s in range(1, 4) for r in range(4) if holds(run.attempt(str(s), r))]
         assert held == ([(current, holder)] if holder >= 0 else [])
         assert granted_to(run) == (current or None)
+
+
+# --- the end of a run, and who starts it again ----------------------------------------------------------------------
+
+
+def test_a_run_that_is_over_stays_so_until_the_next_submission(run: RunDir) -> None:
+    grant(run.submission(1))
+    assert claim(run.attempt("7", 0), 1)
+    assert over(run, 1) is None
+    close(run, 1, "completed")
+    assert (over(run, 1), over(run, 2)) == ("completed", None)
+    assert holds(run.attempt("7", 0)), "its last checkpoint may still be on its way"
+    grant(run.submission(2))
+    assert (over(run, 1), over(run, 2)) == (None, None)
+
+
+def test_only_who_has_the_lease_can_say_that_the_run_is_over_but_a_person_always_can(run: RunDir) -> None:
+    close(run, None, "cancelled")
+    assert over(run, 1) is None, "there is nothing to end"
+    grant(run.submission(2))
+    close(run, 1, "completed")
+    assert over(run, 2) is None
+    close(run, None, "cancelled")
+    assert over(run, 2) == "cancelled"
+
+
+def test_of_many_who_would_start_a_run_again_one_does(run: RunDir) -> None:
+    attempt, won = run.attempt("7", 0), []
+    ready = threading.Barrier(8)
+
+    def one(number: int) -> None:
+        ready.wait()
+        if claim_next(attempt, "submission", {"submission": number}):
+            won.append(number)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    said = claimed(attempt, "submission")
+    assert said is not None
+    assert won == [said["submission"]]
+    assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
+
+
+def test_agents_and_commands_claim_on_their_own_and_each_attempt_anew(run: RunDir) -> None:
+    assert claim_next(run.attempt("7", 0), "agent")
+    assert claim_next(run.attempt("7", 0), "submission")
+    assert claim_next(run.attempt("7", 1), "agent")
+    assert not claim_next(run.attempt("7", 0), "agent")
+
+
+def test_a_claim_of_which_nothing_came_is_given_up_once(run: RunDir) -> None:
+    attempt = run.attempt("7", 0)
+    assert claimed(attempt, "submission") is None
+    assert claim_next(attempt, "submission")
+    assert release(attempt, "submission")
+    assert not release(attempt, "submission")
+    assert claim_next(attempt, "submission")
+
+
+# --- runs that are over ---------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_is_over_says_how_to_the_submission_that_ended_it(run: RunDir) -> None:
+    grant(run.submission(1))
+    assert over(run, 1) is None
+    assert claim(run.attempt("7", 0), 1)
+    close(run, 1, "completed")
+    assert over(run, 1) == "completed"
+    assert over(run, 2) is None
+    # What it saves until its end may still be published.
+    assert holds(run.attempt("7", 0))
+
+
+def test_another_submission_begins_anew(run: RunDir) -> None:
+    grant(run.submission(1))
+    close(run, 1, "completed")
+    grant(run.submission(2))
+    assert over(run, 1) is None
+    assert over(run, 2) is None
+
+
+def test_a_submission_that_comes_to_its_end_late_closes_no_later_one(run: RunDir) -> None:
+    grant(run.submission(2))
+    close(run, 1, "completed")
+    assert over(run, 2) is None
+
+
+def test_a_run_that_is_closed_while_its_job_begins_stays_closed(run: RunDir) -> None:
+    grant(run.submission(1))
+    close(run, None, "cancelled")
+    assert claim(run.attempt("7", 0), 1)
+    assert over(run, 1) == "cancelled"
+
+
+def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
+    close(run, None, "cancelled")
+    assert granted_to(run) is None
+    grant(run.submission(3))
+    close(run, None, "cancelled")
+    assert over(run, 3) == "cancelled"
+
+
+# --- who starts it again --------------------------------------------------------------------------------------------
+
+
+def test_of_many_that_claim_an_attempt_at_once_one_gets_it(run: RunDir) -> None:
+    together, won = threading.Barrier(20), []
+
+    def try_it(number: int) -> None:
+        together.wait()
+        if claim_next(run.attempt("7", 0), "submission", {"submission": number}):
+            won.append(number)
+
+    threads = [threading.Thread(target=try_it, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    [winner] = won
+    said = claimed(run.attempt("7", 0), "submission")
+    assert said is not None
+    assert said["submission"] == winner
+    # Nothing else is left lying there.
+    assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
+
+
+def test_agents_and_commands_claim_each_for_themselves_and_attempts_are_told_apart(run: RunDir) -> None:
+    first, second = run.attempt("7", 0), run.attempt("7", 1)
+    assert claim_next(first, "agent")
+    assert not claim_next(first, "agent")
+    assert claim_next(first, "submission")
+    assert claim_next(second, "agent")
+    assert claimed(second, "submission") is None
+
+
+def test_a_claim_that_was_released_can_be_made_again(run: RunDir) -> None:
+    attempt = run.attempt("7", 0)
+    assert not release(attempt, "submission")
+    assert claim_next(attempt, "submission", {"submission": 1})
+    assert release(attempt, "submission")
+    assert not release(attempt, "submission")
+    assert claimed(attempt, "submission") is None
+    assert claim_next(attempt, "submission", {"submission": 2})

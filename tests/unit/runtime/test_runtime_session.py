@@ -21,11 +21,13 @@ from torch import nn
 import slurmtrain
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model import interval
+from slurmtrain.model.hang import Phase
 from slurmtrain.model.layout import AttemptDir, RunDir
 from slurmtrain.model.plan import make_plan
 from slurmtrain.model.spec import read_spec
 from slurmtrain.runtime import checkpointfiles, lease
 from slurmtrain.runtime.context import STOPPED
+from slurmtrain.runtime.heartbeat import Board
 from slurmtrain.system.files import write_json
 
 Start = Callable[..., AttemptDir]
@@ -376,3 +378,71 @@ def test_a_number_of_steps_that_is_none_is_refused(start: Start, total: Any) -> 
     start()
     with slurmtrain.session() as session, pytest.raises(ValueError, match="whole number of steps"):
         list(session.steps(total))
+
+
+class Onlooker(Counter):
+    """Something with a state that notes what the agent is told while it is saved and restored."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self.board = board
+        self.seen: list[Phase] = []
+
+    def now(self) -> tuple[Phase, int]:
+        beat = self.board.read()[0]
+        return beat.phase, beat.step
+
+    def state_dict(self) -> dict[str, Any]:
+        self.seen.append(self.now()[0])
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen.append(self.now()[0])
+        super().load_state_dict(state)
+
+
+@pytest.fixture
+def onlooker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Onlooker]:
+    board = Board(1)
+    monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
+    yield Onlooker(board)
+    board.close()
+
+
+def test_the_agent_is_told_what_a_session_does(start: Start, onlooker: Onlooker) -> None:
+    start(every={"steps": 2})
+    model = nn.Linear(1, 1)
+    told = []
+    with slurmtrain.session() as session:
+        assert onlooker.now() == (Phase.READY, 0)
+        session.checkpoint(onlooker=onlooker, model=model)
+        for _ in session.steps(3):
+            told.append(onlooker.now())
+            model(torch.zeros(1))
+        assert onlooker.now() == (Phase.READY, 3)
+    assert told == [(Phase.FIRST, 0), (Phase.TRAINING, 1), (Phase.TRAINING, 2)]
+    assert onlooker.now() == (Phase.DONE, 3)
+    assert set(onlooker.seen) == {Phase.SAVING}
+    beat = onlooker.board.read()[0]
+    assert beat.pid == os.getpid()
+    assert beat.step_s > 0
+    assert beat.own_s > 0
+    assert beat.save_s > 0
+
+
+def test_a_restore_is_watched_as_a_save_and_a_stop_is_told(start: Start, onlooker: Onlooker) -> None:
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(onlooker=onlooker)
+        for _ in session.steps(1):
+            pass
+    start()
+    onlooker.seen.clear()
+    with pytest.raises(SystemExit), slurmtrain.session() as session:
+        session.checkpoint(onlooker=onlooker)
+        assert onlooker.seen == [Phase.SAVING]
+        for _ in session.steps(9):
+            onlooker.seen.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert onlooker.seen[-1] is Phase.STOPPING
+    assert onlooker.now()[0] is Phase.DONE

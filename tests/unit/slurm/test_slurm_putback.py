@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ elif verb == "update":
         with open(here + "/job.json", "w") as file:
             json.dump(job, file)
         refuse("slurm_update error: Job is no longer pending execution")
-    job["excluded"] = dict(word.split("=", 1) for word in sys.argv[2:])["ExcNodeList"]
+    told = dict(word.split("=", 1) for word in sys.argv[2:])
+    job["excluded"] = told.get("ExcNodeList", job["excluded"])
+    job["starts"] = told.get("StartTime", job["starts"])
 elif verb == "hold":
     job["reason"] = "JobHeldUser"
 elif verb == "release":
@@ -75,7 +78,7 @@ class Slurm(FakeSlurm):
 
     def job(self, **more: Any) -> None:
         told = {"record": RECORD, "script": SCRIPT, "state": "RUNNING", "reason": "None", "requeue": "1",
-                "excluded": "(null)", "refusals": 0, "strict": False, **more}  # fmt: skip
+                "excluded": "(null)", "starts": "now", "refusals": 0, "strict": False, **more}  # fmt: skip
         (self.path / "job.json").write_text(json.dumps(told))
         script = self.path / "scontrol"
         script.write_text(SCONTROL.format(python=sys.executable))
@@ -102,11 +105,34 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return fake
 
 
+def put_back(without: Sequence[str] = (), delay_s: float = 0.0, intent: Path = Path("/nowhere/requeue")) -> None:
+    """Have the job put back; where nothing is said of it, no intent can be left."""
+    InJob().put_back("7", without, delay_s, intent)
+
+
 # --- putting back -------------------------------------------------------------------------------------------------
 
 
+def test_a_job_that_goes_without_no_node_is_requeued_and_no_more(slurm: Slurm) -> None:
+    put_back()
+    assert [call.args for call in slurm.calls("scontrol")] == [["requeue", "incomplete", "7"]]
+
+
+def test_a_job_that_is_to_wait_is_told_when_to_start_in_whole_seconds(slurm: Slurm) -> None:
+    put_back(delay_s=29.2)
+    assert slurm.verbs == ["requeue", "update"]
+    assert slurm.now["starts"] == "now+30"
+
+
+def test_a_job_that_cannot_be_told_to_wait_is_put_back_all_the_same(slurm: Slurm) -> None:
+    slurm.job(refusals=3)
+    put_back(["node1"], delay_s=60)
+    assert slurm.verbs == ["show", "requeue", "update", "update", "update", "update"]
+    assert (slurm.now["starts"], slurm.now["excluded"]) == ("now", "node1")
+
+
 def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Slurm) -> None:
-    InJob().put_back("7", ["node1"])
+    put_back(["node1"])
     assert [call.args for call in slurm.calls("scontrol")] == [
         ["show", "job", "7"],
         ["requeue", "incomplete", "7"],
@@ -119,13 +145,13 @@ def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Sl
 )
 def test_what_was_excluded_before_stays_excluded(slurm: Slurm, before: str, after: str) -> None:
     slurm.job(excluded=before)
-    InJob().put_back("7", ["node1"])
+    put_back(["node1"])
     assert slurm.now["excluded"] == after
 
 
 def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
     slurm.job(refusals=2)
-    InJob().put_back("7", ["node1"])
+    put_back(["node1"])
     assert slurm.verbs == ["show", "requeue", "update", "update", "update"]
     assert slurm.now["excluded"] == "node1"
 
@@ -133,7 +159,7 @@ def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
 def test_a_job_whose_nodes_cannot_be_left_out_is_held_and_the_agent_told(slurm: Slurm) -> None:
     slurm.job(refusals=99)
     with pytest.raises(SlurmDown, match="Job is no longer pending execution"):
-        InJob().put_back("7", ["node1"])
+        put_back(["node1"])
     assert slurm.verbs == ["show", "requeue", "update", "update", "update", "hold"]
     assert slurm.now["reason"] == "JobHeldUser"
 
@@ -141,7 +167,7 @@ def test_a_job_whose_nodes_cannot_be_left_out_is_held_and_the_agent_told(slurm: 
 def test_a_job_that_may_not_be_requeued_is_left_as_it_is(slurm: Slurm) -> None:
     slurm.job(requeue="0")
     with pytest.raises(SlurmDown, match="presently disabled"):
-        InJob().put_back("7", ["node1"])
+        put_back(["node1"])
     assert slurm.verbs == ["show", "requeue"]
 
 
@@ -150,18 +176,26 @@ def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slur
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         slurm.job(strict=True)
-        InJob().put_back("7", ["node1"])
+        put_back(["node1"])
         assert slurm.now["excluded"] == "node1"
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_job_without_scontrol_cannot_be_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_scontrol_the_batch_script_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
+    put_back(["node1"], 30.0, tmp_path / "requeue")
+    assert json.loads((tmp_path / "requeue").read_text()) == {"requeue": "7"}
     with pytest.raises(SlurmDown, match="no scontrol"):
-        InJob().put_back("7", ["node1"])
+        InJob().record("7")
     assert InJob().objection("7", ["node1"]) is None
+
+
+def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
+    record = InJob().record("7")
+    assert (record["JobState"], record["Partition"], record["Requeue"]) == ("RUNNING", "spot", "1")
+    assert "ExcNodeList" not in record
 
 
 # --- objections ---------------------------------------------------------------------------------------------------

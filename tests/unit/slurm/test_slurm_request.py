@@ -80,6 +80,24 @@ def test_one_task_a_node_gets_the_cores_of_all_its_processes() -> None:
     assert "--cpus-per-task=6" in request(resources={"procs_per_node": 2, "cpus_per_proc": 3}).script("x")
 
 
+def test_a_job_that_can_do_with_fewer_nodes_outlives_one_of_them() -> None:
+    asked = request(resources={"nodes": {"min": 2, "max": 4}, "spares": 1})
+    options = flags(asked)
+    assert options["nodes"] == "3-5"
+    assert "no-kill" in options
+    assert {"--kill-on-bad-exit=0", "--no-kill", "--wait=0"} <= set(asked.parameters["srun_args"])
+    fixed = request(resources={"nodes": 4})
+    assert "no-kill" not in flags(fixed)
+    assert {"--kill-on-bad-exit=1", "--wait=120"} <= set(fixed.parameters["srun_args"])
+
+
+@pytest.mark.parametrize(("own", "told"), [(None, "singleton"), ("afterok:7", "afterok:7,singleton")])
+def test_a_job_that_follows_another_of_its_run_does_not_begin_beside_it(own: str | None, told: str) -> None:
+    options = plan(slurm={"dependency": own} if own else {})
+    assert flags(make_request(options, RUN.submission(2), follows=True))["dependency"] == told
+    assert flags(make_request(options, RUN.submission(2))).get("dependency") == own
+
+
 def test_what_the_spec_leaves_open_is_not_asked_for() -> None:
     options = flags(request())
     assert not options.keys() & {"mem", "gpus-per-node", "partition", "account", "array"}
@@ -210,6 +228,32 @@ def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
     script = "\n".join(request(RunDir(tmp_path)).parameters["setup"])
     subprocess.run(["bash", "-euc", script], check=True, env={"PATH": "/usr/bin:/bin", "SLURM_JOB_ID": "7"})
     assert (folder / "7_submitted.pkl").read_text() == "the function"
+
+
+@pytest.mark.parametrize(
+    ("asked", "code", "expected"),
+    [
+        (False, 0, (0, [])),
+        (False, 3, (3, [])),
+        (True, 1, (0, ["requeue incomplete 7"])),
+        (True, 9, (0, ["requeue incomplete 7"])),
+    ],
+)
+def test_a_job_is_put_back_after_its_tasks_where_an_agent_could_not_and_has_not_failed_then(
+    tmp_path: Path, asked: bool, code: int, expected: tuple[int, list[str]]
+) -> None:
+    run, calls = RunDir(tmp_path / "it's a run"), tmp_path / "calls"
+    attempt = run.attempt("7", 2)
+    attempt.path.mkdir(parents=True)
+    if asked:
+        attempt.requeue.write_text("{}")
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
+    scontrol.chmod(0o755)
+    script = "\n".join([f"(exit {code})", *request(run).parameters["teardown"]])
+    job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
+    done = subprocess.run(["bash", "-c", script], check=False, env=job)
+    assert (done.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
 
 
 @pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])

@@ -348,6 +348,17 @@ def test_jobs_are_cancelled_with_one_call_and_asked_again_only_when_the_interval
     assert len(slurm.calls("scancel")) == 3
 
 
+def test_a_job_that_is_cancelled_is_not_put_back_any_more_whether_or_not_slurm_can_be_told(slurm: FakeSlurm) -> None:
+    slurm.says("scancel")
+    slurm.says("scontrol")
+    once().cancel(["7"], force=False)
+    slurm.fails("scontrol", "slurm_update error: Invalid job id specified\n")
+    once().cancel(["7", "8"], force=False)
+    told = [["update", "JobId=7", "Requeue=0"], ["update", "JobId=7,8", "Requeue=0"]]
+    assert [call.args for call in slurm.calls("scontrol")] == told
+    assert [call.args for call in slurm.calls("scancel")] == [["7"], ["7", "8"]]
+
+
 def test_force_kills_before_it_cancels(slurm: FakeSlurm) -> None:
     slurm.says("scancel")
     once().cancel(["7"], force=True)

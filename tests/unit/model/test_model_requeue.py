@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.event import Event
 from slurmtrain.model.jobstate import CAUSE_OF_STATE, GONE
-from slurmtrain.model.refusal import refusal
+from slurmtrain.model.requeue import requeue_of
 from slurmtrain.model.state import fold
 
 WHY = "n1: clock: 5.003 s ahead of n0 (limit 1 s)"
@@ -66,7 +66,7 @@ def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_r
     story.node("requeue", 0, 0, exclude=["n1"], why=WHY)
     assert told(story) == ("requeued", AGAIN)
     story.observed(story.slurm("FAILED"))
-    assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' submits it again without n1")
+    assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
     assert story.newest.cause == "preflight"
 
 
@@ -88,7 +88,7 @@ def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_o
 def test_a_job_that_is_over_without_having_been_put_back_is_for_sync_to_submit_again(state: str) -> None:
     story = refused(Story().submitted())
     story.observed(story.slurm(state))
-    assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' submits it again without n1")
+    assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
     assert story.newest.restarted_by == "sync"
     assert story.newest.settled
 
@@ -240,7 +240,7 @@ def test_any_part_of_the_story_in_any_order_gives_the_same_run(data: st.DataObje
 
 @given(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
 def test_a_run_is_restarted_by_nobody_it_has_given_up_and_by_sync_only_when_its_job_is_over(chosen: list[int]) -> None:
-    found = refusal([Event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
+    found = requeue_of([Event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
     if found is None:
         assert not {0, 1, 4} & set(chosen)
         return

@@ -1,0 +1,57 @@
+"""Submit the training with submitit alone, as its documentation shows it: a callable with ``checkpoint()``.
+
+Prints the job's id. What a job runs is imported by name, so that the folder of this file must be on PYTHONPATH.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import submitit
+from _goodput_train import Task, train
+
+
+class Checkpointable:
+    """Trains; what has been trained before stands in a file, so that a requeued job needs nothing handed over."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = task
+
+    def __call__(self) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        submitit.helpers.TorchDistributedEnvironment().export(set_cuda_visible_devices=False)
+        train(self._task)
+
+    def checkpoint(self) -> submitit.helpers.DelayedSubmission:
+        """What submitit calls before it requeues the job, on the signal that comes before the time limit."""
+        return submitit.helpers.DelayedSubmission(self)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    Task.add_arguments(parser)
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--nodes", type=int, required=True)
+    parser.add_argument("--partition", required=True)
+    parser.add_argument("--minutes", type=int, required=True)
+    arguments = parser.parse_args()
+
+    from _goodput_submitit import Checkpointable as ByName  # not __main__, which is another module in the job
+
+    executor = submitit.AutoExecutor(folder=arguments.out / "submitit", cluster="slurm")
+    executor.update_parameters(
+        name=arguments.name,
+        nodes=arguments.nodes,
+        tasks_per_node=1,
+        cpus_per_task=1,
+        timeout_min=arguments.minutes,
+        slurm_partition=arguments.partition,
+        slurm_additional_parameters={"requeue": True},
+    )
+    print(executor.submit(ByName(Task.chosen(arguments))).job_id)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Train a model whose step is mostly sleep: as a run of slurmtrain's, or by itself with a checkpoint every so often.
+
+By itself it does what most scripts do: rank 0 writes one file beside training, and whoever starts goes on from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from _goodput_log import StepLog
+from torch.nn.parallel import DistributedDataParallel
+
+# Float32 numbers that no step changes, so that the state weighs some MB, and the all-reduce of a step nothing.
+BALLAST = 1_000_000
+
+
+@dataclass(frozen=True)
+class Task:
+    """``steps`` of ``pause_s`` each, and a checkpoint every ``every`` steps; ``out``: what is told goes there."""
+
+    out: Path
+    steps: int
+    pause_s: float
+    every: int
+
+    @staticmethod
+    def add_arguments(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--out", type=Path, required=True)
+        parser.add_argument("--steps", type=int, required=True)
+        parser.add_argument("--pause", type=float, required=True)
+        parser.add_argument("--every", type=int, required=True)
+
+    @staticmethod
+    def chosen(arguments: argparse.Namespace) -> Task:
+        return Task(arguments.out, arguments.steps, arguments.pause, arguments.every)
+
+
+class Network(torch.nn.Module):
+    """What is trained, and what makes its state heavy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 10)
+        self.ballast = torch.nn.Parameter(torch.zeros(BALLAST), requires_grad=False)
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        answer: torch.Tensor = self.layer(images)
+        return answer
+
+
+def make_optimizer(network: Network) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.layer.parameters(), lr=0.01, momentum=0.9)
+
+
+class Training:
+    """The same in all systems but Lightning, which has a loop of its own."""
+
+    def __init__(self, pause_s: float) -> None:
+        torch.manual_seed(0)
+        self._pause_s = pause_s
+        self.model = DistributedDataParallel(Network())
+        self.optimizer = make_optimizer(self.model.module)
+        self._images, self._labels = torch.randn(32, 64), torch.randint(10, (32,))
+
+    def step(self) -> None:
+        time.sleep(self._pause_s)
+        self.optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(self.model(self._images), self._labels).backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+
+
+def train(task: Task) -> None:
+    """As it is without slurmtrain; the environment says who the others are."""
+    dist.init_process_group("gloo")
+    log, training = StepLog(task.out, dist.get_rank()), Training(task.pause_s)
+    checkpoint = task.out / "checkpoint.pt"
+    begin = 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=True)
+        training.model.load_state_dict(state["model"])
+        training.optimizer.load_state_dict(state["optimizer"])
+        begin = state["step"]
+    for step in range(begin + 1, task.steps + 1):
+        training.step()
+        log.finished(step)
+        if step % task.every == 0 and dist.get_rank() == 0:
+            write(checkpoint, training, step)
+    dist.barrier()
+    log.done()
+    dist.destroy_process_group()
+
+
+def write(checkpoint: Path, training: Training, step: int) -> None:
+    """Under another name first: a job may be killed while it writes."""
+    unfinished = checkpoint.with_suffix(".tmp")
+    states = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict(), "step": step}
+    torch.save(states, unfinished)
+    unfinished.replace(checkpoint)
+
+
+def train_in_session(task: Task) -> None:
+    """The run's spec says when to save."""
+    import slurmtrain
+
+    with slurmtrain.session() as run:
+        log, training = StepLog(task.out, run.rank), Training(task.pause_s)
+        run.checkpoint(model=training.model, optimizer=training.optimizer)
+        for step in run.steps(task.steps):
+            training.step()
+            log.finished(step + 1)
+        log.done()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    Task.add_arguments(parser)
+    task = Task.chosen(parser.parse_args())
+    torch.set_num_threads(1)
+    if "SLURMTRAIN_RUN_DIR" in os.environ:
+        train_in_session(task)
+    else:
+        train(task)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,488 @@
+"""What interruptions cost on a real Slurm cluster: slurmtrain, submitit, sbatch with torchrun, and Lightning.
+
+The same small training on two nodes meets the same faults under each of them. It starts a cluster with scripts/cluster,
+which takes root, or uses the one that SLURM_CONF names, which must be one of scripts/cluster's: other ones cannot be
+broken on purpose. Lightning is left out where no Python with it is named (``--lightning``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import _goodput_log as log
+from _cluster import Cluster, NoCluster, cluster
+from _goodput_log import Fault, Hand, Line, Start
+from _measure import ROOT, Report, command, environment, run_quietly, say
+
+HERE = ROOT / "scripts" / "benchmarks"
+NODES = 2
+CLUSTER_NODES = 4
+GRACE_S = 15
+PARTITION = "spot"
+MINUTES = 25
+STEPS, QUICK_STEPS, UNDISTURBED_STEPS = 900, 500, 100
+PAUSE_S = 0.09
+EVERY = 50
+SEED = 2026
+PAUSES_S = (9.0, 14.0)
+# How long another job has the nodes that it takes.
+TAKEN_S = 20
+# How long a node has no power: Slurm has noticed by then.
+DARK_S = 40
+GONE_S, STUCK_S = 30.0, 150.0
+PATIENCE_S = 1200.0
+POLL_S, ASK_S = 0.2, 2.0
+SYSTEMS = ("slurmtrain", "submitit", "torchrun", "lightning", "lightning_sigterm")
+_LIGHTNING = """\
+no Python with Lightning was named, so that it is left out; to have it measured:
+  {python} -m venv /tmp/lightning
+  echo {packages} > /tmp/lightning/lib/python{version}/site-packages/borrowed.pth
+  /tmp/lightning/bin/pip install lightning
+  scripts/bench goodput --lightning /tmp/lightning/bin/python"""
+_BATCH = """\
+#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --partition={partition}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=1
+#SBATCH --time={minutes}
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output={out}/job-%j.log
+{more}
+"""
+# As somebody who knows both would write it: ranks that fail are started again in place, and a node that fails ends all.
+_TORCHRUN = """\
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+address=$(getent ahostsv4 "$first" | awk 'NR == 1 {{ print $1 }}')
+port=$((20000 + SLURM_JOB_ID % 10000))
+export OMP_NUM_THREADS=1
+srun --kill-on-bad-exit=1 {python} -m torch.distributed.run --nnodes={nodes} --nproc-per-node=1 --max-restarts=3 \\
+  --rdzv-id="$SLURM_JOB_ID" --rdzv-backend=c10d --rdzv-endpoint="$address:$port" {script}"""
+# As Lightning's documentation shows it, for a signal before the time limit.
+_SRUN = """\
+#SBATCH --signal=SIGUSR1@90
+export OMP_NUM_THREADS=1
+srun --kill-on-bad-exit=1 {python} {script}"""
+
+
+@dataclass
+class Story:
+    """What became of one system under the trace; times are seconds since 1970."""
+
+    system: str
+    began_t: float
+    hands: list[str] = field(default_factory=list)
+    faults: list[tuple[str, float]] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
+    ended_t: float = 0.0
+    starts: list[Start] = field(default_factory=list)
+    load: float = 0.0
+
+    @property
+    def ends(self) -> str:
+        return log.counted(start.state for start in self.starts)
+
+    @property
+    def on_nodes_s(self) -> float:
+        """Seconds for which it had all of its nodes."""
+        return log.node_seconds(self.starts) / NODES
+
+    def back_after(self, kind: str) -> list[float]:
+        """For each fault of a kind, the seconds to the end of the next first step; none where none followed."""
+        found = [(t, log.first_after(self.lines, t)) for fault, t in self.faults if fault == kind]
+        return [line.t - t for t, line in found if line is not None]
+
+
+@dataclass(frozen=True)
+class Site:
+    """A cluster that can be broken, by the name that scripts/cluster knows, and a folder that its nodes see."""
+
+    cluster: Cluster
+    name: str
+    folder: Path
+    lightning: str | None
+
+    def run(self, argv: Sequence[str]) -> str:
+        return run_quietly(argv, **self._environment())
+
+    def try_to(self, argv: Sequence[str]) -> str:
+        """What went wrong, or nothing."""
+        done = subprocess.run(
+            argv, cwd=ROOT, env=environment(**self._environment()), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+
+    def _environment(self) -> dict[str, str]:
+        paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {
+            "SLURM_CONF": self.cluster.conf,
+            "SLURMTRAIN_RUNS": str(self.folder / "runs"),
+            "PYTHONPATH": os.pathsep.join(paths),
+        }
+
+    def script(self, *arguments: str) -> str:
+        """Run scripts/cluster on this cluster; says what went wrong, or nothing."""
+        return self.try_to([sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", self.name])
+
+    def wait_until_idle(self) -> None:
+        """Until all nodes are there and nothing runs on them, also not what took the nodes of a job."""
+        deadline = time.monotonic() + 2 * PATIENCE_S / 10
+        while True:
+            states = self.cluster.ask("sinfo", "--noheader", "--Node", f"--partition={PARTITION}", "--format=%T")
+            if set(states.split()) == {"idle"}:
+                return
+            if time.monotonic() > deadline:
+                sys.exit(f"bench: the nodes of the cluster '{self.name}' do not become idle: {states.split()}")
+            time.sleep(1)
+
+    def starts(self, since_t: float, prefix: str) -> list[Start]:
+        """All starts of these jobs that accounting knows of; it may lag behind."""
+        since = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(since_t - 5))
+        options = ["-X", "-D", "-P", "-n", "-S", since, "--format=JobName,State,Start,End,NNodes"]
+        deadline = time.monotonic() + 30
+        while True:
+            said = self.cluster.ask("env", "SLURM_TIME_FORMAT=%s", "sacct", *options)
+            try:
+                return log.starts(said, prefix)
+            except ValueError as error:
+                if time.monotonic() > deadline:
+                    sys.exit(f"bench: {error}, says sacct")
+            time.sleep(1)
+
+
+class System:
+    """How a training is submitted, and again by hand where it does not come back by itself."""
+
+    def __init__(self, site: Site, name: str, steps: int, number: int) -> None:
+        self.site, self.name, self.steps = site, name, steps
+        self.out = site.folder / f"{name}-{number}"
+        self.out.mkdir()
+        self.job_name = f"{site.cluster.job_name}-{name.replace('_', '-')}-{number}"
+        self.seen: dict[int, Start] = {}
+        self._run_id = ""
+
+    def submit(self) -> None:
+        """Begin, or go on from the newest checkpoint."""
+        if self.name == "slurmtrain":
+            self._submit_slurmtrain()
+        elif self.name == "submitit":
+            facts = ["--name", self.job_name, "--nodes", str(NODES), "--partition", PARTITION]
+            module = str(HERE / "_goodput_submitit.py")
+            self.site.run([sys.executable, module, *facts, "--minutes", str(MINUTES), *self._task()])
+        elif self.name == "torchrun":
+            script = shlex.join([str(HERE / "_goodput_train.py"), *self._task()])
+            self._sbatch(_TORCHRUN.format(python=shlex.quote(sys.executable), nodes=NODES, script=script))
+        else:
+            assert self.site.lightning is not None
+            requeue = ["--requeue-signal", "SIGTERM" if self.name.endswith("sigterm") else "SIGUSR1"]
+            script = shlex.join([str(HERE / "_goodput_lightning.py"), *self._task(), *requeue])
+            self._sbatch(_SRUN.format(python=shlex.quote(self.site.lightning), script=script))
+
+    def jobs(self) -> list[str]:
+        """Its jobs that are in the queue; those that run are noted."""
+        asked_t, found = time.time(), []
+        command = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "--me", "--noheader", "--format=%A|%T|%S|%D|%j"]
+        for line in self.site.cluster.ask(*command).splitlines():
+            job, state, begin, nodes, name = line.split("|", 4)
+            if name.startswith(self.job_name):
+                found.append(job)
+                if state == "RUNNING" and begin.isdecimal():
+                    self.seen[int(begin)] = Start(int(begin), int(asked_t) + 1, int(nodes), "UNACCOUNTED")
+        return found
+
+    def _task(self) -> list[str]:
+        numbers = {"--steps": self.steps, "--pause": PAUSE_S, "--every": EVERY}
+        return ["--out", str(self.out), *(str(word) for pair in numbers.items() for word in pair)]
+
+    def _sbatch(self, more: str) -> None:
+        batch = self.out / "job.sh"
+        facts = {"partition": PARTITION, "nodes": NODES, "minutes": MINUTES, "out": self.out}
+        batch.write_text(_BATCH.format(name=self.job_name, more=more, **facts))
+        self.site.run(["sbatch", "--parsable", str(batch)])
+
+    def _submit_slurmtrain(self) -> None:
+        if self._run_id:
+            if said := self.site.try_to(command("resume", self._run_id)):
+                say(f"slurmtrain resume: {said}")
+            return
+        spec = self.out / "goodput.yaml"
+        spec.write_text(
+            json.dumps(
+                {
+                    "name": self.job_name,
+                    "command": shlex.join(["python", str(HERE / "_goodput_train.py"), *self._task()]),
+                    "resources": {"nodes": NODES, "procs_per_node": 1, "time": f"00:{MINUTES}:00"},
+                    "slurm": {"partition": PARTITION},
+                    "checkpoint": {"every": {"steps": EVERY}},
+                    "tracking": {"mlflow": {"enabled": False}},
+                }
+            )
+        )
+        [run] = json.loads(self.site.run(command("submit", str(spec), "--executor", "slurm", "--json")))["runs"]
+        self._run_id = run["id"]
+
+
+class Course:
+    """One system from its submission to its last step, with the faults of the trace and a hand where it needs one."""
+
+    def __init__(self, system: System, faults: Sequence[Fault]) -> None:
+        self._system, self._site = system, system.site
+        self._faults = list(faults)
+        self._hand = Hand(GONE_S, STUCK_S)
+        self._mending: Future[str] | None = None
+        self._asked_at = 0.0
+        self.story = Story(system.name, time.time())
+
+    def run(self) -> Story:
+        """Until the training is done."""
+        story, done = self.story, self._system.out / "done"
+        deadline = time.monotonic() + PATIENCE_S
+        with ThreadPoolExecutor(1) as pool:
+            self._hand.lent(time.time())
+            self._system.submit()
+            while not done.exists():
+                if time.monotonic() > deadline:
+                    story.lines = log.read(self._system.out)
+                    raise TimeoutError(f"{story.system}: {len(story.lines)} steps, and no end in {PATIENCE_S:.0f} s")
+                time.sleep(POLL_S)
+                story.lines = log.read(self._system.out)
+                self._break(pool)
+                self._look_after()
+            story.ended_t, story.load = done.stat().st_mtime, os.getloadavg()[1]
+        self._wait_for_end()
+        story.lines = log.read(self._system.out)
+        told = self._site.starts(story.began_t, self._system.job_name)
+        story.starts = log.complete(told, list(self._system.seen.values()))
+        return story
+
+    def _break(self, pool: ThreadPoolExecutor) -> None:
+        """Let the next fault happen, if it is time, and if all nodes are there again."""
+        if not self._faults or (self._mending is not None and not self._mending.done()):
+            return
+        story = self.story
+        at = log.due(self._faults[0], story.lines, story.faults[-1][1] if story.faults else None)
+        if at is None or time.time() < at:
+            return
+        fault = self._faults.pop(0)
+        hit_t = self._inflict(fault, pool)
+        if hit_t is not None:
+            story.faults.append((fault.kind, hit_t))
+            since = hit_t - story.began_t
+            say(f"{story.system}: {fault.kind} {since:.0f} s after its submission, at step {story.lines[-1].step}")
+
+    def _inflict(self, fault: Fault, pool: ThreadPoolExecutor) -> float | None:
+        """When it happened; None where there was no job any more."""
+        if fault.kind == log.PREEMPT:
+            jobs = self._system.jobs()
+            said = self._site.script("preempt", jobs[0], "--seconds", str(TAKEN_S)) if jobs else "there is no job"
+            if said:
+                say(f"{self.story.system}: no preemption: {said}")
+            return None if said else time.time()
+        victim, now = log.victim(self._system.out), time.time()
+        if fault.kind == log.KILL_RANK:
+            os.kill(victim.pid, signal.SIGKILL)
+        else:
+            if said := self._site.script("kill-node", victim.host):
+                sys.exit(f"bench: {victim.host} could not be killed: {said}")
+            self._mending = pool.submit(self._mend, victim.host)
+        return now
+
+    def _mend(self, host: str) -> str:
+        time.sleep(DARK_S)
+        return self._site.script("start-node", host)
+
+    def _look_after(self) -> None:
+        """Do what its user would, where the job is gone or stands still."""
+        now = time.time()
+        if now - self._asked_at < ASK_S:
+            return
+        self._asked_at, story = now, self.story
+        jobs = self._system.jobs()
+        last_step_t = story.lines[-1].t if story.lines else 0.0
+        why = self._hand.needed(now, in_queue=bool(jobs), last_step_t=last_step_t)
+        if why is None or (self._system.out / "done").exists():
+            return
+        story.hands.append(why)
+        say(f"{story.system}: {why}, a hand is needed {now - story.began_t:.0f} s after its submission")
+        if jobs:
+            self._site.cluster.ask("scancel", *jobs)
+            self._site.cluster.wait_until_free()
+        self._system.submit()
+        self._hand.lent(time.time())
+
+    def _wait_for_end(self) -> None:
+        """Until none of its jobs is left; what goes on although the training is done is ended, and told."""
+        deadline = time.monotonic() + 60
+        while jobs := self._system.jobs():
+            if time.monotonic() > deadline:
+                say(f"{self.story.system}: the training is done, and its job does not end")
+                self._site.cluster.ask("scancel", *jobs)
+                deadline += 60
+            time.sleep(1)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--systems", nargs="+", choices=SYSTEMS, default=SYSTEMS, metavar="NAME", help=f"default: {', '.join(SYSTEMS)}"
+    )
+    parser.add_argument("--rounds", type=int, default=1, metavar="R", help="of each system (default: 1)")
+    parser.add_argument("--seed", type=int, default=SEED, help=f"of the trace (default: {SEED})")
+    parser.add_argument("--lightning", metavar="PYTHON", help="a Python that has lightning, and this one's torch")
+    parser.add_argument("--folder", metavar="DIR", help="where to write, seen by all nodes (default: a temporary one)")
+    parser.add_argument("--cluster", default="bench", metavar="NAME", help="of the cluster to start (default: bench)")
+
+
+def run(arguments: argparse.Namespace) -> Report:
+    report = Report()
+    systems = [name for name in SYSTEMS if name in arguments.systems]
+    if problem := lacks_lightning(arguments.lightning):
+        left_out = [name for name in systems if name.startswith("lightning")]
+        systems = [name for name in systems if name not in left_out]
+        if left_out:
+            report.notes.append(problem)
+            say(f"bench: {problem}")
+    steps, kinds = (QUICK_STEPS, log.QUICK) if arguments.quick else (STEPS, log.FULL)
+    trace = log.trace(kinds, arguments.seed, *PAUSES_S)
+    try:
+        with (
+            breakable(arguments.cluster) as name,
+            cluster("goodput", CLUSTER_NODES) as there,
+            tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder,
+        ):
+            site = Site(there, name, Path(folder), arguments.lightning)
+            measure(site, systems, arguments.rounds, steps, trace, report)
+    except NoCluster as error:
+        print(f"bench: goodput needs a Slurm cluster: {error}", file=sys.stderr)
+        sys.exit(2)
+    pauses = ", ".join(f"{fault.kind} after {fault.after_s:g} s" for fault in trace)
+    report.notes.append(
+        f"{steps} steps, a checkpoint every {EVERY}; {pauses}, each since the first step after the last"
+    )
+    cores = len(os.sched_getaffinity(0))
+    report.notes.append(f"load: in the last 5 min of a system, on {cores} cores, which all nodes share")
+    report.notes.append("aim: slurmtrain needs no hand, and has the highest goodput")
+    return report
+
+
+def lacks_lightning(python: str | None) -> str | None:
+    """What to do to have Lightning measured, unless this Python has it."""
+    if python is not None:
+        done = subprocess.run([python, "-c", "import lightning"], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            return None
+        return f"{python} has no Lightning, so that it is left out: {(done.stderr.splitlines() or ['?'])[-1]}"
+    packages = next((entry for entry in sys.path if entry.endswith("site-packages")), "SITE-PACKAGES")
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return _LIGHTNING.format(python=sys.executable, packages=packages, version=version)
+
+
+@contextmanager
+def breakable(name: str) -> Iterator[str]:
+    """The name of a cluster of scripts/cluster, which SLURM_CONF names from here on; raises NoCluster."""
+    script = [sys.executable, str(ROOT / "scripts" / "cluster")]
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        argv = [*script, *arguments]
+        return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+
+    if conf := os.environ.get("SLURM_CONF"):
+        named = Path(conf).parent.name
+        if conf not in call("env", "--name", named).stdout:
+            raise NoCluster(f"{conf} is of no cluster of scripts/cluster, and others cannot be broken on purpose")
+        yield named
+        return
+    if os.geteuid() != 0:
+        raise NoCluster("only root can start a Slurm cluster on this machine, and break it")
+    if call("status", "--name", name).returncode == 0:
+        raise NoCluster(f"there is a cluster '{name}' already; set SLURM_CONF to use it")
+    say(f"starting the cluster '{name}' (scripts/cluster)")
+    try:
+        done = call("up", "--name", name, "--nodes", str(CLUSTER_NODES), "--gpus", "0", "--grace", str(GRACE_S))
+        if done.returncode != 0:
+            said = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+            raise NoCluster(f"scripts/cluster could not start one: {said}")
+        conf = call("env", "--name", name).stdout.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
+        os.environ["SLURM_CONF"] = conf
+        yield name
+    finally:
+        os.environ.pop("SLURM_CONF", None)
+        call("down", "--name", name)
+
+
+def measure(
+    site: Site, systems: Sequence[str], rounds: int, steps: int, trace: Sequence[Fault], report: Report
+) -> None:
+    """Each system once a round, in turns; before all of them the training undisturbed, for what a step takes."""
+    say(f"undisturbed: {UNDISTURBED_STEPS} steps under torchrun")
+    calm = Course(System(site, "torchrun", UNDISTURBED_STEPS, 0), []).run()
+    step_s = log.step_seconds(calm.lines)
+    report.figure("undisturbed_step_ms", [step_s * 1e3], "ms")
+    stories: dict[str, list[Story]] = {name: [] for name in systems}
+    for number in range(1, rounds + 1):
+        for name in systems if number % 2 else reversed(systems):
+            site.wait_until_idle()
+            try:
+                story = Course(System(site, name, steps, number), trace).run()
+            except TimeoutError as error:
+                site.cluster.cancel()
+                report.failures.append(str(error))
+                continue
+            said = [f"{what} {found[0]:.4g}" for what, (found, _) in figures([story], steps, step_s).items()]
+            say(f"{name}: {', '.join(said)}; {story.ends}; load {story.load:.1f}")
+            stories[name].append(story)
+            if missing := log.missing_steps(story.lines, steps):
+                report.failures.append(f"{name}: its result lacks {len(missing)} steps, the first is {missing[0]}")
+    told = {name: figures(found, steps, step_s) for name, found in stories.items() if found}
+    tell(told, report)
+    for name, found in stories.items():
+        for one in found:
+            report.notes.append(f"{name}: load {one.load:.1f}; {len(one.faults)} faults; its jobs ended as {one.ends}")
+    if hands := [why for story in stories.get("slurmtrain", []) for why in story.hands]:
+        report.failures.append(f"slurmtrain needed a hand {len(hands)} times: {log.counted(hands)}")
+
+
+def figures(stories: Sequence[Story], steps: int, step_s: float) -> Mapping[str, tuple[list[float], str]]:
+    """Name, values and unit of what is told of a system."""
+    undisturbed = steps * step_s
+    values: dict[str, tuple[list[float], str]] = {
+        "goodput": ([undisturbed / one.on_nodes_s for one in stories], ""),
+        "on_nodes_s": ([one.on_nodes_s for one in stories], "s"),
+        "wall_s": ([one.ended_t - one.began_t for one in stories], "s"),
+        "lost_steps": ([float(log.lost_steps(one.lines)) for one in stories], "steps"),
+        "lost_on_nodes_s": ([one.on_nodes_s - undisturbed for one in stories], "s"),
+        "hands": ([float(len(one.hands)) for one in stories], ""),
+    }
+    for kind in (log.PREEMPT, log.KILL_RANK, log.KILL_NODE):
+        if back := [seconds for one in stories for seconds in one.back_after(kind)]:
+            values[f"{kind}_to_next_step_s"] = (back, "s")
+    return values
+
+
+def tell(told: Mapping[str, Mapping[str, tuple[list[float], str]]], report: Report) -> None:
+    """All figures, and those that are never zero as ratios to slurmtrain's."""
+    for name, values in told.items():
+        for what, (found, unit) in values.items():
+            report.figure(f"{name}: {what}", found, unit)
+    ours = told.get("slurmtrain")
+    for name, values in told.items():
+        if ours is None or name == "slurmtrain":
+            continue
+        for what in ("goodput", "on_nodes_s", "wall_s"):
+            if len(values[what][0]) == len(ours[what][0]):
+                report.ratio(f"{what}: {name}/slurmtrain", values[what][0], ours[what][0])

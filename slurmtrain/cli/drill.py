@@ -1,0 +1,115 @@
+"""``slurmtrain drill``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.model.drill import FAULTS
+from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.model.drill import Verdict
+    from slurmtrain.ops.drill import Report
+
+HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
+
+
+@click.command("drill", short_help="Strike runs of a spec with faults, and judge them.")
+@common.spec_argument
+@common.overrides_argument
+@click.option(
+    "--fault",
+    "faults",
+    type=click.Choice(list(FAULTS)),
+    multiple=True,
+    help="Try this one; may be repeated. By default all but hang, which is tried where requeue.hang_after is set.",
+)
+@click.option("--twice", is_flag=True, help="Make the undisturbed run twice: does the script end alike at all?")
+@common.executor_option
+@common.json_option
+@common.in_workspace
+def command(
+    workspace: Workspace,
+    spec: Path,
+    overrides: tuple[str, ...],
+    faults: tuple[str, ...],
+    twice: bool,
+    executor: str | None,
+    as_json: bool,
+) -> int:
+    """Run SPEC undisturbed, then once for each fault, and compare: a fire drill with your own script.
+
+    KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
+    came through, else with 1.
+    """
+    from slurmtrain.cli.progress import teller
+    from slurmtrain.ops.drill import Order, drill
+
+    chosen = common.default_executor(executor or workspace.config.executor)
+    order = Order(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
+    workspace = workspace.looking_again()
+    try:
+        with teller(workspace) as look:
+            report = drill(workspace, order, lambda line: click.echo(line, err=True), look)
+    except KeyboardInterrupt:
+        click.echo(
+            "the drill is over; what it has started goes on ('slurmtrain cancel @last' ends the last run)", err=True
+        )
+        raise
+    if as_json:
+        common.print_json(report.plain())
+    else:
+        _print(report)
+    return 0 if report.passed else 1
+
+
+def _print(report: Report) -> None:
+    from slurmtrain.cli.text import print_table
+
+    run = report.reference
+    took = report.plain()["drill"]["reference"]["seconds"]
+    said = f": {run.reason}" if run.reason else ""
+    click.echo(f"undisturbed: run {run.id} {run.state}" + (f" after {took:.0f} s" if took is not None else "") + said)
+    if report.again is not None:
+        from slurmtrain.model.drill import in_words
+
+        click.echo(f"undisturbed once more: its last checkpoint {in_words(report.again)}")
+    if not report.verdicts:
+        click.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
+        return
+    print_table(HEADERS, [_row(verdict) for verdict in report.verdicts])
+    for verdict in report.verdicts:
+        for problem in verdict.problems:
+            click.echo(f"{verdict.fault}: {problem.what}; {problem.advice}")
+        for note in verdict.notes:
+            click.echo(f"{verdict.fault}: {note}")
+
+
+def _row(verdict: Verdict) -> tuple[str, ...]:
+    in_time = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f} s"
+    stopped = "-" if verdict.stopped_s is None else f"{verdict.stopped_s:.1f} s{in_time}"
+    again = "nobody" if verdict.by is None and verdict.injected else "-"
+    if verdict.by is not None:
+        again = f"{verdict.by}, {_seconds(verdict.again_s)}"
+    same = {True: "yes", False: "no", None: "-"}[verdict.comparison.identical]
+    restarts = f" + {verdict.restarts} in place" if verdict.restarts else ""
+    return (
+        verdict.fault,
+        verdict.run_id or "-",
+        "passed" if verdict.passed else "FAILED",
+        stopped,
+        "-" if verdict.lost_steps is None else str(verdict.lost_steps),
+        same,
+        again,
+        _seconds(verdict.step_s),
+        f"{verdict.attempts}{restarts}",
+        verdict.state,
+    )
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1f} s"

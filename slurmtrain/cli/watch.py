@@ -1,0 +1,106 @@
+"""``slurmtrain watch``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from slurmtrain.cli import common
+from slurmtrain.ops.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.watch import Holder, News
+
+_INTERRUPTED = 130
+
+
+@click.command("watch", short_help="Start runs again that nobody else does, until ended.")
+@click.option(
+    "--every", type=click.FloatRange(min=10), default=60.0, show_default=True, help="Seconds between two rounds."
+)
+@click.option("--once", is_flag=True, help="Do a single round, as for cron; exit with 1 if something went wrong.")
+@click.option(
+    "--install",
+    type=click.Choice(["systemd", "cron"]),
+    help="Watch nothing: write a unit for your systemd, or print a line for your crontab.",
+)
+@common.json_option
+@common.in_workspace
+def command(workspace: Workspace, every: float, once: bool, install: str | None, as_json: bool) -> int:
+    """Do what sync does, again and again, until SIGTERM or Ctrl-C: a process for a login node.
+
+    It prints a line for each thing that it did, or that went wrong; a problem once, and once more when it is over. If
+    the runs are watched already it says by whom and exits with 0.
+    """
+    if install is not None:
+        if once:
+            raise click.UsageError("--install and --once exclude each other; what --install cron prints has --once")
+        return _install(workspace, install, every, as_json=as_json)
+    from slurmtrain.ops.watch import Stop, watch, watch_once
+
+    problems: list[str] = []
+
+    def tell(news: News) -> None:
+        if once and news.kind == "problem":
+            problems.append(news.message)
+        _print(news, as_json=as_json)
+
+    if once:
+        _tell_of(workspace, watch_once(workspace.config, every, tell))
+        return 1 if problems else 0
+    with Stop() as stop:
+        _tell_of(workspace, watch(workspace.config, every, tell, stop))
+        return _INTERRUPTED if stop.raised == signal.SIGINT else 0
+
+
+def _print(news: News, *, as_json: bool) -> None:
+    """One line. A place that takes no more output, such as a full disk, is no reason to watch no longer."""
+    try:
+        if as_json:
+            import json
+
+            click.echo(json.dumps(news.plain(), allow_nan=False))
+        else:
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news.at))
+            click.echo(f"{at} {'problem: ' if news.kind == 'problem' else ''}{' '.join(news.message.split())}")
+    except BrokenPipeError:
+        raise
+    except OSError:
+        return
+
+
+def _tell_of(workspace: Workspace, other: Holder | None) -> None:
+    if other is not None:
+        click.echo(f"{workspace.root.path} is watched already, by {other}; nothing was done", err=True)
+
+
+def _install(workspace: Workspace, how: str, every: float, *, as_json: bool) -> int:
+    from slurmtrain.ops.watch_install import cron_line, has_user_systemd, is_long, watched, write_unit
+
+    wanted = watched(workspace.root.path, every, workdir=Path.cwd(), environ=os.environ)
+    if how == "cron":
+        line = cron_line(wanted)
+        if as_json:
+            common.print_json({"schema": 1, "line": line})
+        else:
+            click.echo(line)
+        click.echo("add this line to your crontab ('crontab -e'), on one login node", err=True)
+        if is_long(line):
+            common.warn(["some crons cut lines of this length; call it again with a shorter PATH"])
+        return 0
+    unit = write_unit(wanted, os.environ)
+    click.echo(
+        f"{'wrote' if unit.changed else 'there is already'} {unit.path}; to have it started now and always:", err=True
+    )
+    if as_json:
+        common.print_json({"schema": 1, "unit": str(unit.path), "changed": unit.changed, "commands": unit.commands})
+    else:
+        click.echo("\n".join(unit.commands))
+    if not has_user_systemd():
+        common.warn(["there is no systemctl here; call this on the login node that is to watch"])
+    return 0

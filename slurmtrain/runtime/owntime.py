@@ -1,0 +1,144 @@
+"""What a step takes of a rank's own time: from its beginning to the end of the forward pass.
+
+In data-parallel training that is the part in which a rank waits for no other: it loads its data and computes. In the
+backward pass gradients are exchanged, and all ranks take as long as the slowest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
+from torch.utils.hooks import RemovableHandle
+
+_SMOOTHING = 0.2
+
+
+class OwnTime:
+    """Measures the own time of steps, smoothed, without waiting for the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        """``device``: where the rank computes."""
+        self.s = 0.0
+        """Seconds; 0: not known."""
+        self._timer: _Clock | _Events = _Events(device) if device.type == "cuda" else _Clock()
+        self._hooks: list[RemovableHandle] = []
+
+    def watch(self, modules: Iterable[object]) -> None:
+        """Take the first forward pass of a step through any of these modules as its own part; called once set up.
+
+        Left alone are modules whose forward pass waits for other ranks (sharded over ranks, or with SyncBatchNorm), and
+        those that torch.compile would take the measuring into.
+        """
+        if not self._hooks:
+            targets = [target for module in modules if (target := target_of(module)) is not None]
+            self._hooks = [target.register_forward_hook(_Hook(self._timer)) for target in targets]
+
+    def release(self) -> None:
+        """Leave the modules as they were: what a script does with them after training may know of no hooks."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def begin(self) -> None:
+        """A step begins."""
+        if self._hooks:
+            took = self._timer.begin()
+            if took > 0:
+                self.s = took if not self.s else (1 - _SMOOTHING) * self.s + _SMOOTHING * took
+
+
+class _Hook:
+    """Tells a timer that a forward pass has ended."""
+
+    def __init__(self, timer: _Clock | _Events) -> None:
+        self._timer = timer
+
+    def __call__(self, *_: object) -> None:
+        # Inside a function that the script compiles: adds nothing to its graph.
+        if not torch.compiler.is_compiling():
+            self._timer.forward_ended()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy of a module, also one that is loaded where there is no slurmtrain, has a hook that does nothing.
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+def target_of(module: object) -> nn.Module | None:
+    """The module whose forward pass is a rank's own, inside whatever wraps it; None if there is none."""
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        # Its own forward pass sends buffers.
+        module = module.module
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule) or _compiles_hooks(module):
+        return None
+    if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
+        return None
+    return None if any(map(_communicates, module.modules())) else module
+
+
+def _compiles_hooks(module: nn.Module) -> bool:
+    """Whether ``module.compile()`` was called, which compiles hooks too; what torch.compile() returns does not."""
+    return getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _communicates(module: nn.Module) -> bool:
+    names = {each.__name__ for each in type(module).__mro__}
+    return not names.isdisjoint({"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm"})
+
+
+class _Clock:
+    """Own time of a step on the CPU."""
+
+    def __init__(self) -> None:
+        self._began = 0.0
+        self._took = 0.0
+
+    def begin(self) -> float:
+        """A step begins; returns the own time of the one before, in seconds, 0 if that is not known."""
+        took, self._took = self._took, 0.0
+        self._began = time.perf_counter()
+        return took
+
+    def forward_ended(self) -> None:
+        if self._began:
+            self._took = time.perf_counter() - self._began
+            self._began = 0.0
+
+
+class _Events:
+    """Own time of a step on a GPU, between two of its events: those of one step are awaited before the next is taken.
+
+    The first event passes when the GPU has done the step before, or at once where it has nothing to do, so that waiting
+    for data counts.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream_of = device
+        self._first: Any = None
+        self._last: Any = None
+        self._open = self._closed = False
+
+    def begin(self) -> float:
+        """A step begins; returns the own time of an earlier one, in seconds, 0 if none has become known since."""
+        took = 0.0
+        if self._closed:
+            if not self._last.query():
+                return 0.0
+            took, self._closed = self._first.elapsed_time(self._last) / 1e3, False
+        if self._first is None:
+            event: Any = torch.cuda.Event
+            self._first, self._last = event(enable_timing=True), event(enable_timing=True)
+        self._first.record(torch.cuda.current_stream(self._stream_of))
+        self._open = True
+        return took
+
+    def forward_ended(self) -> None:
+        # What is recorded in a graph has no time.
+        if self._open and not torch.cuda.is_current_stream_capturing():
+            self._last.record(torch.cuda.current_stream(self._stream_of))
+            self._open, self._closed = False, True

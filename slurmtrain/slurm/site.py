@@ -1,0 +1,203 @@
+"""Reading the configuration of a site: what scontrol and sacctmgr print. Text formats only, 22.05 to 25.11."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.model.outlook import (
+    CRED_EXPIRE_S,
+    KILL_WAIT_S,
+    MAX_REQUEUES,
+    SLURMD_TIMEOUT_S,
+    Cluster,
+    Partition,
+    Qos,
+)
+from slurmtrain.slurm.command import ask
+from slurmtrain.slurm.parse import read_duration
+from slurmtrain.slurm.scheduler import Scheduler
+
+_QOS_FIELDS = ("name", "preempt", "preemptmode", "gracetime", "priority", "flags")
+_ASSOCIATION_FIELDS = ("account", "partition", "qos", "defaultqos")
+_NOTHING = {"", "(null)", "none", "n/a", "unknown"}
+_ENDLESS = {"UNLIMITED", "INFINITE"}
+
+
+@dataclass(frozen=True, slots=True)
+class Association:
+    """What a user may use together: an account, one partition or (empty) any, QOS, and which of them by default."""
+
+    account: str
+    partition: str = ""
+    qos: tuple[str, ...] = ()
+    default_qos: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What Slurm says of itself. ``qos`` and ``associations`` are None where accounting does not answer.
+
+    ``config``: its own words. ``unknown``: what could not be asked, and why.
+    """
+
+    cluster: Cluster
+    partitions: Mapping[str, Partition]
+    config: Mapping[str, str] = field(default_factory=dict)
+    qos: Mapping[str, Qos] | None = None
+    associations: Sequence[Association] | None = None
+    unknown: Sequence[str] = ()
+
+
+def look(scheduler: Scheduler, user: str) -> Site:
+    """Ask Slurm for its configuration, and accounting for QOS and for what ``user`` may use. Raises SlurmDown."""
+    config = read_config(ask("scontrol", "show", "config"))
+    cluster = read_cluster(config)
+    partitions = {name: read_partition(fields, cluster) for name, fields in scheduler.partitions().items()}
+    if not cluster.accounting:
+        return Site(cluster, partitions, config, unknown=("QOS and accounts: this site keeps no accounting",))
+    unknown = []
+    qos: dict[str, Qos] | None = None
+    associations: list[Association] | None = None
+    try:
+        qos = read_qos(_accounting("qos", _QOS_FIELDS))
+        associations = read_associations(_accounting("assoc", _ASSOCIATION_FIELDS, "where", f"user={user}"))
+    except SlurmDown as error:
+        unknown.append(f"{'QOS and accounts' if qos is None else 'accounts'}: {error}")
+    return Site(cluster, partitions, config, qos, associations, tuple(unknown))
+
+
+def _accounting(what: str, fields: Sequence[str], *more: str) -> str:
+    return ask("sacctmgr", "--parsable2", "--noheader", "show", what, *more, f"format={','.join(fields)}")
+
+
+def read_config(text: str) -> dict[str, str]:
+    """Names and values of ``scontrol show config``; other lines, such as those of daemons, are passed over.
+
+    Sections for plug-ins follow the configuration itself, with names of their own: the first of a name counts.
+    """
+    config: dict[str, str] = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        name = name.strip()
+        if equals and name and " " not in name:
+            config.setdefault(name, value.strip())
+    return config
+
+
+def read_cluster(config: Mapping[str, str]) -> Cluster:
+    """What the configuration says of interruptions; Slurm's own defaults stand for what it does not say."""
+    mode = _words(config.get("PreemptMode", ""))
+    expire = re.search(r"(?:^|,)cred_expire=(\d+)", config.get("AuthInfo", ""))
+    exits = config.get("RequeueExit", "")
+    return Cluster(
+        version=_version(config.get("SLURM_VERSION", "")),
+        job_requeue=config.get("JobRequeue", "1") != "0",
+        preempt_type=_plugin(config.get("PreemptType", "")),
+        preempt_mode=mode or frozenset({"OFF"}),
+        user_signal=_user_signal(config),
+        exempt_s=read_duration(config.get("PreemptExemptTime", "")) or 0.0,
+        kill_wait_s=_seconds(config.get("KillWait", ""), KILL_WAIT_S),
+        max_requeues=int(_seconds(config.get("MaxBatchRequeue", ""), MAX_REQUEUES)),
+        cred_expire_s=float(expire[1]) if expire else CRED_EXPIRE_S,
+        slurmd_timeout_s=_seconds(config.get("SlurmdTimeout", ""), SLURMD_TIMEOUT_S),
+        over_limit_s=_minutes(config.get("OverTimeLimit", "")),
+        min_job_age_s=_seconds(config.get("MinJobAge", ""), 300.0),
+        accounting=_plugin(config.get("AccountingStorageType", "")) == "slurmdbd",
+        gathers_usage=_plugin(config.get("JobAcctGatherType", "")) != "none",
+        prolog_flags=_words(config.get("PrologFlags", "")),
+        requeue_exit="" if exits.lower() in _NOTHING else exits,
+    )
+
+
+def read_partition(fields: Mapping[str, str], cluster: Cluster) -> Partition:
+    """A partition from its fields in ``scontrol show partition``."""
+    over = fields.get("OverTimeLimit", "NONE")
+    return Partition(
+        name=fields.get("PartitionName", ""),
+        up=fields.get("State", "UP") == "UP",
+        default=fields.get("Default") == "YES",
+        grace_s=_seconds(fields.get("GraceTime", ""), 0.0),
+        preempt_mode=_words(fields.get("PreemptMode", "")) or cluster.preempt_mode,
+        tier=int(_seconds(fields.get("PriorityTier", ""), 1.0)),
+        nodes="" if fields.get("Nodes", "").lower() in _NOTHING else fields["Nodes"],
+        max_time_s=read_duration(fields.get("MaxTime", "")),
+        default_time_s=read_duration(fields.get("DefaultTime", "")),
+        over_limit_s=None if over.upper() in {"NONE", ""} else _minutes(over),
+        groups=_allowed(fields.get("AllowGroups", "ALL")),
+        accounts=_allowed(fields.get("AllowAccounts", "ALL")),
+        qos=_allowed(fields.get("AllowQos", "ALL")),
+        root_only=fields.get("RootOnly") == "YES",
+    )
+
+
+def read_qos(text: str) -> dict[str, Qos]:
+    """QOS by name from ``sacctmgr --parsable2 --noheader show qos``; lines that are too short are passed over."""
+    found = {}
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) < len(_QOS_FIELDS) or not cells[0]:
+            continue
+        name, preempts, mode, grace, _, flags = cells[:6]
+        words = _words(mode)
+        found[name] = Qos(
+            name=name,
+            preempts=frozenset(one for one in preempts.split(",") if one),
+            mode=None if not words or words & {"CLUSTER", "OFF"} else words,
+            grace_s=read_duration(grace) or 0.0,
+            own_limit="PARTITIONTIMELIMIT" in _words(flags),
+        )
+    return found
+
+
+def read_associations(text: str) -> list[Association]:
+    """What a user may use, from ``sacctmgr --parsable2 --noheader show assoc``."""
+    found = []
+    for line in text.splitlines():
+        cells = line.split("|")
+        if len(cells) >= len(_ASSOCIATION_FIELDS) and cells[0]:
+            account, partition, qos, default = cells[:4]
+            found.append(Association(account, partition, tuple(one for one in qos.split(",") if one), default))
+    return found
+
+
+# The same option, in older versions and in newer ones.
+_USER_SIGNAL = (("SlurmctldParameters", "preempt_send_user_signal"), ("PreemptParameters", "send_user_signal"))
+
+
+def _user_signal(config: Mapping[str, str]) -> str:
+    for name, option in _USER_SIGNAL:
+        if option in config.get(name, "").lower().split(","):
+            return f"{name}={option}"
+    return ""
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _plugin(value: str) -> str:
+    """``qos`` from ``preempt/qos``; since 24.05 a plug-in that is not used reads ``(null)``."""
+    return "none" if value.lower() in _NOTHING else value.rpartition("/")[2]
+
+
+def _words(value: str) -> frozenset[str]:
+    return frozenset() if value.lower() in _NOTHING else frozenset(word.strip().upper() for word in value.split(","))
+
+
+def _allowed(value: str) -> frozenset[str] | None:
+    """Who may use something; None: everybody."""
+    return None if value.upper() in ("ALL", "") else frozenset(value.split(","))
+
+
+def _seconds(value: str, default: float) -> float:
+    found = re.match(r"\d+", value)
+    return float(found[0]) if found else default
+
+
+def _minutes(value: str) -> float | None:
+    """Seconds from ``5 min``; None: without end."""
+    return None if value.upper() in _ENDLESS else _seconds(value, 0.0) * 60

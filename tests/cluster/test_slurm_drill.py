@@ -1,0 +1,51 @@
+"""A drill on a real cluster, as an ordinary user."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+from helpers.cluster import ClusterSite
+
+# A reference run and two struck ones, each started twice.
+PATIENCE_S = 500
+
+
+def test_a_drill_on_two_nodes_tells_what_brings_a_run_back_from_a_preemption_and_from_the_death_of_all(
+    site: ClusterSite,
+) -> None:
+    spec = site.light(
+        params={"steps": 120, "step_ms": 40},
+        resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"},
+        checkpoint={"every": {"steps": 10}},
+        requeue={"backoff_s": 1},
+        slurm={"partition": "spot"},
+    )
+    words = ("--executor", "slurm", "--fault", "preempt", "--fault", "all", "--json")
+    done = subprocess.run(
+        [site.python, "-m", "slurmtrain", "drill", str(spec), *words],
+        cwd=site.path,
+        env=site.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        **site.identity,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    drill = json.loads(done.stdout)["drill"]
+    assert (drill["passed"], drill["reference"]["state"]) == (True, "completed")
+    preempted, killed = drill["faults"]
+    assert [one["state"] for one in drill["faults"]] == ["completed", "completed"]
+    assert [one["comparison"]["identical"] for one in drill["faults"]] == [True, True]
+    assert (preempted["cause"], preempted["started_by"], preempted["lost_steps"]) == (
+        "preempted",
+        "agents, by requeue",
+        0,
+    )
+    assert preempted["step_s"] > preempted["started_s"] > 0
+    # Nothing of it was left to put its job back, and Slurm does not do so by itself for a job that failed.
+    assert (killed["started_by"], killed["attempts"]) == ("sync", 2)
+    assert killed["on"] == "all of its processes"
+    jobs = [attempt["job_id"] for attempt in site.show(killed["run_id"])["attempts"]]
+    assert len(set(jobs)) == 2

@@ -1,0 +1,150 @@
+"""``slurmtrain doctor``: which of its two uses is meant, what it prints, and what it exits with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+from helpers.fakeslurm import FakeSlurm
+from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config
+
+from slurmtrain.cli import cli
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.event import encode
+from slurmtrain.model.layout import RunsRoot
+
+SPEC = "name: x\ncommand: python x.py\nresources: {time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"
+RUN = "0000000001"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    monkeypatch.setenv("SLURMTRAIN_RUNS", str(tmp_path / "runs"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.yaml").write_text(SPEC)
+    fake.says("scontrol", CONFIG + PARTITIONS)
+    fake.says("sacctmgr", QOS)
+    fake.says("sbatch")
+    return fake
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ["doctor", *arguments], standalone_mode=False)
+
+
+def code(result: Result) -> int:
+    """What the console script would exit with: commands return it, and errors know theirs."""
+    if isinstance(result.exception, SlurmtrainError | click.ClickException):
+        return result.exception.exit_code
+    assert result.exception is None, result.exception
+    return int(result.return_value or 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunsRoot:
+    """A run on this machine whose only rank had no room."""
+    root = RunsRoot(tmp_path / "runs")
+    run = root.run(RUN)
+    attempt = run.attempt("7", 0)
+    run.journals.mkdir(parents=True)
+    attempt.logs.mkdir(parents=True)
+    (run.journals / "submit.jsonl").write_bytes(
+        encode(1000.0, "created", {"name": "heard-of", "executor": "local"})
+        + encode(1001.0, "submitting", {"submission": 1, "attempt": 1, "executor": "local", "host": "h", "job_id": "7"})
+    )
+    failure = {"rank": 0, "pid": 7, "exit_code": 1, "signal": None, "at": 1010.0, "error": None, "last_lines": ["oh"]}
+    agent = {"node": 0, "nodes": 1, "host": "h", "executor": "local", "submission": 1, "attempt": 1}
+    attempt.node_journal(0).write_bytes(
+        encode(1002.0, "agent", agent)
+        + encode(1010.0, "end", {"cause": "crash", "reason": "rank 0 exited with code 1", "failed_at": 1010.0,
+                                 "cascade": False, "signal": None, "failures": [failure]})
+    )  # fmt: skip
+    attempt.rank_log(0).write_text("step 1\nOSError: [Errno 28] No space left on device: '/tmp/a'\n")
+    return root
+
+
+def test_a_file_is_a_spec(slurm: FakeSlurm) -> None:
+    done = call("x.yaml")
+    assert code(done) == 0
+    assert "partition spot\n  preemption: by jobs of partition ondemand" in done.output
+    assert "ok   Slurm 22.05 does not put back" in done.output
+
+
+def test_a_failure_is_exit_code_1_and_comes_with_what_to_do(slurm: FakeSlurm) -> None:
+    done = call("x.yaml", "resources.time=5:00:00")
+    assert code(done) == 1
+    assert "fail partition spot lets a job run for 4 h, not 5 h\n     -> ask for less in resources.time" in done.output
+
+
+def test_without_an_argument_there_is_a_table_of_partitions(slurm: FakeSlurm) -> None:
+    done = call()
+    assert code(done) == 0
+    rows = [line.split() for line in done.output.splitlines()]
+    assert rows[0][:3] == ["PARTITION", "INTERRUPTION", "SECONDS"]
+    assert ["spot", "preemption", "30", "its", "own", "agent", "6s", "ok"] in rows
+    assert ["ondemand", "preemption", "-", "nobody", "-", "ok"] in rows
+
+
+def test_what_is_not_known_is_a_warning(slurm: FakeSlurm) -> None:
+    slurm.says("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
+    done = call("x.yaml")
+    assert code(done) == 0
+    assert "warning: not known: QOS and accounts: this site keeps no accounting" in done.stderr
+    assert "warn this site keeps no accounting" in done.output
+
+
+def test_json_is_all_there_is_on_standard_output(slurm: FakeSlurm) -> None:
+    assert json.loads(call("x.yaml", "--json").stdout)["partitions"][0]["partition"] == "spot"
+    assert len(json.loads(call("--json").stdout)["partitions"]) == 3
+
+
+def test_on_this_machine_there_is_nothing_to_ask(slurm: FakeSlurm) -> None:
+    done = call("x.yaml", "--executor", "local")
+    assert code(done) == 0
+    assert done.output.startswith("on this machine\n  preemption: nothing preempts it\n")
+
+
+@pytest.mark.parametrize("name", [RUN, "00000", "heard-of", "@last"])
+def test_anything_else_is_a_run(slurm: FakeSlurm, run: RunsRoot, name: str) -> None:
+    done = call(name)
+    assert code(done) == 0
+    assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in done.output
+    assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01T00:16:50" in done.output
+    assert "| OSError: [Errno 28] No space left on device: '/tmp/a'" in done.output
+    assert "-> make room there, or set TMPDIR" in done.output
+
+
+def test_where_no_pattern_explains_it_the_last_lines_are_shown(slurm: FakeSlurm, run: RunsRoot) -> None:
+    run.run(RUN).attempt("7", 0).rank_log(0).write_text("step 1\nValueError: odd\n")
+    done = call("@last")
+    assert "no known pattern explains it (1 log was read)" in done.output
+    assert "rank 0 on h failed first: it exited with code 1\n  | oh\n" in done.output
+
+
+def test_a_diagnosis_is_json_too(slurm: FakeSlurm, run: RunsRoot) -> None:
+    told = json.loads(call("@last", "--json").stdout)
+    assert (told["root"]["name"], told["root"]["at"], told["root"]["at_by"]) == (
+        "disk-full", "1970-01-01T00:16:50.000Z", "exit",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["x.yaml", "--attempt", "1"], "--attempt belongs to a RUN"),
+        (["@last", "a=b"], "KEY=VALUE and --executor belong to a SPEC"),
+        (["@last", "--executor", "local"], "KEY=VALUE and --executor belong to a SPEC"),
+        (["missing.yaml"], "there is no such file"),
+        (["@last"], "there is no run '@last'"),
+        (["@last", "--attempt", "0"], "x>=1"),
+    ],
+)
+def test_mistakes_are_named(slurm: FakeSlurm, arguments: list[str], message: str) -> None:
+    done = call(*arguments)
+    assert code(done) == 2
+    assert message in f"{done.output}{done.exception}"

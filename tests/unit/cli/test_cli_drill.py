@@ -1,0 +1,107 @@
+"""``slurmtrain drill`` as a person sees it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain import cli
+from slurmtrain.model.drill import Comparison, Injected, Problem, Verdict
+from slurmtrain.model.run import Run
+from slurmtrain.ops import drill as module
+from slurmtrain.ops.drill import Order, Report
+
+REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
+PASSED = Verdict(
+    fault="rank",
+    run_id="ONE",
+    injected=Injected(fault="rank", at=1.0, attempt="7.0"),
+    stopped_s=0.31,
+    allowed_s=60.0,
+    lost_steps=5,
+    by="agents, in place",
+    again_s=0.31,
+    step_s=4.2,
+    attempts=1,
+    restarts=1,
+    state="completed",
+    comparison=Comparison(identical=True, how="hashes"),
+)
+FAILED = Verdict(
+    fault="all", run_id="TWO", state="failed", problems=[Problem("it is gone", "look at it")], notes=["so"]
+)
+
+
+def call(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: Report, *arguments: str, asked: list[Order] | None = None
+) -> int:
+    def drill(_workspace: Any, order: Order, say: Any, _look: Any) -> Report:
+        say("reference: run REF")
+        if asked is not None:
+            asked.append(order)
+        return report
+
+    monkeypatch.setattr(module, "drill", drill)
+    monkeypatch.setenv("SLURMTRAIN_RUNS", str(tmp_path / "runs"))
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["drill", "spec.yaml", "--executor", "local", *arguments])
+    return int(ended.value.code or 0)
+
+
+def report(*verdicts: Verdict, again: Comparison | None = None) -> Report:
+    return Report(executor="local", reference=REFERENCE, again=again, verdicts=verdicts)
+
+
+def lines(text: str) -> Sequence[str]:
+    return [" ".join(line.split()) for line in text.splitlines()]
+
+
+def test_a_table_tells_what_came_of_each_fault_and_then_what_to_do(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = Comparison(identical=True, how="hashes")
+    assert call(monkeypatch, tmp_path, report(PASSED, FAILED, again=again)) == 1
+    said = capsys.readouterr()
+    first, second, _, passed, failed, *rest = lines(said.out)
+    assert first == "undisturbed: run REF completed after 12 s"
+    assert second == "undisturbed once more: its last checkpoint is bit-identical"
+    assert passed == "rank ONE passed 0.3 s of 60 s 5 yes agents, in place, 0.3 s 4.2 s 1 + 1 in place completed"
+    assert failed == "all TWO FAILED - - - - - 0 failed"
+    assert rest == ["all: it is gone; look at it", "all: so"]
+    assert said.err == "reference: run REF\n"
+
+
+def test_json_is_one_object_and_the_exit_code_0_where_all_came_through(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[Order] = []
+    words = ("params.steps=5", "--fault", "rank", "--fault", "all", "--twice", "--json")
+    assert call(monkeypatch, tmp_path, report(PASSED), *words, asked=asked) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema"] == 1
+    assert (told["drill"]["passed"], told["drill"]["reference"]["seconds"]) == (True, 12.0)
+    [verdict] = told["drill"]["faults"]
+    assert (verdict["fault"], verdict["stopped_s"], verdict["comparison"]["identical"]) == ("rank", 0.31, True)
+    [order] = asked
+    assert (order.faults, order.overrides, order.twice) == (("rank", "all"), ("params.steps=5",), True)
+
+
+def test_where_even_the_undisturbed_run_fails_that_is_all_there_is_to_say(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failed = Run(id="REF", name="n", state="failed", reason="rank 0 exited with code 1", executor="local")
+    assert call(monkeypatch, tmp_path, Report(executor="local", reference=failed)) == 1
+    said = capsys.readouterr().out
+    assert "undisturbed: run REF failed: rank 0 exited with code 1" in said
+    assert "'slurmtrain doctor REF'" in said
+
+
+def test_an_unknown_fault_is_refused_with_the_known_ones(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(monkeypatch, tmp_path, report(), "--fault", "flood") == 2
+    assert "'preempt', 'timeout', 'rank', 'agent', 'all', 'hang'" in capsys.readouterr().err

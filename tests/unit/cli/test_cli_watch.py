@@ -1,0 +1,109 @@
+"""``slurmtrain watch`` as a person, systemd and cron see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.ops.watch import post
+
+
+def environment(cwd: Path) -> dict[str, str]:
+    return {**os.environ, "SLURMTRAIN_RUNS": str(cwd / "runs"), "XDG_CONFIG_HOME": str(cwd / "config")}
+
+
+def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "slurmtrain", "watch", *arguments],
+        cwd=cwd,
+        env=environment(cwd),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_single_round_with_nothing_to_do_says_nothing(tmp_path: Path) -> None:
+    done = call("--once", cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_single_round_in_which_something_went_wrong_exits_with_1(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "registry.db").write_text("this is no database\n" * 100)
+    (tmp_path / "runs" / "0123456789" / "journal").mkdir(parents=True)
+    done = call("--once", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "")
+    said = json.loads(done.stdout)
+    assert (said["schema"], said["kind"], said["run"]) == (1, "problem", None)
+    assert "registry.db" in said["message"]
+
+
+@pytest.mark.parametrize("options", [(), ("--once",)])
+def test_a_second_one_says_who_watches_and_exits_with_0(tmp_path: Path, options: tuple[str, ...]) -> None:
+    (tmp_path / "runs").mkdir()
+    with post(tmp_path / "runs" / ".watch.lock", 60):
+        done = call(*options, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert f"is watched already, by process {os.getpid()} on " in done.stderr
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_it_watches_until_it_is_asked_to_stop(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slurmtrain", "watch", "--json"],
+        cwd=tmp_path,
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())
+        assert (first["kind"], first["message"]) == ("watching", f"watching {tmp_path / 'runs'} every 60 s")
+        process.send_signal(number)
+        rest, errors = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert [json.loads(line)["message"] for line in rest.splitlines()] == [f"stopped by {number.name}; runs go on"]
+    assert (process.returncode, errors) == (code, "")
+
+
+def test_a_runs_root_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("")
+    done = call(cwd=tmp_path)
+    assert done.returncode == 2
+    assert f"cannot create the directory {tmp_path / 'runs'}" in done.stderr
+
+
+def test_install_cron_prints_one_line_and_says_where_it_belongs(tmp_path: Path) -> None:
+    done = call("--install", "cron", "--every", "300", cwd=tmp_path)
+    assert done.returncode == 0
+    [line] = done.stdout.splitlines()
+    assert line.startswith("*/5 * * * * cd ")
+    assert "crontab -e" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_install_systemd_writes_a_unit_and_prints_the_commands_that_start_it(tmp_path: Path) -> None:
+    said = json.loads(call("--install", "systemd", "--json", cwd=tmp_path).stdout)
+    unit = Path(said["unit"])
+    assert unit.parent == tmp_path / "config" / "systemd" / "user"
+    assert f'--runs "{tmp_path / "runs"}" watch --every 60' in unit.read_text()
+    done = call("--install", "systemd", cwd=tmp_path)
+    assert done.stdout.splitlines() == said["commands"]
+    assert "there is already" in done.stderr
+
+
+def test_install_and_once_exclude_each_other(tmp_path: Path) -> None:
+    done = call("--install", "cron", "--once", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "exclude each other" in done.stderr

@@ -1,0 +1,420 @@
+"""Runs that were interrupted, and that no agent can start again: commands do it once, when it is time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+
+from slurmtrain.local import launch as local_launch
+from slurmtrain.model.event import encode
+from slurmtrain.model.layout import RunDir
+from slurmtrain.model.plan import Plan, make_plan
+from slurmtrain.model.run import Run
+from slurmtrain.model.spec import read_spec, write_requeue
+from slurmtrain.ops import start as starting
+from slurmtrain.ops import sync as syncing
+from slurmtrain.ops.sync import Synced, sync
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.runtime import lease
+from slurmtrain.runtime.context import Launch
+from slurmtrain.slurm.parse import QUEUE_FIELDS
+from slurmtrain.system.files import write_json
+from slurmtrain.system.process import myself
+
+RUN_ID = "0123456789"
+WHY = "rank 0 exited with code 1"
+OVER = "7|FAILED|1:0|100|200|300|30|n0|x-0123456789\n"
+PARTITIONS = "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n"
+# Long ago, as sacct's times above.
+LONG_AGO = 200.0
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    fake.says("squeue")
+    fake.says("sacct", OVER)
+    fake.says("scontrol", PARTITIONS)
+    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+    fake.says("sbatch", "Submitted batch job 8\n")
+    fake.says("scancel")
+    fake.says("srun")
+    return fake
+
+
+def plan(**keys: Any) -> Plan:
+    tracking = {"mlflow": {"enabled": False}}
+    data = {"name": "x", "command": "python x.py", "tracking": tracking, **keys}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir="/w", python="python", template=data)[0]
+
+
+class Told:
+    """One run, as files tell of it."""
+
+    def __init__(self, workspace: Workspace, executor: str = "slurm", job: str = "7", **keys: Any) -> None:
+        self.run: RunDir = workspace.root.run(RUN_ID)
+        self.executor, self.job, self.keys = executor, job, keys
+        for path in (self.run.journals, self.run.checkpoints):
+            path.mkdir(parents=True)
+        write_json(self.run.plan, plan(**keys).to_json())
+        self.command("created", name="x", executor=executor)
+
+    def submitted(self, number: int = 1, by: str = "submit", **more: Any) -> Told:
+        wanted = plan(**self.keys)
+        submission = self.run.submission(number)
+        submission.path.mkdir(parents=True)
+        write_json(submission.plan, wanted.to_json())
+        write_json(submission.launch, Launch(attempt=number).plain())
+        named: dict[str, Any] = {"submission": number, **({"job_id": self.job} if self.executor == "local" else {})}
+        policy = write_requeue(wanted.spec.requeue)
+        self.command("submitting", **named, attempt=number, executor=self.executor, host="h", by=by, requeue=policy)
+        self.command("submitted", **{**named, "job_id": self.job, **more})
+        lease.grant(submission)
+        return self
+
+    def started(self, number: int = 1, restart: int = 0, **more: Any) -> Told:
+        place = self.run.attempt(self.job, restart)
+        place.path.mkdir(parents=True)
+        said = {"node": 0, "nodes": 1, "host": "n0", "executor": self.executor, "submission": number, "attempt": number}
+        self.node("agent", restart, **said, **more)
+        place.metrics.write_text(f'{{"t": {LONG_AGO}, "step": 5, "metrics": {{}}}}\n')
+        return self
+
+    def crashed(self, restart: int = 0, at: float = LONG_AGO, error: str = "ValueError") -> Told:
+        failure = {"rank": 0, "exit_code": 1, "error": error}
+        return self.node("end", restart, t=at, cause="crash", reason=WHY, failed_at=at, failures=[failure])
+
+    def command(self, kind: str, /, t: float = 100.0, **data: Any) -> Told:
+        with (self.run.journals / "submit.jsonl").open("ab") as file:
+            file.write(encode(t, kind, data))
+        return self
+
+    def node(self, kind: str, restart: int = 0, /, t: float = 150.0, **data: Any) -> Told:
+        with self.run.attempt(self.job, restart).node_journal(0).open("ab") as file:
+            file.write(encode(t, kind, data))
+        return self
+
+
+def crashed(workspace: Workspace, **keys: Any) -> Told:
+    return Told(workspace, **keys).submitted().started().crashed()
+
+
+def waiting(job_id: str, reason: str = "Priority", restart: int = 0) -> str:
+    cells = {"JobArrayID": job_id, "State": "PENDING", "Reason": reason, "RestartCnt": str(restart),
+             "Name": f"x-{RUN_ID}"}  # fmt: skip
+    return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
+
+
+def again(workspace: Workspace) -> Synced:
+    """What another command finds and does."""
+    return sync(Workspace(workspace.config), track=False)
+
+
+def loaded(workspace: Workspace) -> Run:
+    run = workspace.store.load(RUN_ID)
+    assert run is not None
+    return run
+
+
+# --- a new submission -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_crashed_is_submitted_again_once_and_waits_for_its_last_job(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    told = crashed(workspace)
+    assert again(workspace).started == [RUN_ID]
+    slurm.says("squeue", waiting("8"))
+    assert again(workspace).started == []
+    assert len(slurm.calls("sbatch")) == 1
+    script = (told.run.submission(2).submitit / "8_submission.sh").read_text()
+    assert "#SBATCH --dependency=singleton\n" in script
+    assert "--exclude" not in script
+    found = loaded(workspace)
+    assert (found.state, [(a.job_id, a.asked_by) for a in found.attempts]) == (
+        "pending",
+        [("7", "submit"), ("8", "sync")],
+    )
+    assert lease.granted_to(told.run) == 2
+
+
+def test_a_run_whose_job_slurm_has_not_called_over_is_left_to_slurm(workspace: Workspace, slurm: FakeSlurm) -> None:
+    crashed(workspace)
+    slurm.says("squeue", waiting("7", "BeginTime", restart=1))
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "requeued"
+    slurm.fails("squeue", "squeue: error: down")
+    slurm.fails("sacct", "sacct: error: down")
+    assert again(workspace).started == []
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_waits_as_long_as_its_policy_says_and_is_then_submitted_once(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    Told(workspace).submitted().started().crashed(at=now)
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "requeued"
+    monkeypatch.setattr(syncing.time, "time", lambda: now + 31)
+    assert again(workspace).started == [RUN_ID]
+    slurm.says("squeue", waiting("8"))
+    assert again(workspace).started == []
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_run_that_failed_too_often_is_not_submitted_again_and_says_so(workspace: Workspace, slurm: FakeSlurm) -> None:
+    told = crashed(workspace, requeue={"max_failures": 1})
+    told.job = "8"
+    told.submitted(2, by="sync").started(2).crashed(error="KeyError")
+    slurm.says("sacct", OVER.replace("7|", "8|", 1))
+    assert again(workspace).started == []
+    found = loaded(workspace)
+    assert (found.state, found.reason) == ("failed", f"{WHY}; it failed twice, and requeue.max_failures is 1")
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slurm: FakeSlurm) -> None:
+    crashed(workspace, requeue={"enabled": False})
+    assert again(workspace).started == []
+    assert (loaded(workspace).state, loaded(workspace).reason) == ("failed", f"{WHY}; requeue.enabled is false")
+    assert slurm.calls("sbatch") == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_run_that_a_person_cancelled_never_starts_again(workspace: Workspace, slurm: FakeSlurm, when: str) -> None:
+    told = Told(workspace).submitted().started()
+    told.command("cancel", t=160.0 if when == "before" else 300.0)
+    told.crashed()
+    for _ in range(2):
+        assert again(workspace).started == []
+    assert loaded(workspace).state == "cancelled"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, slurm: FakeSlurm) -> None:
+    told = crashed(workspace)
+    slurm.fails("sbatch", "sbatch: error: Unable to contact slurm controller (connect failure)")
+    [problem] = again(workspace).problems
+    assert "cannot be started again" in problem
+    assert loaded(workspace).state == "requeued"
+    assert lease.claimed(told.run.attempt("7", 0), by="submission") is None
+    slurm.says("sbatch", "Submitted batch job 8\n")
+    assert again(workspace).started == [RUN_ID]
+
+
+# --- claims ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_of_a_command_that_was_killed_is_void(workspace: Workspace, slurm: FakeSlurm) -> None:
+    told = crashed(workspace)
+    told.run.submission(2).path.mkdir()
+    assert lease.claim_next(told.run.attempt("7", 0), "submission", {"submission": 2, "t": LONG_AGO})
+    assert again(workspace).started == [RUN_ID]
+    assert len(slurm.calls("sbatch")) == 1
+    assert lease.granted_to(told.run) == 3
+
+
+def test_what_an_agent_claimed_is_for_commands_to_claim_once_its_job_is_over(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    told = crashed(workspace)
+    assert lease.claim_next(told.run.attempt("7", 0), "agent")
+    assert again(workspace).started == [RUN_ID]
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_claim_that_a_submission_came_of_refuses_another(workspace: Workspace, slurm: FakeSlurm) -> None:
+    told = crashed(workspace)
+    # Somebody else has just submitted it, which is not known here yet.
+    assert lease.claim_next(told.run.attempt("7", 0), "submission", {"submission": 2})
+    real = starting._new_submission
+
+    def late(run: RunDir) -> Any:
+        told.command("submitting", t=time.time(), submission=2, attempt=2, executor="slurm", host="other", by="sync")
+        return real(run)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(starting, "_new_submission", late)
+        [problem] = again(workspace).problems
+    assert f"another command is just starting run {RUN_ID} again" in problem
+    assert slurm.calls("sbatch") == []
+
+
+@contextlib.contextmanager
+def _everybody_has_it(path: Path, *, wait: bool = True) -> Iterator[int]:
+    """A lock of a file system that has none."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def test_two_commands_submit_once_though_locks_do_not_work(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(workspace)
+    monkeypatch.setattr(syncing, "locked", _everybody_has_it)
+    both = threading.Barrier(2)
+    claim = starting._claim
+
+    def together(*given: Any) -> None:
+        both.wait(60)
+        claim(*given)
+
+    monkeypatch.setattr(starting, "_claim", together)
+    found: list[Synced] = []
+    commands = [threading.Thread(target=lambda: found.append(again(workspace))) for _ in range(2)]
+    for command in commands:
+        command.start()
+    for command in commands:
+        command.join(120)
+    assert len(slurm.calls("sbatch")) == 1
+    assert sorted(len(one.started) for one in found) == [0, 1]
+
+
+def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_work(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crashed(workspace)
+    monkeypatch.setattr(syncing, "locked", _everybody_has_it)
+    claim_next = lease.claim_next
+    others: list[Synced] = []
+
+    def while_another_command_looks(*given: Any) -> bool:
+        monkeypatch.setattr(lease, "claim_next", claim_next)
+        claimed = claim_next(*given)
+        others.append(again(workspace))
+        return claimed
+
+    monkeypatch.setattr(lease, "claim_next", while_another_command_looks)
+    again(workspace)
+    assert [other.started for other in others] == [[]]
+    assert len(slurm.calls("sbatch")) == 1
+
+
+# --- a job that Slurm holds -----------------------------------------------------------------------------------------
+
+
+def held(workspace: Workspace, slurm: FakeSlurm) -> Told:
+    """Its agent has put the job back once too often for Slurm."""
+    told = Told(workspace).submitted().started()
+    told.node("requeue", cause="crash", why=WHY, exclude=[], delay_s=0.0).crashed()
+    slurm.says("squeue", waiting("7", "JobHeldAdmin", restart=5))
+    slurm.says("sacct", OVER.replace("FAILED", "REQUEUED"))
+    return told
+
+
+def test_a_job_that_slurm_holds_for_good_is_ended_and_another_one_submitted(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    told = held(workspace, slurm)
+    assert again(workspace).started == [RUN_ID]
+    assert [call.args for call in slurm.calls("scancel")] == [["7"]]
+    assert len(slurm.calls("sbatch")) == 1
+    assert [attempt.key for attempt in loaded(workspace).attempts] == ["7.0", "8.0"]
+    slurm.says("squeue", waiting("8"))
+    slurm.says("sacct", OVER.replace("FAILED", "REQUEUED") + OVER.replace("FAILED", "CANCELLED"))
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "pending"
+    assert (told.run.claims / "7.0.submission.json").exists()
+
+
+def test_a_job_that_could_not_be_ended_is_ended_before_another_one_waits_for_it(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    held(workspace, slurm)
+    slurm.fails("scancel", "scancel: error: Unable to contact slurm controller")
+    [problem] = again(workspace).problems
+    assert "cannot be started again" in problem
+    assert slurm.calls("sbatch") == []
+    slurm.says("scancel")
+    again(workspace)
+    assert len(slurm.calls("scancel")) == 2
+    assert len(slurm.calls("sbatch")) == 1
+
+
+def test_a_held_job_that_nobody_would_submit_again_is_not_ended(workspace: Workspace, slurm: FakeSlurm) -> None:
+    """Slurm has put it back by itself, and holds it."""
+    Told(workspace, requeue={"enabled": False}).submitted().started()
+    slurm.says("squeue", waiting("7", "JobHeldAdmin", restart=5))
+    slurm.says("sacct", OVER.replace("FAILED", "NODE_FAIL"))
+    again(workspace)
+    assert slurm.calls("scancel") == []
+    assert loaded(workspace).state == "requeued"
+
+
+def test_a_job_that_an_administrator_holds_is_not_ended(workspace: Workspace, slurm: FakeSlurm) -> None:
+    """Slurm itself holds none that was started so seldom."""
+    held(workspace, slurm)
+    slurm.says("squeue", waiting("7", "JobHeldAdmin", restart=1))
+    again(workspace)
+    assert slurm.calls("scancel") == []
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_job_that_its_user_holds_is_not_ended(workspace: Workspace, slurm: FakeSlurm) -> None:
+    held(workspace, slurm)
+    slurm.says("squeue", waiting("7", "JobHeldUser", restart=1))
+    again(workspace)
+    assert slurm.calls("scancel") == []
+    assert slurm.calls("sbatch") == []
+
+
+# --- on this machine ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The jobs that were started on this machine, none of which does anything."""
+    jobs: list[str] = []
+
+    def launch(_plan: Plan, _submission: Any, job_id: str, _secrets: Any) -> Any:
+        jobs.append(job_id)
+        return myself()
+
+    monkeypatch.setattr(local_launch, "launch", launch)
+    return jobs
+
+
+def test_a_local_run_that_crashed_is_started_again_once(workspace: Workspace, launched: list[str]) -> None:
+    Told(workspace, "local", "local-abc").submitted().started().crashed()
+    assert again(workspace).started == [RUN_ID]
+    assert again(workspace).started == []
+    assert len(launched) == 1
+    assert [attempt.job_id for attempt in loaded(workspace).attempts] == ["local-abc", launched[0]]
+
+
+def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Workspace, launched: list[str]) -> None:
+    gone = {**myself().plain(), "start": 1, "started": 1, "pid": 2**22 - 1}
+    Told(workspace, "local", "local-abc").submitted(process=gone).started(process=gone)
+    assert again(workspace).started == [RUN_ID]
+    assert len(launched) == 1
+    assert loaded(workspace).attempts[0].cause == "lost"
+
+
+def test_a_local_run_whose_processes_are_still_there_waits_for_them(workspace: Workspace, launched: list[str]) -> None:
+    Told(workspace, "local", "local-abc").submitted(process=myself().plain()).started().crashed()
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "requeued"
+    assert launched == []
+
+
+def test_a_local_run_that_a_person_cancelled_is_left_alone(workspace: Workspace, launched: list[str]) -> None:
+    told = Told(workspace, "local", "local-abc").submitted().started()
+    told.command("cancel", t=160.0).node("end", t=170.0, cause="preempted", reason="stopped by SIGTERM",
+                                         signal="SIGTERM", sure=True, failed_at=170.0)  # fmt: skip
+    assert again(workspace).started == []
+    assert loaded(workspace).state == "cancelled"
+    assert launched == []

@@ -1,0 +1,182 @@
+"""What becomes of a spec on a site, from what Slurm and the registry say."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
+
+from slurmtrain.errors import PlaceError, SlurmDown
+from slurmtrain.model.event import encode
+from slurmtrain.model.outlook import Case, Finding
+from slurmtrain.ops.doctor import Examined, examine, is_watched
+from slurmtrain.ops.observe import observe
+from slurmtrain.ops.workspace import Workspace
+from slurmtrain.system.process import identify
+
+SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2, time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    monkeypatch.chdir(tmp_path)
+    fake.says("scontrol", CONFIG + PARTITIONS)  # each reader passes over what the other reads
+    fake.says("sacctmgr", QOS)
+    return fake
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "x.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def preempted(found: Examined) -> Case:
+    [one] = found.outlooks
+    return one.case("preemption")
+
+
+def about(found: Examined, name: str) -> Finding:
+    everything = [*found.findings, *(finding for one in found.outlooks for finding in one.findings)]
+    return next(one for one in everything if one.about == name)
+
+
+def test_a_spec_is_examined_in_the_partition_that_it_goes_to(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path
+) -> None:
+    found = examine(workspace, spec, (), "slurm")
+    assert [one.partition for one in found.outlooks] == ["spot"]
+    assert (preempted(found).seconds, preempted(found).starts) == (30, "agent")
+    limit = found.outlooks[0].case("time limit")
+    assert limit.seconds == 90
+    assert "after 1 h (resources.time)" in limit.text
+    assert found.good
+    assert found.name == "x"
+    assert found.config["KillWait"] == "5 sec"
+
+
+def test_overrides_choose_other_partitions(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    found = examine(workspace, spec, ["slurm.partition=spot-cancel,ondemand"], "slurm")
+    assert [one.partition for one in found.outlooks] == ["ondemand", "spot-cancel"]
+
+
+def test_what_no_partition_can_run_is_a_failure(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    found = examine(workspace, spec, ["slurm.partition=sopt"], "slurm")
+    assert not found.good
+    assert "did you mean 'spot'?" in about(found, "request").text
+    assert found.outlooks == []
+
+
+def test_a_spec_without_a_requeue_is_told_so(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    found = examine(workspace, spec, ["requeue.enabled=false"], "slurm")
+    assert about(found, "requeue.enabled").severity == "warn"
+    assert preempted(found).starts == "nobody"
+
+
+def test_without_a_spec_each_partition_is_examined(workspace: Workspace, slurm: FakeSlurm) -> None:
+    found = examine(workspace, None, (), "slurm")
+    assert [one.partition for one in found.outlooks] == ["spot", "spot-cancel", "ondemand"]
+    assert found.name == ""
+
+
+@pytest.mark.parametrize("changes", [{"AllowGroups": "no-group-of-mine"}, {"RootOnly": "YES"}])
+def test_partitions_of_others_are_passed_over(
+    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+) -> None:
+    slurm.says("scontrol", CONFIG + partitions(**changes))
+    monkeypatch.setenv("LOGNAME", "me")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    assert examine(workspace, None, (), "slurm").outlooks == []
+
+
+def test_the_last_save_of_a_run_of_that_name_is_held_against_the_grace(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path
+) -> None:
+    run = workspace.root.run("0000000001")
+    attempt = run.attempt("8", 0)
+    run.journals.mkdir(parents=True)
+    attempt.path.mkdir(parents=True)
+    at = time.time() - 3600
+    told = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login", "partition": "spot"}
+    (run.journals / "submit.jsonl").write_bytes(
+        encode(at, "created", {"name": "x", "executor": "slurm"})
+        + encode(at + 1, "submitting", told)
+        + encode(at + 2, "submitted", {"submission": 1, "job_id": "8"})
+    )
+    attempt.node_journal(0).write_bytes(
+        encode(at + 3, "agent", {"node": 0, "nodes": 1, "host": "n0", "executor": "slurm", "submission": 1})
+    )
+    saved = {"step": 1, "path": "checkpoints/step-1", "bytes": 1, "seconds": 45.0, "stall_s": 1.0, "saved_at": at + 9,
+             "why": "interval", "metrics": {}, "request": None}  # fmt: skip
+    attempt.rank_journal(0).write_bytes(encode(at + 9, "saved", saved))
+    observe(workspace, ask_slurm=False)
+    found = examine(workspace, spec, (), "slurm")
+    assert not found.good
+    assert "took 45 s, and a preemption leaves 30 s" in about(found, "save").text
+
+
+def test_the_qos_of_the_spec_counts_and_else_that_of_the_user(
+    workspace: Workspace, slurm: FakeSlurm, spec: Path
+) -> None:
+    slurm.says("scontrol", config(PreemptType="preempt/qos") + PARTITIONS)
+    # QOS are read as associations too, which then tell of no one QOS that is the default.
+    assert preempted(examine(workspace, spec, ["slurm.qos=low"], "slurm")).seconds == 60
+    assert "not known" in preempted(examine(workspace, spec, (), "slurm")).text
+
+
+def test_accounting_that_is_down_leaves_things_unknown(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    slurm.fails("sacctmgr", "sacctmgr: error: Sending PersistInit msg: Connection refused")
+    found = examine(workspace, spec, (), "slurm")
+    assert found.unknown == ("QOS and accounts: sacctmgr: Sending PersistInit msg: Connection refused",)
+    assert about(found, "QOS").severity == "warn"
+    assert found.good
+
+
+def test_slurm_that_is_down_is_an_error(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    slurm.fails("scontrol", "Unable to contact slurm controller (connect failure)")
+    with pytest.raises(SlurmDown):
+        examine(workspace, spec, (), "slurm")
+
+
+def test_a_spec_that_is_not_there_is_an_error(workspace: Workspace, slurm: FakeSlurm, tmp_path: Path) -> None:
+    with pytest.raises(PlaceError):
+        examine(workspace, tmp_path / "other.yaml", (), "slurm")
+
+
+def test_on_this_machine_slurm_is_not_asked(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    found = examine(workspace, spec, (), "local")
+    assert [one.partition for one in found.outlooks] == [""]
+    assert found.outlooks[0].case("time limit").starts == "watch"
+    assert slurm.calls("scontrol") == []
+
+
+def test_everything_is_json(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+    told = json.loads(json.dumps(examine(workspace, spec, (), "slurm").plain(), allow_nan=False))
+    assert (told["schema"], told["executor"], told["name"], told["good"]) == (1, "slurm", "x", True)
+    assert set(told["partitions"][0]["cases"][0]) == {"event", "seconds", "starts", "delay_s", "text"}
+
+
+# --- who watches ------------------------------------------------------------------------------------------------------
+
+
+def test_a_watch_that_runs_is_seen(workspace: Workspace) -> None:
+    assert not is_watched(workspace.root)
+    workspace.root.path.mkdir()
+    me = identify(os.getpid())
+    assert me is not None
+    lock = workspace.root.watch_lock
+    lock.write_text(json.dumps({**asdict(me), "since": "now", "every": 30.0}))
+    assert is_watched(workspace.root)
+    lock.write_text(json.dumps({**asdict(me), "start": me.start + 1, "since": "now", "every": 30.0}))
+    assert not is_watched(workspace.root)
+    lock.write_text("no JSON")
+    assert not is_watched(workspace.root)

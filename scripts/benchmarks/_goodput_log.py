@@ -151,7 +151,7 @@ def starts(sacct: str, prefix: str) -> list[Start]:
 def complete(told: Sequence[Start], seen: Sequence[Start]) -> list[Start]:
     """Those that accounting tells of, and those that squeue alone has seen, in order.
 
-    Slurm 22.05 keeps no account of a start that ``scontrol requeuehold`` has ended.
+    Slurm 22.05 keeps no account of a start after which a job goes on without some nodes.
     """
     lacking = [one for one in seen if not any(abs(one.begin - other.begin) <= 2 for other in told)]
     return sorted([*told, *lacking])

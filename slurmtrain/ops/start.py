@@ -176,7 +176,9 @@ def _is_void(submission: SubmissionDir, said: Mapping[str, Any]) -> bool:
     """Whether nothing has come of a claim: a submission of which nothing is told, or that never started a job."""
     from slurmtrain.runtime.past import read_run
 
-    if abs(time.time() - float(said.get("t", 0.0))) < _CLAIM_S:
+    process = said.get("process")
+    dead = process is not None and Process.from_plain(process).alive() is False
+    if not dead and abs(time.time() - float(said.get("t", 0.0))) < _CLAIM_S:
         return False
     number = said.get("submission")
     return all(attempt.submission != number for attempt in read_run(submission.run).attempts)

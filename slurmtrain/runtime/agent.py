@@ -24,7 +24,7 @@ from slurmtrain.model.stopping import cause_of_stop
 from slurmtrain.runtime import context, handover, lease, past, ports
 from slurmtrain.runtime.checkpointfiles import newest_published
 from slurmtrain.runtime.context import Node
-from slurmtrain.runtime.ending import Ending, Outcome
+from slurmtrain.runtime.ending import Ending, Outcome, are_gone
 from slurmtrain.runtime.inquiry import Inquiry
 from slurmtrain.runtime.signals import StopFlag
 from slurmtrain.system.files import make_directory, read_json
@@ -150,6 +150,10 @@ class _Agent:
             ending.signal, view, now=time.time(), executor=self._node.executor, deadline=ending.cause == "timeout"
         )
         told = {**ending.evidence, "slurm": dict(cause.evidence)} if not local else ending.evidence
+        gone = ending.evidence.get("gone", ())
+        if gone and not local and view is not None and view.state == "RUNNING" and view.preempt_time is None:
+            # Slurm ends nothing: srun does, since a task of the job has died.
+            return replace(ending, cause="node_fail", reason=are_gone(gone), signal=None, evidence=told, without=gone)
         return replace(ending, cause=cause.cause, reason=cause.why, sure=cause.sure, evidence=told)
 
     def _decision(self, root: Ending) -> Decision:

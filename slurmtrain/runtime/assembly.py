@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slurmtrain.model.layout import AttemptDir
@@ -138,7 +139,8 @@ def _left(left: Left, name: str, flag: StopFlag) -> Ending:
         time.sleep(_POLL_S)
     signal = left.signal or flag.name
     if signal is not None:
-        return _stopped(signal, None)
+        # Slurm says whether that is why the other one is gone, or whether srun ends this one because it is.
+        return replace(_stopped(signal, None), evidence={} if left.signal else {"gone": [name]})
     return Ending(cause="node_fail", reason=f"{name} is gone: {left}", failed_at=time.time(), cascade=True)
 
 

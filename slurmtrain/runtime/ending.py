@@ -145,6 +145,12 @@ class Outcome:
     root: Ending
 
 
+def are_gone(names: Sequence[str]) -> str:
+    """That the agents of these nodes have died, in words."""
+    agents = "its agent has" if len(names) == 1 else "their agents have"
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents} not been heard of any more"
+
+
 def root_of(endings: Sequence[Ending]) -> Ending:
     """The end that all others follow from."""
     failed = [one for one in endings if one.cause != "completed"]

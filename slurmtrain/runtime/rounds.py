@@ -23,7 +23,7 @@ from slurmtrain.model.members import choose
 from slurmtrain.model.policy import Past, decide
 from slurmtrain.model.spec import Spec
 from slurmtrain.runtime.autopsy import Before, explained, gpu_failed
-from slurmtrain.runtime.ending import Ending, Outcome, StopRequest, root_of
+from slurmtrain.runtime.ending import Ending, Outcome, StopRequest, are_gone, root_of
 from slurmtrain.runtime.ending import decide as decide_ending
 from slurmtrain.runtime.heartbeat import Board
 from slurmtrain.runtime.inquiry import Inquiry
@@ -275,11 +275,13 @@ class Rounds:
         gone = sorted(set(lost) & set(self._members))
         if root.cause == "hang" and states:
             return replace(root, reason=culprits(states)[1])
-        if gone and root.cause != "completed" and root.signal is None:
-            names = ", ".join(self._of.hosts.get(node, f"node {node}") for node in gone)
+        names = [self._of.hosts.get(node, f"node {node}") for node in gone]
+        if gone and root.signal is not None:
+            return replace(root, evidence={**root.evidence, "gone": names})
+        if gone and root.cause != "completed":
             return Ending(
                 cause="node_fail",
-                reason=f"{names} {'is' if len(gone) == 1 else 'are'} gone: its agent has not been heard of any more",
+                reason=are_gone(names),
                 failed_at=root.failed_at or time.time(),
                 without=[self._of.hosts[node] for node in gone if node in self._of.hosts],
             )

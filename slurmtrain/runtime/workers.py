@@ -26,6 +26,8 @@ from slurmtrain.runtime.signals import StopFlag
 
 # Seconds between asking workers to stop and killing them once another worker has failed: nobody is left to save with.
 CRASH_GRACE_S = 5.0
+# The same where they wait for one that does not come any more, and so cannot hear of it.
+STUCK_GRACE_S = 1.0
 # The same for workers of which some have left, as if they had been asked to: the others are about to.
 _LEFT_GRACE_S = 30.0
 _MONITOR_S = 0.1
@@ -190,12 +192,17 @@ class Workers(LocalElasticAgent):
             self.peers.publish_stop(request)
         if request is not None:
             self._stopping(request)
-        hurry = failed or (request is not None and request.cause in ("crash", "node_fail", "hang"))
+        if failed or (request is not None and request.cause == "crash"):
+            until = _in(CRASH_GRACE_S)
+        elif request is not None and request.cause in ("node_fail", "hang"):
+            until = _in(STUCK_GRACE_S)
+        else:
+            until = self._grace
         for process in self._processes():
             if process.poll() is None:
                 # The process alone, not its group: data-loader workers are not to act on it.
                 process.send_signal(self._stop_by)
-        self._wait_for_all(_in(CRASH_GRACE_S) if hurry else self._grace)
+        self._wait_for_all(until)
 
     def _wait_for_all(self, until: Callable[[], float]) -> None:
         """Let the workers end by themselves until this time, then kill them with all that they have started."""

@@ -105,7 +105,8 @@ def test_submit_asks_for_partitions_and_submits_and_cancel_makes_one_scancel(sit
     ]
     assert recorder.since() == {"scontrol": 1, "sbatch": 3}
     site.call("cancel", *runs, env=recorder.environment)
-    assert recorder.since() == {"scancel": 1, "squeue": 1}
+    # scontrol forbids Slurm to start them again.
+    assert recorder.since() == {"scontrol": 1, "scancel": 1, "squeue": 1}
     assert {run["state"] for run in site.json("status")["runs"]} == {"cancelled"}
 
 
@@ -198,7 +199,7 @@ def test_a_killed_run_is_closed_by_squeue_alone_where_there_is_no_accounting(
     kept = [line for line in lines if not line.startswith(("AccountingStorage", "JobAcct"))]
     conf.write_text("\n".join([*kept, "AccountingStorageType=accounting_storage/none"]) + "\n")
     without = {"SLURM_CONF": str(conf)}
-    run_id = site.submit(site.steady())
+    run_id = site.submit(site.steady(requeue={"enabled": False}))
     site.until_said(run_id)
     [node] = site.show(run_id)["attempts"][0]["nodes"]
     cluster.kill_all_of(site.person.uid, int(node.removeprefix("node")))

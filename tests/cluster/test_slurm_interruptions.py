@@ -15,13 +15,13 @@ import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
 from helpers.site import until
 
-STEPS = 250
+STEPS = 200
 PARAMS = {"steps": STEPS, "step_ms": 50}
 TWO = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
 SPOT = {"partition": "spot"}
 # How often a run is preempted, and for how long faults rain on one: more of it by hand.
-PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "2"))
-CHAOS_S = float(os.environ.get("TEST_CHAOS_S", "60"))
+PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
+CHAOS_S = float(os.environ.get("TEST_CHAOS_S", "30"))
 
 
 def events(site: ClusterSite, run_id: str, *kinds: str) -> list[dict[str, Any]]:

@@ -28,7 +28,7 @@ if os.environ["SLURM_NODEID"] == "0" and "SLURM_RESTART_COUNT" not in os.environ
     job, without = slurm_job_id(os.environ), sys.argv[1].split(",")
     print("objection", json.dumps(InJob().objection(job, without)), flush=True)
     if sys.argv[2] == "put-back":
-        InJob().put_back(job, without)
+        InJob().put_back(job, without, 0.0, None)
         time.sleep(600)
 elif "SLURM_RESTART_COUNT" not in os.environ:
     time.sleep(600 if sys.argv[2] == "put-back" else 0)
@@ -130,7 +130,7 @@ def test_a_job_that_a_person_cancels_does_not_come_to_life_again(site: ClusterSi
     ).strip()  # fmt: skip
     until(lambda: cluster.state(sleeper) == "RUNNING", "the job")
     cluster.slurm("scancel", sleeper)
-    put_back = f"from slurmtrain.slurm.putback import InJob; InJob().put_back('{sleeper}', ['node1'])"
+    put_back = f"from slurmtrain.slurm.putback import InJob; InJob().put_back('{sleeper}', ['node1'], 0.0, None)"
     done = subprocess.run(
         [site.python, "-c", put_back], env=site.environment(), capture_output=True, text=True, **site.identity
     )

@@ -136,7 +136,7 @@ def test_a_crash_on_one_node_ends_the_others_and_is_told(site: ClusterSite, clus
 
 
 def test_a_run_that_was_killed_without_a_word_is_closed_by_what_slurm_says(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.light(params=LONG))
+    run_id = site.submit(site.light(params=LONG, requeue={"enabled": False}))
     site.until_step(run_id, 3)
     [node] = site.show(run_id)["attempts"][0]["nodes"]
     cluster.kill_all_of(site.person.uid, int(node.removeprefix("node")))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -12,6 +13,10 @@ from hypothesis import settings
 # Machines are shared: how long an example takes says nothing.
 settings.register_profile("shared", deadline=None)
 settings.load_profile("shared")
+
+# A shell that starts something in the background has it ignore Ctrl-C, and so all that it starts.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

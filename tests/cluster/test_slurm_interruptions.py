@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
-from helpers.site import until
+from helpers.site import PATIENCE_S, until
 
-STEPS = 200
+STEPS = int(os.environ.get("TEST_STEPS", "200"))
 PARAMS = {"steps": STEPS, "step_ms": 50}
 TWO = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
 SPOT = {"partition": "spot"}
-# How often a run is preempted, and for how long faults rain on one: more of it by hand.
+# How long the runs are, how often one is preempted, and for how long faults rain on one: more of it by hand.
 PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
 CHAOS_S = float(os.environ.get("TEST_CHAOS_S", "30"))
 
@@ -266,9 +266,9 @@ def test_a_run_on_which_faults_rain_completes_with_the_right_weights(
     with watching(site):
         seed = int(os.environ.get("TEST_CHAOS_SEED", "1"))
         done = Chaos(site, cluster, run_id, seed).rain(CHAOS_S)
-        until(
-            lambda: site.status(run_id)["state"] in ("completed", "failed", "lost"), f"the end of the run after {done}"
-        )
+        over = ("completed", "failed", "lost")
+        patience_s = PATIENCE_S + STEPS * PARAMS["step_ms"] / 1000
+        until(lambda: site.status(run_id)["state"] in over, f"the end of the run after {done}", patience_s=patience_s)
     run = site.show(run_id)
     told = [(attempt["cause"], attempt["reason"]) for attempt in run["attempts"]]
     assert (run["state"], run["step"]) == ("completed", STEPS), (done, told)

@@ -150,11 +150,11 @@ class Site:
             self.signal_all(run.parent.name, signal.SIGKILL)
 
 
-def until(condition: Callable[[], Any], what: str = "the condition") -> Any:
+def until(condition: Callable[[], Any], what: str = "the condition", *, patience_s: float = PATIENCE_S) -> Any:
     """Wait for something to become true, and return it."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while (began := time.monotonic()) < deadline:
         if answer := condition():
             return answer
         time.sleep(max(0.01, REST * (time.monotonic() - began)))
-    raise AssertionError(f"{what} did not come true in {PATIENCE_S:.0f} s")
+    raise AssertionError(f"{what} did not come true in {patience_s:.0f} s")

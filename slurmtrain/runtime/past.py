@@ -25,6 +25,13 @@ def read_run(run: RunDir) -> Run:
     return fold(run.id, list(_events(run)), _progress(run))
 
 
+def read_events(path: Path, source: str) -> list[Event]:
+    """The events of one journal, which may not be there yet."""
+    with contextlib.suppress(OSError):
+        return events_of(read_lines(path.read_bytes(), 0, source), source)[0]
+    return []
+
+
 def last_step(attempt: AttemptDir) -> int | None:
     """The last step that an attempt's metrics have; None where there are none."""
     return _last(attempt.metrics).last_step
@@ -32,9 +39,7 @@ def last_step(attempt: AttemptDir) -> int | None:
 
 def _events(run: RunDir) -> Iterator[Event]:
     for path in _journals(run):
-        source = str(path.relative_to(run.path))
-        with contextlib.suppress(OSError):
-            yield from events_of(read_lines(path.read_bytes(), 0, source), source)[0]
+        yield from read_events(path, str(path.relative_to(run.path)))
 
 
 def _journals(run: RunDir) -> Iterator[Path]:

@@ -15,9 +15,9 @@ from pathlib import Path
 from slurmtrain.model.event import Event
 from slurmtrain.model.interruption import Lived, add
 from slurmtrain.model.interval import History
-from slurmtrain.model.journal import events_of, read_lines
 from slurmtrain.model.layout import AttemptDir, split_attempt
 from slurmtrain.model.requeue import PREFLIGHT
+from slurmtrain.runtime.past import read_events
 
 # Of a job that was started more often, the last starts.
 _STARTS = 50
@@ -59,9 +59,7 @@ def _in_place(events: Iterable[Event]) -> Iterable[Lived]:
 
 
 def _events(path: Path) -> list[Event]:
-    with contextlib.suppress(OSError):
-        return events_of(read_lines(path.read_bytes(), 0, path.name), path.name)[0]
-    return []
+    return read_events(path, path.name)
 
 
 def _last_written(attempt: AttemptDir) -> float:

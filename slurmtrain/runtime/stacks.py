@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.model.hang import Beat, RankState
-from slurmtrain.runtime.watchdog import Hang
 
 # Real-time signals have no other use unless a program gives them one; the first are the C library's and debuggers'.
 SIGNAL = signal.SIGRTMIN + 12
@@ -47,23 +46,25 @@ def answer() -> None:
 # --- of all ranks -------------------------------------------------------------------------------------------------
 
 
-def rank_states(node: int, hang: Hang, pids: Mapping[int, int], logs: Mapping[int, Path]) -> list[RankState]:
+def rank_states(
+    node: int, beats: Mapping[int, Beat], pids: Mapping[int, int], logs: Mapping[int, Path]
+) -> list[RankState]:
     """What is known of the ranks of this node, by global rank; writes their stacks to their logs.
 
-    ``pids``: what the node agent started. Takes seconds. Raises nothing.
+    ``beats``: what they said last. ``pids``: what the node agent started. Takes seconds. Raises nothing.
     """
-    found = collect(pids, logs, hang.beats)
+    found, now = collect(pids, logs, beats), time.monotonic()
     return [
         RankState(
             rank=rank,
             node=node,
             step=beat.step,
             phase=beat.phase,
-            idle_s=hang.idle_s[rank],
+            idle_s=now - beat.at if beat.at else 0.0,
             state=state_of(beat.pid or pids.get(rank, 0)),
             stack=tuple(found.get(rank, ())),
         )
-        for rank, beat in hang.beats.items()
+        for rank, beat in beats.items()
     ]
 
 

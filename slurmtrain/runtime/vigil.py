@@ -74,20 +74,8 @@ class Vigil:
     def examine(self) -> None:
         """Find out what the ranks of this node are doing, for the log and for telling who is to blame."""
         beats = dict(zip(self._ranks, self._board.read(), strict=True))
-        found = stacks.collect(self._pids, {rank: self._attempt.rank_log(rank) for rank in self._pids}, beats)
-        now = time.monotonic()
-        self.states = [
-            RankState(
-                rank=rank,
-                node=self._node,
-                step=beat.step,
-                phase=beat.phase,
-                idle_s=now - beat.at if beat.at else 0.0,
-                state=stacks.state_of(beat.pid or self._pids[rank]) if rank in self._pids else "",
-                stack=tuple(found.get(rank, ())),
-            )
-            for rank, beat in beats.items()
-        ]
+        logs = {rank: self._attempt.rank_log(rank) for rank in self._pids}
+        self.states = stacks.rank_states(self._node, beats, self._pids, logs)
         self._journal.write("hang", node=self._node, ranks=[state.plain() for state in self.states])
 
     def _compare(self) -> None:

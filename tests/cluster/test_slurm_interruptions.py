@@ -79,7 +79,7 @@ def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
     run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT, tracking={}))
     for number in range(1, PREEMPTIONS + 1):
         until_trains(site, run_id, starts=number)
-        time.sleep(random.Random(number).uniform(0, 1))
+        site.until_step(run_id, site.step(run_id) + random.Random(number).randrange(20))
         preempt(cluster, lambda number=number: len(events(site, run_id, "requeue")) >= number)
     until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
     site.call("sync")

@@ -231,7 +231,7 @@ def test_a_line_of_megabytes_is_cut() -> None:
 
 @given(st.text())
 def test_any_text_is_searched_without_an_error(text: str) -> None:
-    diagnose(hits_of(text))
+    assert diagnose(hits_of(text)) is not None
 
 
 @given(st.lists(st.sampled_from([line for _, line, _ in LINES]) | st.text(max_size=20)))

@@ -270,3 +270,4 @@ told()
         workers = [int(pid) for pid in one.line().split()]
         one.process.kill()
         until(lambda: not any(running(pid) for pid in workers), "the end of the workers")
+        assert len(workers) == 2

@@ -197,14 +197,17 @@ def test_a_place_is_of_its_round() -> None:
 
 
 def test_who_waits_gives_up_when_it_is_to() -> None:
-    first, _ = agents(2)
+    first, second = agents(2)
     first.gather("here", given_up=lambda: True)
+    assert second.hear("here/1") is None
 
 
 def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = agents(2)
-    monkeypatch.setattr(first, "silent", lambda: [1])
+    looks: list[int] = []
+    monkeypatch.setattr(first, "silent", lambda: looks.append(1) or [1])
     first.gather("here", given_up=lambda: False)
+    assert looks == [1]
 
 
 # --- words ----------------------------------------------------------------------------------------------------------

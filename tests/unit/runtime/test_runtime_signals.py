@@ -179,7 +179,7 @@ block_in_c()
 """
     ) as one:
         one.send(signal.SIGTERM)
-        until(lambda: one.asked() == "SIGTERM 1 SIGTERM", "the signal")
+        assert until(lambda: one.asked() == "SIGTERM 1 SIGTERM", "the signal")
 
 
 def test_somebody_elses_wakeup_fd_stays_and_the_handlers_still_work() -> None:

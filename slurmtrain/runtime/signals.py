@@ -48,16 +48,8 @@ class StopFlag:
     @property
     def count(self) -> int:
         """How many stop signals came, as far as the kernel did not merge them."""
-        return len(self._all())
-
-    @property
-    def last(self) -> signal.Signals | None:
-        """The newest: after another signal, Slurm's SIGTERM is final, for SIGKILL follows it.
-
-        Of signals that are sent at once the kernel chooses the order.
-        """
-        every = self._all()
-        return every[-1] if every else None
+        # The thread hears of each, in their order; but nothing where it could not be told.
+        return max(len(self._heard), len(self._handled))
 
     def install(self, *others: signal.Signals, forced_exit_s: float | None = None) -> None:
         """Take over the stop signals and these others, in the main thread; SIGCONT before a SIGTERM is ignored.
@@ -83,11 +75,6 @@ class StopFlag:
         if self._watch is not None:
             self._watch.put_off()
 
-    def cancel_forced_exit(self) -> None:
-        """Force no exit any more."""
-        if self._watch is not None:
-            self._watch.cancel()
-
     def release(self) -> None:
         """Force no exit any more, and give back the thread and the wakeup fd.
 
@@ -111,10 +98,6 @@ class StopFlag:
         # no lock, which a handler must not wait for.
         self.raised, self.raised_at = self._first.setdefault("first", (signal.Signals(number), time.time()))
         seen.append(signal.Signals(number))
-
-    def _all(self) -> list[signal.Signals]:
-        """The thread hears of each, in their order; but nothing where it could not be told."""
-        return max(self._heard, self._handled, key=len)
 
     def _ignore_late(self, numbers: Iterable[signal.Signals]) -> None:
         """At exit: the end of the interpreter gives signals their default action back, and would not end with 0."""

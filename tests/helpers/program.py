@@ -1,0 +1,68 @@
+"""Small programs that a test talks to: it writes lines to them, and they answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_PACKAGE = Path(__file__).resolve().parents[2]
+
+
+class Program:
+    """One that runs, in a process group of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def line(self) -> str:
+        """The next line that it says; empty at its end."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go_on(self) -> None:
+        """Write a line to it."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def asked(self) -> str:
+        """What it says to a line."""
+        self.go_on()
+        return self.line()
+
+    def send(self, *numbers: signal.Signals) -> None:
+        """Signal it, but not what it has started."""
+        for number in numbers:
+            self.process.send_signal(number)
+
+    def ended(self) -> tuple[int, str]:
+        """Its exit code and what it wrote to stderr, once it has ended."""
+        _, errors = self.process.communicate(timeout=60)
+        return self.process.returncode, errors
+
+
+@contextmanager
+def program(text: str, file: Path | None = None) -> Iterator[Program]:
+    """A program that this Python runs. ``file``: where to write it, for one that starts itself anew as a module."""
+    if file is not None:
+        file.write_text(text)
+    process = subprocess.Popen(
+        [sys.executable, *(["-c", text] if file is None else [str(file)])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(_PACKAGE), "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        yield Program(process)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()

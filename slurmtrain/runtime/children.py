@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 import os
 import signal
+import sys
 import threading
+from collections.abc import Callable, Sequence
 from functools import cache
-from multiprocessing import popen_fork
-from multiprocessing.util import register_after_fork
+from multiprocessing import popen_fork, util
+from multiprocessing.process import current_process
+from typing import Any
 from weakref import WeakSet
-
-from torch.utils.data import get_worker_info
 
 from slurmtrain.runtime.signals import StopFlag
 
@@ -23,48 +24,58 @@ from slurmtrain.runtime.signals import StopFlag
 GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 # Python's handlers run in the main thread, which this gets out of a call of the system. Its default is to do nothing.
 _POKE = signal.SIGURG
+# Under which name a process hands its guard to those that it starts as new interpreters.
+_HANDED_ON = "slurmtrain_guard"
 
 
 class ChildGuard:
-    """Keeps these signals from processes that ``multiprocessing`` forks, unless their parent or the rank sends them.
+    """Keeps these signals from processes of ``multiprocessing``, unless their parent or the rank sends them.
 
-    It begins with its construction, in the rank, and ends when it is no longer referred to; children that were forked
+    It begins with its construction, in the rank, and ends when it is no longer referred to; children that were started
     meanwhile keep it. A child has the signals blocked, and a thread that takes them: what the parent sends has its
-    usual effect, so that ``Process.terminate()`` works.
+    usual effect, so that ``Process.terminate()`` works. All start methods are the same here; the processes that
+    ``multiprocessing`` keeps for itself, its fork server and its resource tracker, have the signals blocked alone.
 
-    Not guarded: what ``os.fork`` makes without ``multiprocessing``; what ``subprocess`` starts, which is not changed in
-    any way where the rank starts it; and processes of the start methods ``spawn`` and ``forkserver`` (the default of
-    Python 3.14 and later), which begin as a new interpreter, and die of the signals. What a guarded child starts
-    inherits its blocked signals: it, too, outlives a SIGTERM, also one from the child, and is to be ended by SIGKILL.
+    Not guarded: what ``os.fork`` makes without ``multiprocessing``, and what ``subprocess`` starts, which is changed in
+    no way where the rank starts it. What a guarded child starts inherits its blocked signals: it, too, outlives a
+    SIGTERM, also one from the child, and is to be ended by SIGKILL.
     """
 
-    def __init__(self) -> None:
-        self._rank = os.getpid()
-        register_after_fork(self, ChildGuard._stand)
+    def __init__(self, rank: int | None = None) -> None:
+        """``rank``: the process id of the rank; None for this process."""
+        self._rank = os.getpid() if rank is None else rank
+        util.register_after_fork(self, ChildGuard._stand)
         _guards.add(self)
-        _watch_forks()
+        _watch_starts()
+        _config()[_HANDED_ON] = _Handed(self._rank)
 
     def _stand(self) -> None:
-        """In the child, in its only thread, which has the signals blocked: those that it starts later inherit that."""
+        """In a forked child, in its only thread, which has the signals blocked: what it starts later inherits that."""
+        self.stand(os.getppid())
+
+    def stand(self, parent: int) -> None:
+        """Keep the signals from this process, which has them blocked, unless ``parent`` or the rank sends them."""
         _mask.before = None
         for each in GUARDED:
             if isinstance(getattr(signal.getsignal(each), "__self__", None), StopFlag):
                 signal.signal(each, signal.SIG_DFL)
         if signal.getsignal(_POKE) == signal.SIG_DFL:
             signal.signal(_POKE, lambda *_: None)
-        threading.Thread(target=self._take, name="slurmtrain-guard", daemon=True).start()
+        heeded = (parent, self._rank, os.getpid())
+        threading.Thread(target=_take, args=(heeded,), name="slurmtrain-guard", daemon=True).start()
 
-    def _take(self) -> None:
-        heeded = (os.getppid(), self._rank, os.getpid())
-        while True:
-            taken = signal.sigwaitinfo(GUARDED)
-            if taken.si_pid in heeded:
-                _act(signal.Signals(taken.si_signo))
+
+def _take(heeded: tuple[int, ...]) -> None:
+    """Take the signals of this process, and act on those that one of these processes has sent."""
+    while True:
+        taken = signal.sigwaitinfo(GUARDED)
+        if taken.si_pid in heeded:
+            _act(signal.Signals(taken.si_signo))
 
 
 def _act(number: signal.Signals) -> None:
     """Do what the signal does where it is not blocked."""
-    if number == signal.SIGTERM and get_worker_info() is not None:
+    if number == signal.SIGTERM and _is_loader():
         # As torch's own handler does when the parent asks: any other end is reported as a failure of the loader. Its
         # handler would take this thread for the sender.
         os._exit(0)
@@ -75,7 +86,43 @@ def _act(number: signal.Signals) -> None:
         signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
 
 
-# --- around a fork --------------------------------------------------------------------------------------------------
+def _is_loader() -> bool:
+    """Whether this is a worker of torch's data loader; what has not imported it is none."""
+    data = sys.modules.get("torch.utils.data")
+    return data is not None and data.get_worker_info() is not None
+
+
+# --- what a new interpreter begins with -----------------------------------------------------------------------------
+
+
+class _Handed:
+    """The guard, as a process that multiprocessing starts is sent it: there it stands once it is unpickled."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[int, ...]]:
+        return (_received, (os.getpid(), self._rank)) if _guards else (int, ())
+
+
+# A process that was sent a guard keeps it.
+_kept: list[ChildGuard] = []
+
+
+def _received(parent: int, rank: int) -> _Handed:
+    guard = ChildGuard(rank)
+    guard.stand(parent)
+    _kept.append(guard)
+    return _Handed(rank)
+
+
+def _config() -> dict[str, Any]:
+    """What multiprocessing copies to all processes that this one starts (BaseProcess._config, 3.4 to 3.14)."""
+    config: dict[str, Any] = vars(current_process())["_config"]
+    return config
+
+
+# --- around a start -------------------------------------------------------------------------------------------------
 
 _guards: WeakSet[ChildGuard] = WeakSet()
 
@@ -90,8 +137,21 @@ _mask = _Mask()
 
 
 @cache
-def _watch_forks() -> None:
+def _watch_starts() -> None:
     os.register_at_fork(before=_block, after_in_parent=_unblock)
+    plain = util.spawnv_passfds
+
+    def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        """Multiprocessing's own, for all that it starts as a new interpreter, which inherits what is blocked."""
+        if not _guards:
+            return plain(path, args, passfds)
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED)
+        try:
+            return plain(path, args, passfds)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    util.spawnv_passfds = spawnv_passfds
 
 
 def _block() -> None:

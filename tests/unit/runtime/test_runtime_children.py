@@ -4,72 +4,45 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from textwrap import indent
 
 import pytest
+from helpers.program import Program, program
 from helpers.site import until
 
-_BEGIN = """
+_IMPORTS = """
 import gc, multiprocessing, os, signal, subprocess, sys
-import torch
 from slurmtrain.runtime.children import ChildGuard
 from slurmtrain.runtime.signals import StopFlag
-context = multiprocessing.get_context("fork")
 
 def say(*words):
     print(*words, flush=True)
 
 def told():
     return sys.stdin.readline()
-
+"""
+_GUARDED = """
 flag = StopFlag()
 flag.install()
 guard = ChildGuard()
 """
+METHODS = ("fork", "forkserver", "spawn")
 SENT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-class Rank:
-    """A small program in a process group of its own, which is told when to go on."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-
-    def line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def go_on(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-
-    def ended(self) -> tuple[int, str]:
-        _, errors = self.process.communicate(timeout=60)
-        return self.process.returncode, errors
-
-
 @contextmanager
-def rank(text: str) -> Iterator[Rank]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", _BEGIN + text],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3]), "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        yield Rank(process)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+def rank(text: str, method: str = "fork", top: str = "", file: Path | None = None) -> Iterator[Program]:
+    """A rank. ``top``: what its children import, where they do not share its memory; it needs a ``file`` then."""
+    begin = f"{_IMPORTS}context = multiprocessing.get_context({method!r})\n{top}"
+    if file is None:
+        whole = begin + _GUARDED + text
+    else:
+        whole = begin + "\nif __name__ == '__main__':\n" + indent(_GUARDED + text, "    ")
+    with program(whole, file) as one:
+        yield one
 
 
 def status(pid: int, field: str) -> int:
@@ -96,15 +69,19 @@ def signal_from_outside(pid: int) -> None:
 # --- children in general --------------------------------------------------------------------------------------------
 
 
-def test_children_outlive_what_comes_from_outside_and_obey_their_parent() -> None:
-    with rank(
-        """
+_SERVE = """
 def serve(pipe):
     signal.signal(signal.SIGUSR1, lambda *_: pipe.send("heard"))
     pipe.send(signal.set_wakeup_fd(-1))
     while pipe.recv():
         pipe.send("here")
+"""
 
+
+@pytest.mark.parametrize("method", METHODS)
+def test_children_outlive_what_comes_from_outside_and_obey_their_parent(method: str, tmp_path: Path) -> None:
+    with rank(
+        """
 pipe, theirs = context.Pipe()
 child = context.Process(target=serve, args=(theirs,))
 child.start()
@@ -120,7 +97,10 @@ child.terminate()
 child.join()
 say(child.exitcode)
 say(flag.name)
-"""
+""",
+        method,
+        _SERVE,
+        tmp_path / "rank.py",
     ) as one:
         child = int(one.line())
         signal_from_outside(child)
@@ -133,22 +113,29 @@ say(flag.name)
         assert one.ended() == (0, "")
 
 
-def test_a_child_is_ended_that_has_not_begun_yet() -> None:
-    with rank(
-        """
+_WAIT = """
 def wait_for_ever():
     signal.sigwait([signal.SIGALRM])
+"""
 
-children = [context.Process(target=wait_for_ever) for _ in range(20)]
+
+@pytest.mark.parametrize(("method", "count"), [("fork", 20), ("forkserver", 5), ("spawn", 2)])
+def test_a_child_is_ended_that_has_not_begun_yet(method: str, count: int, tmp_path: Path) -> None:
+    with rank(
+        f"""
+children = [context.Process(target=wait_for_ever) for _ in range({count})]
 for child in children:
     child.start()
     child.terminate()
 for child in children:
     child.join()
-say({child.exitcode for child in children}, signal.pthread_sigmask(signal.SIG_BLOCK, ()))
-"""
+say(*{{child.exitcode for child in children}}, len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+""",
+        method,
+        _WAIT,
+        tmp_path / "rank.py",
     ) as one:
-        assert one.line() == f"{{{-signal.SIGTERM}}} set()"
+        assert one.line() == f"{-signal.SIGTERM} 0"
         assert one.ended() == (0, "")
 
 
@@ -201,15 +188,14 @@ class Numbers:
         return index
 
 def load(persistent):
-    return DataLoader(Numbers(), num_workers=2, persistent_workers=persistent, multiprocessing_context="fork")
+    return DataLoader(Numbers(), num_workers=2, persistent_workers=persistent, multiprocessing_context=context)
 """
 
 
-@pytest.mark.parametrize("persistent", [True, False])
-def test_a_data_loader_goes_on_when_all_processes_are_signalled(persistent: bool) -> None:
+@pytest.mark.parametrize(("method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)])
+def test_a_data_loader_goes_on_when_all_processes_are_signalled(method: str, persistent: bool, tmp_path: Path) -> None:
     with rank(
-        _LOADER
-        + f"""
+        f"""
 loader = load({persistent})
 batches = iter(loader)
 first = next(batches).item()
@@ -223,7 +209,10 @@ gc.collect()
 for each in workers:
     each.join()
 say(*(each.exitcode for each in workers))
-"""
+""",
+        method,
+        _LOADER,
+        tmp_path / "rank.py",
     ) as one:
         workers = [int(pid) for pid in one.line().split()]
         for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2):
@@ -240,8 +229,7 @@ say(*(each.exitcode for each in workers))
 
 def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so() -> None:
     with rank(
-        _LOADER
-        + """
+        """
 batches = iter(load(True))
 next(batches)
 for each in batches._workers:
@@ -250,7 +238,8 @@ for each in batches._workers:
 say(*(each.exitcode for each in batches._workers))
 batches = iter(load(True))
 next(batches)
-"""
+""",
+        top=_LOADER,
     ) as one:
         assert one.line() == "0 0"
         # The second loader is still there at the end, where multiprocessing ends its workers.
@@ -259,13 +248,13 @@ next(batches)
 
 def test_a_data_loaders_workers_end_with_their_parent() -> None:
     with rank(
-        _LOADER
-        + """
+        """
 batches = iter(load(True))
 next(batches)
 say(*(each.pid for each in batches._workers))
 told()
-"""
+""",
+        top=_LOADER,
     ) as one:
         workers = [int(pid) for pid in one.line().split()]
         one.process.kill()

@@ -20,7 +20,15 @@ def command(workspace: Workspace, run: str, follow: bool, rank: int | None, atte
     from slurmtrain.ops.logs import read_logs
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
-    for line in read_logs(workspace, run_id, rank=rank, attempt=attempt, follow=follow):
+    lines = read_logs(
+        workspace,
+        run_id,
+        rank=rank,
+        attempt=attempt,
+        follow=follow,
+        waits=lambda reason: common.warn([f"run {run_id} waits: {reason}"]),
+    )
+    for line in lines:
         click.echo(line.text if rank is not None else f"[{line.attempt}/{line.origin}] {line.text}")
     if not follow:
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,13 +55,21 @@ class _Tail:
 
 
 def read_logs(
-    workspace: Workspace, run_id: str, *, rank: int | None = None, attempt: int | None = None, follow: bool = False
+    workspace: Workspace,
+    run_id: str,
+    *,
+    rank: int | None = None,
+    attempt: int | None = None,
+    follow: bool = False,
+    waits: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Line]:
     """Lines of a run's logs, attempt by attempt, rank by rank; with ``follow`` until the run has ended.
 
-    ``attempt`` counts from 1; the newest by default. Following goes on over later attempts unless one is named. Raises
-    RunNotFound for an attempt or a rank that there is not.
+    ``attempt`` counts from 1; the newest by default. Following goes on over later attempts unless one is named;
+    ``waits`` is told once for each of them that a command is to start, and why. Raises RunNotFound for an attempt or a
+    rank that there is not.
     """
+    told = 0
     tails: dict[Path, _Tail] = {}
     workspace = workspace.looking_again() if follow else workspace
     gc.enable()
@@ -80,6 +88,9 @@ def read_logs(
                     f"run {run_id} has no log of rank {rank}; 'slurmtrain logs {run_id}' shows all there are"
                 )
             return
+        if run.newest is not None and run.newest.restarted_by == "sync" and told < len(run.attempts):
+            waits(run.reason)
+            told = len(run.attempts)
         time.sleep(_POLL_S)
 
 

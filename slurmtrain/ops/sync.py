@@ -130,6 +130,7 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
             continue
         run = workspace.store.load(run_id)
         if run is None or not (_held(listed) or (_is_due(run) and _is_gone(run))):
+            synced.notes += _elsewhere(run)
             continue
         try:
             if _start_again(workspace, run_id, _held(listed), synced):
@@ -179,6 +180,14 @@ def _is_due(run: Run) -> bool:
 def _is_gone(run: Run) -> bool:
     """Whether nothing of the last attempt is left here: a local one says that it ended a moment before it does."""
     return run.executor != "local" or alive(run) is False
+
+
+def _elsewhere(run: Run | None) -> list[str]:
+    """Where a local run that is to be started again would have to be, if that is another machine."""
+    if run is None or run.executor != "local" or not _is_due(run) or alive(run) is not None or run.newest is None:
+        return []
+    host = next(str(process["host"]) for process in run.newest.processes)
+    return [f"run {run.id} was interrupted on {host}: 'slurmtrain sync' starts it again there, and not here"]
 
 
 def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from helpers.fakeslurm import FakeSlurm
+from helpers.told import PARTITIONS
 
 from slurmtrain.config import Config
 from slurmtrain.ops.workspace import Workspace
@@ -15,3 +17,18 @@ def workspace(tmp_path: Path) -> Workspace:
     """An empty runs root of its own."""
     runs = tmp_path / "runs"
     return Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    """Commands of Slurm's that know of four nodes and of no job."""
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    fake.says("squeue")
+    fake.says("sacct")
+    fake.says("scontrol", PARTITIONS)
+    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+    fake.says("sbatch", "Submitted batch job 8\n")
+    fake.says("scancel")
+    fake.says("srun")
+    return fake

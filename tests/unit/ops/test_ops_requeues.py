@@ -4,62 +4,34 @@ from __future__ import annotations
 
 import math
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers.fakeslurm import FakeSlurm
+from helpers.told import PARTITIONS, RUN_ID, Told, again, loaded, waiting
 
 from slurmtrain.model.event import encode
 from slurmtrain.model.layout import RunDir
-from slurmtrain.model.plan import Plan, make_plan
-from slurmtrain.model.run import Run
-from slurmtrain.model.spec import read_spec
-from slurmtrain.ops.sync import Synced, sync
+from slurmtrain.ops.sync import sync
 from slurmtrain.ops.views import run_json, show_json
 from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime.context import Launch
 from slurmtrain.slurm import putback
-from slurmtrain.slurm.parse import QUEUE_FIELDS
-from slurmtrain.system.files import locked, write_json
+from slurmtrain.system.files import locked
 
-RUN_ID = "0123456789"
 WHY = "n1: clock: 5 s ahead of n0 (limit 1 s)"
 OVER = "7|COMPLETED|0:0|100|200|300|30|n[0-1]|x-0123456789\n"
-PARTITIONS = "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n"
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
-    monkeypatch.setenv("PATH", fake.on_path())
-    fake.says("squeue")
-    fake.says("sacct", OVER)
-    fake.says("scontrol", PARTITIONS)
-    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
-    fake.says("sbatch", "Submitted batch job 8\n")
-    fake.says("srun")
-    return fake
-
-
-def plan(**keys: Any) -> Plan:
-    tracking = {"mlflow": {"enabled": False}}
-    data = {"name": "x", "command": "python x.py", "resources": {"nodes": 2}, "tracking": tracking, **keys}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="python", template=data)[0]
+@pytest.fixture(autouse=True)
+def over(slurm: FakeSlurm) -> None:
+    """Its last job has ended, and was not put back."""
+    slurm.says("sacct", OVER)
 
 
 def refused(workspace: Workspace, *, failed: str = "scontrol: no", **keys: Any) -> RunDir:
     """A run of two nodes, one of which failed the preflight, and whose job could not be put back."""
-    run = workspace.root.run(RUN_ID)
-    for path in (run.journals, run.attempt("7", 0).path, run.checkpoints, run.submission(1).path):
-        path.mkdir(parents=True)
-    write_json(run.plan, plan(**keys).to_json())
-    write_json(run.submission(1).plan, plan(**keys).to_json())
-    write_json(run.submission(1).launch, Launch(attempt=1).plain())
-    tell(run, "created", name="x", executor="slurm")
-    tell(run, "submitting", submission=1, attempt=1, executor="slurm", host="login")
-    tell(run, "submitted", submission=1, job_id="7")
+    run = Told(workspace, **{"resources": {"nodes": 2}, **keys}).submitted().run
+    run.attempt("7", 0).path.mkdir(parents=True)
     for node in range(2):
         said = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1, "attempt": 1}
         at_node(run, node, "agent", **said)
@@ -78,23 +50,6 @@ def tell(run: RunDir, kind: str, **data: Any) -> None:
 def at_node(run: RunDir, index: int, kind: str, /, **data: Any) -> None:
     with run.attempt("7", 0).node_journal(index).open("ab") as file:
         file.write(encode(time.time(), kind, data))
-
-
-def waiting(job_id: str, reason: str = "Priority", restart: int = 0) -> str:
-    cells = {"JobArrayID": job_id, "State": "PENDING", "Reason": reason, "RestartCnt": str(restart),
-             "Name": f"x-{RUN_ID}"}  # fmt: skip
-    return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
-
-
-def again(workspace: Workspace) -> Synced:
-    """What another command finds and does."""
-    return sync(Workspace(workspace.config), track=False)
-
-
-def loaded(workspace: Workspace) -> Run:
-    run = workspace.store.load(RUN_ID)
-    assert run is not None
-    return run
 
 
 # --- a new submission ---------------------------------------------------------------------------------------------

@@ -37,19 +37,20 @@ def command(
     from slurmtrain.cli.progress import teller
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.preflight import submit_preflight
+    from slurmtrain.ops.stop import Stop
     from slurmtrain.ops.wait import wait
 
     chosen = common.default_executor(executor or workspace.config.executor)
-    run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
-    common.warn(notes)
-    workspace = workspace.looking_again()
-    try:
+    with Stop() as stop:
+        run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
+        common.warn(notes)
+        workspace = workspace.looking_again()
         with teller(workspace) as tell:
-            completed, synced = wait(workspace, [run_id], tell)
-    except KeyboardInterrupt:
-        cancel(workspace, [run_id])
-        click.echo(f"run {run_id} was cancelled", err=True)
-        raise
+            completed, synced = wait(workspace, [run_id], tell, stop)
+        if stop.raised is not None:
+            cancel(workspace, [run_id])
+            click.echo(f"run {run_id} was cancelled", err=True)
+            raise KeyboardInterrupt
     common.warn_of(synced.observed)
     facts, findings = _facts(workspace, run_id, synced.observed.runs[run_id])
     if as_json:

@@ -41,7 +41,8 @@ def command(workspace: Workspace, every: float, once: bool, install: str | None,
         if once:
             raise click.UsageError("--install and --once exclude each other; what --install cron prints has --once")
         return _install(workspace, install, every, as_json=as_json)
-    from slurmtrain.ops.watch import Stop, watch, watch_once
+    from slurmtrain.ops.stop import Stop
+    from slurmtrain.ops.watch import watch, watch_once
 
     problems: list[str] = []
 

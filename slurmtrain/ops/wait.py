@@ -6,6 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+from slurmtrain.ops.stop import Stop
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
@@ -16,11 +17,15 @@ LAST_LOOK_S = 1.0
 
 
 def wait(
-    workspace: Workspace, run_ids: Sequence[str], tell: Callable[[Mapping[str, Listed]], None]
+    workspace: Workspace,
+    run_ids: Sequence[str],
+    tell: Callable[[Mapping[str, Listed]], None],
+    stop: Stop | None = None,
 ) -> tuple[bool, Synced]:
     """Wait until all these runs have ended, telling of each look at them; then mirror them to the tracking store.
 
-    Returns whether all completed, and what the last sync found, with the notes of all.
+    ``stop`` ends the waiting early, between two looks. Returns whether all completed, and what the last sync found,
+    with the notes of all syncs if nothing ended it early.
     """
     gc.enable()
     notes: list[str] = []
@@ -32,7 +37,10 @@ def wait(
         tell(chosen)
         if all(listed.ended for listed in chosen.values()):
             break
-        time.sleep(pause)
+        if stop is None:
+            time.sleep(pause)
+        elif stop.wait(pause):
+            return False, synced
         pause = min(pause * 1.2, LAST_LOOK_S)
     synced = sync(workspace, run_ids)
     synced.notes = list(dict.fromkeys([*notes, *synced.notes]))

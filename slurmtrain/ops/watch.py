@@ -9,15 +9,12 @@ import contextlib
 import gc
 import json
 import os
-import select
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
 from slurmtrain.config import Config
@@ -25,6 +22,7 @@ from slurmtrain.errors import PlaceError, SlurmtrainError
 from slurmtrain.model.layout import RunsRoot
 from slurmtrain.model.run import ENDED
 from slurmtrain.ops.observe import Observed
+from slurmtrain.ops.stop import Stop
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.ops.views import iso
 from slurmtrain.ops.workspace import Workspace
@@ -307,48 +305,6 @@ def _opened(path: Path) -> Iterator[int]:
 
 
 # --- until it is ended ------------------------------------------------------------------------------------------------
-
-
-class Stop:
-    """While this is entered, the first SIGTERM or SIGINT is kept until a round is over; a second has its usual effect.
-
-    To be entered in the main thread.
-    """
-
-    def __init__(self) -> None:
-        self.raised: signal.Signals | None = None
-
-    def __enter__(self) -> Stop:
-        self._reader, self._writer = os.pipe()
-        for end in (self._reader, self._writer):
-            os.set_blocking(end, False)
-        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        self._handlers = {each: signal.signal(each, self._handle) for each in (signal.SIGTERM, signal.SIGINT)}
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._restore()
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self._reader)
-        os.close(self._writer)
-
-    def wait(self, seconds: float) -> bool:
-        """Rest, or until the signal comes; returns whether it has come."""
-        deadline = time.monotonic() + seconds
-        while self.raised is None and (left := deadline - time.monotonic()) > 0:
-            if select.select([self._reader], [], [], left)[0]:
-                os.read(self._reader, 512)
-        return self.raised is not None
-
-    def _handle(self, number: int, _frame: FrameType | None) -> None:
-        self.raised = signal.Signals(number)
-        self._restore()
-
-    def _restore(self) -> None:
-        for each, handler in self._handlers.items():
-            signal.signal(each, handler)
 
 
 def watch(config: Config, every: float, tell: Callable[[News], None], stop: Stop) -> Holder | None:

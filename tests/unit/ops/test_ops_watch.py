@@ -25,6 +25,7 @@ from slurmtrain.model.journal import Garbage
 from slurmtrain.model.layout import RunDir
 from slurmtrain.ops import watch as module
 from slurmtrain.ops.observe import Observed
+from slurmtrain.ops.stop import Stop
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch import (
     MOST_PAUSES,
@@ -32,7 +33,6 @@ from slurmtrain.ops.watch import (
     Memory,
     News,
     Post,
-    Stop,
     look,
     pause_after,
     post,
@@ -404,29 +404,6 @@ def test_a_signal_lets_the_round_end_and_then_ends_the_watch(
     assert (done, kinds(told)) == (["round"], ["watching", "stopped"])
     assert told[1].message == "stopped by SIGTERM; runs go on"
     assert workspace.root.watch_lock.read_bytes() == b""
-
-
-def test_a_signal_ends_a_rest_at_once_and_handlers_are_as_they_were_before() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with Stop() as stop:
-        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        try:
-            assert stop.wait(3600)
-        finally:
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        assert stop.raised is signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    assert not Stop().raised
-
-
-def test_a_rest_that_nobody_ends_lasts_as_long_as_it_should() -> None:
-    with Stop() as stop:
-        began = time.monotonic()
-        assert not stop.wait(0.05)
-        assert time.monotonic() - began >= 0.05
 
 
 def test_the_file_is_touched_while_the_watch_rests(lock: Path) -> None:

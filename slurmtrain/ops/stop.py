@@ -1,0 +1,52 @@
+"""Commands that end what they do in good order when a person, or their system, interrupts them."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import time
+from types import FrameType, TracebackType
+
+
+class Stop:
+    """While this is entered, the first SIGTERM or SIGINT is only noted; a second one has its usual effect.
+
+    To be entered in the main thread. A command that has something left to do when it is interrupted needs this: an
+    exception that comes anywhere may leave a transaction of the registry open, which locks out the rest of it.
+    """
+
+    def __init__(self) -> None:
+        self.raised: signal.Signals | None = None
+
+    def __enter__(self) -> Stop:
+        self._reader, self._writer = os.pipe()
+        for end in (self._reader, self._writer):
+            os.set_blocking(end, False)
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._handlers = {each: signal.signal(each, self._handle) for each in (signal.SIGTERM, signal.SIGINT)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._restore()
+        signal.set_wakeup_fd(self._wakeup)
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def wait(self, seconds: float) -> bool:
+        """Rest, or until the signal comes; returns whether it has come."""
+        deadline = time.monotonic() + seconds
+        while self.raised is None and (left := deadline - time.monotonic()) > 0:
+            if select.select([self._reader], [], [], left)[0]:
+                os.read(self._reader, 512)
+        return self.raised is not None
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self.raised = signal.Signals(number)
+        self._restore()
+
+    def _restore(self) -> None:
+        for each, handler in self._handlers.items():
+            signal.signal(each, handler)

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> object:
     if name == "session":
-        from slurmtrain.runtime.session import session
+        from slurmtrain.system.interpreter import importing
 
+        with importing():
+            from slurmtrain.runtime.session import session
         return session
     raise AttributeError(f"module 'slurmtrain' has no attribute {name!r}")

@@ -12,6 +12,7 @@ import click
 import slurmtrain
 from slurmtrain.cli.lazy import LazyGroup
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.system.interpreter import leave_quickly
 
 INTERRUPTED = 130
 
@@ -64,6 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     # Most commands are over before there is garbage worth collecting; those that go on turn it on again.
     gc.disable()
+    leave_quickly()
     try:
         sys.exit(cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0)
     except SlurmtrainError as error:

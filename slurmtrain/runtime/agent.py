@@ -28,6 +28,7 @@ from slurmtrain.runtime.ending import Ending, Outcome, are_gone
 from slurmtrain.runtime.inquiry import Inquiry
 from slurmtrain.runtime.signals import StopFlag
 from slurmtrain.system.files import make_directory, read_json
+from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify, myself
 
@@ -67,6 +68,7 @@ def run_node(submission_dir: str, queue: Queue | None = None) -> None:
     job back. ``queue``: the scheduler that can start the job again, if there is one.
     """
     began = time.monotonic()
+    leave_quickly()
     flag = StopFlag()
     # SIGUSR1: what a spec may have sbatch send before the time limit, instead of SIGUSR2.
     flag.install(signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

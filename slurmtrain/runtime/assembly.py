@@ -22,6 +22,7 @@ from slurmtrain.runtime.lobby import Late, Left
 from slurmtrain.runtime.measures import Here
 from slurmtrain.runtime.preflight import LOOPBACK, Outcome, Party, attend
 from slurmtrain.runtime.signals import StopFlag
+from slurmtrain.system.interpreter import importing
 from slurmtrain.system.journal import Journal
 
 _POLL_S = 0.05
@@ -165,4 +166,5 @@ def _note(journal: Journal, node: Node, outcome: Outcome, name: str, seconds: fl
 
 def _import_torch() -> None:
     """It takes seconds, and has to be done anyway."""
-    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401
+    with importing():
+        import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401

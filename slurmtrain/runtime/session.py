@@ -30,6 +30,7 @@ from slurmtrain.runtime.ranks import Ranks
 from slurmtrain.runtime.restarts import with_restarts
 from slurmtrain.runtime.signals import StopFlag
 from slurmtrain.system.files import read_json
+from slurmtrain.system.interpreter import importing, leave_quickly
 from slurmtrain.system.journal import Journal
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Session:
 
     def __enter__(self) -> Session:
         if self._worker.attempt is not None:
+            leave_quickly()
             stacks.answer()
         self._beat(Phase.JOINING)
         self._join()
@@ -146,7 +148,8 @@ class Session:
             return
         if self._worker.attempt is not None:
             # Imported later, it would hold on to the group, whose threads would outlive it.
-            import_module("torch.distributed.checkpoint")
+            with importing():
+                import_module("torch.distributed.checkpoint")
         backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
         self._owns_group = True
         if self._worker.launched:
@@ -171,9 +174,12 @@ class Session:
         attempt, plan = self._worker.attempt, self._plan
         if attempt is None or plan is None:
             return
-        # Torch's checkpoints take most of a second to import.
-        from slurmtrain.runtime.checkpoint import Checkpointer
-        from slurmtrain.runtime.states import Objects
+        # Torch's checkpoints take most of a second to import, and import its compiler when they are first used.
+        with importing():
+            from slurmtrain.runtime.checkpoint import Checkpointer
+            from slurmtrain.runtime.states import Objects
+
+            import_module("torch._dynamo")
 
         self._checkpointer = Checkpointer(
             attempt,

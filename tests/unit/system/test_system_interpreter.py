@@ -1,0 +1,39 @@
+"""What is left out at the beginning and at the end of processes that import much."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+from helpers.program import program
+
+from slurmtrain.system.interpreter import importing
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_garbage_is_looked_for_afterwards_as_it_was_before_also_where_an_import_fails(before: bool) -> None:
+    collected = gc.isenabled()
+    try:
+        (gc.enable if before else gc.disable)()
+        with pytest.raises(ImportError), importing():
+            assert not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() == before
+    finally:
+        (gc.enable if collected else gc.disable)()
+
+
+def test_a_process_that_leaves_quickly_ends_in_order_and_looks_at_nothing_that_lives() -> None:
+    with program(
+        """
+import atexit, gc, sys
+from slurmtrain.system.interpreter import leave_quickly
+tracked = len(gc.get_objects())
+atexit.register(lambda: print(gc.get_freeze_count() >= tracked, flush=True))
+leave_quickly()
+print("here", flush=True)
+sys.exit(75)
+"""
+    ) as one:
+        assert [one.line(), one.line()] == ["here", "True"]
+        assert one.ended() == (75, "")

@@ -19,7 +19,7 @@ from slurmtrain.model.layout import is_run_id, is_unborn
 
 COMMAND = "slurmtrain"
 LAUNCHER = "slurmtrain.slurm.launcher"
-SPREAD = 10
+SPREAD = 4
 
 
 class Killing:

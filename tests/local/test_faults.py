@@ -21,8 +21,8 @@ from helpers.site import Site, until
 
 LONG = {"steps": 100_000, "step_ms": 10}
 TWO = {"nodes": 1, "procs_per_node": 2}
-# How long two terminals disturb each other: ten times as long finds rarer things.
-STRESS_S = float(os.environ.get("TEST_STRESS_S", "30"))
+# How long two terminals disturb each other: twenty times as long finds rarer things.
+STRESS_S = float(os.environ.get("TEST_STRESS_S", "15"))
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------

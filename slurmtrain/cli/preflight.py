@@ -47,7 +47,7 @@ def command(
         workspace = workspace.looking_again()
         with teller(workspace) as tell:
             completed, synced = wait(workspace, [run_id], tell, stop)
-        if stop.raised is not None:
+        if not synced.observed.runs[run_id].ended:
             cancel(workspace, [run_id])
             click.echo(f"run {run_id} was cancelled", err=True)
             raise KeyboardInterrupt

@@ -60,11 +60,14 @@ def make_request(
         options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
     if without:
         options["exclude"] = compress({*expand(str(options.get("exclude", ""))), *without})
+    # With this among sbatch's options Slurm counts tasks for the least number of nodes, and gives no more of them (seen
+    # on 22.05); srun understands it as well.
+    ranged = resources.allocated.min < resources.allocated.max
     parameters: dict[str, Any] = {
         # The run's id stands in the job's name, by which a killed submission's job is found again.
         "job_name": f"{plan.spec.name}-{run.id}",
         "nodes": resources.allocated.max,
-        "ntasks_per_node": 1,
+        **({} if ranged else {"ntasks_per_node": 1}),
         "cpus_per_task": resources.cpus_per_proc * resources.local_world_size,
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": f"{resources.mem}M" if resources.mem else None,
@@ -82,6 +85,7 @@ def make_request(
             *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
             f"--wait={0 if resources.elastic else _STRAGGLERS_S}",
             f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
+            *(("--ntasks-per-node=1",) if ranged else ()),
         ],
     }
     literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}

@@ -141,6 +141,38 @@ def test_a_run_with_a_spare_goes_on_when_a_node_dies(site: ClusterSite, cluster:
     assert (run["step"], digests(site, run_id)) == (STEPS, {undisturbed})
 
 
+def test_a_run_that_may_do_with_fewer_nodes_shrinks_when_one_dies_and_its_next_attempt_has_all_again(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    steps = 3 * STEPS
+    spec = site.light(
+        params={**PARAMS, "steps": steps},
+        resources={**TWO, "nodes": {"min": 1, "max": 2}},
+        slurm=SPOT,
+        checkpoint={"every": {"steps": 20}},
+    )
+    run_id = site.submit(spec)
+    until_trains(site, run_id, starts=1)
+    until(lambda: events(site, run_id, "saved"), "a checkpoint")
+    host = next(e["host"] for e in events(site, run_id, "agent") if e["node"] == 1)
+    node = host.removeprefix("node")
+    cluster.script("kill-node", node)
+    try:
+        until_trains(site, run_id, starts=2)
+    finally:
+        cluster.script("start-node", node)
+    preempt(cluster, lambda: events(site, run_id, "requeue"))
+    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+    run = site.show(run_id)
+    first, second = run["attempts"]
+    [restart] = first["restarts"]
+    assert (restart["cause"], restart["members"], restart["lost"]) == ("node_fail", [0], [1])
+    assert (first["cause"], first["job_id"]) == ("preempted", second["job_id"])
+    assert second["first_step"] == first["last_step"]
+    assert [event["world_size"] for event in events(site, run_id, "session")] == [2, 1, 2]
+    assert (run["step"], len(second["nodes"])) == (steps, 2)
+
+
 def test_a_run_that_a_person_cancels_in_slurm_never_comes_back(site: ClusterSite, cluster: Cluster) -> None:
     run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT))
     until_trains(site, run_id, starts=1)

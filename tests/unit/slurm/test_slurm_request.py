@@ -85,6 +85,9 @@ def test_a_job_that_can_do_with_fewer_nodes_outlives_one_of_them() -> None:
     options = flags(asked)
     assert options["nodes"] == "3-5"
     assert "no-kill" in options
+    # Among sbatch's options it would get the job the least number of nodes, always.
+    assert "ntasks-per-node" not in options
+    assert "--ntasks-per-node=1" in asked.parameters["srun_args"]
     assert {"--kill-on-bad-exit=0", "--no-kill", "--wait=0"} <= set(asked.parameters["srun_args"])
     fixed = request(resources={"nodes": 4})
     assert "no-kill" not in flags(fixed)

@@ -1,7 +1,7 @@
 """What becomes of a job when it is interrupted, by the configuration of its site: pure.
 
-Sources: the manual pages of slurm.conf, sacctmgr and sbatch, 22.05 to 25.11; where the grace comes from, the plugins
-preempt/partition_prio and preempt/qos; what a job gets at each kind of end was seen on clusters of 22.05 and 26.05.
+Sources: the manual pages of slurm.conf and sbatch, 22.05 to 25.11; what a job gets at each kind of end was seen on
+clusters of 22.05 and 26.05.
 """
 
 from __future__ import annotations
@@ -11,19 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from slurmtrain.model.hostlist import expand
 from slurmtrain.model.interval import GRACE_MARGIN, fits_grace
+from slurmtrain.model.preemption import CRED_EXPIRE_S, Cluster, Partition, Preemption, Qos, preemption
 
 # From best to worst.
 SEVERITIES = ("ok", "warn", "fail")
 # Who starts a run again: its own agent out of the job, Slurm, a command outside, itself (it was never ended), nobody.
 STARTERS = ("agent", "slurm", "watch", "itself", "nobody")
 
-# Slurm's own values where a configuration does not say.
-KILL_WAIT_S = 30.0
-CRED_EXPIRE_S = 120.0
-SLURMD_TIMEOUT_S = 300.0
-MAX_REQUEUES = 5
 # What the agent of a local run leaves its processes to save in (runtime/workers).
 LOCAL_GRACE_S = 30.0
 # From this version on a job that leaves within its grace is put back by Slurm itself, and each time counts.
@@ -31,72 +26,6 @@ _COUNTS_EXITS = (24, 5)
 # Slurm looks for preempted jobs whose grace is over this often, and sends signals of a time limit this much early.
 _COARSE_S = 30
 _EARLY_S = 60
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What the configuration of a site says of interruptions. Times are seconds; None: not told, or without end.
-
-    ``user_signal``: the setting by which a job that is preempted gets the signal that it asked for in place of SIGTERM;
-    empty: it gets SIGTERM.
-    ``requeue_exit``: exit codes after which Slurm itself puts a job back.
-    """
-
-    version: tuple[int, int] | None = None
-    job_requeue: bool = True
-    preempt_type: str = "none"
-    preempt_mode: frozenset[str] = frozenset({"OFF"})
-    user_signal: str = ""
-    exempt_s: float = 0.0
-    kill_wait_s: float = KILL_WAIT_S
-    max_requeues: int = MAX_REQUEUES
-    cred_expire_s: float = CRED_EXPIRE_S
-    slurmd_timeout_s: float = SLURMD_TIMEOUT_S
-    over_limit_s: float | None = 0.0
-    min_job_age_s: float = 300.0
-    accounting: bool = True
-    gathers_usage: bool = True
-    prolog_flags: frozenset[str] = frozenset()
-    requeue_exit: str = ""
-
-    @property
-    def requeue_delay_s(self) -> float:
-        """How long Slurm holds a job back that was put into the queue again."""
-        return self.cred_expire_s + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Partition:
-    """What a partition says of interruptions. Times are seconds; None: without end, or not told."""
-
-    name: str
-    up: bool = True
-    default: bool = False
-    grace_s: float = 0.0
-    preempt_mode: frozenset[str] = frozenset({"OFF"})
-    tier: int = 1
-    nodes: str = ""
-    max_time_s: float | None = None
-    default_time_s: float | None = None
-    over_limit_s: float | None = None
-    groups: frozenset[str] | None = None
-    accounts: frozenset[str] | None = None
-    qos: frozenset[str] | None = None
-    root_only: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Qos:
-    """A quality of service. ``mode``: how its jobs are preempted; None: as the cluster says. ``preempts``: QOS.
-
-    ``own_limit``: whether its jobs may run for longer than their partition lets others (flag PartitionTimeLimit).
-    """
-
-    name: str
-    preempts: frozenset[str] = frozenset()
-    mode: frozenset[str] | None = None
-    grace_s: float = 0.0
-    own_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,99 +110,9 @@ class Outlook:
         return next(case for case in self.cases if case.event == event)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preemption:
-    """Whether jobs may be preempted (None: not known), how, with what grace, and on what grounds that is said.
-
-    ``mode``: REQUEUE, CANCEL or SUSPEND. ``setting``: where an administrator sets the grace.
-    """
-
-    possible: bool | None
-    mode: str = ""
-    grace_s: float = 0.0
-    why: str = ""
-    setting: str = ""
-
-
 def worst(findings: Sequence[Finding]) -> str:
     """The worst severity among these; ``ok`` where there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")
-
-
-def may_use(partition: Partition, groups: Collection[str], accounts: Collection[str] | None, *, root: bool) -> bool:
-    """Whether a person of these groups and accounts (None: not known) may submit to a partition."""
-    if root:
-        return True
-    if partition.root_only or (partition.groups is not None and not partition.groups & set(groups)):
-        return False
-    return partition.accounts is None or accounts is None or bool(partition.accounts & set(accounts))
-
-
-# --- preemption -------------------------------------------------------------------------------------------------
-
-
-def preemption(
-    cluster: Cluster, partition: Partition, partitions: Collection[Partition], qos: Mapping[str, Qos] | None, job: Job
-) -> Preemption:
-    """How jobs of this kind are preempted. ``qos`` is None where accounting does not tell of any."""
-    if cluster.preempt_type == "none":
-        return Preemption(possible=False, why="this site preempts no jobs (PreemptType=preempt/none)")
-    if cluster.preempt_type == "partition_prio":
-        return _by_partition(partition, partitions)
-    if cluster.preempt_type == "qos":
-        return _by_qos(cluster, qos, job)
-    return Preemption(possible=None, why=f"PreemptType=preempt/{cluster.preempt_type} is not known here")
-
-
-def _by_partition(partition: Partition, partitions: Collection[Partition]) -> Preemption:
-    mode = _mode(partition.preempt_mode)
-    if not mode:
-        return Preemption(possible=False, why=f"partition {partition.name} has PreemptMode=OFF")
-    above = sorted(one.name for one in partitions if one.tier > partition.tier and _meet(one.nodes, partition.nodes))
-    if not above:
-        why = f"no partition over the nodes of {partition.name} has a higher PriorityTier"
-        return Preemption(possible=False, mode=mode, grace_s=partition.grace_s, why=why)
-    return Preemption(
-        possible=True,
-        mode=mode,
-        grace_s=partition.grace_s,
-        why=f"by jobs of partition {', '.join(above)} (PreemptMode={mode}, GraceTime={partition.grace_s:.0f})",
-        setting=f"GraceTime of partition {partition.name}",
-    )
-
-
-def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, job: Job) -> Preemption:
-    if not qos:
-        return Preemption(possible=None, why="jobs are preempted by QOS, and accounting does not tell of any")
-    if job.qos is None or job.qos not in qos:
-        name = "its QOS is not known" if job.qos is None else f"QOS {job.qos} is not known"
-        return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
-    own = qos[job.qos]
-    above = sorted(one.name for one in qos.values() if own.name in one.preempts)
-    mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
-    if not above or not mode:
-        return Preemption(possible=False, mode=mode, grace_s=own.grace_s, why=f"no QOS preempts QOS {own.name}")
-    return Preemption(
-        possible=True,
-        mode=mode,
-        grace_s=own.grace_s,
-        why=f"by jobs of QOS {', '.join(above)} (PreemptMode={mode}, GraceTime={own.grace_s:.0f} of QOS {own.name})",
-        setting=f"GraceTime of QOS {own.name}",
-    )
-
-
-def _mode(words: frozenset[str]) -> str:
-    """What a PreemptMode such as ``SUSPEND,GANG`` does to a job; empty for OFF. GANG alone is no preemption."""
-    return next((mode for mode in ("SUSPEND", "REQUEUE", "CANCEL") if mode in words), "")
-
-
-def _meet(one: str, other: str) -> bool:
-    """Whether two lists of nodes have a node in common; lists that cannot be read may."""
-    try:
-        first, second = set(expand(one)), set(expand(other))
-    except ValueError:
-        return True
-    return bool(first & second) or not first or not second
 
 
 # --- what happens -------------------------------------------------------------------------------------------------
@@ -283,7 +122,7 @@ def outlook(
     cluster: Cluster, partition: Partition, partitions: Collection[Partition], qos: Mapping[str, Qos] | None, job: Job
 ) -> Outlook:
     """What becomes of a job in a partition at each kind of interruption, and what stands in the way of its return."""
-    by = preemption(cluster, partition, partitions, qos, job)
+    by = preemption(cluster, partition, partitions, qos, job.qos)
     cases = [
         _preempted(cluster, by, job),
         _timed_out(cluster, partition, job),

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.layout import RunsRoot
-from slurmtrain.model.outlook import Finding, Job, Outlook, locally, may_use, outlook, worst
+from slurmtrain.model.outlook import Finding, Job, Outlook, locally, outlook, worst
+from slurmtrain.model.preemption import may_use
 from slurmtrain.ops.views import SCHEMA
 from slurmtrain.ops.workspace import Workspace
 

@@ -12,17 +12,14 @@ from hypothesis import strategies as st
 from slurmtrain.model.outlook import (
     SEVERITIES,
     STARTERS,
-    Cluster,
     Finding,
     Job,
     Outlook,
-    Partition,
-    Qos,
     locally,
-    may_use,
     outlook,
     worst,
 )
+from slurmtrain.model.preemption import Cluster, Partition, Qos, may_use
 from slurmtrain.slurm.site import Site
 
 EVENTS = ["preemption", "time limit", "node failure", "scancel"]

@@ -26,6 +26,8 @@ done
 unset pickle target
 # setup of the spec
 export A="it's $HOME" B='ünï "x"'
+# how the tasks end, what comes after them is to see
+set +e
 
 # command
 export SUBMITIT_EXECUTOR=slurm

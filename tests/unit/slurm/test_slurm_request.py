@@ -233,6 +233,7 @@ def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
     assert (folder / "7_submitted.pkl").read_text() == "the function"
 
 
+@pytest.mark.parametrize("setup", [[], ["set -euo pipefail"]])
 @pytest.mark.parametrize(
     ("asked", "code", "expected"),
     [
@@ -243,7 +244,7 @@ def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_job_is_put_back_after_its_tasks_where_an_agent_could_not_and_has_not_failed_then(
-    tmp_path: Path, asked: bool, code: int, expected: tuple[int, list[str]]
+    tmp_path: Path, asked: bool, code: int, expected: tuple[int, list[str]], setup: list[str]
 ) -> None:
     run, calls = RunDir(tmp_path / "it's a run"), tmp_path / "calls"
     attempt = run.attempt("7", 2)
@@ -253,7 +254,8 @@ def test_a_job_is_put_back_after_its_tasks_where_an_agent_could_not_and_has_not_
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     scontrol.chmod(0o755)
-    script = "\n".join([f"(exit {code})", *request(run).parameters["teardown"]])
+    asks = request(run, setup=setup).parameters
+    script = "\n".join([*asks["setup"], f"(exit {code})", *asks["teardown"]])
     job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
     done = subprocess.run(["bash", "-c", script], check=False, env=job)
     assert (done.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected

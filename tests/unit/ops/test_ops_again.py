@@ -125,6 +125,21 @@ def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, sl
     assert again(workspace).started == [RUN_ID]
 
 
+def test_a_start_that_slurm_failed_before_any_agent_began_is_made_up_for(
+    workspace: Workspace, slurm: FakeSlurm
+) -> None:
+    """As where srun is refused its step: the job's earlier start was still being ended on a node that is dead."""
+    told = Told(workspace).submitted().started()
+    told.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
+    told.node("end", cause="preempted", reason="preempted", failed_at=150.0, signal="SIGTERM", sure=True, failures=[])
+    slurm.says("sacct", OVER.replace("FAILED|1:0", "REQUEUED|0:0") + OVER.replace("|100|200|300|", "|200|300|300|"))
+    assert again(workspace).started == [RUN_ID]
+    slurm.says("squeue", waiting("8"))
+    assert again(workspace).started == []
+    assert len(slurm.calls("sbatch")) == 1
+    assert [attempt.key for attempt in loaded(workspace).attempts] == ["7.0", "7.1", "8.0"]
+
+
 # --- claims ---------------------------------------------------------------------------------------------------------
 
 

@@ -250,8 +250,11 @@ class Chaos:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.over():
             saved = len(events(self.site, self.run_id, "saved"))
+            # That a young batch job is missing on its node Slurm notices after more than a minute.
             until(
-                lambda saved=saved: self.over() or len(events(self.site, self.run_id, "saved")) > saved, "a checkpoint"
+                lambda saved=saved: self.over() or len(events(self.site, self.run_id, "saved")) > saved,
+                f"a checkpoint after {done}",
+                patience_s=2 * PATIENCE_S,
             )
             if not self.over():
                 kind = kinds[len(done) % len(kinds)]

@@ -117,8 +117,8 @@ def _received(parent: int, rank: int) -> _Handed:
 
 
 def _config() -> dict[str, Any]:
-    """What multiprocessing copies to all processes that this one starts (BaseProcess._config, 3.4 to 3.14)."""
-    config: dict[str, Any] = vars(current_process())["_config"]
+    """What multiprocessing copies to all processes that this one starts (BaseProcess._config, as in Python 3.11)."""
+    config: dict[str, Any] = vars(current_process()).get("_config", {})
     return config
 
 
@@ -139,6 +139,8 @@ _mask = _Mask()
 @cache
 def _watch_starts() -> None:
     os.register_at_fork(before=_block, after_in_parent=_unblock)
+    if "_config" not in vars(current_process()):
+        return  # a child that blocks the signals, and is sent no guard, could not be ended by its parent
     plain = util.spawnv_passfds
 
     def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:

@@ -115,15 +115,6 @@ def test_who_has_ended_or_is_elsewhere_is_not_hit(
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
-    monkeypatch.setenv("PATH", fake.on_path())
-    fake.says("srun")
-    fake.says("scancel")
-    return fake
-
-
-@pytest.fixture
 def two_nodes(workspace: Workspace) -> RunDir:
     run = make_run(workspace.root.path)
     note_ranks(run, 0, {0: {**ELSEWHERE, "pid": 10}, 1: {**ELSEWHERE, "pid": 11}})

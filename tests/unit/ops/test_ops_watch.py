@@ -50,12 +50,9 @@ DOWN = "squeue: error: Unable to contact slurm controller"
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
-    monkeypatch.setenv("PATH", fake.on_path())
-    fake.says("squeue", queued())
-    fake.says("sacct")
-    return fake
+def slurm(slurm: FakeSlurm) -> FakeSlurm:
+    slurm.says("squeue", queued())
+    return slurm
 
 
 @pytest.fixture

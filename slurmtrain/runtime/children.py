@@ -51,11 +51,11 @@ class ChildGuard:
 
     def _stand(self) -> None:
         """In a forked child, in its only thread, which has the signals blocked: what it starts later inherits that."""
+        _mask.before = None
         self.stand(os.getppid())
 
     def stand(self, parent: int) -> None:
         """Keep the signals from this process, which has them blocked, unless ``parent`` or the rank sends them."""
-        _mask.before = None
         for each in GUARDED:
             if isinstance(getattr(signal.getsignal(each), "__self__", None), StopFlag):
                 signal.signal(each, signal.SIG_DFL)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -26,6 +25,8 @@ GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 _POKE = signal.SIGURG
 # Under which name a process hands its guard to those that it starts as new interpreters.
 _HANDED_ON = "slurmtrain_guard"
+# The modules of what workers of data loaders run.
+_LOADERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 
 
 class ChildGuard:
@@ -87,9 +88,9 @@ def _act(number: signal.Signals) -> None:
 
 
 def _is_loader() -> bool:
-    """Whether this is a worker of torch's data loader; what has not imported it is none."""
-    data = sys.modules.get("torch.utils.data")
-    return data is not None and data.get_worker_info() is not None
+    """Whether this is a worker of torch's data loader, or torchdata's, also before it has begun to work."""
+    target = vars(current_process()).get("_target")
+    return getattr(target, "__module__", None) in _LOADERS
 
 
 # --- what a new interpreter begins with -----------------------------------------------------------------------------

@@ -227,22 +227,34 @@ say(*(each.exitcode for each in workers))
         assert one.ended() == (0, "")
 
 
-def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so() -> None:
+@pytest.mark.parametrize("module", ["torch.utils.data", "torchdata.stateful_dataloader"])
+def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so_however_early(module: str) -> None:
     with rank(
+        f"""
+import warnings
+warnings.simplefilter("ignore")
+import {module} as loaders
+loader = getattr(loaders, "StatefulDataLoader", DataLoader)(Numbers(), num_workers=2)
+"""
         """
-batches = iter(load(True))
-next(batches)
-for each in batches._workers:
-    each.terminate()
-    each.join()
-say(*(each.exitcode for each in batches._workers))
-batches = iter(load(True))
+for batches_first in (0, 0, 0, 0, 10):
+    batches = iter(loader)
+    for _ in range(batches_first):
+        next(batches)
+    workers = list(batches._workers)
+    for each in workers:
+        each.terminate()
+        each.join()
+    say(*(each.exitcode for each in workers))
+    del batches, workers, each
+    gc.collect()
+batches = iter(loader)
 next(batches)
 """,
         top=_LOADER,
     ) as one:
-        assert one.line() == "0 0"
-        # The second loader is still there at the end, where multiprocessing ends its workers.
+        assert [one.line() for _ in range(5)] == ["0 0"] * 5
+        # The last one is still there at the end, where multiprocessing ends its workers.
         assert one.ended() == (0, "")
 
 

@@ -29,12 +29,16 @@ from slurmtrain.system.files import FILE_MODE, make_directory, reason_of
 
 # Small enough for a processor's cache: what is hashed is written while it is there.
 _CHUNK = 1 << 20
+# What Slurm sends to all processes of a step, and a terminal to those that it started.
+IGNORED = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP))
 FENCED = "another attempt has taken over this run; nothing was published"
 
 
 def main(arguments: list[str]) -> None:
-    for each in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    for each in IGNORED:
         signal.signal(each, signal.SIG_IGN)
+    # The rank has started this process with them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     memory = _Memory(int(arguments[0]))
     verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
         "populate": memory.populate,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from slurmtrain.runtime import checkpointfiles as files
 from slurmtrain.runtime import publishing
 from slurmtrain.runtime.publishing import Policy, Publisher
 from slurmtrain.runtime.shards import ShardWriter
-from slurmtrain.runtime.shardwriter import keep_of
+from slurmtrain.runtime.shardwriter import IGNORED, keep_of
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal
 
@@ -103,6 +104,17 @@ def test_a_quota_lets_go_of_what_the_policy_allows_and_is_then_warned_of_once(
     assert there(attempt) == ["step-2", "step-3"]
     assert events(attempt) == [("pruned", 1), ("over_quota", None)]
     assert len([record for record in caplog.records if "checkpoint.quota" in record.message]) == 1
+
+
+def test_a_writer_outlives_what_slurm_sends_before_it_has_begun() -> None:
+    writer = ShardWriter()
+    writer.order("populate", bytes=SIZE)
+    assert writer._process is not None
+    for number in IGNORED:
+        writer._process.send_signal(number)
+    assert "error" not in writer.wait()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()).isdisjoint(IGNORED)
+    writer.close()
 
 
 @pytest.mark.parametrize("keep", [Keep(), Keep(last=1, every_steps=5), Keep(best=Best(metric="a", mode="max", n=2))])

@@ -267,12 +267,15 @@ class Staging:
         write_json(self.path / MANIFEST, manifest.to_json())
         target = self.checkpoints / checkpoint_name(self.step)
         replaced = _to_trash(target) if target.exists() else None
+        renamed = False
         try:
             self.path.rename(target)
+            renamed = True
             fsync_directory(self.checkpoints)
         except OSError:
             with contextlib.suppress(OSError):
-                if target.exists():
+                # Else what is there has come from another attempt, whose sweep has given it its name already.
+                if renamed:
                     target.rename(self.path)
                 if replaced is not None:
                     replaced.rename(target)

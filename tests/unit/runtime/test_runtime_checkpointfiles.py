@@ -214,6 +214,21 @@ def test_a_manifest_of_a_newer_version_says_so(checkpoints: Path) -> None:
         files.read_manifest(path)
 
 
+def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = stage(checkpoints, 5)
+    rename = Path.rename
+
+    def too_late(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        files.sweep(checkpoints, "4711.1")
+        return path.rename(target)
+
+    monkeypatch.setattr(Path, "rename", too_late)
+    with pytest.raises(FileNotFoundError):
+        staging.publish(manifest_of(5, {}))
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
+
+
 def gone(checkpoints: Path, keep: Keep) -> list[str]:
     return [each.path.name for each in files.disposable(checkpoints, keep)]
 

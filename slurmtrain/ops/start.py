@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmtrain.errors import LaunchError, Refused, RunBusy, TrackingError, Unsure, UserError
+from slurmtrain.errors import LaunchError, PlaceError, Refused, RunBusy, TrackingError, Unsure, UserError
 from slurmtrain.model.ids import ALPHABET
 from slurmtrain.model.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.plan import REDACTED, Plan
@@ -25,7 +25,7 @@ from slurmtrain.ops.ledger import exclusions
 from slurmtrain.ops.workspace import Workspace
 from slurmtrain.runtime import lease
 from slurmtrain.runtime.context import Launch
-from slurmtrain.system.files import make_directory, write_json
+from slurmtrain.system.files import DIRECTORY_MODE, make_directory, reason_of, write_json
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
@@ -185,11 +185,18 @@ def _is_void(submission: SubmissionDir, said: Mapping[str, Any]) -> bool:
 
 
 def _new_submission(run: RunDir) -> SubmissionDir:
-    numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
-    submission = run.submission(max(numbers, default=0) + 1)
+    """A directory that no other submission has, even where locks fail and another command makes one just now."""
     make_directory(run.submissions)
-    make_directory(submission.path)
-    return submission
+    while True:
+        numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
+        submission = run.submission(max(numbers, default=0) + 1)
+        try:
+            submission.path.mkdir(mode=DIRECTORY_MODE)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise PlaceError(f"cannot create the directory {submission.path}: {reason_of(error)}") from error
+        return submission
 
 
 def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:

@@ -75,6 +75,7 @@ def test_a_run_waits_as_long_as_its_policy_says_and_is_then_submitted_once(
     workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
+    monkeypatch.setattr(syncing.time, "time", lambda: now + 29)
     Told(workspace).submitted().started().crashed(at=now)
     assert again(workspace).started == []
     assert loaded(workspace).state == "requeued"
@@ -209,6 +210,23 @@ def test_two_commands_submit_once_though_locks_do_not_work(
         command.join(120)
     assert len(slurm.calls("sbatch")) == 1
     assert sorted(len(one.started) for one in found) == [0, 1]
+
+
+def test_a_submission_that_another_command_makes_just_now_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDir(tmp_path)
+    first = starting._new_submission(run)
+    other = run.submission(first.number + 1)
+    glob = Path.glob
+
+    def before_the_other(path: Path, pattern: str) -> list[Path]:
+        seen = list(glob(path, pattern))
+        other.path.mkdir(exist_ok=True)
+        return seen
+
+    monkeypatch.setattr(Path, "glob", before_the_other)
+    assert starting._new_submission(run).number == other.number + 1
 
 
 def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_work(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from slurmtrain.runtime.evidence import Memory, last_record, look, oom_reason, xids
@@ -121,6 +121,8 @@ def test_numbers_of_different_origin_are_not_compared() -> None:
 
 
 @given(cgroup=st.text(), mountinfo=st.text() | st.text().map(lambda text: f"1 2 3 {text} / - cgroup2 {text}"))
+@example(cgroup="x" * 300, mountinfo="1 2 3 / / - cgroup2 x")
+@example(cgroup="x", mountinfo="1 2 3 / /\0 - cgroup2 x")
 def test_looking_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str) -> None:
     machine = Machine(tmp_path_factory.mktemp("machine"))
     (machine.root / "proc/self").mkdir(parents=True)

@@ -32,7 +32,6 @@ from slurmtrain.runtime.preflight import (
     work,
 )  # fmt: skip
 from slurmtrain.runtime.proof import Prover
-from slurmtrain.runtime.sockets import listen
 
 # How long to wait until all nodes have taken the last words and left.
 _PARTING_S = 2.0
@@ -175,8 +174,12 @@ class _Hosting:
     async def _bandwidth(self, members: Mapping[int, Candidate]) -> dict[int, Finding]:
         """Have all nodes reduce together, over the elected network, at a port of its own."""
         address = members[0].address
-        with listen(address, 0) as probe:
-            port = int(probe.getsockname()[1])
+        try:
+            # Outside the range that others are given ports from: it is taken again only once ranks have torch.
+            with self._party.listen(address) as probe:
+                port = int(probe.getsockname()[1])
+        except LaunchError as error:
+            return judge_bandwidth({0: {"error": str(error)}}, self._party.spec)
         words = {
             node: {"do": "bandwidth", "address": address, "port": port, "interface": member.interface}
             for node, member in members.items()

@@ -10,10 +10,11 @@ import inspect
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import popen_fork, util
-from multiprocessing.process import current_process
+from multiprocessing.process import current_process, parent_process
 from typing import Any
 from weakref import WeakSet
 
@@ -25,6 +26,8 @@ GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 _POKE = signal.SIGURG
 # Under which name a process hands its guard to those that it starts as new interpreters.
 _HANDED_ON = "slurmtrain_guard"
+# A new interpreter has its guard before it knows what it is to run; how long to wait for that.
+_TOLD_S = 5.0
 # The modules of what workers of data loaders run.
 _LOADERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 
@@ -84,11 +87,17 @@ def _act(number: signal.Signals) -> None:
     signal.raise_signal(number)
     signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
     if callable(signal.getsignal(number)) and callable(signal.getsignal(_POKE)):
-        signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
+        # Twice: the main thread may have been about to enter a call when the first came, and would wait in it.
+        for pause_s in (0.0, 0.02):
+            time.sleep(pause_s)
+            signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
 
 
 def _is_loader() -> bool:
     """Whether this is a worker of torch's data loader, or torchdata's, also before it has begun to work."""
+    deadline = time.monotonic() + _TOLD_S
+    while parent_process() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
     target = vars(current_process()).get("_target")
     return getattr(target, "__module__", None) in _LOADERS
 

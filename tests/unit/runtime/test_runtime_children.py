@@ -177,6 +177,8 @@ say(child.exitcode)
 # --- torch's data loader --------------------------------------------------------------------------------------------
 
 _LOADER = """
+import warnings
+warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than this machine has cores
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker
 worker.MP_STATUS_CHECK_INTERVAL = 0.2
@@ -227,19 +229,27 @@ say(*(each.exitcode for each in workers))
         assert one.ended() == (0, "")
 
 
-@pytest.mark.parametrize("module", ["torch.utils.data", "torchdata.stateful_dataloader"])
-def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so_however_early(module: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "module", "taken"),
+    [
+        ("fork", "torch.utils.data", (0, 0, 0, 10)),
+        ("fork", "torchdata.stateful_dataloader", (0, 0, 0, 10)),
+        ("forkserver", "torch.utils.data", (0,)),
+    ],
+)
+def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so_however_early(
+    method: str, module: str, taken: tuple[int, ...], tmp_path: Path
+) -> None:
     with rank(
         f"""
 import warnings
 warnings.simplefilter("ignore")
 import {module} as loaders
-loader = getattr(loaders, "StatefulDataLoader", DataLoader)(Numbers(), num_workers=2)
-"""
-        """
-for batches_first in (0, 0, 0, 0, 10):
+Loader = getattr(loaders, "StatefulDataLoader", DataLoader)
+loader = Loader(Numbers(), num_workers=2, multiprocessing_context=context)
+for count in {taken}:
     batches = iter(loader)
-    for _ in range(batches_first):
+    for _ in range(count):
         next(batches)
     workers = list(batches._workers)
     for each in workers:
@@ -248,13 +258,15 @@ for batches_first in (0, 0, 0, 0, 10):
     say(*(each.exitcode for each in workers))
     del batches, workers, each
     gc.collect()
+# These are still there at the end, where multiprocessing ends them.
 batches = iter(loader)
-next(batches)
+next(batches), next(batches)
 """,
-        top=_LOADER,
+        method,
+        _LOADER,
+        tmp_path / "rank.py",
     ) as one:
-        assert [one.line() for _ in range(5)] == ["0 0"] * 5
-        # The last one is still there at the end, where multiprocessing ends its workers.
+        assert [one.line() for _ in taken] == ["0 0"] * len(taken)
         assert one.ended() == (0, "")
 
 
@@ -262,7 +274,8 @@ def test_a_data_loaders_workers_end_with_their_parent() -> None:
     with rank(
         """
 batches = iter(load(True))
-next(batches)
+# One from each: a worker that has not begun takes whoever is its parent then for the rank.
+next(batches), next(batches)
 say(*(each.pid for each in batches._workers))
 told()
 """,

@@ -55,7 +55,8 @@ def shared_site(running_cluster: Cluster, person: Person) -> Iterator[ClusterSit
 
 @contextlib.contextmanager
 def _fresh_site(cluster: Cluster, person: Person) -> Iterator[ClusterSite]:
-    with tempfile.TemporaryDirectory(prefix="site-", dir=person.home) as name:
+    # The last processes of a job may still write here; whoever removes the home removes what they leave.
+    with tempfile.TemporaryDirectory(prefix="site-", dir=person.home, ignore_cleanup_errors=True) as name:
         path = Path(name)
         os.chown(path, person.uid, person.gid)
         yield ClusterSite(path, cluster, person)

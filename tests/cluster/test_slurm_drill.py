@@ -15,7 +15,7 @@ def test_a_drill_on_two_nodes_tells_what_brings_a_run_back_from_a_preemption_and
     site: ClusterSite,
 ) -> None:
     spec = site.light(
-        params={"steps": 120, "step_ms": 40},
+        params={"steps": 120, "step_ms": 80},
         resources={"nodes": 2, "procs_per_node": 1, "time": "00:10:00"},
         checkpoint={"every": {"steps": 10}},
         requeue={"backoff_s": 1},

@@ -19,6 +19,8 @@ STEPS = int(os.environ.get("TEST_STEPS", "200"))
 PARAMS = {"steps": STEPS, "step_ms": 50}
 TWO = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
 SPOT = {"partition": "spot"}
+# From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine.
+TO_THE_END_S = 2 * PATIENCE_S
 # How long the runs are, how often one is preempted, and for how long faults rain on one: more of it by hand.
 PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
 CHAOS_S = float(os.environ.get("TEST_CHAOS_S", "30"))
@@ -81,7 +83,7 @@ def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
         until_trains(site, run_id, starts=number)
         site.until_step(run_id, site.step(run_id) + random.Random(number).randrange(20))
         preempt(cluster, lambda number=number: len(events(site, run_id, "requeue")) >= number)
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
     site.call("sync")
     run = site.show(run_id)
     assert (run["step"], run["lost_steps"]) == (STEPS, 0)
@@ -110,7 +112,7 @@ def test_a_rank_that_is_killed_and_one_that_is_stopped_are_started_again_in_plac
     until_trains(site, run_id, starts=2)
     until(lambda: len(events(site, run_id, "saved")) > 2, "more checkpoints")
     os.kill(pid_of(site, run_id, 1), signal.SIGSTOP)
-    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
     run = site.show(run_id)
     [attempt] = run["attempts"]
     assert [restart["cause"] for restart in attempt["restarts"]] == ["crash", "hang"]
@@ -130,7 +132,7 @@ def test_a_run_with_a_spare_goes_on_when_a_node_dies(site: ClusterSite, cluster:
     node = int(host.removeprefix("node"))
     cluster.script("kill-node", str(node))
     try:
-        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
     finally:
         cluster.script("start-node", str(node))
     run = site.show(run_id)
@@ -163,7 +165,7 @@ def test_a_run_that_may_do_with_fewer_nodes_shrinks_when_one_dies_and_its_next_a
         # Until Slurm has given it up, a job that was put back still ends there, while its next start begins.
         until(lambda: "down" in cluster.slurm("sinfo", "--noheader", f"--nodes={host}", "--format=%T"), "a dead node")
         preempt(cluster, lambda: events(site, run_id, "requeue"), NODES - 1)
-        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
     finally:
         cluster.script("start-node", node)
     run = site.show(run_id)
@@ -178,8 +180,8 @@ def test_a_run_that_may_do_with_fewer_nodes_shrinks_when_one_dies_and_its_next_a
 
 def test_a_run_that_a_person_cancels_in_slurm_never_comes_back(site: ClusterSite, cluster: Cluster) -> None:
     run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT))
-    until_trains(site, run_id, starts=1)
     job = site.job(run_id)
+    until_trains(site, run_id, starts=1)
     cluster.slurm("scancel", job)
     run = site.until_state(run_id, "cancelled")
     site.call("sync")
@@ -197,13 +199,13 @@ def test_a_run_whose_job_may_not_be_put_back_is_submitted_again_by_the_watch(
     site: ClusterSite, cluster: Cluster, undisturbed: str
 ) -> None:
     run_id = site.submit(site.light(params=PARAMS, resources=TWO, slurm=SPOT))
-    until_trains(site, run_id, starts=1)
+    job = site.job(run_id)
+    cluster.slurm("scontrol", "update", f"JobId={job}", "Requeue=0")
     with watching(site):
-        job = site.job(run_id)
-        cluster.slurm("scontrol", "update", f"JobId={job}", "Requeue=0")
+        until_trains(site, run_id, starts=1)
         preempt(cluster, lambda: events(site, run_id, "requeue_failed") or site.job(run_id) != job)
         until(lambda: site.job(run_id) != job, "another job")
-        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run")
+        until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=TO_THE_END_S)
     run = site.show(run_id)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
     assert (run["lost_steps"], digests(site, run_id)) == (0, {undisturbed})
@@ -222,7 +224,7 @@ def watching(site: ClusterSite) -> Iterator[None]:
         assert watch.poll() is None
     finally:
         watch.terminate()
-        watch.wait(30)
+        watch.wait(PATIENCE_S)
 
 
 class Chaos:

@@ -79,7 +79,11 @@ class Killing:
 
     def all_jobs(self, cluster: Cluster) -> Counter[str]:
         """How many jobs Slurm ever had for each run of this site, by the run's id."""
-        names = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%j").splitlines()
+        # squeue forgets a job some minutes after its end, accounting hears of one late.
+        told = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%i|%j")
+        options = ("--noheader", "--allocations", "--parsable2", "--allusers", "--starttime=now-1hour")
+        told += cluster.slurm("sacct", *options, "--format=JobID,JobName%60")
+        names = dict(line.split("|", 1) for line in told.splitlines()).values()
         mine = set(self.runs())
         return Counter(name.rpartition("-")[2] for name in names if name.rpartition("-")[2] in mine)
 

@@ -83,6 +83,14 @@ def field(cluster: Cluster, job: str, name: str) -> str:
     return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
 
 
+def take(cluster: Cluster, nodes: str) -> str:
+    """Have another job keep these two nodes for itself: what goes without node1 then waits until that has ended."""
+    options = ("--exclusive", f"--nodelist={nodes}", "--nodes=2", "--time=10", "--output=/dev/null")
+    job = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 600").strip()
+    until(lambda: cluster.state(job) == "RUNNING", "the job that takes nodes")
+    return job
+
+
 # --- a job puts itself back ---------------------------------------------------------------------------------------
 
 
@@ -248,10 +256,13 @@ def test_a_job_that_its_user_holds_is_left_alone(site: ClusterSite, cluster: Clu
     assert site.json("sync")["released"] == []
     assert cluster.state(site.job(run_id)) == "PENDING"
     # One that its agent has put back as it should, and that its user holds afterwards.
+    take(cluster, "node[2-3]")
     with cluster.wrong_clock(1, 5):
         again = site.submit(site.spec(**TINY))
-        until(lambda: len(site.show(again)["attempts"]) == 2 or None, "the job in the queue")
-    cluster.slurm("scontrol", "uhold", site.job(again))
+        job = site.job(again)
+        until(lambda: field(cluster, job, "ExcNodeList") == "node1", "the job in the queue")
+    cluster.slurm("scontrol", "uhold", job)
+    assert len(site.show(again)["attempts"]) == 2
     assert site.json("sync")["released"] == []
     assert "Held" in site.status(again)["pending"]["code"]
 
@@ -291,11 +302,13 @@ def test_a_run_that_cannot_do_without_the_node_has_failed_and_says_so(site: Clus
 def test_a_run_that_is_cancelled_while_it_waits_to_start_again_stays_cancelled(
     site: ClusterSite, cluster: Cluster
 ) -> None:
+    other = take(cluster, "node[2-3]")
     with cluster.wrong_clock(1, 5):
         run_id = site.submit(site.spec(**TINY))
         until(lambda: site.status(run_id)["state"] == "requeued", "the job in the queue")
         site.call("cancel", run_id, code=None)
     assert site.until_state(run_id, "cancelled")["state"] == "cancelled"
+    cluster.slurm("scancel", other)
     until(lambda: not cluster.jobs(), "the end of the job")
     site.call("sync")
     assert cluster.jobs() == {}

@@ -83,7 +83,9 @@ class Cluster:
     def pids(self, node: int) -> list[int]:
         """Processes on a node."""
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-        names = [line.split()[0] for line in listed.splitlines() if line.split()[0].endswith(f"node{node}")]
+        # Those of others come and go.
+        own = re.compile(rf"{self.name}-[0-9a-f]+-node{node}")
+        names = [name for line in listed.splitlines() if own.fullmatch(name := line.split()[0])]
         for name in names:
             pids = [
                 int(pid)
@@ -126,14 +128,21 @@ class Cluster:
 
     def kill_all_of(self, uid: int, node: int) -> None:
         """SIGKILL every process of a user on a node."""
-        for pid in self.pids(node):
-            with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}").stat().st_uid == uid:
-                    os.kill(pid, signal.SIGKILL)
+        pids = self.pids(node)
+        # None of them is to see another one die, and to say so.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(OSError):
+                    if Path(f"/proc/{pid}").stat().st_uid == uid:
+                        os.kill(pid, number)
 
     def slurmd(self, node: int) -> int:
         """The pid of a node's slurmd."""
-        return next(pid for pid in self.pids(node) if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmd")
+        for pid in self.pids(node):
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() == "slurmd":
+                    return pid
+        raise AssertionError(f"there is no slurmd on node{node}")
 
     def hide(self, path: Path, node: int) -> None:
         """Make a directory look empty on one node, as one that is not shared does, until the node is started again."""

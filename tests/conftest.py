@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Machines are shared: how long an example takes says nothing.
-settings.register_profile("shared", deadline=None)
+settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
 # A shell that starts something in the background has it ignore Ctrl-C, and so all that it starts.

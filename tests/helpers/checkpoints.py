@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -164,6 +165,8 @@ def make_checkpoints_by_ranks(run: RunDir, strategies: Mapping[int, str], world_
 
 def _save_as_rank(rank: int, run: RunDir, strategies: Mapping[int, str], world_size: int, meeting: Path) -> None:
     torch.set_num_threads(1)
+    # Without it gloo looks up the name of this machine, wherever that is known.
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     for step, strategy in strategies.items():
         model: nn.Module = seeded_model()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import errno
+import fcntl
 import json
 import os
 import random
@@ -129,10 +130,18 @@ def heal(directory: Path) -> None:
     (directory / "healed").touch()
 
 
+def until_gone(directory: Path) -> None:
+    """Wait until no writer of :func:`writers_that_fail` is left: one whose rank was killed ends what it is at."""
+    with (directory / "running").open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
 def fail_as_told() -> None:
     """Fail as :func:`writers_that_fail` has said; called before the program that is meant is run."""
     told = json.loads(os.environ["FAIL"])
     healed, how, rank = Path(told["healed"]), told["how"], os.getppid()
+    # The kernel drops it when this process is gone.
+    fcntl.flock(os.open(healed.with_name("running"), os.O_RDONLY | os.O_CREAT, 0o600), fcntl.LOCK_SH)
     count = [0]
 
     def effect(what: str) -> None:

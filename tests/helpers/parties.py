@@ -8,7 +8,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import TracebackType
 from typing import Any
@@ -18,7 +18,7 @@ from slurmtrain.model.election import Candidate, Excluded
 from slurmtrain.model.spec import Preflight, Spec, read_spec
 from slurmtrain.runtime import proof
 from slurmtrain.runtime.hosting import host
-from slurmtrain.runtime.lobby import Door
+from slurmtrain.runtime.lobby import Door, Guest
 from slurmtrain.runtime.preflight import Outcome, Party, attend
 from slurmtrain.runtime.sockets import listen
 from slurmtrain.runtime.wire import Channel, connect
@@ -44,6 +44,15 @@ def fast(node: int, interface: str = "fast0", speed_mbps: int | None = 100_000) 
 
 def slow(node: int, interface: str = "slow0", speed_mbps: int | None = 1000) -> Candidate:
     return Candidate(interface=interface, address=address(SLOW, node), prefix=16, speed_mbps=speed_mbps)
+
+
+@contextlib.contextmanager
+def vacant(address: str) -> Iterator[int]:
+    """A port at which nobody listens, and which the kernel gives to nobody meanwhile; who asks for it can have it."""
+    with socket.socket() as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind((address, 0))
+        yield int(held.getsockname()[1])
 
 
 def bridge() -> Candidate:
@@ -87,7 +96,8 @@ class Meeting:
         self._ends: dict[tuple[int, str], str | BaseException | None] = {}
         self._signals: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[Outcome]] = {}
-        self._over, self._here = threading.Event(), threading.Semaphore(0)
+        self._over = threading.Event()
+        self._reported = {topic: threading.Semaphore(0) for topic in ("join", "work")}
         self._spec = _spec(nodes, interface, sections)
 
     def block(self, network: int, source: int, target: int) -> None:
@@ -109,8 +119,20 @@ class Meeting:
 
     def hold(self) -> list[Outcome | BaseException]:
         """Let all nodes do their part; what each one came to, a CancelledError where it died."""
-        with mock.patch.object(proof, "connect", self._connect):
-            return asyncio.run(self._hold())
+        report = Guest.report
+
+        async def noted(guest: Guest, topic: str, words: Any) -> None:
+            await report(guest, topic, words)
+            if topic in self._reported:
+                self._reported[topic].release()
+
+        # Garbage is collected meanwhile, which is not to take the time to look at all that the tests have loaded.
+        gc.freeze()
+        try:
+            with mock.patch.object(proof, "connect", self._connect), mock.patch.object(Guest, "report", noted):
+                return asyncio.run(self._hold())
+        finally:
+            gc.unfreeze()
 
     async def _hold(self) -> list[Outcome | BaseException]:
         door = listen("127.0.0.1", 0)
@@ -150,12 +172,14 @@ class Meeting:
             together=self._together,
             expected_hosts=self.expected_hosts,
             now=lambda: time.time() + member.ahead_s,
-            join_s=self.join_s,
+            join_s=self.join_s if node == 0 else LONG_S,
             bind_source=True,
         )
 
     def _measure(self, node: int, own: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
         self._ask(node, "measure", (list(own), token))
+        if node == 0 and any(member.hangs for member in self.members):
+            self._await("work", [member for member in self.members[1:] if not member.hangs])
         if self.members[node].hangs:
             self._over.wait(LONG_S)
         checks = [each.name for each in fields(Preflight) if each.name not in _NOT_MEASURED]
@@ -164,12 +188,8 @@ class Meeting:
     def _ask(self, node: int, what: str, with_what: object = None) -> None:
         """Note what a node is asked for, and end it if its time has come."""
         self.asked.setdefault(what, {})[node] = with_what
-        if what == "candidates" and node != 0:
-            self._here.release()
         if node == 0 and what == "warm_up" and not all(member.comes for member in self.members):
-            # Node 0 waits for those who do not come only from when all others are here.
-            for _ in [member for member in self.members[1:] if member.comes]:
-                self._here.acquire(timeout=LONG_S)
+            self._await("join", [member for member in self.members[1:] if member.comes])
         if (node, what) not in self._ends:
             return
         end = self._ends[node, what]
@@ -179,6 +199,11 @@ class Meeting:
             self._signals[node] = end
         task = self._tasks[node]
         task.get_loop().call_soon_threadsafe(task.cancel)
+
+    def _await(self, topic: str, members: Sequence[Member]) -> None:
+        """Have node 0 wait for those who are late only from when these others have reported."""
+        for _ in members:
+            self._reported[topic].acquire(timeout=LONG_S)
 
     async def _connect(self, to: str, port: int, secret: bytes, source: str | None = None) -> Channel:
         if (source, to) in self._blocked:
@@ -204,6 +229,7 @@ def _spec(nodes: int, interface: str, sections: Mapping[str, Any]) -> Spec:
         "resources": {"nodes": nodes},
         "network": {"interface": interface},
         "preflight": {
+            "timeout_s": LONG_S,
             **sections,
             "network": network if isinstance(network, str) else {"timeout_s": LONG_S, **network},
         },

@@ -29,7 +29,7 @@ from slurmtrain.system.journal import Journal
 JOB = "1"
 CPU = torch.device("cpu")
 # How long a function may take in a pair; beyond that its ranks wait for each other for ever.
-_TIMEOUT_S = 120.0
+_TIMEOUT_S = 500.0
 
 
 def alone() -> Ranks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,9 @@ def call(
         return report
 
     monkeypatch.setattr(module, "drill", drill)
+    # This process goes on afterwards, with other tests.
+    monkeypatch.setattr(gc, "disable", lambda: None)
+    monkeypatch.setattr(cli, "leave_quickly", lambda: None)
     monkeypatch.setenv("SLURMTRAIN_RUNS", str(tmp_path / "runs"))
     with pytest.raises(SystemExit) as ended:
         cli.main(["drill", "spec.yaml", "--executor", "local", *arguments])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,10 @@ def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace:
     old, young, held = (workspace.root.unborn(run_id) for run_id in ("2123456789", "3123456789", "4123456789"))
     for directory in (old, young, held):
         directory.path.mkdir()
+    later = time.time() + 3600
     with locked(held.lock):
-        for directory in (old, held):
-            os.utime(directory.path, (1, 1))
+        for directory, at in ((old, 1), (young, later), (held, 1)):
+            os.utime(directory.path, (at, at))
         sync(workspace)
     assert [directory.path.exists() for directory in (old, young, held)] == [False, True, True]
 

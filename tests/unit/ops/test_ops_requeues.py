@@ -129,6 +129,7 @@ def test_a_slurm_that_does_not_answer_is_a_problem_and_asked_again_later(
 def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: FakeSlurm) -> None:
     refused(workspace)
     slurm.fails("scontrol", "scontrol: error: down")
+    object.__setattr__(workspace.config, "slurm_interval", 3600.0)
     watching = workspace.looking_again()
     for _ in range(3):
         sync(watching, track=False)

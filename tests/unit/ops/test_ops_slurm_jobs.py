@@ -352,13 +352,13 @@ def test_a_site_without_accounting_is_sure_by_squeue_alone(
 
 @pytest.mark.parametrize(
     "answers",
-    [{"age": 5.0}, {"squeue_problem": DOWN}, {"sacct_problem": "sacct: down"}],
+    [{"age": 500.0}, {"squeue_problem": DOWN}, {"sacct_problem": "sacct: down"}],
     ids=["old", "squeue", "sacct"],
 )
 def test_no_submission_is_given_up_without_two_answers_from_after_the_look_began(
     workspace: Workspace, run: RunDir, slurm: FakeScheduler, answers: dict[str, Any]
 ) -> None:
-    submitting(run)
+    submitting(run, at=time.time() - 1000.0)
     for name, value in answers.items():
         setattr(slurm, name, value)
     assert state(workspace) == ("pending", "")

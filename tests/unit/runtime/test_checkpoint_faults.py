@@ -26,6 +26,7 @@ import torch
 import xxhash
 from helpers.killpoints import heal, writers_that_fail
 from helpers.ranks import Attempt, Pair, alone, listed
+from helpers.site import until
 from torch import nn
 from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
@@ -239,6 +240,7 @@ def stop_the_writer(attempt: Attempt) -> None:
     while attempt.saver._writer.busy:
         attempt.saver.progress()
     os.kill(writer_of(attempt), signal.SIGSTOP)
+    os.waitid(os.P_PID, writer_of(attempt), os.WSTOPPED | os.WNOWAIT)
 
 
 def test_a_writer_that_is_killed_while_it_has_nothing_to_do_costs_nothing(tmp_path: Path) -> None:
@@ -710,6 +712,9 @@ def test_a_lost_attempts_ranks_that_still_write_leave_the_living_ones_files_alon
     ):
         assert zombie.begin(5) is None
         assert living.begin(5) is None
+        # While there is a directory and no file in it, a sweep fails the save before anybody looks at the lease.
+        staged = files.Staging(zombie.run.checkpoints, zombie.attempt.path.name, 5).path
+        until((staged / "__0_0.distcp").exists, "the lost attempt's writing")
         files.sweep(living.run.checkpoints, living.attempt.path.name)
         with pytest.raises(CheckpointError):
             zombie.saver.finish()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.killpoints import SCENARIOS, WHO, heal, writers_that_fail
+from helpers.killpoints import SCENARIOS, WHO, heal, until_gone, writers_that_fail
 
 TESTS = Path(__file__).resolve().parents[2]
 CASES = [(who, name) for who in WHO for name in SCENARIOS if who != "writer" or SCENARIOS[name].lives_on]
@@ -37,6 +37,7 @@ def kills() -> dict[str, dict[str, int | str]]:
     return {who: json.loads(text) for who, text in said.items()}
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("who", "scenario"), CASES)
 def test_whatever_is_killed_another_goes_on_from_a_good_checkpoint(
     kills: dict[str, dict[str, int | str]], who: str, scenario: str
@@ -141,6 +142,7 @@ def _in_a_fork(connection: Connection, root: Path, points: list[tuple[int, str]]
         os.environ |= writers_that_fail(place / "fault", place, what="", number=number, how=how)
         status = _forked(lambda place=place: _note(place, _train(place, alone())))
         heal(place / "fault")
+        until_gone(place / "fault")
         went_on = _forked(lambda place=place: (place / "from").write_text(str(_go_on(place, alone()))))
         step = int((place / "from").read_text()) if (place / "from").exists() else -1
         problems = json.loads((place / "problems").read_text()) if (place / "problems").exists() else None

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from helpers.site import PATIENCE_S
 
 from slurmtrain.model.spec import BandwidthCheck, Nodes, Preflight, Resources, Spec
-from slurmtrain.runtime import allreduce
+from slurmtrain.runtime import allreduce, ports
 from slurmtrain.runtime.allreduce import all_reduce
-from slurmtrain.runtime.sockets import listen
 
 
 def spec(nodes: int, gpus: int = 0, **rest: Any) -> Spec:
@@ -23,7 +25,8 @@ def spec(nodes: int, gpus: int = 0, **rest: Any) -> Spec:
 
 
 def free_port() -> int:
-    with listen("127.0.0.1", 0) as probe:
+    """One that the kernel gives to no connection of another test: it is bound seconds later, when torch is there."""
+    with ports.listen("127.0.0.1", f"tests of {os.getpid()}", 0) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -35,10 +38,11 @@ def reduced(nodes: int, interfaces: Sequence[str]) -> list[dict[str, Any]]:
         found[node] = all_reduce(spec(nodes), node, nodes, "127.0.0.1", port, interfaces[node])
 
     threads = [threading.Thread(target=one, args=(node,)) for node in range(nodes)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with mock.patch.object(allreduce, "_TIMEOUT_S", 4 * PATIENCE_S):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     return found
 
 

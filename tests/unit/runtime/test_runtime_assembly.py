@@ -32,7 +32,7 @@ _OFF = ("shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "str
 
 def spec(nodes: int = 1, **preflight: Any) -> Spec:
     """Nothing is measured but what a test switches on."""
-    sections = {**dict.fromkeys(_OFF, "off"), **preflight}
+    sections = {"timeout_s": LONG_S, **dict.fromkeys(_OFF, "off"), **preflight}
     plain = {"command": "true", "resources": {"nodes": nodes}, "preflight": sections}
     return read_spec(plain, lambda at, message: pytest.fail(f"{at}: {message}"))
 
@@ -121,6 +121,9 @@ def test_a_single_node_is_checked_and_holds_a_port(agent: Agents) -> None:
 def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A machine that stood still for a while is no reason to give a node up.
+    for patience in ("lobby.SILENCE_S", "preflight._ANSWER_S", "hosting._PARTING_S"):
+        monkeypatch.setattr(f"slurmtrain.runtime.{patience}", LONG_S)
     its = spec(3, disk="fail")
     agents = [agent(node(index, count=3), its) for index in range(3)]
     ended: dict[int, Outcome | Ending] = {}

@@ -7,7 +7,9 @@ import itertools
 import os
 import socket
 import stat
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,11 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 @pytest.fixture
 def free_port() -> int:
-    with listen_anywhere(0) as probe:
-        return int(probe.getsockname()[1])
+    """Not one of those that the kernel gives to whoever asks for any, meanwhile too."""
+    for port in ports.choices(f"{os.getpid()} {time.monotonic_ns()}", 0):
+        with suppress(OSError), listen_anywhere(port):
+            return port
+    raise AssertionError("no port is free")
 
 
 class Reads:

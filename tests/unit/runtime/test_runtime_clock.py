@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.site import PATIENCE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -224,7 +225,16 @@ SYNCHRONISED, IN_DOUBT, ASTRAY = read_kernel(0, 5000), read_kernel(5, 5000), rea
 
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
-    """Give this machine these commands and no others, and a kernel that says this."""
+    """Give this machine these commands and no others, and a kernel that says this.
+
+    Those that answer have time to, on a busy machine too; one that sleeps has as much as it is given.
+    """
+    output = clock._output
+
+    def patiently(command: Sequence[str], timeout_s: float) -> str:
+        script = tmp_path / command[0]
+        hangs = script.exists() and b"sleep" in script.read_bytes()
+        return output(command, timeout_s if hangs else PATIENCE_S)
 
     def have(kernel: dict[str, Any] | None, **scripts: str) -> None:
         for name, script in scripts.items():
@@ -234,6 +244,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
         monkeypatch.setenv("PATH", str(tmp_path))
         monkeypatch.setattr(clock, "_SYSTEM_PATHS", ())
         monkeypatch.setattr(clock, "ask_kernel", lambda: kernel)
+        monkeypatch.setattr(clock, "_output", patiently)
 
     return have
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.site import PATIENCE_S, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -402,15 +403,33 @@ def test_a_wrong_product_is_told(fake_torch: FakeTorch) -> None:
 
 
 def test_a_gpu_that_hangs_is_told_with_what_the_others_said_and_the_child_is_killed(
-    fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch
+    fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     children = []
     popen = subprocess.Popen
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: children.append(popen(*a, **k)) or children[-1])
-    facts = run_gemm(fake_torch("GPUS += [hangs, GOOD]"), 5)
+    said = tmp_path / "said"
+    # The time counts from when the other GPU has answered, and the child does not end by itself before it is over.
+    says_so = f"""
+import builtins, signal
+signal.alarm(0)
+say = builtins.print
+def print_and_say_so(line, **more):
+    say(line, **more)
+    if '"gpu": 1' in line:
+        open({str(said)!r}, "w").close()
+builtins.print = print_and_say_so
+"""
+
+    def begin(*arguments: Any, **more: Any) -> Any:
+        children.append(popen(*arguments, **more))
+        until(said.exists, "the answer of the other GPU")
+        return children[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", begin)
+    facts = run_gemm(fake_torch(f"{says_so}GPUS += [hangs, GOOD]"), 5)
     assert facts["gpus"][0] == {"gpu": 0, "error": "no answer within 5 s"}
     assert facts["gpus"][1]["name"] == "Fake"
-    assert [child.returncode for child in children] == [-9]
+    assert [child.wait(PATIENCE_S) for child in children] == [-9]
 
 
 def test_a_child_that_dies_is_told_with_its_last_line(fake_torch: FakeTorch) -> None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 import pytest
+from helpers.site import PATIENCE_S
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.stopping import DEFAULT_GRACE_S, PUT_BACK_S
@@ -13,6 +14,12 @@ from slurmtrain.runtime import inquiry
 from slurmtrain.runtime.inquiry import Inquiry
 
 Ask = Callable[[], Mapping[str, str]]
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who answers at all has time to, on a busy machine too."""
+    monkeypatch.setattr(inquiry, "PATIENCE_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -89,7 +96,7 @@ def test_ranks_have_until_the_grace_that_slurm_tells_is_over_whenever_it_answers
     answer = threading.Event()
 
     def slow() -> Mapping[str, str]:
-        answer.wait(20)
+        answer.wait()
         return {"JobState": "RUNNING", "EndTime": "5090", "PreemptTime": "5000"}
 
     one = Inquiry(slow, 30.0)

@@ -83,9 +83,16 @@ def hung() -> Iterator[Callable[..., Any]]:
     over.set()
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take no measure that ends by itself for one that hangs, however long a busy disk or machine keeps it."""
+    monkeypatch.setattr(measures, "_GRACE_S", 60.0)
+
+
 # --- all of them ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_node_that_is_alone_measures_every_check(here: Place) -> None:
     facts = measure_all(here())
     assert facts.keys() == OWN
@@ -94,6 +101,7 @@ def test_a_node_that_is_alone_measures_every_check(here: Place) -> None:
     assert json.loads(json.dumps(facts)) == facts
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_is_measured_can_be_judged(here: Place) -> None:
     node = here(preflight={"limits": {"min_nofile": 1}})
     findings = checks.judge({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
@@ -171,6 +179,7 @@ def test_what_is_written_is_private_and_removed_once_all_have_read_it(here: Plac
     forget_shared(node)
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_directory_that_is_another_one_is_told_in_time(here: Place, tmp_path: Path) -> None:
     preflight = only("shared", timeout_s=60.0, shared={"timeout_s": 0.3})
     measure_all(here(preflight=preflight, nodes=2))
@@ -181,12 +190,14 @@ def test_a_directory_that_is_another_one_is_told_in_time(here: Place, tmp_path: 
     assert list(elsewhere.path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_what_another_attempt_wrote_is_not_taken_for_it(here: Place) -> None:
     preflight = only("shared", shared={"timeout_s": 0.3})
     measure_all(here(preflight=preflight, nodes=2, token="another"))
     assert measure_all(here(preflight=preflight, node=1, nodes=2))["shared"] == {"unseen": True}
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_file_that_holds_something_else_is_not_taken_for_it(here: Place) -> None:
     preflight = only("shared", shared={"timeout_s": 0.3})
     node = here(preflight=preflight, nodes=2)
@@ -298,6 +309,7 @@ def test_a_node_without_rdma_has_no_such_devices(here: Place, monkeypatch: pytes
     assert measure_all(here(preflight=only("limits")))["limits"]["rdma"] == []
 
 
+@pytest.mark.usefixtures("patient")
 def test_all_addresses_are_looked_up_side_by_side(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     both = threading.Barrier(2)
 

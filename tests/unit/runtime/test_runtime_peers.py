@@ -6,7 +6,7 @@ import threading
 from datetime import timedelta
 
 import pytest
-from helpers.site import until
+from helpers.site import PATIENCE_S, until
 from torch.distributed import HashStore, TCPStore
 
 from slurmtrain.runtime import peers
@@ -170,7 +170,8 @@ def test_one_node_alone_is_asked_by_nobody() -> None:
 # --- meeting --------------------------------------------------------------------------------------------------------
 
 
-def test_agents_wait_for_each_other() -> None:
+def test_agents_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peers, "NODE_SILENCE_S", PATIENCE_S)
     first, second = agents(2)
     through = threading.Event()
 
@@ -182,7 +183,7 @@ def test_agents_wait_for_each_other() -> None:
     waiting.start()
     assert not through.is_set()
     second.gather("here", given_up=lambda: False)
-    waiting.join(20)
+    waiting.join(PATIENCE_S)
     assert through.is_set()
 
 

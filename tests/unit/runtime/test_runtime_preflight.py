@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers.parties import FAST, SECRET, SLOW, Meeting, address, fast, slow
+from helpers.parties import FAST, LONG_S, SECRET, SLOW, Meeting, address, fast, slow
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.election import Candidate, Excluded, Network, peers
 from slurmtrain.model.preflight import Finding
 from slurmtrain.model.spec import Spec
-from slurmtrain.runtime import hosting
+from slurmtrain.runtime import hosting, preflight
 from slurmtrain.runtime.lobby import Left
 from slurmtrain.runtime.preflight import Outcome, Party, Task, attend
 from slurmtrain.runtime.sockets import listen
@@ -334,7 +334,9 @@ def test_where_the_check_is_off_no_connection_is_tried() -> None:
     assert {one.problem for one in ended} == {None}
 
 
-def test_where_no_speed_is_known_rates_are_measured() -> None:
+def test_where_no_speed_is_known_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (hosting, preflight):
+        monkeypatch.setattr(module, "RATE_S", LONG_S)
     meeting = Meeting(3)
     for node, member in enumerate(meeting.members):
         member.candidates = [fast(node, speed_mbps=None), slow(node, speed_mbps=None)]

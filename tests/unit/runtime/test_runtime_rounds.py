@@ -165,7 +165,8 @@ class World:
         return self
 
     def signal(self, *nodes: int, number: signal.Signals = signal.SIGTERM) -> None:
-        for node in nodes or range(self.nodes):
+        # Node 0 last: as soon as that has left, what else has not been signalled ends for want of it.
+        for node in nodes or reversed(range(self.nodes)):
             self.flags[node].raised, self.flags[node].raised_at = number, time.time()
 
     def lose(self, node: int, of: Peers) -> None:

@@ -733,9 +733,9 @@ def test_a_state_that_cannot_be_pickled_ends_the_first_save_and_says_why(tmp_pat
 
 
 @pytest.mark.parametrize("obj", [3, "text", object(), None])
-def test_an_object_without_a_state_is_refused_by_name(obj: object) -> None:
+def test_an_object_without_a_state_is_refused_by_name(tmp_path: Path, obj: object) -> None:
     with pytest.raises(TypeError, match=r"'thing' \(\w+\) has no state_dict\(\) and load_state_dict\(\)"):
-        Attempt(Path("/nonexistent"), alone(), {"thing": obj}, lease=False)
+        Attempt(tmp_path, alone(), {"thing": obj}, lease=False)
 
 
 def test_where_nothing_was_ever_saved_nothing_is_restored(tmp_path: Path) -> None:

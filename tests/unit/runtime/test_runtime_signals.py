@@ -16,6 +16,7 @@ from slurmtrain.runtime.signals import FORCED
 
 _BEGIN = """
 import asyncio, ctypes, json, os, signal, sys, threading, time
+from slurmtrain.runtime import signals
 from slurmtrain.runtime.signals import StopFlag
 libc = ctypes.CDLL(None, use_errno=True)
 flag = StopFlag()
@@ -25,6 +26,13 @@ def say(*words):
 
 def seen():
     say(flag.name, flag.count)
+
+# What the forced exit goes by, in its place: it stands still.
+class Clock:
+    now = 1000.0
+    time = staticmethod(time.time)
+    def monotonic(self):
+        return self.now
 
 # A call of C code that begins again after a signal, as the handlers ask for; Python runs no handler meanwhile.
 def block_in_c():
@@ -145,10 +153,13 @@ import socket
 theirs, other = socket.socketpair()
 other.setblocking(False)
 signal.set_wakeup_fd(other.fileno())
-flag.install(forced_exit_s=0.1)
+flag.install()
 say("ready")
 os.kill(os.getpid(), signal.SIGUSR2)
 say(flag.name, theirs.recv(10) == bytes([signal.SIGUSR2]))
+forcing = StopFlag()
+forcing.install(forced_exit_s=0.1)
+os.kill(os.getpid(), signal.SIGUSR2)
 time.sleep(60)
 """
     ) as one:
@@ -222,8 +233,8 @@ def test_who_does_not_leave_is_made_to_and_says_where_it_was() -> None:
     with flagged(
         """
 flag.install(forced_exit_s=0.2)
-say("ready")
 def stuck_here():
+    say("ready")
     block_in_c()
 stuck_here()
 """
@@ -250,11 +261,14 @@ time.sleep(0.3)
 def test_who_leaves_in_time_leaves_as_it_wants_to() -> None:
     with flagged(
         """
+signals.time = clock = Clock()
 flag.install(forced_exit_s=0.4)
 say("ready")
 os.kill(os.getpid(), signal.SIGTERM)
 flag.release()
-time.sleep(0.8)
+for _ in range(8):
+    clock.now += 1
+    time.sleep(0.1)
 sys.exit(75)
 """
     ) as one:
@@ -264,14 +278,18 @@ sys.exit(75)
 def test_who_makes_progress_has_more_time() -> None:
     with flagged(
         """
-flag.install(forced_exit_s=1.5)
+signals.time = clock = Clock()
+flag.install(forced_exit_s=0.5)
 say("ready")
 os.kill(os.getpid(), signal.SIGTERM)
 for _ in range(8):
     time.sleep(0.25)
+    clock.now += 0.25
     flag.put_off_forced_exit()
 say("done")
-block_in_c()
+while True:
+    time.sleep(0.25)
+    clock.now += 0.25
 """
     ) as one:
         assert one.line() == "done"

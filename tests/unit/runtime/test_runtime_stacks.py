@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.site import until
+from helpers.site import PATIENCE_S, until
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,11 +27,11 @@ from slurmtrain.runtime import stacks
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 
 def wait_in_c():
+    print("ready", flush=True)
     while True:
         ctypes.PyDLL(None).sleep(1000)
 
 stacks.answer()
-print("ready", flush=True)
 wait_in_c()
 """
 DUMPED = """\
@@ -88,6 +88,8 @@ def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, st
         program = tmp_path / "bin" / "py-spy"
         program.write_text(f"#!/bin/sh\ncat '{tmp_path}/printed'\nexit {code}\n")
         program.chmod(0o700)
+        for patience in ("_PY_SPY_S", "_PATIENCE_S"):
+            monkeypatch.setattr(stacks, patience, PATIENCE_S)
         monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
 
     return install
@@ -106,9 +108,14 @@ def beat(pid: int) -> Beat:
 @pytest.mark.usefixtures("no_py_spy")
 def test_a_rank_that_waits_in_c_tells_where_it_is(begin: Begin, log: Path) -> None:
     pid = begin(sys.executable, "-c", WAITS_IN_C)
-    stack = stacks.collect({3: pid}, {3: log}, {3: beat(pid)})[3]
+
+    def asked() -> list[str] | None:
+        # One that gets no processor for a while has not said all yet.
+        stack = stacks.collect({3: pid}, {3: log}, {3: beat(pid)})[3]
+        return stack if stack and stack[-1].endswith(" <module>") else None
+
+    stack = until(asked, "the whole stack")
     assert stack[0].endswith(" wait_in_c")
-    assert stack[-1].endswith(" <module>")
     said = log.read_text()
     assert f"slurmtrain: the threads of rank 3 (process {pid}, state " in said
     assert "threading.py" in said, "the other thread is in the log too"
@@ -129,6 +136,8 @@ def test_a_stopped_rank_is_named_stopped_and_left_alone(begin: Begin, log: Path)
 @pytest.mark.usefixtures("no_py_spy")
 def test_a_process_that_would_die_of_the_signal_is_not_sent_it(begin: Begin, log: Path) -> None:
     pid = begin("/bin/sh", "-c", "echo ready; exec sleep 1000")
+    # Before that it may wait for a disk, which is told of.
+    until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n" and stacks.state_of(pid) == "S", "its sleep")
     assert stacks.collect({3: pid}, {3: log}, {}) == {3: []}
     assert stacks.state_of(pid) in ("S", "R")
     assert pending(pid) == 0

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers.parties import Middleman
+from helpers.parties import Middleman, vacant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -260,13 +260,12 @@ def test_one_who_gives_up_on_a_silent_service_leaves_it() -> None:
 
 def test_nobody_at_all_is_an_error_of_the_system() -> None:
     async def talk() -> None:
-        async with serving(greeting()) as server:
-            port = server.port
-        with pytest.raises(ConnectionRefusedError) as refused:
-            await connect("127.0.0.1", port, SECRET)
+        with vacant("127.0.0.1") as port:
+            with pytest.raises(ConnectionRefusedError) as refused:
+                await connect("127.0.0.1", port, SECRET)
+            with pytest.raises(OSError) as unknown:
+                await connect("127.0.0.1", port, SECRET, "192.0.2.7")
         assert refused.value.strerror == "Connection refused"
-        with pytest.raises(OSError) as unknown:
-            await connect("127.0.0.1", port, SECRET, "192.0.2.7")
         assert unknown.value.strerror == "Cannot assign requested address"
 
     asyncio.run(talk())

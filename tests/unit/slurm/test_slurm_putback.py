@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import FakeSlurm
+from helpers.site import PATIENCE_S, until
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import putback
@@ -99,6 +100,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     fake = Slurm(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.setattr(putback, "_PAUSES_S", (0.0, 0.0))
+    # What Slurm itself leaves is too little for a program to start in on a machine that is busy.
+    monkeypatch.setattr(putback, "_PATIENCE_S", PATIENCE_S)
     fake.job()
     fake.says("sbatch", stderr="sbatch: Job 9 to start at 2026-01-01T00:00:00 using 2 processors on nodes node[0,2]\n")
     fake.says("sinfo", "".join(f"node{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(3)))
@@ -178,6 +181,8 @@ def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slur
         slurm.job(strict=True)
         put_back(["node1"])
         assert slurm.now["excluded"] == "node1"
+        # Another thread of this process may take it, and pass it on to this one a moment later.
+        until(lambda: heard, "the signal")
         assert heard == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -62,6 +62,7 @@ def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: FakeSlur
 
 def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, now = Scheduler(10.0, None), time.time()
+    monkeypatch.setattr(time, "time", lambda: now)
     asked.queue()
     monkeypatch.setattr(time, "time", lambda: now + 9.0)
     asked.queue()

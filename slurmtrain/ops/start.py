@@ -7,6 +7,7 @@ next command sees how far it came.
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import socket
@@ -187,16 +188,17 @@ def _is_void(submission: SubmissionDir, said: Mapping[str, Any]) -> bool:
 def _new_submission(run: RunDir) -> SubmissionDir:
     """A directory that no other submission has, even where locks fail and another command makes one just now."""
     make_directory(run.submissions)
-    while True:
-        numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
-        submission = run.submission(max(numbers, default=0) + 1)
+    numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
+    for number in itertools.count(max(numbers, default=0) + 1):
+        submission = run.submission(number)
         try:
             submission.path.mkdir(mode=DIRECTORY_MODE)
         except FileExistsError:
             continue
         except OSError as error:
             raise PlaceError(f"cannot create the directory {submission.path}: {reason_of(error)}") from error
-        return submission
+        break
+    return submission
 
 
 def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:

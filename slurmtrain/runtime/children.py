@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from slurmtrain.runtime.signals import StopFlag
+from slurmtrain.system.process import blocked
 
 # All that Slurm is asked to send, and sends by itself, before a SIGKILL.
 GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
@@ -157,11 +158,8 @@ def _watch_starts() -> None:
         """Multiprocessing's own, for all that it starts as a new interpreter, which inherits what is blocked."""
         if not _guards:
             return plain(path, args, passfds)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED)
-        try:
+        with blocked(GUARDED):
             return plain(path, args, passfds)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     util.spawnv_passfds = spawnv_passfds
 

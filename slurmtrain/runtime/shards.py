@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import select
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import torch
 import slurmtrain
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.shardwriter import IGNORED
+from slurmtrain.system.process import blocked
 
 _PAGE = mmap.PAGESIZE
 # Memory that is shared with a new process is made this much larger than asked for, since states grow by a little.
@@ -148,13 +148,10 @@ class ShardWriter:
         command = [sys.executable, "-P", "-m", "slurmtrain.runtime.shardwriter", *map(str, handles)]
         # Its standard streams stay the rank's: what it prints should it fail belongs into the rank's log.
         # What it is to ignore is blocked from its beginning on: Slurm may send it before Python has begun there.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, IGNORED)
-        try:
+        with blocked(IGNORED):
             self._process = subprocess.Popen(
                 command, pass_fds=handles, stdin=subprocess.DEVNULL, env=_environment(), start_new_session=True
             )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         theirs.close()
         self._socket, self._received, self._unanswered = ours, b"", 0
         return ours

@@ -13,7 +13,7 @@ import contextlib
 import math
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
@@ -22,6 +22,7 @@ from slurmtrain.slurm.command import ask, found
 from slurmtrain.slurm.limits import too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
 from slurmtrain.system.files import write_json
+from slurmtrain.system.process import blocked
 
 # Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all must be said by then.
 _PATIENCE_S = 5.0
@@ -31,6 +32,8 @@ _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reser
             "constraint": "Features"}  # fmt: skip
 # What sbatch says when no nodes are left that could ever run a job, and when it does not like the list of nodes.
 _IMPOSSIBLE = ("node configuration", "node count", "invalid node name", "more processors requested")
+# Which reaches all processes of a job that is put back, and would end the command that is next.
+_DISTURBING = frozenset((signal.SIGTERM,))
 HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
 # Which its user cannot let go.
 HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
@@ -41,7 +44,7 @@ class InJob:
 
     def record(self, job_id: str) -> Mapping[str, str]:
         """What Slurm knows of the job, field by field. Raises SlurmDown."""
-        with _undisturbed():
+        with blocked(_DISTURBING):
             return read_job(_ask("scontrol", "show", "job", job_id))
 
     def objection(self, job_id: str, without: Sequence[str]) -> str | None:
@@ -64,7 +67,7 @@ class InJob:
         if not found("scontrol"):
             write_json(intent, {"requeue": job_id})
             return
-        with _undisturbed():
+        with blocked(_DISTURBING):
             excluded = ""
             if without:
                 job = read_job(_ask("scontrol", "show", "job", job_id))
@@ -98,17 +101,6 @@ def let_go(job_id: str, without: Sequence[str], *, always: bool) -> bool:
         ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_joined(before, without)}")
     ask("scontrol", "release", job_id)
     return True
-
-
-@contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Keep Slurm's SIGTERM, which reaches all processes of a job that is put back, from ending the next command."""
-    # The commands inherit the mask; this process gets the signal afterwards, if not in another thread.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _update(job_id: str, setting: str) -> None:

@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -123,3 +123,16 @@ def _start_of(pid: int, *, ended: bool = False) -> int | None:
     # The command's name stands in brackets and may hold anything, brackets included.
     rest = stat[stat.rindex(b")") + 2 :].split()
     return None if rest[0].decode() in _GONE and not ended else int(rest[19])
+
+
+@contextlib.contextmanager
+def blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Keep these signals from this thread, and for good from what it starts meanwhile, which inherits the mask.
+
+    This process gets them afterwards, if not in another thread.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

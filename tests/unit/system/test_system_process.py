@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from slurmtrain.system.process import Process, descendants, identify, myself, with_argument
+from slurmtrain.system.process import Process, blocked, descendants, identify, myself, with_argument
 
 # Says that it is ready, and ends when its standard input does, so that it never outlives the test.
 WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
@@ -120,3 +120,12 @@ def test_a_process_is_found_by_its_command_line(child: subprocess.Popen[bytes]) 
 
 def test_there_is_no_process_without_an_id() -> None:
     assert identify(2**30) is None
+
+
+def test_what_is_started_while_a_signal_is_blocked_has_it_blocked_and_this_process_has_not() -> None:
+    look = ["awk", "/^SigBlk/ {print $2}", "/proc/self/status"]
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with blocked((signal.SIGUSR1,)):
+        mask = int(subprocess.run(look, capture_output=True, text=True, check=True).stdout, 16)
+    assert mask & 1 << (signal.SIGUSR1 - 1)
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

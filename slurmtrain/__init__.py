@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from slurmtrain.version import __version__
+
 __all__ = ["__version__", "session"]
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.session import session
+    from slurmtrain.runtime.training.session import session
 
 
 def __getattr__(name: str) -> object:
@@ -19,6 +20,6 @@ def __getattr__(name: str) -> object:
         from slurmtrain.system.interpreter import importing
 
         with importing():
-            from slurmtrain.runtime.session import session
+            from slurmtrain.runtime.training.session import session
         return session
     raise AttributeError(f"module 'slurmtrain' has no attribute {name!r}")

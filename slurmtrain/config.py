@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
-from slurmtrain.model import fields as kinds
-from slurmtrain.model.fields import Optional, Section, option
+from slurmtrain.model.spec import fields as kinds
+from slurmtrain.model.spec.fields import Optional, Section, option
 
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
@@ -108,7 +108,7 @@ def _files(project: Path | None, environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    from slurmtrain.system.yamlfile import parse_yaml, read_text
+    from slurmtrain.system.yaml_file import parse_yaml, read_text
 
     text = read_text(path)
     if not text.strip():

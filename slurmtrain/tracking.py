@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import TrackingError
-from slurmtrain.model.journal import read_lines
-from slurmtrain.model.layout import RunDir, RunsRoot, split_attempt
-from slurmtrain.model.plan import Plan
-from slurmtrain.model.run import Run
+from slurmtrain.model.run.journal import read_lines
+from slurmtrain.model.run.layout import RunDir, RunsRoot, split_attempt
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.files import create_private, reason_of
 
 # What one call takes: MLflow's own limits.

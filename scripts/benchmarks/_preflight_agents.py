@@ -19,13 +19,13 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.election import Candidate, Excluded
-from slurmtrain.model.spec import Spec, read_spec
-from slurmtrain.runtime import wire
-from slurmtrain.runtime.hosting import host
-from slurmtrain.runtime.lobby import Door
-from slurmtrain.runtime.preflight import Outcome, Party, attend
-from slurmtrain.runtime.sockets import listen
+from slurmtrain.model.preflight.election import Candidate, Excluded
+from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.runtime.preflight import channel
+from slurmtrain.runtime.preflight.leader import host
+from slurmtrain.runtime.preflight.meeting import Door
+from slurmtrain.runtime.preflight.participant import Outcome, Party, attend
+from slurmtrain.runtime.preflight.sockets import listen
 
 GPUS = 8
 # On a machine that runs all agents at once a probe waits for others that a cluster would run elsewhere.
@@ -47,8 +47,8 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
         sys.exit(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # As with PROBE_S, which says why; no setting of a spec's reaches it.
-    assert hasattr(wire, "_GREETING_S")
-    wire._GREETING_S = PROBE_S
+    assert hasattr(channel, "_GREETING_S")
+    channel._GREETING_S = PROBE_S
     spec = _spec(nodes)
     parties = [_party(node, nodes, spec) for node in range(first, first + count)]
 
@@ -122,7 +122,7 @@ def _address(network: int, node: int) -> str:
 
 
 def _facts(node: int, addresses: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What a healthy node measures, as :func:`slurmtrain.runtime.measures.measure_all` has it."""
+    """What a healthy node measures, as :func:`slurmtrain.runtime.preflight.facts.measure.measure_all` has it."""
     name = "NVIDIA H100 80GB HBM3"
     room = {"inodes": 976_562_496, "writable": True}
     gpus = [

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from _measure import ROOT
 
-from slurmtrain.model.ids import run_id
-from slurmtrain.model.layout import RunDir, RunsRoot
-from slurmtrain.model.plan import Plan
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.submit import load
-from slurmtrain.runtime.metrics import MetricsFile
+from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.system.files import DIRECTORY_MODE
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process, myself

@@ -35,7 +35,7 @@ from _checkpoint_train import WAYS, Task, delete, run_rank
 from _measure import ROOT, Report, command, run_quietly, say
 from step import products_for
 
-from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.system.process import Process, descendants
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_checkpoint_train.py"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from _measure import ROOT, Report, say
 
-from slurmtrain.model.interval import FIRST_SAVE_S, Choice, History, choose, optimum
+from slurmtrain.model.interruption.interval import FIRST_SAVE_S, Choice, History, choose, optimum
 
 TRACES = Path(__file__).with_name("traces")
 DAY_S = 86400.0

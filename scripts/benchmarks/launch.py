@@ -19,7 +19,7 @@ from pathlib import Path
 from _cluster import Cluster, NoCluster, Recorder, cluster
 from _measure import ROOT, Report, command, run_quietly, say
 
-from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_launch_train.py"
 NODES = (2, 4)

@@ -23,8 +23,8 @@ from typing import Any
 from _cluster import Cluster, NoCluster, cluster
 from _measure import ROOT, Report, command, environment, run_quietly, say
 
-from slurmtrain.model.election import ALL_PAIRS
-from slurmtrain.model.layout import AttemptDir, RunDir
+from slurmtrain.model.preflight.election import ALL_PAIRS
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 
 AGENTS = ROOT / "scripts" / "benchmarks" / "_preflight_agents.py"
 NODES = (1, 2, 4)
@@ -39,7 +39,7 @@ MOST_A_PROCESS = 64
 # What the agent does before its preflight begins, then what the preflight does first.
 _IMPORT = """\
 import json, time
-import submitit.core.submission, slurmtrain.slurm.task, slurmtrain.runtime.assembly
+import submitit.core.submission, slurmtrain.slurm.task, slurmtrain.runtime.preflight.entry
 began = time.time()
 import torch.distributed.elastic.agent.server.local_elastic_agent
 print(json.dumps([began, time.time()]))

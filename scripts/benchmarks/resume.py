@@ -20,8 +20,8 @@ from typing import Any
 
 from _measure import ROOT, Report, command, run_quietly, say
 
-from slurmtrain.model.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.runtime.checkpointfiles import newest_published, sweep
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
+from slurmtrain.runtime.checkpoint.files import newest_published, sweep
 from slurmtrain.system.process import Process, descendants
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_resume_train.py"

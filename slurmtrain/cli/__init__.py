@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import click
 
-import slurmtrain
 from slurmtrain.cli.lazy import LazyGroup
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.system.interpreter import leave_quickly
+from slurmtrain.version import __version__
 
 INTERRUPTED = 130
 
@@ -48,7 +48,7 @@ COMMANDS = {
     package="slurmtrain.cli",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(slurmtrain.__version__, message="%(prog)s %(version)s")
+@click.version_option(__version__, message="%(prog)s %(version)s")
 @click.option("--runs", metavar="DIR", help="Where runs live.")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 @click.pass_context

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("cancel", short_help="End runs.")
@@ -19,9 +19,9 @@ def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: 
     Works from any terminal of the machine, or for Slurm's jobs of the cluster.
     """
     from slurmtrain.ops.cancel import cancel
-    from slurmtrain.ops.find import find
-    from slurmtrain.ops.observe import observe
-    from slurmtrain.ops.views import runs_json
+    from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import runs_json
 
     run_ids, before = find(workspace, names, ask_slurm=False)
     over = {run_id for run_id in run_ids if before.runs[run_id].ended}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.ask import Answer, Wish
@@ -32,7 +32,7 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
     The run goes on. Exits with 1 if it could not save, ended without, or has not saved in time.
     """
     from slurmtrain.ops.ask import Answer, answer, ask
-    from slurmtrain.ops.find import find
+    from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     wish = ask(workspace, run_id)

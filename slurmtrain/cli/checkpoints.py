@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
 
@@ -23,9 +23,9 @@ def command(workspace: Workspace, run: str, everything: bool, as_json: bool) -> 
     SECONDS is how long the save took, STALL how long training stood still for it. A complete one of a session's that is
     kept for no reason goes when the run next saves.
     """
-    from slurmtrain.ops.find import find
-    from slurmtrain.ops.observe import observe
-    from slurmtrain.ops.views import checkpoints_json
+    from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import checkpoints_json
 
     [run_id], _ = find(workspace, [run])
     common.warn_of(observe(workspace, [run_id], thorough=True))

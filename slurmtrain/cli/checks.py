@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.election import natural
+from slurmtrain.model.preflight.election import natural
 
 # host: its findings, each with check, status and summary
 Checks = Mapping[str, Sequence[Mapping[str, Any]]]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from slurmtrain.config import EXECUTORS, load_config
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.observe import Observed
+    from slurmtrain.ops.shared.observe import Observed
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.outlook import Finding, Outlook
-    from slurmtrain.model.patterns import Found
+    from slurmtrain.model.diagnosis.patterns import Found
+    from slurmtrain.model.interruption.outlook import Finding, Outlook
     from slurmtrain.ops.diagnose import Diagnosed
     from slurmtrain.ops.doctor import Examined
 
@@ -82,7 +82,7 @@ def _examine(
 
 
 def _print_table(examined: Examined) -> None:
-    from slurmtrain.model.outlook import worst
+    from slurmtrain.model.interruption.outlook import worst
 
     rows = [
         (
@@ -146,7 +146,7 @@ def _print_unknown(examined: Examined) -> None:
 
 def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: bool) -> int:
     from slurmtrain.ops.diagnose import diagnose
-    from slurmtrain.ops.find import find
+    from slurmtrain.ops.shared.find import find
 
     [run_id], observed = find(workspace, [name])
     common.warn_of(observed)
@@ -217,7 +217,7 @@ def _print_found(found: Found) -> None:
 
 
 def _when(found: Found) -> str:
-    from slurmtrain.ops.views import iso
+    from slurmtrain.ops.shared.views import iso
 
     if found.first.at is None:
         return ""

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.model.drill import FAULTS
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.model.diagnosis.drill import FAULTS
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.drill import Verdict
+    from slurmtrain.model.diagnosis.drill import Verdict
     from slurmtrain.ops.drill import Report
 
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
@@ -75,7 +75,7 @@ def _print(report: Report) -> None:
     said = f": {run.reason}" if run.reason else ""
     click.echo(f"undisturbed: run {run.id} {run.state}" + (f" after {took:.0f} s" if took is not None else "") + said)
     if report.again is not None:
-        from slurmtrain.model.drill import in_words
+        from slurmtrain.model.diagnosis.drill import in_words
 
         click.echo(f"undisturbed once more: its last checkpoint {in_words(report.again)}")
     if not report.verdicts:

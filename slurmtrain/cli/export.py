@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("export", short_help="Write the model of a checkpoint to a single file.")
@@ -33,7 +33,7 @@ def command(
     """
     from slurmtrain.cli.reading import reader
     from slurmtrain.ops.export import export
-    from slurmtrain.ops.find import find
+    from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     with reader() as tell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("logs", short_help="Print the logs of a run.")
@@ -16,8 +16,8 @@ from slurmtrain.ops.workspace import Workspace
 @common.in_workspace
 def command(workspace: Workspace, run: str, follow: bool, rank: int | None, attempt: int | None) -> int:
     """Print what the ranks of RUN wrote. Each line begins with its attempt and rank, unless --rank names one."""
-    from slurmtrain.ops.find import find
     from slurmtrain.ops.logs import read_logs
+    from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     lines = read_logs(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.group("nodes", short_help="List nodes that failed a preflight.", invoke_without_command=True)
@@ -19,8 +19,8 @@ def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
     """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
-    from slurmtrain.ops.observe import observe
-    from slurmtrain.ops.views import nodes_json, now_iso
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import nodes_json, now_iso
 
     common.warn_of(observe(workspace, ask_slurm=False))
     nodes = nodes_json(workspace, everything=everything)
@@ -43,8 +43,8 @@ def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
 @common.in_workspace
 def forgive(workspace: Workspace, names: tuple[str, ...]) -> int:
     """Use each NODE, or list of nodes such as node[1-3], again. What is found of it later counts again."""
-    from slurmtrain.ops.ledger import forgive
-    from slurmtrain.ops.observe import observe
+    from slurmtrain.ops.shared.node_ledger import forgive
+    from slurmtrain.ops.shared.observe import observe
 
     common.warn_of(observe(workspace, ask_slurm=False))
     click.echo(f"forgiven: {', '.join(forgive(workspace, names))}", err=True)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from slurmtrain.cli import checks, common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("preflight", short_help="Check nodes, and train nothing.")
@@ -37,7 +37,7 @@ def command(
     from slurmtrain.cli.progress import teller
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.preflight import submit_preflight
-    from slurmtrain.ops.stop import Stop
+    from slurmtrain.ops.shared.interrupt import Stop
     from slurmtrain.ops.wait import wait
 
     chosen = common.default_executor(executor or workspace.config.executor)
@@ -61,7 +61,7 @@ def command(
 
 
 def _facts(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    from slurmtrain.ops.views import findings_json, show_json
+    from slurmtrain.ops.shared.views import findings_json, show_json
 
     run = workspace.store.load(run_id)
     assert run is not None

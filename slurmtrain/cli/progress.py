@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli import text
-from slurmtrain.ops.views import run_json
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.views import run_json
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.prune import Pruned
@@ -26,8 +26,8 @@ def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int
     Works while the run trains. Of one that has ended, what attempts left half-written goes too. The newest checkpoint
     always stays. Exits with 1 if something could not be deleted.
     """
-    from slurmtrain.ops.find import find
     from slurmtrain.ops.prune import prune
+    from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     pruned = prune(workspace, run_id, dry=dry_run)

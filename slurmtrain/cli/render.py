@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("render", short_help="Print what submit would submit.")

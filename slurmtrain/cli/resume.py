@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("resume", short_help="Start a run again, from its newest checkpoint.")
@@ -22,9 +22,9 @@ def command(
 
     KEY=VALUE overrides, such as params.steps=4000 or resources.time=02:00:00, hold for this and later attempts.
     """
-    from slurmtrain.ops.observe import observe
     from slurmtrain.ops.resume import resume
-    from slurmtrain.ops.views import runs_json
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import runs_json
 
     run_id, notes = resume(workspace, run, overrides, from_start=from_start)
     common.warn(notes)

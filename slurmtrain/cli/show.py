@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from slurmtrain.cli import checks, common, text, troubles
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("show", short_help="Show everything known of a run.")
@@ -16,9 +16,9 @@ from slurmtrain.ops.workspace import Workspace
 @common.in_workspace
 def command(workspace: Workspace, run: str, as_json: bool) -> int:
     """Show everything known of RUN: attempts and why they ended, checkpoints, metrics."""
-    from slurmtrain.ops.find import find
-    from slurmtrain.ops.observe import observe
-    from slurmtrain.ops.views import show_json
+    from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import show_json
 
     [run_id], _ = find(workspace, [run])
     observed = observe(workspace, [run_id], thorough=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
@@ -50,12 +50,12 @@ def command(
 
 
 def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> dict[str, Listed]:
-    from slurmtrain.ops.observe import observe
+    from slurmtrain.ops.shared.observe import observe
 
     observed = observe(workspace)
     common.warn_of(observed)
     if names:
-        from slurmtrain.ops.find import choose
+        from slurmtrain.ops.shared.find import choose
 
         return {run_id: observed.runs[run_id] for run_id in [choose(observed.runs, name) for name in names]}
     if everything:
@@ -67,7 +67,7 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> 
 def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as_json: bool) -> None:
     runs = _look(workspace, names, everything=everything)
     if as_json:
-        from slurmtrain.ops.views import now_iso, runs_json
+        from slurmtrain.ops.shared.views import now_iso, runs_json
 
         facts = runs_json(workspace, runs)
         common.print_json({"schema": facts["schema"], "as_of": now_iso(), "runs": facts["runs"]})
@@ -78,7 +78,7 @@ def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as
 
 
 def _rows(workspace: Workspace, runs: dict[str, Listed]) -> list[Any]:
-    from slurmtrain.ops.views import run_json
+    from slurmtrain.ops.shared.views import run_json
 
     return [text.row(run_json(workspace, listed)) for listed in runs.values()]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("submit", short_help="Submit the runs of a spec.")
@@ -31,9 +31,9 @@ def command(
 
     Prints the ids of the runs and returns at once; the runs go on when the terminal closes.
     """
-    from slurmtrain.ops.observe import observe
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import runs_json
     from slurmtrain.ops.submit import submit
-    from slurmtrain.ops.views import runs_json
 
     chosen = common.default_executor(executor or workspace.config.executor)
     run_ids, notes = submit(workspace, spec, overrides, sweep, executor=chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("sync", short_help="Reconcile runs, registry and MLflow.")

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmtrain.cli import text
-from slurmtrain.model.accounting import KINDS
+from slurmtrain.model.run.accounting import KINDS
 
 _SHOWN = 5
 

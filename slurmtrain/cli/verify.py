@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import common, text
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.verify import Verified
@@ -27,7 +27,7 @@ def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_js
     Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
     """
     from slurmtrain.cli.reading import reader
-    from slurmtrain.ops.find import find
+    from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.verify import verify
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)

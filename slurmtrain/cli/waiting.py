@@ -9,9 +9,9 @@ import click
 from slurmtrain.cli.common import print_json, warn, warn_of
 from slurmtrain.cli.progress import teller
 from slurmtrain.cli.text import HEADERS, print_table, row
-from slurmtrain.ops.views import run_json, runs_json
+from slurmtrain.ops.shared.views import run_json, runs_json
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.wait import wait
-from slurmtrain.ops.workspace import Workspace
 
 
 def wait_and_tell(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli import common
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.watch import Holder, News
@@ -41,7 +41,7 @@ def command(workspace: Workspace, every: float, once: bool, install: str | None,
         if once:
             raise click.UsageError("--install and --once exclude each other; what --install cron prints has --once")
         return _install(workspace, install, every, as_json=as_json)
-    from slurmtrain.ops.stop import Stop
+    from slurmtrain.ops.shared.interrupt import Stop
     from slurmtrain.ops.watch import watch, watch_once
 
     problems: list[str] = []

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError, NotAvailable
-from slurmtrain.model.layout import SubmissionDir
-from slurmtrain.model.plan import Plan
-from slurmtrain.runtime.context import local_job, scrubbed
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.job.environment import local_job, scrubbed
 from slurmtrain.system.process import Process, with_argument
 
 

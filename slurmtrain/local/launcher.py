@@ -14,7 +14,7 @@ from pathlib import Path
 
 import submitit
 
-from slurmtrain.runtime.agent import run_node
+from slurmtrain.runtime.agent.agent import run_node
 from slurmtrain.system.files import FILE_MODE
 from slurmtrain.system.process import identify
 

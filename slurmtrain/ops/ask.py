@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
-from slurmtrain.model.event import Event
-from slurmtrain.model.layout import RunDir, attempt_of
-from slurmtrain.model.run import Attempt, Checkpoint, Run
-from slurmtrain.ops.checkpoints import loaded, refuse_own
-from slurmtrain.ops.views import SCHEMA, checkpoint_json
-from slurmtrain.ops.workspace import Workspace, person
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.layout import RunDir, attempt_of
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run
+from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
+from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json
+from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import read_json, reason_of, write_json
 
 # How often the run's journals are read while waiting.

@@ -7,11 +7,11 @@ import time
 from collections.abc import Collection, Sequence
 
 from slurmtrain.errors import RunBusy, SlurmDown
-from slurmtrain.model.run import Run
-from slurmtrain.ops.local_jobs import alive
-from slurmtrain.ops.observe import observe
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime import lease
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, descendants
 

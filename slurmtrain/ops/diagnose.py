@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.model import patterns
-from slurmtrain.model.event import Event
-from slurmtrain.model.layout import attempt_of, node_of
-from slurmtrain.model.patterns import CONFIRMATION, ROOT, Diagnosis, Found, Hit
-from slurmtrain.model.run import Attempt, Run
-from slurmtrain.ops.observe import observe
-from slurmtrain.ops.views import SCHEMA, attempt_json, iso
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime.ending import redact
+from slurmtrain.model.diagnosis import patterns
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, Diagnosis, Found, Hit
+from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.layout import attempt_of, node_of
+from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.views import SCHEMA, attempt_json, iso
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import reason_of
 
 # What is read of a log: its beginning and its end, less of each where there are many logs.

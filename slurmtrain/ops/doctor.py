@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.layout import RunsRoot
-from slurmtrain.model.outlook import Finding, Job, Outlook, locally, outlook, worst
-from slurmtrain.model.preemption import may_use
-from slurmtrain.ops.views import SCHEMA
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.model.interruption.outlook import Finding, Job, Outlook, locally, outlook, worst
+from slurmtrain.model.interruption.preemption import may_use
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.plan import Plan
+    from slurmtrain.model.spec.plan import Plan
     from slurmtrain.slurm.site import Site
 
 # Stands for the id of a run that is not submitted.
@@ -113,7 +113,7 @@ def _job(workspace: Workspace, plan: Plan | None, executor: str, site: Site | No
     qos = _default_qos(site, None)
     if plan is None:
         return Job(watched=watched, qos=qos)
-    from slurmtrain.ops.history import outlook as past
+    from slurmtrain.ops.shared.interruption_stats import outlook as past
 
     spec, resources = plan.spec, plan.spec.resources
     named = spec.slurm.get("qos")

@@ -16,21 +16,30 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import RunBusy, SlurmDown, SlurmtrainError, UserError
-from slurmtrain.model.drill import FAULTS, Comparison, Facts, Injected, Verdict, judge, never_hit, never_submitted
-from slurmtrain.model.layout import attempt_of
-from slurmtrain.model.plan import Plan
-from slurmtrain.model.run import Run
-from slurmtrain.model.spec import NAME_LIMIT
-from slurmtrain.model.stopping import DEFAULT_GRACE_S
-from slurmtrain.ops.compare import compare
-from slurmtrain.ops.faults import inject, place_of
+from slurmtrain.model.diagnosis.drill import (
+    FAULTS,
+    Comparison,
+    Facts,
+    Injected,
+    Verdict,
+    judge,
+    never_hit,
+    never_submitted,
+)
+from slurmtrain.model.interruption.stop_cause import DEFAULT_GRACE_S
+from slurmtrain.model.run.layout import attempt_of
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.spec import NAME_LIMIT
+from slurmtrain.ops.shared.compare import compare
+from slurmtrain.ops.shared.faults import inject, place_of
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
-from slurmtrain.ops.views import SCHEMA
 from slurmtrain.ops.wait import FIRST_LOOK_S, LAST_LOOK_S, wait
-from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
-from slurmtrain.runtime import handover
+from slurmtrain.runtime.checkpoint import external
 from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"
@@ -265,7 +274,7 @@ class _Course:
         pattern = plan.spec.checkpoint.glob
         if pattern is None:
             return False
-        return handover.newest(handover.absolute(pattern, plan.workdir, self.workspace.root.run(run.id))) is not None
+        return external.newest(external.absolute(pattern, plan.workdir, self.workspace.root.run(run.id))) is not None
 
     def _runs_for(self, run: Run) -> float:
         """For how many seconds its ranks have been there."""

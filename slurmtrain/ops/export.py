@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import slurmtrain
 from slurmtrain.errors import CheckpointError, PlaceError, UserError
-from slurmtrain.model.run import Run
-from slurmtrain.ops.checkpoints import loaded, pick
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.checkpoints import loaded, pick
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import Tell, check
-from slurmtrain.ops.views import SCHEMA
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime.checkpointfiles import Manifest, read_manifest
+from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
 from slurmtrain.system.files import fsync_directory, reason_of
+from slurmtrain.version import __version__
 
 # What a file needs beside its tensors, in bytes: names, shapes and types.
 _HEADER = 1 << 20
@@ -149,8 +149,8 @@ def _read(directory: Path, name: str, to: Path) -> _State:
     # Torch takes a second to import; whatever is wrong with the command is told before that.
     from torch.distributed.checkpoint.api import CheckpointException
 
-    from slurmtrain.runtime.loading import Index
-    from slurmtrain.runtime.saving import SHARED
+    from slurmtrain.runtime.checkpoint.index import Index
+    from slurmtrain.runtime.checkpoint.saver import SHARED
 
     start = f"{name}."
     try:
@@ -194,7 +194,7 @@ def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> N
     from safetensors.torch import save_file
 
     try:
-        save_file(dict(state.tensors), path, {"format": "pt", "slurmtrain": slurmtrain.__version__, **about})
+        save_file(dict(state.tensors), path, {"format": "pt", "slurmtrain": __version__, **about})
     except KeyError as error:
         raise CheckpointError(f"safetensors has no place for numbers of type {error}; export to a .pt file") from error
     except SafetensorError as error:

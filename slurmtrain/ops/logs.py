@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.model.layout import AttemptDir
-from slurmtrain.model.run import Attempt, Run
-from slurmtrain.ops.observe import observe
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
 
 _POLL_S = 0.3
 _CHUNK = 1 << 20

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from slurmtrain.model.plan import make_plan
-from slurmtrain.model.spec import Checkpoint, Mlflow, Nodes, Requeue, Spec, Tracking, write_spec
+from slurmtrain.model.spec.plan import make_plan
+from slurmtrain.model.spec.spec import Checkpoint, Mlflow, Nodes, Requeue, Spec, Tracking, write_spec
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
-from slurmtrain.ops.workspace import Workspace
 from slurmtrain.specfile import Planned, SpecFile, replan
 
 NAME = "preflight"

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
-from slurmtrain.model.retention import Saved, reasons
-from slurmtrain.model.run import PUBLISHED, Run
-from slurmtrain.model.spec import Keep
-from slurmtrain.ops.checkpoints import loaded, refuse_own
-from slurmtrain.ops.evidence import checkpoints_on_disk
-from slurmtrain.ops.local_jobs import alive
-from slurmtrain.ops.plans import current_plan
-from slurmtrain.ops.views import SCHEMA
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime import checkpointfiles as files
+from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
+from slurmtrain.model.run.retention import Saved, reasons
+from slurmtrain.model.run.run import PUBLISHED, Run
+from slurmtrain.model.spec.spec import Keep
+from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
+from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.run_files import checkpoints_on_disk
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import locked, reason_of
 from slurmtrain.system.journal import Journal
 

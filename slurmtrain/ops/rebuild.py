@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 
 from slurmtrain.errors import RegistryUnusable
-from slurmtrain.ops.observe import Observed, observe
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import locked
 
 

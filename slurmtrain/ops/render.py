@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.model.plan import Plan
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
-from slurmtrain.ops.workspace import Workspace
 from slurmtrain.slurm.request import agent_command, make_request
 
 # Stands for the id that a run gets when it is submitted.

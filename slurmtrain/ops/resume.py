@@ -6,15 +6,15 @@ import time
 from collections.abc import Sequence
 
 from slurmtrain.errors import NoCheckpoint, RunBusy, UserError
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.plan import Plan
-from slurmtrain.model.run import Run
-from slurmtrain.ops.find import find
-from slurmtrain.ops.local_jobs import alive
-from slurmtrain.ops.observe import observe
-from slurmtrain.ops.plans import current_plan, follows, last_start
-from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.current_plan import current_plan, follows, last_start
+from slurmtrain.ops.shared.find import find
+from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.start import Wanted, check_executor, hidden_values, start
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import locked, make_directory
 
@@ -80,12 +80,12 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
     if pattern is not None:
-        from slurmtrain.runtime.handover import absolute, newest
+        from slurmtrain.runtime.checkpoint.external import absolute, newest
 
         if newest(absolute(pattern, plan.workdir, directory), last_start(run)) is None:
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
         return
-    from slurmtrain.runtime.checkpointfiles import newest_published, sweep
+    from slurmtrain.runtime.checkpoint.files import newest_published, sweep
 
     # One that is complete, whose publisher was killed before giving it its name, counts.
     sweep(directory.checkpoints, attempt="")

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import LaunchError, PlaceError, Refused, Unsure
-from slurmtrain.model.ids import run_id
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.obsolete import obsolete
-from slurmtrain.model.plan import Plan
-from slurmtrain.ops.observe import observe
-from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
-from slurmtrain.ops.workspace import Workspace, person
+from slurmtrain.model.preflight.obsolete_variables import obsolete
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.start import Wanted, check_executor, hidden_values, start
+from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.specfile import Planned, SpecFile, load_spec
 from slurmtrain.system.files import (
     DIRECTORY_MODE,
@@ -135,7 +135,7 @@ def _handed_over(run: RunDir, plan: Plan) -> list[str]:
     """A new run takes up what its pattern finds, be it another run's: say so."""
     if plan.spec.checkpoint.glob is None:
         return []
-    from slurmtrain.runtime.handover import absolute, newest
+    from slurmtrain.runtime.checkpoint.external import absolute, newest
 
     found = newest(absolute(plan.spec.checkpoint.glob, plan.workdir, run))
     if found is None:

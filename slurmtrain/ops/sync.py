@@ -10,16 +10,16 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PlaceError, Refused, SlurmDown, SlurmtrainError, TrackingError
-from slurmtrain.model.jobstate import WAITING, base
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.past import decision
-from slurmtrain.model.run import Attempt, Run
+from slurmtrain.model.interruption.history import decision
+from slurmtrain.model.run.job_state import WAITING, base
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.local_jobs import alive
-from slurmtrain.ops.observe import Observed, observe
-from slurmtrain.ops.plans import current_plan, follows, last_start
-from slurmtrain.ops.start import Wanted, check_executor, hidden_values, start
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.current_plan import current_plan, follows, last_start
+from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.start import Wanted, check_executor, hidden_values, start
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process
 
@@ -144,7 +144,7 @@ def _held(listed: Listed) -> str:
     """By whom a job that waits is held: ``user``, ``admin``, which is Slurm too where it had enough; else empty."""
     if listed.live is None:
         return ""
-    from slurmtrain.ops.slurm_jobs import is_given_up, is_held
+    from slurmtrain.ops.shared.slurm_jobs import is_given_up, is_held
 
     return "admin" if is_given_up(listed.live) else "user" if is_held(listed.live) else ""
 
@@ -261,7 +261,7 @@ def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     refused = _refused_start(run)
     if refused is None:
         return False
-    from slurmtrain.slurm.putback import let_go
+    from slurmtrain.slurm.requeue import let_go
 
     done = let_go(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
     if done:
@@ -299,7 +299,7 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
     ]  # fmt: skip
     if not waiting:
         return
-    from slurmtrain.ops.mirror import Mirror
+    from slurmtrain.ops.shared.mirror import Mirror
 
     with locked(workspace.root.tracking_lock):
         mirror = Mirror(workspace, mirrors)

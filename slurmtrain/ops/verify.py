@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.layout import MANIFEST, checkpoint_step, damaged_step
-from slurmtrain.model.run import Run
-from slurmtrain.ops.checkpoints import loaded, pick
-from slurmtrain.ops.views import SCHEMA
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime import checkpointfiles as files
+from slurmtrain.model.run.layout import MANIFEST, checkpoint_step, damaged_step
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.checkpoints import loaded, pick
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import reason_of
 
 # Files are hashed side by side: one reader gets little out of a parallel file system. Login nodes are shared, though.

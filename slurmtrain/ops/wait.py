@@ -6,9 +6,9 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from slurmtrain.ops.stop import Stop
+from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
-from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
 
 # How often to look: soon at first, for runs that are over soon; then seldom, since each look takes time from the run.

@@ -19,13 +19,13 @@ from typing import Any
 
 from slurmtrain.config import Config
 from slurmtrain.errors import PlaceError, SlurmtrainError
-from slurmtrain.model.layout import RunsRoot
-from slurmtrain.model.run import ENDED
-from slurmtrain.ops.observe import Observed
-from slurmtrain.ops.stop import Stop
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.model.run.run import ENDED
+from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.observe import Observed
+from slurmtrain.ops.shared.views import iso
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
-from slurmtrain.ops.views import iso
-from slurmtrain.ops.workspace import Workspace
 from slurmtrain.system.files import FILE_MODE, locked, reason_of
 from slurmtrain.system.process import Process, myself
 

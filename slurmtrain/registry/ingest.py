@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.model.journal import Garbage, events_of, read_lines
-from slurmtrain.model.layout import RunDir, split_attempt
-from slurmtrain.model.ledger import entries
-from slurmtrain.model.progress import Progress
-from slurmtrain.model.run import Run
-from slurmtrain.model.state import fold
+from slurmtrain.model.preflight.node_ledger import entries
+from slurmtrain.model.run.fold import fold
+from slurmtrain.model.run.journal import Garbage, events_of, read_lines
+from slurmtrain.model.run.layout import RunDir, split_attempt
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import Run
 from slurmtrain.registry.store import Store, Writing
 
 # A directory that changed this recently may change again without its time changing (timestamps are coarse).

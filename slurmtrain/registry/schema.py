@@ -96,7 +96,7 @@ attempt = sa.Table(
     sa.Column("evidence", sa.JSON, nullable=False),
 )
 
-# What the time of each attempt was spent on: a row for each kind (``model/accounting.py``), zeros included.
+# What the time of each attempt was spent on: a row for each kind (``model/run/accounting.py``), zeros included.
 attempt_seconds = sa.Table(
     "attempt_seconds",
     metadata,

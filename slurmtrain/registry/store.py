@@ -10,12 +10,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slurmtrain.model.event import Event
-from slurmtrain.model.interruption import Lived
-from slurmtrain.model.journal import Garbage
-from slurmtrain.model.ledger import Entry
-from slurmtrain.model.progress import Progress
-from slurmtrain.model.run import ENDED, Attempt, Checkpoint, Live, Run
+from slurmtrain.model.interruption.statistics import Lived
+from slurmtrain.model.preflight.node_ledger import Entry
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.journal import Garbage
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import ENDED, Attempt, Checkpoint, Live, Run
 from slurmtrain.registry import schema
 from slurmtrain.registry.database import open_engine, reading
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError, NotAvailable, Refused, SlurmDown, Unsure
-from slurmtrain.model.layout import SubmissionDir
-from slurmtrain.model.plan import Plan
-from slurmtrain.runtime.context import scrubbed
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.job.environment import scrubbed
 from slurmtrain.slurm.command import complaint, found
 from slurmtrain.slurm.limits import impossible
 from slurmtrain.slurm.request import make_request

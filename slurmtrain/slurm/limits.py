@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmtrain.model.fields import suggestion
 from slurmtrain.model.hostlist import expand
-from slurmtrain.model.plan import Plan
-from slurmtrain.model.sbatch import canonical
+from slurmtrain.model.spec.fields import suggestion
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sbatch import canonical
 from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from slurmtrain.model.jobstate import base
+from slurmtrain.model.run.job_state import base
 
 # Field, and its width. The widths are ours, so that a field may hold any character; the name comes last.
 QUEUE_FIELDS = (

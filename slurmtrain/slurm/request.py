@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.hostlist import compress, expand
-from slurmtrain.model.layout import SubmissionDir
-from slurmtrain.model.plan import Plan
-from slurmtrain.model.sbatch import canonical
-from slurmtrain.runtime import profile
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sbatch import canonical
+from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier. A short
@@ -117,7 +117,7 @@ def prologue(plan: Plan, submission: SubmissionDir) -> str:
         variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
         folder=str(submission.submitit),
         setup=[*_profile_lines(plan), *plan.spec.setup],
-        invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.invite" if several else "",
+        invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.preflight.announce" if several else "",
     )
     return text
 
@@ -130,7 +130,7 @@ def epilogue(submission: SubmissionDir) -> str:
 
 def _profile_lines(plan: Plan) -> tuple[str, ...]:
     """What a network's profile wants to be done before the tasks start."""
-    return profile.load(plan.spec.network.profile).setup if plan.spec.network.profile else ()
+    return network_profile.load(plan.spec.network.profile).setup if plan.spec.network.profile else ()
 
 
 def agent_command(python: str, folder: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.preemption import (
+from slurmtrain.model.interruption.preemption import (
     CRED_EXPIRE_S,
     KILL_WAIT_S,
     MAX_REQUEUES,

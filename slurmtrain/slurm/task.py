@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from slurmtrain.runtime.agent import run_node as run_agent
-from slurmtrain.slurm.putback import InJob
+from slurmtrain.runtime.agent.agent import run_node as run_agent
+from slurmtrain.slurm.requeue import InJob
 
 
 def run_node(submission: str) -> None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
-from slurmtrain.model.plan import Plan, make_plan
-from slurmtrain.model.spec import check_name, read_spec
-from slurmtrain.model.sweep import check_sweep, expand
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import check_name, read_spec
+from slurmtrain.model.spec.sweep import check_sweep, expand
 from slurmtrain.specfile.interpolate import interpolate
 from slurmtrain.specfile.overrides import Override, apply, check_path, chosen, parse_overrides, parse_sweeps
 from slurmtrain.specfile.secrets import leaks, without_secrets
-from slurmtrain.system.yamlfile import Document, parse_yaml, read_text
+from slurmtrain.system.yaml_file import Document, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
 _COMMAND_LINE = 1 << 30

@@ -9,10 +9,10 @@ from typing import Any
 import yaml
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.fields import Entries, Scalar, Section, Short, suggestion
-from slurmtrain.model.spec import walk_keys
+from slurmtrain.model.spec.fields import Entries, Scalar, Section, Short, suggestion
+from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.specfile.secrets import redact_assignment
-from slurmtrain.system.yamlfile import parse_value
+from slurmtrain.system.yaml_file import parse_value
 
 KeyPath = tuple[str, ...]
 _SCHEMA = dict(walk_keys())

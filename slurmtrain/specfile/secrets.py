@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slurmtrain.model.plan import REDACTED
-from slurmtrain.model.spec import is_secret_variable
-from slurmtrain.system.yamlfile import Document
+from slurmtrain.model.spec.plan import REDACTED
+from slurmtrain.model.spec.spec import is_secret_variable
+from slurmtrain.system.yaml_file import Document
 
 KeyPath = tuple[str, ...]
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")

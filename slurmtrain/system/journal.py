@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.event import encode
-from slurmtrain.model.ids import base32
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.ids import base32
 from slurmtrain.system.files import FILE_MODE
 
 

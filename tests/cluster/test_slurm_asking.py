@@ -14,8 +14,8 @@ import pytest
 from helpers.cluster import Cluster, ClusterSite, Person
 from helpers.site import until
 
-from slurmtrain.model.plan import make_plan
-from slurmtrain.model.spec import read_spec
+from slurmtrain.model.spec.plan import make_plan
+from slurmtrain.model.spec.spec import read_spec
 
 WRAPPED = ("squeue", "sacct", "scontrol", "sbatch", "scancel", "sinfo")
 

@@ -17,13 +17,13 @@ from cluster.test_slurm_kills import COMMAND, Killing
 from helpers.cluster import NODES, Cluster, ClusterSite
 from helpers.site import until
 
-from slurmtrain.model.event import encode
+from slurmtrain.model.run.event import encode
 
 # What a task of a job does that puts its own job back into the queue, without the agent.
 PUT_BACK = """
 import json, os, sys, time
-from slurmtrain.runtime.context import slurm_job_id
-from slurmtrain.slurm.putback import InJob
+from slurmtrain.runtime.job.environment import slurm_job_id
+from slurmtrain.slurm.requeue import InJob
 if os.environ["SLURM_NODEID"] == "0" and "SLURM_RESTART_COUNT" not in os.environ:
     job, without = slurm_job_id(os.environ), sys.argv[1].split(",")
     print("objection", json.dumps(InJob().objection(job, without)), flush=True)
@@ -138,7 +138,7 @@ def test_a_job_that_a_person_cancels_does_not_come_to_life_again(site: ClusterSi
     ).strip()  # fmt: skip
     until(lambda: cluster.state(sleeper) == "RUNNING", "the job")
     cluster.slurm("scancel", sleeper)
-    put_back = f"from slurmtrain.slurm.putback import InJob; InJob().put_back('{sleeper}', ['node1'], 0.0, None)"
+    put_back = f"from slurmtrain.slurm.requeue import InJob; InJob().put_back('{sleeper}', ['node1'], 0.0, None)"
     done = subprocess.run(
         [site.python, "-c", put_back], env=site.environment(), capture_output=True, text=True, **site.identity
     )

@@ -31,7 +31,7 @@ for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pk
 done
 unset pickle target
 # where the first node will be, for all the others
-invitation="$('/opt/slurm train/bin/python3' -m slurmtrain.runtime.invite)" && eval "$invitation"
+invitation="$('/opt/slurm train/bin/python3' -m slurmtrain.runtime.preflight.announce)" && eval "$invitation"
 unset invitation
 
 # command

@@ -16,13 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from slurmtrain.model.ids import run_id
-from slurmtrain.model.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
-from slurmtrain.model.spec import Keep
-from slurmtrain.runtime.publishing import About, Policy
-from slurmtrain.runtime.ranks import Ranks
-from slurmtrain.runtime.saving import Saver
-from slurmtrain.runtime.states import Objects, Stateful
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
+from slurmtrain.model.spec.spec import Keep
+from slurmtrain.runtime.checkpoint.publisher import About, Policy
+from slurmtrain.runtime.checkpoint.saver import Saver
+from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful
+from slurmtrain.runtime.job.process_group import Ranks
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal

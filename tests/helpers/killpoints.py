@@ -23,11 +23,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model import retention
-from slurmtrain.model.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.model.spec import Best, Keep
-from slurmtrain.runtime import checkpointfiles as files
-from slurmtrain.runtime import shardwriter
+from slurmtrain.model.run import retention
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
+from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.runtime.checkpoint import files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
@@ -113,7 +112,7 @@ def writers_that_fail(
     tests = Path(__file__).parents[1]
     (directory / "sitecustomize.py").write_text(
         "import sys\n"
-        "if 'slurmtrain.runtime.shardwriter' in sys.orig_argv:\n"
+        "if 'slurmtrain.runtime.checkpoint.writer_process' in sys.orig_argv:\n"
         "    import warnings\n"
         "    warnings.filterwarnings('ignore', category=RuntimeWarning, module='runpy')\n"
         f"    sys.path.append({str(tests)!r})\n"
@@ -195,7 +194,7 @@ class Save:
         os.pwrite(handle, data, 0)
         try:
             path = files.Staging(run.checkpoints, attempt, self.step).path / f"__{rank}_0.distcp"
-            return shardwriter._Memory(handle).write({"bytes": len(data), "path": str(path)})
+            return writer_process._Memory(handle).write({"bytes": len(data), "path": str(path)})
         finally:
             os.close(handle)
 
@@ -204,7 +203,7 @@ class Save:
             "step": self.step, "why": "steps", "metrics": dict(self.metrics), "world_size": self.ranks, "mesh": [],
             "stall_s": 0.0, "plan_hash": None, "attempt": attempt, "versions": {}, "params": {}, "objects": {},
         }  # fmt: skip
-        return shardwriter.publish(
+        return writer_process.publish(
             {
                 "attempt": str(AttemptDir(run.attempts / attempt).path),
                 "step": self.step,
@@ -218,11 +217,11 @@ class Save:
 
 def prune(run: RunDir, attempt: str, keep: Keep, missing: int | None = None) -> None:
     place = str(AttemptDir(run.attempts / attempt).path)
-    shardwriter.prune({"attempt": place, "keep": asdict(keep), "missing": missing})
+    writer_process.prune({"attempt": place, "keep": asdict(keep), "missing": missing})
 
 
 def discard(run: RunDir, attempt: str, step: int) -> None:
-    shardwriter.discard({"attempt": str(AttemptDir(run.attempts / attempt).path), "step": step})
+    writer_process.discard({"attempt": str(AttemptDir(run.attempts / attempt).path), "step": step})
 
 
 def take_lease(run: RunDir, attempt: str) -> None:
@@ -519,7 +518,7 @@ def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], w
 def main(who: str, *names: str) -> None:
     """Try scenarios, all by default; prints as JSON how many kills each took, or what went wrong."""
     # More writes of less, so that there are more places to be killed at.
-    shardwriter._CHUNK = 1 << 10
+    writer_process._CHUNK = 1 << 10
     memory = Path("/dev/shm")
     said: dict[str, int | str] = {}
     for name in names or [name for name in SCENARIOS if who != "writer" or SCENARIOS[name].lives_on]:

@@ -14,14 +14,14 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from slurmtrain.model.election import Candidate, Excluded
-from slurmtrain.model.spec import Preflight, Spec, read_spec
-from slurmtrain.runtime import proof
-from slurmtrain.runtime.hosting import host
-from slurmtrain.runtime.lobby import Door, Guest
-from slurmtrain.runtime.preflight import Outcome, Party, attend
-from slurmtrain.runtime.sockets import listen
-from slurmtrain.runtime.wire import Channel, connect
+from slurmtrain.model.preflight.election import Candidate, Excluded
+from slurmtrain.model.spec.spec import Preflight, Spec, read_spec
+from slurmtrain.runtime.preflight import probe
+from slurmtrain.runtime.preflight.channel import Channel, connect
+from slurmtrain.runtime.preflight.leader import host
+from slurmtrain.runtime.preflight.meeting import Door, Guest
+from slurmtrain.runtime.preflight.participant import Outcome, Party, attend
+from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET = bytes(range(32))
 # Longer than any meeting takes, on a busy machine too.
@@ -129,7 +129,7 @@ class Meeting:
         # Garbage is collected meanwhile, which is not to take the time to look at all that the tests have loaded.
         gc.freeze()
         try:
-            with mock.patch.object(proof, "connect", self._connect), mock.patch.object(Guest, "report", noted):
+            with mock.patch.object(probe, "connect", self._connect), mock.patch.object(Guest, "report", noted):
                 return asyncio.run(self._hold())
         finally:
             gc.unfreeze()

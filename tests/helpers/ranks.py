@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.spec import Keep
-from slurmtrain.runtime.publishing import About, Policy
-from slurmtrain.runtime.ranks import Ranks
-from slurmtrain.runtime.restoring import Restored, Restorer
-from slurmtrain.runtime.saving import Outcome, Saver
-from slurmtrain.runtime.states import Objects
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.spec import Keep
+from slurmtrain.runtime.checkpoint.publisher import About, Policy
+from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
+from slurmtrain.runtime.checkpoint.saver import Outcome, Saver
+from slurmtrain.runtime.checkpoint.state_dicts import Objects
+from slurmtrain.runtime.job.process_group import Ranks
 from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.journal import Journal
 

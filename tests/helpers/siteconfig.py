@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmtrain.model.preemption import Qos
+from slurmtrain.model.interruption.preemption import Qos
 from slurmtrain.slurm.parse import read_partitions
 from slurmtrain.slurm.site import Site, read_associations, read_cluster, read_config, read_partition, read_qos
 

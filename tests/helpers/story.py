@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.model.event import Event
-from slurmtrain.model.progress import Progress
-from slurmtrain.model.run import Attempt, Run
-from slurmtrain.model.state import fold
-from slurmtrain.slurm.news import is_open, news, wants_accounting
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.fold import fold
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.slurm.parse import Job
+from slurmtrain.slurm.reconcile import is_open, news, wants_accounting
 from slurmtrain.slurm.scheduler import Accounting, Queue
 
 JOB = "7"

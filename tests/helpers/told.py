@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.event import encode
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.plan import Plan, make_plan
-from slurmtrain.model.run import Run
-from slurmtrain.model.spec import read_spec, write_requeue
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec, write_requeue
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime import lease
-from slurmtrain.runtime.context import Launch
+from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job.environment import Launch
 from slurmtrain.slurm.parse import QUEUE_FIELDS
 from slurmtrain.system.files import write_json
 

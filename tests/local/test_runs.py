@@ -298,7 +298,7 @@ def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) 
 
 
 def _iso(seconds: float) -> str:
-    from slurmtrain.ops.views import iso
+    from slurmtrain.ops.shared.views import iso
 
     return str(iso(seconds))
 

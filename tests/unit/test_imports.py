@@ -51,8 +51,8 @@ def told(program: str, cwd: Path, *arguments: str) -> tuple[str, set[str]]:
 @pytest.fixture
 def one_run(tmp_path: Path) -> Path:
     """A directory with a run, as submit leaves it before it hands the job over, in its runs root."""
-    from slurmtrain.model.ids import run_id
-    from slurmtrain.model.layout import RunsRoot
+    from slurmtrain.model.run.ids import run_id
+    from slurmtrain.model.run.layout import RunsRoot
     from slurmtrain.system.journal import Journal
 
     run = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))
@@ -93,10 +93,10 @@ def test_a_later_status_imports_none_of_the_heavy_libraries(one_run: Path) -> No
 def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path) -> None:
     _, imported = told(IMPORT_AND_TELL, tmp_path)
     assert "slurmtrain" in imported
-    assert not imported & {"torch", "sqlalchemy", "numpy", "click", "slurmtrain.runtime.session"}
+    assert not imported & {"torch", "sqlalchemy", "numpy", "click", "slurmtrain.runtime.training.session"}
 
 
 def test_the_session_is_loaded_when_it_is_first_used(tmp_path: Path) -> None:
     program = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain\nassert callable(slurmtrain.session)\n")
     _, imported = told(program, tmp_path)
-    assert {"torch", "slurmtrain.runtime.session"} <= imported
+    assert {"torch", "slurmtrain.runtime.training.session"} <= imported

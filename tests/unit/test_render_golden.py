@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.config import Config
-from slurmtrain.model.plan import Plan
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops import submit
 from slurmtrain.ops.render import Rendered, render
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Directories that exist on no machine, so that nothing resolves to something else.

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError, SlurmtrainError, SpecError
-from slurmtrain.model.plan import Plan
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.specfile import Planned, SpecFile, load_spec, replan
 
 PYTHON = "/usr/bin/python3"

@@ -17,11 +17,11 @@ from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, tell
 from slurmtrain.cli import checkpoint as checkpoint_module
 from slurmtrain.cli import export, prune, reading, verify
 from slurmtrain.errors import RunBusy
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.run import Checkpoint
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops import ask as asking
 from slurmtrain.ops.ask import Answer
-from slurmtrain.runtime import checkpointfiles as files
+from slurmtrain.runtime.checkpoint import files
 
 ROOT = Path(__file__).resolve().parents[3]
 STEPS = (10, 20, 30)

@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from slurmtrain.cli import checkpoints, show, status, text
-from slurmtrain.model.ids import run_id
-from slurmtrain.model.layout import RunDir, RunsRoot
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal

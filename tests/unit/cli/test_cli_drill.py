@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from slurmtrain import cli
-from slurmtrain.model.drill import Comparison, Injected, Problem, Verdict
-from slurmtrain.model.run import Run
+from slurmtrain.model.diagnosis.drill import Comparison, Injected, Problem, Verdict
+from slurmtrain.model.run.run import Run
 from slurmtrain.ops import drill as module
 from slurmtrain.ops.drill import Order, Report
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from slurmtrain.cli import show
-from slurmtrain.model.hang import Phase, RankState
-from slurmtrain.model.run import Attempt
-from slurmtrain.ops.views import attempt_json
+from slurmtrain.model.diagnosis.hang import Phase, RankState
+from slurmtrain.model.run.run import Attempt
+from slurmtrain.ops.shared.views import attempt_json
 
 
 def state(rank: int, idle_s: float, letter: str = "S") -> dict[str, Any]:

@@ -9,7 +9,7 @@ from helpers.fakeslurm import FakeSlurm
 from helpers.told import PARTITIONS
 
 from slurmtrain.config import Config
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from helpers.fakeslurm import FakeSlurm
 from helpers.told import LONG_AGO, RUN_ID, WHY, Told, again, loaded, waiting
 
 from slurmtrain.local import launch as local_launch
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.plan import Plan
-from slurmtrain.ops import start as starting
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops import sync as syncing
 from slurmtrain.ops.logs import read_logs
+from slurmtrain.ops.shared import start as starting
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime import lease
+from slurmtrain.runtime.job import lease
 from slurmtrain.system.process import myself
 
 OVER = "7|FAILED|1:0|100|200|300|30|n0|x-0123456789\n"

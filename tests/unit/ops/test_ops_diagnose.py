@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.model.event import encode
-from slurmtrain.model.hang import Phase, RankState
+from slurmtrain.model.diagnosis.hang import Phase, RankState
+from slurmtrain.model.run.event import encode
 from slurmtrain.ops import diagnose as module
 from slurmtrain.ops.diagnose import Diagnosed, diagnose
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 
 JOB = "77"
 LASTED = 600.0

@@ -13,11 +13,11 @@ from helpers.fakeslurm import FakeSlurm
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
-from slurmtrain.model.event import encode
-from slurmtrain.model.outlook import Case, Finding
+from slurmtrain.model.interruption.outlook import Case, Finding
+from slurmtrain.model.run.event import encode
 from slurmtrain.ops.doctor import Examined, examine, is_watched
-from slurmtrain.ops.observe import observe
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.process import identify
 
 SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2, time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"

@@ -17,14 +17,14 @@ from helpers.checkpoints import ELSEWHERE, end_run, make_checkpoints, make_run, 
 from helpers.fakeslurm import FakeSlurm
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
-from slurmtrain.model.layout import AttemptDir, RunDir
-from slurmtrain.model.run import Run
-from slurmtrain.model.spec import NAME_LIMIT
-from slurmtrain.ops import faults
-from slurmtrain.ops.checkpoints import loaded
-from slurmtrain.ops.compare import compare
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.spec import NAME_LIMIT
 from slurmtrain.ops.drill import Order, drill
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared import faults
+from slurmtrain.ops.shared.checkpoints import loaded
+from slurmtrain.ops.shared.compare import compare
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process, identify
 
@@ -262,7 +262,7 @@ def test_the_files_of_a_script_of_its_own_kind_are_compared(
 
 
 def test_an_object_of_a_rank_that_differs_is_told() -> None:
-    from slurmtrain.ops.compare import _differing
+    from slurmtrain.ops.shared.compare import _differing
 
     one = {"cursor": [1, float("nan")], "mean": torch.zeros(2)}
     assert list(_differing(one, {"cursor": [1, float("nan")], "mean": torch.zeros(2)}, "x")) == []

@@ -28,11 +28,11 @@ from torch import nn
 
 import slurmtrain
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, PlaceError, UserError
-from slurmtrain.model.layout import RunDir, RunsRoot
+from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.ops import export as exporting
 from slurmtrain.ops.export import export
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.runtime import checkpointfiles as files
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.checkpoint import files
 
 STEPS = (10, 20)
 FORMATS = (".pt", ".safetensors")
@@ -346,7 +346,7 @@ from pathlib import Path
 from slurmtrain.config import Config
 from slurmtrain.errors import CheckpointError
 from slurmtrain.ops import export as exporting
-from slurmtrain.ops.workspace import Workspace
+from slurmtrain.ops.shared.workspace import Workspace
 runs, run_id, to = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
 read = exporting._read

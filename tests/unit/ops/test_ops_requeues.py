@@ -10,12 +10,12 @@ import pytest
 from helpers.fakeslurm import FakeSlurm
 from helpers.told import PARTITIONS, RUN_ID, Told, again, loaded, waiting
 
-from slurmtrain.model.event import encode
-from slurmtrain.model.layout import RunDir
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.shared.views import run_json, show_json
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
-from slurmtrain.ops.views import run_json, show_json
-from slurmtrain.ops.workspace import Workspace
-from slurmtrain.slurm import putback
+from slurmtrain.slurm import requeue
 from slurmtrain.system.files import locked
 
 WHY = "n1: clock: 5 s ahead of n0 (limit 1 s)"
@@ -201,7 +201,7 @@ def test_a_job_that_its_agent_left_held_is_let_go(
     workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, reason: str, failed: str
 ) -> None:
     repairs = Repairs(done=True)
-    monkeypatch.setattr(putback, "let_go", repairs)
+    monkeypatch.setattr(requeue, "let_go", repairs)
     refused(workspace, failed=failed)
     slurm.says("squeue", waiting("7", reason, restart=1))
     assert again(workspace).released == [RUN_ID]
@@ -217,7 +217,7 @@ def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
     workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     repairs = Repairs(done=False)
-    monkeypatch.setattr(putback, "let_go", repairs)
+    monkeypatch.setattr(requeue, "let_go", repairs)
     refused(workspace)
     slurm.says("squeue", waiting("7", reason, restart=1))
     assert again(workspace).released == []
@@ -228,7 +228,7 @@ def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stay
     workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repairs = Repairs(done=False)
-    monkeypatch.setattr(putback, "let_go", repairs)
+    monkeypatch.setattr(requeue, "let_go", repairs)
     run = refused(workspace)
     # Another start has begun since, and was preempted.
     later = run.attempt("7", 1)

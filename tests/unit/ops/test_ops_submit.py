@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import FakeSlurm
 
-from slurmtrain.model.event import encode
-from slurmtrain.model.plan import Plan
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
-from slurmtrain.ops.workspace import Workspace
 
 SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\nparams: {a: 1}\ntracking: {mlflow: {enabled: false}}\n"
 

@@ -20,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.event import encode
-from slurmtrain.model.journal import Garbage
-from slurmtrain.model.layout import RunDir
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.journal import Garbage
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops import watch as module
-from slurmtrain.ops.observe import Observed
-from slurmtrain.ops.stop import Stop
+from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.observe import Observed
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch import (
     MOST_PAUSES,
@@ -39,7 +40,6 @@ from slurmtrain.ops.watch import (
     watch,
     watch_once,
 )
-from slurmtrain.ops.workspace import Workspace
 from slurmtrain.registry.store import Listed
 from slurmtrain.slurm import scheduler
 from slurmtrain.slurm.parse import QUEUE_FIELDS

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.event import encode
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.run import Run
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Run
 from slurmtrain.registry import ingest as module
 from slurmtrain.registry.ingest import has_news, ingest
 from slurmtrain.registry.store import Mirrored, Store

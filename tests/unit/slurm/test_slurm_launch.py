@@ -16,9 +16,9 @@ import pytest
 from helpers.fakeslurm import Call, FakeSlurm
 
 from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
-from slurmtrain.model.layout import RunsRoot, SubmissionDir
-from slurmtrain.model.plan import Plan, make_plan
-from slurmtrain.model.spec import read_spec
+from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.launch import Handing, check, find, launch
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.files import locked, make_directory, write_json
@@ -250,8 +250,8 @@ def test_a_plan_that_slurm_can_never_run_is_refused(slurm: FakeSlurm) -> None:
 SUBMITTER = """
 import json, sys
 from pathlib import Path
-from slurmtrain.model.layout import SubmissionDir
-from slurmtrain.model.plan import Plan
+from slurmtrain.model.run.layout import SubmissionDir
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.slurm.launch import Handing, launch
 from slurmtrain.system.files import locked
 submission = SubmissionDir(Path(sys.argv[1]))

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.plan import Plan, make_plan
-from slurmtrain.model.spec import read_spec
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.limits import Choice, grace, impossible, leave_out, partition
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
 

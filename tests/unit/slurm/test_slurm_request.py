@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
-from slurmtrain.model.layout import RunDir
-from slurmtrain.model.plan import Plan, make_plan
-from slurmtrain.model.sbatch import OPTIONS, OWNED
-from slurmtrain.model.spec import read_spec
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
+from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm import request as requests
 from slurmtrain.slurm.request import Request, agent_command, make_request, prologue
 

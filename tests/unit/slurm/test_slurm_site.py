@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.preemption import Qos
+from slurmtrain.model.interruption.preemption import Qos
 from slurmtrain.slurm.parse import read_partitions
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.site import (

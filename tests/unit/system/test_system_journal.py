@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.journal import events_of, read_lines
+from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.system import journal as writing
 from slurmtrain.system.journal import Journal, command_journal
 

@@ -1,0 +1,258 @@
+"""When to save, and when ranks talk to each other: pure decisions.
+
+The time between saves that loses least weighs what a save costs against the work that an interruption takes. J. W.
+Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 d M), for a save that
+stalls training for d seconds and a mean time M between interruptions that come without notice. J. T. Daly, "A higher
+order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37, corrects it for an
+M that is not long beside d.
+
+Two times of a save matter: its stall, for which training stands still, and its whole duration, until it is published,
+while training goes on. An interruption takes what was done since the last published save began: on average half an
+interval and one duration. The duration does not depend on the interval, so the optimum is that of the stall alone.
+But saves cannot be more frequent than they take, and one that does not fit the grace of a preemption is none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from slurmtrain.model.spec.spec import Every
+
+# Mean time between unnoticed interruptions of one node where nothing is known: six hours, as spot instances have it.
+# It weighs as much as one interruption that was seen: a hundred nodes that run undisturbed outweigh it in minutes.
+PRIOR_MTBF_S = 6 * 3600.0
+PRIOR_WEIGHT = 1.0
+# The first save of a run comes this early: it measures what a save costs, and shows that saving works.
+FIRST_SAVE_S = 30.0
+SHORTEST_S = 10.0
+# No more than an hour's work is put at risk, unless saving each hour costs more than this part of the time.
+LONGEST_S = 3600.0
+CHEAP = 0.005
+# What saving may cost at most as long as no interruption was seen, and only the prior speaks for it. CheckFreq (FAST
+# 2021) has the same figure. What was seen counts for more: where interruptions are dense, 3.5 % is far from the least.
+MOST_OVERHEAD = 0.035
+# A save in the grace may take longer than the last ones did, and another one may have to end first.
+GRACE_MARGIN = 1.5
+# How many of the last saves tell what the next one costs.
+_REMEMBERED = 8
+# How often ranks agree on whether to stop or save. A stop request waits at most this long plus one step.
+AGREE_S = 0.25
+# While a checkpoint is being written: it is published at the first agreement after that.
+AGREE_SAVING_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What is known of interruptions where a job runs, and of its saves, before it begins.
+
+    ``uptime_s`` is in node-seconds. ``interruptions`` came without notice, ``announced`` ones (preemptions, time
+    limits) left the job ``grace_s`` seconds to save in; None: unknown, or there are none. ``stall_s`` and ``save_s``:
+    stall and duration of the run's own last save; of the last save of another run of its name there is only
+    ``save_s``.
+    """
+
+    uptime_s: float = 0.0
+    interruptions: int = 0
+    announced: int = 0
+    grace_s: float | None = None
+    stall_s: float | None = None
+    save_s: float | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> History:
+        """Read what :meth:`plain` gave, by this version or another; what is missing is unknown."""
+        return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
+
+    def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> History:
+        """With so much more seen."""
+        return replace(
+            self,
+            uptime_s=self.uptime_s + uptime_s,
+            interruptions=self.interruptions + interruptions,
+            announced=self.announced + announced,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """How often to save, in seconds between the end of one stall and the next save, and why so.
+
+    ``optimum_s`` is before bounds, ``bounded_by`` the one that holds: ``shortest``, ``longest``, ``save`` (what a save
+    takes), ``overhead``, ``first`` (no save has been measured), or None. ``mtbf_s``: the time between unnoticed
+    interruptions that this job can expect; ``interruptions``: how many were seen that say so. ``why``: in words.
+    """
+
+    seconds: float
+    optimum_s: float | None
+    stall_s: float | None
+    save_s: float | None
+    mtbf_s: float
+    interruptions: int
+    bounded_by: str | None
+    why: str
+
+    def plain(self) -> dict[str, Any]:
+        """As it is journaled."""
+        return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
+
+
+class Cost:
+    """What the saves of an attempt have cost so far.
+
+    The stall is the mean of the last ones, since it is paid at every save; the duration the longest of them, since
+    the one in the grace must fit. The first save also pays for memory and plans that later ones find in place, and is
+    forgotten with the second.
+    """
+
+    def __init__(self) -> None:
+        self._saves: deque[tuple[float, float]] = deque(maxlen=_REMEMBERED)
+        self._count = 0
+
+    def add(self, *, stall_s: float, save_s: float) -> None:
+        """Note a save: how long training stood still, and how long it took until it was published."""
+        if self._count == 1:
+            self._saves.clear()
+        self._saves.append((stall_s, save_s))
+        self._count += 1
+
+    @property
+    def stall_s(self) -> float | None:
+        """What the next save is expected to stall training for; None before the first."""
+        return sum(stall for stall, _ in self._saves) / len(self._saves) if self._saves else None
+
+    @property
+    def save_s(self) -> float | None:
+        """What the next save may take; None before the first."""
+        return max((save for _, save in self._saves), default=None)
+
+
+def choose(history: History, *, nodes: int, uptime_s: float, stall_s: float | None, save_s: float | None) -> Choice:
+    """How often a job on ``nodes`` nodes saves that has run for ``uptime_s``, and whose saves cost this much.
+
+    ``stall_s`` and ``save_s`` are None before the attempt's first save; the run's own earlier ones stand in for it.
+    Choose again after every save.
+    """
+    if stall_s is None and history.stall_s is not None:
+        stall_s, save_s = history.stall_s, history.save_s
+    seen = history.interruptions
+    ahead = bool(history.announced) and fits_grace(save_s or history.save_s, history.grace_s) is False
+    if ahead:
+        seen += history.announced
+    observed = history.uptime_s + max(0.0, uptime_s) * nodes
+    mtbf = (observed + PRIOR_WEIGHT * PRIOR_MTBF_S) / (seen + PRIOR_WEIGHT) / nodes
+    best = None if stall_s is None else optimum(stall_s, mtbf)
+    seconds, bound = _bounded(best, stall_s, save_s, seen)
+    risk = _risk(nodes, mtbf, seen, observed, ahead)
+    return Choice(
+        seconds=seconds,
+        optimum_s=best,
+        stall_s=stall_s,
+        save_s=save_s,
+        mtbf_s=mtbf,
+        interruptions=seen,
+        bounded_by=bound,
+        why=_why(stall_s, save_s, best, bound, risk),
+    )
+
+
+def optimum(stall_s: float, mtbf_s: float) -> float:
+    """The seconds of work between saves that lose least (Daly's equation 37).
+
+    It holds for a stall below 2 M; for a longer one, where hardly anything can be gained, the value there.
+    """
+    root = math.sqrt(min(1.0, stall_s / (2 * mtbf_s)))
+    # sqrt(2 d M) (1 + r / 3 + r^2 / 9) - d, with d = 2 M r^2
+    return mtbf_s * (2 * root - 4 / 3 * root**2 + 2 / 9 * root**3)
+
+
+def fits_grace(save_s: float | None, grace_s: float | None) -> bool | None:
+    """Whether a save that takes so long is done within a grace, by a margin; None where either is unknown."""
+    return None if save_s is None or grace_s is None else save_s * GRACE_MARGIN <= grace_s
+
+
+def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: str) -> str | None:
+    """What a person should know where a save does not fit the grace of ``where``; None where it does, or may."""
+    if fits_grace(save_s, grace_s) is not False:
+        return None
+    assert save_s is not None
+    assert grace_s is not None
+    ahead = (
+        "checkpoint.every: auto saves ahead, as if preemptions came without notice"
+        if every.unit == "auto"
+        else "checkpoint.every: auto would save ahead"
+    )
+    return (
+        f"a job that is preempted in {where} has {grace_s:.0f} s to save in, and the last save took {save_s:.1f} s: "
+        f"the work since the checkpoint before may be lost; {ahead}; a GraceTime of {math.ceil(save_s * GRACE_MARGIN)} "
+        "s would do, and more ranks share the writing"
+    )
+
+
+def is_due(every: Every, choice: Choice, *, since_save_s: float) -> bool:
+    """Whether to save now, ``since_save_s`` seconds after the last save; for intervals of time, not of steps."""
+    if every.unit == "steps":
+        return False
+    return since_save_s >= (every.amount * 60 if every.unit == "minutes" else choice.seconds)
+
+
+def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) -> int:
+    """After how many more steps ranks agree again: about AGREE_S seconds, growing at most twofold a time.
+
+    ``saving``: a checkpoint is being written, so AGREE_SAVING_S.
+    """
+    wanted = int((AGREE_SAVING_S if saving else AGREE_S) / step_s) if step_s > 0 else previous * 2
+    return max(1, min(wanted, previous * 2))
+
+
+def _bounded(best: float | None, stall_s: float | None, save_s: float | None, seen: int) -> tuple[float, str | None]:
+    """The optimum within bounds, and the bound that holds. What a save takes counts for more than LONGEST_S."""
+    if best is None or stall_s is None:
+        return FIRST_SAVE_S, "first"
+    floors = [(SHORTEST_S, "shortest"), (save_s or 0.0, "save"), (0.0 if seen else stall_s / MOST_OVERHEAD, "overhead")]
+    floor, name = max(floors, key=lambda bound: bound[0])
+    cap = max(LONGEST_S, stall_s / CHEAP)
+    if best < floor:
+        return floor, name
+    return (max(cap, floor), "longest") if best > max(cap, floor) else (best, None)
+
+
+def _risk(nodes: int, mtbf_s: float, seen: int, observed_s: float, ahead: bool) -> str:
+    """How often the job is expected to be interrupted, and on what grounds, in words."""
+    one = "1 node" if nodes == 1 else f"{nodes} nodes"
+    grounds = f"{seen or 'none'} seen in {_figure(observed_s / 3600)} node-hours"
+    grounds += ", preemptions included, whose grace is too short for a save" if ahead else ""
+    return f"{one} may be interrupted without notice every {_time(mtbf_s)} ({grounds})"
+
+
+def _why(stall_s: float | None, save_s: float | None, best: float | None, bound: str | None, risk: str) -> str:
+    if stall_s is None or best is None:
+        return f"the first save comes early, and shows what saving costs; {risk}"
+    said = f"a save stalls training for {_time(stall_s)}, and {risk}"
+    limit = {
+        "shortest": "it is never less",
+        "save": f"a save takes {_time(save_s or 0.0)}",
+        "overhead": f"saving may cost {MOST_OVERHEAD:.1%} of the time until an interruption was seen",
+        "longest": "no more work than that is put at risk",
+    }
+    return f"{said}; {_time(best)} would be best, but {limit[bound]}" if bound else said
+
+
+def _time(seconds: float) -> str:
+    """A time in the unit that suits it."""
+    for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{_figure(seconds / length)} {unit}"
+    return f"{_figure(seconds)} s"
+
+
+def _figure(number: float) -> str:
+    """A number with about three digits that count."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

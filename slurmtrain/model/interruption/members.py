@@ -1,0 +1,26 @@
+"""Which nodes of an allocation have ranks when these are started again: pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from slurmtrain.model.spec.spec import Nodes
+
+# A node on which ranks have failed so often is left out, where others can take its place.
+_TOO_OFTEN = 2
+
+
+def choose(allocated: int, wanted: Nodes, *, lost: Collection[int], blamed: Sequence[int]) -> list[int] | None:
+    """The nodes of the next round, of ``allocated`` ones that are numbered from 0; None if there are too few.
+
+    ``blamed``: nodes on which ranks have failed, once for each time. Node 0 is always among the chosen ones: the
+    agents meet there.
+    """
+    often = {node for node, times in Counter(blamed).items() if times >= _TOO_OFTEN and node != 0}
+    alive = [node for node in range(allocated) if node not in lost]
+    if 0 not in alive or len(alive) < wanted.min:
+        return None
+    good = [node for node in alive if node not in often]
+    chosen = good if len(good) >= wanted.min else [*good, *(node for node in alive if node in often)][: wanted.min]
+    return sorted(chosen[: wanted.max])

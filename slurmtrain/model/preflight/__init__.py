@@ -1,0 +1,1 @@
+"""What the checks before training say of nodes, networks and clocks."""

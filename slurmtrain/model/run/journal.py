@@ -1,0 +1,81 @@
+"""Reading journals: append-only JSON lines with one writer each, any of which may have died in the middle of a line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.run.event import Event
+
+_END_OF_TIME = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    """A line that is no record: it stays where it is in its journal and is reported."""
+
+    source: str
+    offset: int
+    line: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What a stretch of a journal holds. ``end`` is the offset after the last whole line."""
+
+    records: tuple[tuple[int, dict[str, Any]], ...]
+    garbage: tuple[Garbage, ...]
+    end: int
+
+
+def read_lines(chunk: bytes, start: int, source: str) -> Reading:
+    """Records of ``chunk``, which begins at byte ``start`` of ``source``.
+
+    A last line without its newline is left for the next reading: its writer may still be at it, or died over it.
+    """
+    records, garbage = [], []
+    end = start
+    for offset, line in _whole_lines(chunk, start):
+        end = offset + len(line) + 1
+        if not line.strip():
+            continue
+        record = _record(line)
+        if record is None:
+            garbage.append(Garbage(source, offset, line))
+        else:
+            records.append((offset, record))
+    return Reading(tuple(records), tuple(garbage), end)
+
+
+def _whole_lines(chunk: bytes, start: int) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while (newline := chunk.find(b"\n", at)) >= 0:
+        yield start + at, chunk[at:newline]
+        at = newline + 1
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) and _is_time(record.get("t")) else None
+
+
+def _is_time(value: object) -> bool:
+    # Python reads NaN, and whole numbers that no float can hold: neither can be put in order.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
+
+
+def events_of(reading: Reading, source: str) -> tuple[list[Event], list[Garbage]]:
+    """The events of a reading; a record without a kind is garbage too."""
+    events, garbage = [], list(reading.garbage)
+    for offset, record in reading.records:
+        data = {key: value for key, value in record.items() if key not in ("kind", "t")}
+        if isinstance(record.get("kind"), str):
+            events.append(Event(float(record["t"]), record["kind"], data, source, offset))
+        else:
+            garbage.append(Garbage(source, offset, json.dumps(record).encode()))
+    return events, garbage

@@ -1,0 +1,286 @@
+"""Where everything of a run lies: the only place that knows the names of files. Paths are computed, never touched."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmtrain.model.run.ids import RUN_ID
+
+MANIFEST = "MANIFEST.json"
+_STEP = re.compile(r"step-(\d+)")
+_STAGED = re.compile(r"\..+\.\d+-step-(\d+)")
+_DAMAGED = re.compile(r"damaged-step-(\d+)(?:\.\d+)?")
+_ATTEMPT = re.compile(r"(.+)\.(\d+)")
+_NODE = re.compile(r"attempts/[^/]+/node-(\d+)\.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class RunsRoot:
+    """The directory that holds all runs."""
+
+    path: Path
+
+    @property
+    def mlflow_db(self) -> Path:
+        return self.path / "mlflow.db"
+
+    @property
+    def mlflow_uri(self) -> str:
+        """The MLflow store beside the runs."""
+        return f"sqlite:///{self.mlflow_db}"
+
+    @property
+    def mlflow_artifacts(self) -> Path:
+        return self.path / "mlartifacts"
+
+    @property
+    def registry(self) -> Path:
+        return self.path / "registry.db"
+
+    @property
+    def scheduler_cache(self) -> Path:
+        """Slurm's last answer, which commands that look again and again share."""
+        return self.path / ".squeue.json"
+
+    @property
+    def nodes(self) -> Path:
+        """Journals of what commands say of the cluster's nodes."""
+        return self.path / "nodes"
+
+    @property
+    def tracking_lock(self) -> Path:
+        return self.path / ".mlflow.lock"
+
+    @property
+    def watch_lock(self) -> Path:
+        """Held by the process that watches these runs; says who that is."""
+        return self.path / ".watch.lock"
+
+    def run(self, run_id: str) -> RunDir:
+        return RunDir(self.path / run_id)
+
+    def unborn(self, run_id: str) -> RunDir:
+        """Where a run directory is built before it is renamed into place."""
+        return RunDir(self.path / f".new-{run_id}")
+
+
+def is_run_id(name: str) -> bool:
+    """Whether an entry of the runs root is a run."""
+    return RUN_ID.fullmatch(name) is not None
+
+
+def is_unborn(name: str) -> bool:
+    """Whether an entry of the runs root is a run directory that was never finished."""
+    return name.startswith(".new-") and is_run_id(name.removeprefix(".new-"))
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """One run's directory."""
+
+    path: Path
+
+    @property
+    def id(self) -> str:
+        return self.path.name
+
+    @property
+    def spec(self) -> Path:
+        return self.path / "spec.yaml"
+
+    @property
+    def plan(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def journals(self) -> Path:
+        return self.path / "journal"
+
+    @property
+    def attempts(self) -> Path:
+        return self.path / "attempts"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def submissions(self) -> Path:
+        return self.path / "submissions"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the command that starts, resumes or cancels this run."""
+        return self.path / ".lock"
+
+    @property
+    def lease(self) -> Path:
+        """Names the one attempt that may train and publish."""
+        return self.path / "lease.json"
+
+    @property
+    def claims(self) -> Path:
+        """A file for each attempt that another submission follows: whoever makes it is the one that submits."""
+        return self.path / "claims"
+
+    @property
+    def request(self) -> Path:
+        """Says that a person wants a checkpoint now."""
+        return self.path / "checkpoint-request.json"
+
+    def attempt(self, job_id: str, restart: int) -> AttemptDir:
+        return AttemptDir(self.attempts / attempt_key(job_id, restart))
+
+    def submission(self, number: int) -> SubmissionDir:
+        return SubmissionDir(self.submissions / str(number))
+
+
+@dataclass(frozen=True, slots=True)
+class SubmissionDir:
+    """One handing over of a run to the scheduler, ``submissions/<n>``: one job, which may be started several times."""
+
+    path: Path
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.path.parent.parent)
+
+    @property
+    def number(self) -> int:
+        return int(self.path.name)
+
+    @property
+    def plan(self) -> Path:
+        """The run's plan with the overrides of this and all earlier submissions."""
+        return self.path / "plan.json"
+
+    @property
+    def launch(self) -> Path:
+        """What the node agents are told beside the plan."""
+        return self.path / "launch.json"
+
+    @property
+    def submitit(self) -> Path:
+        """submitit's own files: the pickle, the batch script, and what the node agents print."""
+        return self.path / "submitit"
+
+    @property
+    def controller_log(self) -> Path:
+        """What the local executor's controller prints, such as the complaints of a line of setup."""
+        return self.path / "controller.log"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """One attempt's directory, ``attempts/<job id>.<restart>``.
+
+    ``round`` counts how often ranks were started again inside its allocation; they are other writers.
+    """
+
+    path: Path
+    round: int = 0
+
+    @property
+    def run(self) -> RunDir:
+        return RunDir(self.path.parent.parent)
+
+    @property
+    def metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def rendezvous(self) -> Path:
+        """Node 0's address, for the nodes that have no other way to learn it."""
+        return self.path / "rendezvous.json"
+
+    def node_journal(self, node: int) -> Path:
+        return self.path / f"node-{node}.jsonl"
+
+    @property
+    def requeue(self) -> Path:
+        """Asks the batch script to put the job back into the queue, where the agent cannot do so itself."""
+        return self.path / "requeue"
+
+    @property
+    def owner(self) -> str:
+        """Whose a checkpoint is that is being built: no two attempts, nor two rounds of one, ever share one."""
+        return f"{self.path.name}.{self.round}" if self.round else self.path.name
+
+    def rank_journal(self, rank: int) -> Path:
+        """A journal has one writer: ranks that are started again inside the allocation have others."""
+        return self.path / (f"rank-{rank}.{self.round}.jsonl" if self.round else f"rank-{rank}.jsonl")
+
+    def rank_log(self, rank: int) -> Path:
+        return self.logs / f"rank-{rank}.log"
+
+
+def attempt_key(job_id: str, restart: int) -> str:
+    """The name of an attempt's directory."""
+    return f"{job_id}.{restart}"
+
+
+def split_attempt(name: str) -> tuple[str, int] | None:
+    """(job id, restart) from the name of an attempt's directory; None for anything else."""
+    match = _ATTEMPT.fullmatch(name)
+    return (match[1], int(match[2])) if match else None
+
+
+def node_of(source: str) -> str:
+    """The number, in digits, of the node whose agent wrote a journal; empty for any other journal."""
+    match = _NODE.fullmatch(source)
+    return match[1] if match else ""
+
+
+def attempt_of(source: str) -> str:
+    """The name of the attempt's directory that a journal lies in; empty for a journal of a command."""
+    parts = source.split("/")
+    return parts[1] if parts[0] == "attempts" and len(parts) > 2 else ""
+
+
+def checkpoint_name(step: int) -> str:
+    """The name of a published checkpoint's directory."""
+    return f"step-{step}"
+
+
+def checkpoint_step(name: str) -> int | None:
+    """The step of a published checkpoint by its directory's name; None for anything else, temporary ones included."""
+    match = _STEP.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def staging_name(attempt: str, step: int) -> str:
+    """Where an attempt builds a checkpoint before publishing it: no two attempts ever share it."""
+    return f".{attempt}-step-{step}"
+
+
+def staged_step(name: str) -> int | None:
+    """The step of a checkpoint that an attempt was building; None for anything else."""
+    match = _STAGED.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+def trash_name(name: str) -> str:
+    """What a checkpoint is called while it is being deleted."""
+    return f".trash-{name}"
+
+
+def is_trash(name: str) -> bool:
+    """Whether something is being deleted."""
+    return name.startswith(".trash-")
+
+
+def damaged_name(step: int, number: int) -> str:
+    """What a checkpoint is called that was put aside because it could not be restored; ``number`` counts such ones."""
+    return f"damaged-{checkpoint_name(step)}" + (f".{number}" if number else "")
+
+
+def damaged_step(name: str) -> int | None:
+    """The step of a checkpoint that was put aside; None for anything else."""
+    match = _DAMAGED.fullmatch(name)
+    return int(match[1]) if match else None

@@ -1,0 +1,1 @@
+"""What a user asks for: the spec, its values, sweeps, and the resolved plan."""

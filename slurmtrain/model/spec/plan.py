@@ -1,0 +1,116 @@
+"""The Plan: one run, fully resolved, with a hash of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from slurmtrain.model.spec.spec import Spec, is_secret_variable, read_spec, write_spec
+
+SCHEMA = 1
+REDACTED = "<redacted>"
+
+
+def canonical_json(data: object) -> str:
+    """JSON with one spelling for one content: sorted keys, no blanks, no NaN."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A spec without anything left to fill in, and the two facts of the machine that it was submitted on.
+
+    ``workdir`` and ``python`` are absolute paths; they stand beside the hashed content, so that the same spec has the
+    same hash on any machine. ``template`` is the spec before interpolation, from which a later attempt with overrides
+    is planned.
+    """
+
+    spec: Spec
+    workdir: str
+    python: str
+    template: Mapping[str, Any]
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The spec as plain data: what the hash is taken of."""
+        return write_spec(self.spec)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of the canonical JSON of the content, in hex."""
+        return hashlib.sha256(canonical_json(self.content).encode()).hexdigest()
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``plan.json`` holds."""
+        return {
+            "schema": SCHEMA,
+            "hash": self.hash,
+            "workdir": self.workdir,
+            "python": self.python,
+            "spec": self.content,
+            "template": dict(self.template),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Plan:
+        """Read ``plan.json`` back. Raises ValueError where it is not a plan, or was made by a newer version."""
+        if data.get("schema") != SCHEMA:
+            raise ValueError(f"the plan has schema {data.get('schema')!r}, this version reads {SCHEMA}")
+        wrong: list[str] = []
+        spec = read_spec(data["spec"], lambda at, message: wrong.append(f"{'.'.join(at)}: {message}"))
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=data["template"])
+
+
+def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, Any]) -> tuple[Plan, dict[str, str]]:
+    """Fill in what depends on other keys, and take the secrets out.
+
+    Returns the plan, and the environment variables whose values must reach the job without being written anywhere.
+    """
+    secrets = {name: value for name, value in spec.env.items() if is_secret_variable(name) and value != REDACTED}
+    tracking = spec.tracking
+    if tracking.mlflow.experiment is None:
+        tracking = replace(tracking, mlflow=replace(tracking.mlflow, experiment=spec.name))
+    resolved = replace(
+        spec,
+        resources=replace(spec.resources, procs_per_node=spec.resources.local_world_size),
+        tracking=tracking,
+        env={name: REDACTED if is_secret_variable(name) else value for name, value in spec.env.items()},
+    )
+    return Plan(spec=resolved, workdir=workdir, python=python, template=_without_secrets(template)), secrets
+
+
+def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
+    env = {
+        name: REDACTED if is_secret_variable(name) and "${" not in str(value) else value
+        for name, value in (template.get("env") or {}).items()
+    }
+    return {**template, "env": env} if env else dict(template)
+
+
+_PLACEHOLDER = re.compile(r"\{(resume_from|run_dir|checkpoint_dir|run_id|attempt)\}")
+
+
+def fill_command(plan: Plan, facts: Mapping[str, str | None]) -> list[str]:
+    """The command as an argument vector, its placeholders filled in from ``facts``.
+
+    Where a fact is None, as ``resume_from`` is at a first start, the argument that holds it is left out, and so is the
+    option that stands before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish.
+    """
+    argv: list[str] = []
+    for word in shlex.split(plan.spec.command):
+        names = _PLACEHOLDER.findall(word)
+        if any(facts.get(name) is None for name in names):
+            if word.startswith("{") and argv and argv[-1].startswith("-") and "=" not in argv[-1]:
+                argv.pop()
+            continue
+        argv.append(_PLACEHOLDER.sub(lambda match: str(facts[match[1]]), word))
+    if argv and argv[0] == "python":
+        argv[0] = plan.python
+    return argv

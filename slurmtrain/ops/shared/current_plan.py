@@ -1,0 +1,33 @@
+"""The plan that a run has now."""
+
+from __future__ import annotations
+
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.system.files import read_json
+
+
+def current_plan(directory: RunDir, run: Run) -> Plan:
+    """The plan of the newest attempt, or of the run where there is none. Raises PlaceError where it cannot be read."""
+    newest = run.newest
+    data = read_json(directory.submission(newest.submission).plan) if newest else None
+    data = data or read_json(directory.plan)
+    if data is None:
+        raise PlaceError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
+    try:
+        return Plan.from_json(data)
+    except (ValueError, KeyError, TypeError) as error:
+        raise PlaceError(f"the plan of run {run.id} cannot be read: {error}") from error
+
+
+def last_start(run: Run) -> float | None:
+    """When the run last began again on purpose: what its script saved before that is of another life."""
+    return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)
+
+
+def follows(directory: RunDir, run: Run) -> AttemptDir | None:
+    """The attempt that the next one follows: the newest that has a job."""
+    newest = next((attempt for attempt in reversed(run.attempts) if attempt.job_id), None)
+    return directory.attempt(newest.job_id, newest.restart) if newest is not None else None

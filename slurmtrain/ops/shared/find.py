@@ -1,0 +1,45 @@
+"""Which run a person means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from slurmtrain.errors import RunNotFound
+from slurmtrain.model.spec.fields import suggestion
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.store import Listed
+
+LAST = "@last"
+_SHOWN = 5
+
+
+def choose(runs: Mapping[str, Listed], name: str) -> str:
+    """The id of the run that ``name`` means: its id, its name (then the newest), a unique prefix of its id, or @last.
+
+    Raises RunNotFound for a name that matches nothing, or several ids.
+    """
+    if not runs:
+        raise RunNotFound(f"there is no run {name!r}: there are no runs here at all; 'slurmtrain submit' starts one")
+    if name == LAST:
+        return max(runs)
+    if name in runs:
+        return name
+    named = [run_id for run_id, listed in runs.items() if listed.name == name]
+    if named:
+        return max(named)
+    begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
+    if len(begun) == 1:
+        return begun[0]
+    if begun:
+        shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in begun[-_SHOWN:])
+        more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
+        raise RunNotFound(f"{name!r} is the beginning of {len(begun)} run ids: {shown}{more}; type more of it")
+    near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
+    raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
+
+
+def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
+    """The ids that these names mean, and all runs as they are known now."""
+    runs = observe(workspace, ask_slurm=ask_slurm)
+    return [choose(runs.runs, name) for name in names], runs

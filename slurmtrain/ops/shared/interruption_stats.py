@@ -1,0 +1,51 @@
+"""What a submission tells its job of interruptions: what attempts have seen where it goes, and what saving has cost."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.model.interruption.interval import History, too_slow
+from slurmtrain.model.interruption.statistics import add
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.workspace import Workspace
+
+# Nodes are repaired and replaced: what was longer ago says little.
+_WINDOW_S = 90 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known of the partition that a run goes to, and what a person should know of that.
+
+    ``partition`` is empty on this machine, and where Slurm does not tell its default.
+    """
+
+    partition: str
+    history: History
+    notes: tuple[str, ...] = ()
+
+
+def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Outlook:
+    """What this registry tells of interruptions where a run is about to go. Slurm is asked nothing new."""
+    partition, grace_s = _partition(workspace, plan) if executor == "slurm" else ("", None)
+    history = History(grace_s=grace_s)
+    if workspace.config.registry.exists() and (partition or executor == "local"):
+        since = time.time() - _WINDOW_S
+        past = workspace.store.past(run_id, plan.spec.name, executor, partition, since)
+        known = History(grace_s=grace_s, stall_s=past.stall_s if past.own else None, save_s=past.save_s)
+        history = add(known, past.lived)
+    note = too_slow(history.save_s, grace_s, plan.spec.checkpoint.every, f"partition {partition}")
+    return Outlook(partition, history, (note,) if note else ())
+
+
+def _partition(workspace: Workspace, plan: Plan) -> tuple[str, float | None]:
+    """The partition's name, and its grace, from the answer that checking the request has already asked for."""
+    from slurmtrain.slurm import limits
+
+    try:
+        partitions = workspace.scheduler.partitions()
+    except SlurmDown:
+        return "", None
+    return limits.partition(plan, partitions), limits.grace(plan, partitions)

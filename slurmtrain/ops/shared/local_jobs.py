@@ -1,0 +1,81 @@
+"""Runs whose jobs are processes of a machine: which of them live, and what a dead one leaves to be noted."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+
+from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_line, last_seen
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import locked
+from slurmtrain.system.process import Process
+
+
+def alive(run: Run) -> bool | None:
+    """Whether any process of the newest attempt runs; None if that cannot be told from this machine."""
+    if run.newest is None:
+        return False
+    said = [Process.from_plain(process).alive() for process in run.newest.processes]
+    return True if any(said) else (None if None in said else False)
+
+
+def is_dead(run: Run) -> bool:
+    """Whether the newest attempt was handed over, and no process of it is left."""
+    return run.newest is not None and run.newest.handed_over and alive(run) is False
+
+
+def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+    """Finish the bookkeeping of a submission that was killed while it handed its job over."""
+    attempt = run.newest
+    if attempt is None or attempt.handed_over or attempt.ended:
+        return False
+    from slurmtrain.local.launch import find
+
+    if attempt.submitted_from not in (None, socket.gethostname()):
+        return False  # its processes are to be looked for on that machine
+    with contextlib.ExitStack() as stack:
+        if stack.enter_context(locked(directory.lock, wait=False)) is None:
+            return False  # the submission is still at it
+        process, starting = find(directory.submission(attempt.submission))
+        if process is None and starting:
+            return False
+        journal = stack.enter_context(workspace.journal(directory, "adopt"))
+        named = {"submission": attempt.submission, "job_id": attempt.job_id}
+        if process is not None:
+            journal.write("submitted", **named, process=process.plain(), adopted=True)
+        elif not _has_agents(directory.attempt(attempt.job_id, attempt.restart)):
+            journal.write("unstarted", **named, reason="its submission was killed before the job began")
+    return True
+
+
+def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+    """Journal that an attempt's processes are gone, if it did not say itself that it ended."""
+    attempt = run.newest
+    if attempt is None or attempt.ended:
+        return False
+    place = directory.attempt(attempt.job_id, attempt.restart)
+    with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
+        journal.write(
+            "observed",
+            job_id=attempt.job_id,
+            restart=attempt.restart,
+            source="host",
+            state="gone",
+            reason=_why_gone(attempt, directory.submission(attempt.submission)),
+            last_seen=last_seen(place, attempt),
+            checkpoints=checkpoints_on_disk(directory),
+        )
+    return True
+
+
+def _has_agents(attempt: AttemptDir) -> bool:
+    return any(attempt.path.glob("node-*.jsonl"))
+
+
+def _why_gone(attempt: Attempt, submission: SubmissionDir) -> str:
+    if attempt.hosts:
+        return "its processes are gone without a last word: killed, or the machine went down"
+    said = last_line(submission.controller_log)
+    return "its job ended before it began" + (f": {said}" if said else "")

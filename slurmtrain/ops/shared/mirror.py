@@ -1,0 +1,95 @@
+"""Sending runs to the tracking stores that their plans, or the configuration, name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from slurmtrain.errors import TrackingError
+from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.store import Mirrored
+
+if TYPE_CHECKING:
+    from slurmtrain.tracking import Tracker
+
+
+def tracking_uri(workspace: Workspace, plan: Plan) -> str:
+    """The MLflow store of a run: the plan's, or the configured one, or the file beside the runs."""
+    return plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
+
+
+def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str, str]:
+    """Variables by which a script reaches its own run on an MLflow server; none where the store is a file.
+
+    Raises TrackingError where there should be a server and it does not answer.
+    """
+    uri = tracking_uri(workspace, plan)
+    if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
+        return {}
+    observe(workspace, [run_id], ask_slurm=False)
+    return {"MLFLOW_TRACKING_URI": uri, "MLFLOW_RUN_ID": Mirror(workspace, {}).identify(run_id, plan, uri)}
+
+
+class Mirror:
+    """One sync's dealings with tracking stores: each is opened once, and given up when it fails once."""
+
+    def __init__(self, workspace: Workspace, known: Mapping[str, Mirrored]) -> None:
+        self._workspace = workspace
+        self._known = known
+        self._trackers: dict[str, Tracker | TrackingError] = {}
+
+    def send(self, run_id: str) -> bool:
+        """Send what is new of a run and remember how far that went; False if its plan wants no such thing.
+
+        Raises TrackingError.
+        """
+        workspace, directory = self._workspace, self._workspace.root.run(run_id)
+        plan = current_plan(directory, self._load(run_id))
+        if not plan.spec.tracking.mlflow.enabled:
+            return False
+        uri = tracking_uri(workspace, plan)
+        mlflow_id = self.identify(run_id, plan, uri)
+        known = self._known.get(run_id)
+        revision = observe(workspace, [run_id], ask_slurm=False).runs[run_id].revision
+        offsets = known.offsets if known is not None and known.uri == uri else {}
+        sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
+        with workspace.store.begin() as writing:
+            writing.set_mirrored(run_id, Mirrored(uri, sent, revision))
+        return True
+
+    def identify(self, run_id: str, plan: Plan, uri: str) -> str:
+        """The id of the MLflow run that mirrors a run at ``uri``, made and journaled if it is new.
+
+        Raises TrackingError.
+        """
+        run = self._load(run_id)
+        known = self._known.get(run_id)
+        if run.mlflow_run_id and known is not None and known.uri == uri:
+            return run.mlflow_run_id
+        mlflow_id = self._use(uri).identify(run, plan)
+        if mlflow_id != run.mlflow_run_id:
+            with self._workspace.journal(self._workspace.root.run(run_id), "sync") as journal:
+                journal.write("mlflow", mlflow_run_id=mlflow_id, uri=uri)
+        return mlflow_id
+
+    def _load(self, run_id: str) -> Run:
+        run = self._workspace.store.load(run_id)
+        assert run is not None
+        return run
+
+    def _use(self, uri: str) -> Tracker:
+        from slurmtrain.tracking import Tracker
+
+        if uri not in self._trackers:
+            try:
+                self._trackers[uri] = Tracker(uri, self._workspace.root)
+            except TrackingError as error:
+                self._trackers[uri] = error
+        tracker = self._trackers[uri]
+        if isinstance(tracker, TrackingError):
+            raise tracker
+        return tracker

@@ -1,0 +1,135 @@
+"""The node ledger of one runs root: what it holds, forgiving, and the nodes that a submission goes without."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from slurmtrain.errors import LaunchError, Refused, SlurmDown, UserError
+from slurmtrain.model.hostlist import expand
+from slurmtrain.model.preflight.node_ledger import Entry, Name, active, forgiven, state
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.journal import events_of, read_lines
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.system.files import make_directory
+from slurmtrain.system.journal import command_journal
+
+_HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusions:
+    """Nodes that a submission goes without, and what a person should know of that."""
+
+    nodes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def listed(workspace: Workspace) -> list[tuple[Entry, str]]:
+    """Every entry with its state (``active``, ``expired``, ``forgiven``), the oldest first."""
+    pardons, now = _pardons(workspace), time.time()
+    return [(entry, state(entry, pardons, now, expiry_s(workspace))) for entry in _found(workspace)]
+
+
+def counting(workspace: Workspace) -> dict[str, Entry]:
+    """By host, the newest finding of each node that is not to be used now; the newest one first."""
+    found = _found(workspace)
+    return active(found, _pardons(workspace), time.time(), expiry_s(workspace)) if found else {}
+
+
+def expiry_s(workspace: Workspace) -> float:
+    """For how many seconds an entry counts."""
+    return workspace.config.node_expiry_hours * _HOUR_S
+
+
+def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
+    """Forget what counts against these nodes, or lists of nodes; returns them. What is found later counts again.
+
+    Raises UserError, with nothing changed, for a node that nothing counts against.
+    """
+    there = counting(workspace)
+    try:
+        hosts = list(dict.fromkeys(host for name in names for host in expand(name)))
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    unknown = [host for host in hosts if host not in there]
+    if unknown:
+        held = f"it holds {', '.join(sorted(there))}" if there else "it is empty"
+        raise UserError(f"the node ledger does not hold {', '.join(unknown)}; {held}")
+    found, pardons = _found(workspace), _pardons(workspace)
+    make_directory(workspace.root.nodes)
+    with command_journal(workspace.root.nodes, "forgive") as journal:
+        for host in hosts:
+            findings = [entry.name[:2] for entry in found if entry.host == host and entry.name not in pardons]
+            journal.write("forgiven", host=host, by=person(), findings=findings)
+    return hosts
+
+
+def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: bool) -> Exclusions:
+    """Which nodes a submission goes without: those it ``must`` not get, and those of the ledger that it can spare.
+
+    Where it cannot spare all of them, those with the oldest findings are used. A plan that does not want nodes to be
+    excluded gets all. Slurm is asked only if there is any such node. Raises Refused where it cannot do without
+    what it must not get, LaunchError where Slurm does not answer.
+    """
+    if not slurm:
+        return Exclusions()
+    against = counting(workspace) if plan.spec.preflight.exclude else {}
+    if not against and not must:
+        return Exclusions()
+    from slurmtrain.slurm.limits import leave_out
+
+    try:
+        partitions, nodes = workspace.scheduler.partitions(), workspace.scheduler.nodes()
+    except SlurmDown as error:
+        if must:
+            raise LaunchError(f"Slurm does not answer; try again later ({error})") from error
+        return Exclusions(notes=[f"{error}; nodes that failed a preflight are not left out"])
+    choice = leave_out(plan, partitions, nodes, [*must, *against])
+    if not choice.weighed:  # the job itself has asked Slurm whether it can do without those
+        return Exclusions(tuple(must), _notes([], against, choice.needed))
+    lacking = [host for host in must if host in choice.needed]
+    if lacking:
+        raise Refused(f"{', '.join(lacking)} cannot be left out: {choice.needed[lacking[0]]}")
+    return Exclusions(tuple(choice.left_out), _notes(choice.left_out, against, choice.needed))
+
+
+def _notes(left_out: Iterable[str], against: Mapping[str, Entry], needed: Mapping[str, str]) -> list[str]:
+    told = [f"{host} ({_finding(against[host])})" for host in left_out if host in against]
+    notes = [f"left out, because a preflight failed there: {', '.join(told)}; 'slurmtrain nodes' tells more"]
+    kept = [
+        f"{host} is in the node ledger ({_finding(against[host])}), but the request cannot be met without it ({why}): "
+        "it is used"
+        for host, why in needed.items()
+        if host in against
+    ]
+    return [*(notes if told else []), *kept]
+
+
+def _finding(entry: Entry) -> str:
+    return f"{entry.reason}, {_ago(time.time() - entry.seen_at)}"
+
+
+def _ago(seconds: float) -> str:
+    minutes = max(0, int(seconds)) // 60
+    if minutes < 60:
+        return f"{minutes} min ago"
+    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days ago"
+
+
+def _found(workspace: Workspace) -> list[Entry]:
+    """All entries; none, and no registry made for it, where no command has needed one yet."""
+    return workspace.store.ledger() if workspace.config.registry.exists() else []
+
+
+def _pardons(workspace: Workspace) -> frozenset[Name]:
+    return forgiven(_told(workspace))
+
+
+def _told(workspace: Workspace) -> Iterable[Event]:
+    """What people have said of nodes: few and short files, read anew each time."""
+    for path in sorted(workspace.root.nodes.glob("*.jsonl")):
+        events, _ = events_of(read_lines(path.read_bytes(), 0, path.name), path.name)
+        yield from events

@@ -1,0 +1,53 @@
+"""What the files of a run prove, where nobody journaled it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from pathlib import Path
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
+from slurmtrain.model.run.run import Attempt
+
+_TAIL_BYTES = 4096
+_LONGEST = 300
+
+
+def last_seen(place: AttemptDir, attempt: Attempt | None) -> float:
+    """When the attempt last wrote anything, in seconds since 1970."""
+    times = [0.0] if attempt is None else [attempt.started_at or attempt.submitted_at or 0.0]
+    for path in place.path.rglob("*"):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return min(max(times), time.time())
+
+
+def checkpoints_on_disk(directory: RunDir) -> list[dict[str, object]]:
+    """What was published, perhaps without a journal's line, since the kill came in between."""
+    from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
+
+    found: list[dict[str, object]] = []
+    for path in published(directory.checkpoints):
+        try:
+            found.append(read_manifest(path).describe(path))
+        except CheckpointError:
+            step = checkpoint_step(path.name)
+            found.append({"step": step, "path": relative_path(path), "bytes": bytes_of(path)})
+    return found
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says what went wrong, or else anything, secrets taken out; empty where there is none.
+
+    What srun says comes last: it only repeats that a task failed.
+    """
+    from slurmtrain.model.diagnosis.redact import redact
+
+    with contextlib.suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+        lines = [line.strip() for line in reversed(file.read().decode(errors="replace").splitlines()) if line.strip()]
+        own = [line for line in lines if not line.startswith("srun: ")]
+        chosen = [*(line for line in own if "error" in line.lower()), *own, *lines]
+        return redact(chosen[0])[:_LONGEST] if chosen else ""
+    return ""

@@ -1,0 +1,200 @@
+"""Runs whose jobs are Slurm's: what it is asked, and what of its answers is worth a line in a journal."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Attempt, Live, Run
+from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_line, last_seen
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job import lease
+from slurmtrain.slurm.launch import find
+from slurmtrain.slurm.parse import Job
+from slurmtrain.slurm.pending_reason import reason_in_words
+from slurmtrain.slurm.reconcile import GIVEN_UP_S, is_open, news, wants_accounting
+from slurmtrain.slurm.requeue import HELD_BY_ADMIN, HELD_BY_USER
+from slurmtrain.slurm.scheduler import Accounting, Queue, job_of_run
+from slurmtrain.system.files import locked
+
+
+@dataclass(slots=True)
+class SlurmLook:
+    """One look: which runs have news in their journals now, what is live, and which questions had no answer."""
+
+    changed: list[RunDir] = field(default_factory=list)
+    live: dict[str, Live] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:
+    """Ask Slurm about all runs that are open, at once, and journal what is new."""
+    look = SlurmLook()
+    wanted = {directory: run for directory, run in runs.items() if is_open(run)}
+    if not wanted:
+        return look
+    with ExitStack() as locks:
+        # Before Slurm is asked: what was not being submitted then, and is unknown to Slurm afterwards, never was.
+        orphans = {d: run for d, run in wanted.items() if _is_orphan(workspace, d, run, locks)}
+        began = time.time()
+        queue = workspace.scheduler.queue()
+        if not queue.answered:
+            look.problems.append(f"{queue.problem}; states are as they were last known")
+        accounting = _accounting(workspace, wanted, queue, orphans)
+        if accounting is not None and not accounting.answered:
+            look.problems.append(f"{accounting.problem}; runs whose jobs have ended may be shown as they were before")
+        for directory, run in wanted.items():
+            if directory in orphans:
+                told = _adopt(workspace, directory, run, queue, accounting, began)
+            else:
+                told = _note(workspace, directory, run, queue, accounting)
+            if told:
+                look.changed.append(directory)
+            live = _live(run, queue)
+            if live is not None:
+                look.live[directory.id] = live
+    return look
+
+
+def _accounting(
+    workspace: Workspace, wanted: Mapping[RunDir, Run], queue: Queue, orphans: Mapping[RunDir, Run]
+) -> Accounting | None:
+    """sacct's answer, where anything is left that it may know."""
+    asking = [run for d, run in wanted.items() if (run.newest and run.newest.job_id) or d in orphans]
+    asking = [run for run in asking if wants_accounting(run, queue)]
+    if not asking or not queue.answered:
+        return None
+    newest = [run.newest for run in asking if run.newest is not None]
+    ids = {attempt.job_id for attempt in newest if attempt.job_id}
+    since = min((attempt.submitted_at or 0.0 for attempt in newest), default=0.0)
+    return workspace.scheduler.accounting(ids, names_wanted=len(ids) < len(newest), since=since)
+
+
+def _is_orphan(workspace: Workspace, directory: RunDir, run: Run, locks: ExitStack) -> bool:
+    """Whether a submission died without a word of its job, and nothing here can still hand it over."""
+    from slurmtrain.registry.ingest import has_news
+
+    newest = run.newest
+    if newest is None or newest.job_id or newest.handed_over:
+        return False
+    try:
+        if not directory.path.exists() or locks.enter_context(locked(directory.lock, wait=False)) is None:
+            return False
+    except PlaceError:
+        return False  # a run that cannot be written to is for its owner to look after
+    if has_news(workspace.store, directory):
+        return False  # the submission has come to its end since the run was read
+    return not (_from_here(newest) and find(directory.submission(newest.submission)))
+
+
+def _adopt(
+    workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accounting: Accounting | None, began: float
+) -> bool:
+    """Find the job of a submission that was killed, or note that there is none."""
+    newest = run.newest
+    assert newest is not None
+    known = {attempt.job_id for attempt in run.attempts}
+    starts = accounting.starts if accounting is not None else {}
+    listed: dict[str, Job] = {job_id: rows[-1] for job_id, rows in starts.items() if rows}
+    job_id = job_of_run({**listed, **queue.jobs}, run.id, known)
+    named = {"submission": newest.submission}
+    if job_id is not None:
+        with workspace.journal(directory, "adopt") as journal:
+            journal.write("submitted", **named, job_id=job_id, adopted=True)
+        return True
+    sure = queue.answered and accounting is not None and accounting.answered and min(queue.at, accounting.at) >= began
+    if not sure or not (_from_here(newest) or time.time() - (newest.submitted_at or 0.0) > GIVEN_UP_S):
+        return False
+    with workspace.journal(directory, "adopt") as journal:
+        journal.write("unstarted", **named, reason="its submission was killed before Slurm had the job")
+    return True
+
+
+def _from_here(attempt: Attempt) -> bool:
+    return attempt.submitted_from in (None, socket.gethostname())
+
+
+def _note(workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accounting: Accounting | None) -> bool:
+    """Journal what Slurm's answers add to what is known of a run."""
+    found = news(run, queue, accounting, time.time())
+    if not found:
+        return False
+    with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
+        for observed in found:
+            journal.write("observed", **observed, **_from_disk(directory, run, observed))
+        if any(CAUSE_OF_STATE.get(base(str(observed["state"]))) == "cancelled" for observed in found) and run.newest:
+            # Who cancels a job wants the run ended, also if somebody has Slurm start it again.
+            lease.close(directory, run.newest.submission, "cancelled")
+    return True
+
+
+def _from_disk(directory: RunDir, run: Run, observed: Mapping[str, Any]) -> dict[str, Any]:
+    """For a start that is over: what its files say that nobody may have journaled."""
+    if not is_final(str(observed["state"])):
+        return {}
+    place = directory.attempt(str(observed["job_id"]), int(observed["restart"]))
+    attempt = next((one for one in run.attempts if one.key == place.path.name), None)
+    more: dict[str, Any] = {"last_seen": last_seen(place, attempt), "checkpoints": checkpoints_on_disk(directory)}
+    if "reason" not in observed and not (attempt and attempt.hosts):
+        more["reason"] = _why_silent(directory, run, observed)
+    return more
+
+
+def _why_silent(directory: RunDir, run: Run, observed: Mapping[str, Any]) -> str:
+    """The last thing that a job printed whose agents never spoke."""
+    if base(str(observed["state"])) in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL"):
+        return ""
+    submission = directory.submission(run.newest.submission if run.newest else 0)
+    logs = sorted(submission.submitit.glob(f"{observed['job_id']}_*_log.out"))
+    for log in logs:
+        said = last_line(log)
+        if said:
+            return said
+    if logs:
+        return "its log is empty"
+    return f"it left no log; perhaps the nodes {observed.get('nodes')} cannot see or write to {directory.path}"
+
+
+def _live(run: Run, queue: Queue) -> Live | None:
+    job = queue.job(run.newest.job_id) if run.newest is not None else None
+    if job is None or is_final(job.state):
+        return None
+    return live_of(job)
+
+
+def is_held(live: Live) -> bool:
+    """Whether a job waits for its user to release it."""
+    return live.state in HELD or (live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_USER)
+
+
+def is_given_up(live: Live) -> bool:
+    """Whether a job is held by Slurm for having been started too often, or by an administrator."""
+    return live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_ADMIN
+
+
+def live_of(job: Job) -> Live:
+    """What a person wants to know of a job that is not over."""
+    state = base(job.state)
+    if state == "PENDING" or state in HELD:
+        words = reason_in_words(job.reason, job.id)
+        return Live(state=state, code=job.reason, reason=words, starts_at=job.starts_at, priority=job.priority)
+    return Live(state=state, nodes=job.nodes, reason=_IN_WORDS.get(state, f"Slurm says {job.state}"))
+
+
+_IN_WORDS = {
+    "RUNNING": "Slurm has started it; it is being set up",
+    "CONFIGURING": "its nodes are being made ready",
+    "COMPLETING": "its last processes are ending",
+    "SUSPENDED": "Slurm has suspended it",
+    "STOPPED": "Slurm has stopped it",
+    "SIGNALING": "Slurm is signalling it",
+    "STAGE_OUT": "its burst buffer is being written back",
+}

@@ -1,0 +1,95 @@
+"""One runs root with its configuration and its registry: what every verb works on."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import math
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from slurmtrain.config import Config
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
+from slurmtrain.system.files import make_directory, reason_of
+from slurmtrain.system.journal import Journal, command_journal
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.layout import RunDir
+    from slurmtrain.registry.store import Store
+    from slurmtrain.slurm.scheduler import Scheduler
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """The runs of one root. ``looks_again``: for a command that looks at them until something happens."""
+
+    config: Config
+    looks_again: bool = False
+
+    @property
+    def root(self) -> RunsRoot:
+        return RunsRoot(self.config.runs)
+
+    @cached_property
+    def store(self) -> Store:
+        """The registry, made on first use."""
+        from slurmtrain.registry.store import Store
+
+        return Store(self.config.registry)
+
+    @cached_property
+    def scheduler(self) -> Scheduler:
+        """What Slurm says: asked once, or every ``slurm_interval`` by a command that looks again."""
+        from slurmtrain.slurm.scheduler import Scheduler
+
+        if self.looks_again:
+            return Scheduler(self.config.slurm_interval, self.root.scheduler_cache)
+        return Scheduler(math.inf, None)
+
+    def looking_again(self) -> Workspace:
+        """The same runs, for a loop."""
+        return replace(self, looks_again=True)
+
+    def run_ids(self) -> list[str]:
+        """Ids of all run directories, oldest first. Raises PlaceError where the root cannot be read."""
+        return sorted(name for name in self._names() if is_run_id(name))
+
+    def unborn(self) -> list[RunDir]:
+        """Run directories that were never finished."""
+        return [self.root.unborn(name.removeprefix(".new-")) for name in self._names() if is_unborn(name)]
+
+    def prepare(self) -> None:
+        """Make sure that runs can be written here. Raises PlaceError."""
+        make_directory(self.root.path)
+        if not os.access(self.root.path, os.W_OK | os.X_OK):
+            raise PlaceError(
+                f"cannot write to the runs root {self.root.path}; choose another one with --runs or SLURMTRAIN_RUNS"
+            )
+
+    @contextlib.contextmanager
+    def journal(self, run: RunDir, command: str) -> Iterator[Journal]:
+        """A journal of this command's own in a run."""
+        with command_journal(run.journals, command) as journal:
+            yield journal
+
+    def _names(self) -> list[str]:
+        try:
+            return os.listdir(self.root.path)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise PlaceError(f"cannot read the runs root {self.root.path}: {reason_of(error)}") from error
+
+
+def person() -> str:
+    """Who gives this command, and where."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"

@@ -1,0 +1,206 @@
+"""What the kernel of a node knows of why a rank died: memory, and GPUs. Nothing here raises.
+
+Look once before the ranks start and once when they have ended: what counts is the difference.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_log
+
+_ROOT = Path("/")
+# "No limit" of version 1 is the largest number of whole pages (PAGE_COUNTER_MAX); no machine has as much as this.
+_NO_LIMIT = 1 << 60
+_DIGITS = 20
+_RECORD = re.compile(r"\d+,(\d{1,20}),\d+,[^;\n]*;")
+
+# Of PyTorch (torch/csrc/cuda, c10/cuda), CUDA and ROCm.
+_GPU_MEMORY = re.compile(
+    r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
+)
+# Of Python, of errno ENOMEM, of PyTorch's allocator for the CPU, and of C++.
+_HOST_MEMORY = re.compile(
+    r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc"
+)
+# What PyTorch's DataLoader says of a worker of its own that was killed.
+_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """Processes that were killed for memory, and the limit in bytes (None: none is known).
+
+    ``kills`` counts those of this process's own cgroup, so of its job; where the kernel does not tell, those of the
+    whole machine (``own`` is False). None where it tells neither.
+    """
+
+    kills: int | None = None
+    limit_bytes: int | None = None
+    own: bool = True
+
+    def since(self, before: Memory) -> Memory:
+        """What has come to pass since an earlier look: ``kills`` is 0 where it cannot be known."""
+        comparable = self.own == before.own and self.kills is not None and before.kills is not None
+        kills = max(0, (self.kills or 0) - (before.kills or 0)) if comparable else 0
+        return Memory(kills=kills, limit_bytes=self.limit_bytes, own=self.own)
+
+
+def look(root: Path = _ROOT) -> Memory:
+    """What the kernel says now, of the cgroup that this process is in. ``root`` stands for ``/``, in tests."""
+    found = _memory_cgroup(root)
+    if found is not None:
+        folders, names = found
+        kills = _count(folders[0] / names.events, "oom_kill")
+        limits = [limit for folder in folders if (limit := _number(folder / names.limit)) is not None]
+        limit = min(limits, default=_NO_LIMIT)
+        if kills is not None:
+            return Memory(kills=kills, limit_bytes=limit if limit < _NO_LIMIT else None)
+    return Memory(kills=_count(root / "proc/vmstat", "oom_kill"), own=False)
+
+
+def oom_reason(
+    signal: str | None, kills: int, limit_bytes: int | None, error: str | None, *, rank: int | None = None
+) -> str | None:
+    """Why a rank ended for lack of memory, as a sentence without its full stop; None if it did not, as far as is known.
+
+    ``signal``: the name of the one that killed it. ``kills`` and ``limit_bytes``: of :class:`Memory`, since its start.
+    ``error``: what it raised, or the last that it said.
+    """
+    who, said = "a rank" if rank is None else f"rank {rank}", error or ""
+    limit = f"the job's limit is {limit_bytes / 2**30:.3g} GiB" if limit_bytes is not None else "the node had none left"
+    if kills > 0 and (signal == "SIGKILL" or _WORKER_KILLED.search(said)):
+        whose = "" if signal == "SIGKILL" else "a data loader's process of "
+        return f"{whose}{who} was killed for memory: {limit} (raise resources.mem)"
+    if _GPU_MEMORY.search(said):
+        return f"{who} ran out of GPU memory (use smaller batches, more GPUs, or GPUs with more memory)"
+    if _HOST_MEMORY.search(said):
+        return f"{who} got no more memory: {limit} (raise resources.mem)"
+    return None
+
+
+def last_record(log: Path = KERNEL_LOG) -> int | None:
+    """The number of the newest record of the kernel log, to be given to :func:`xids`; None where it is not readable."""
+    numbers = [number for number, _ in _records(log)]
+    return max(numbers, default=None)
+
+
+def xids(after: int | None, log: Path = KERNEL_LOG) -> list[dict[str, Any]]:
+    """The errors of GPUs that the driver has logged after this record, as :func:`~..preflight.facts.gpus.find_xids`.
+
+    All GPUs of the node count: which of them are the job's, their ``bus`` tells. Nothing without a first record.
+    """
+    if after is None:
+        return []
+    return find_xids("\n".join(text for number, text in _records(log) if number > after), set())
+
+
+def _records(log: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of each record: ``priority,number,microseconds,flags;text`` (ABI/testing/dev-kmsg).
+
+    By numbers, since the log's own clock drifts from all others.
+    """
+    text = ""
+    with suppress(OSError):
+        text = read_log(log)
+    for line in text.split("\n"):
+        head = _RECORD.match(line)
+        if head is not None:
+            yield int(head[1]), line[head.end() :]
+
+
+# --- cgroups ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """Files of a memory cgroup."""
+
+    events: str
+    limit: str
+
+
+# Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel.
+_V1 = _Names("memory.oom_control", "memory.limit_in_bytes")
+_V2 = _Names("memory.events", "memory.max")
+
+
+def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
+    """The directories of this process's memory cgroup and of those around it, innermost first; None if not found.
+
+    A limit of any of them holds. Slurm gives a job, a step and a task one each.
+    """
+    mounts = _mounts(_read(root / "proc/self/mountinfo"))
+    for line in sorted(_read(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            kind, names = "memory", _V1
+        elif line.startswith("0::"):
+            kind, names = "cgroup2", _V2
+        else:
+            continue
+        if kind in mounts:
+            return _folders(root, *mounts[kind], path), names
+    return None
+
+
+def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
+    """Root and mount point of version 2 (``cgroup2``) and of version 1's ``memory`` (proc_pid_mountinfo(5))."""
+    found: dict[str, tuple[str, str]] = {}
+    for line in mountinfo.splitlines():
+        mount, _, filesystem = line.partition(" - ")
+        fields, (kind, *others) = mount.split(" "), filesystem.split(" ")
+        if len(fields) < 5:
+            continue
+        if kind == "cgroup2":
+            found.setdefault("cgroup2", (fields[3], fields[4]))
+        elif kind == "cgroup" and others and "memory" in others[-1].split(","):
+            found.setdefault("memory", (fields[3], fields[4]))
+    return found
+
+
+def _folders(root: Path, mounted: str, point: str, path: str) -> list[Path]:
+    """From the cgroup up to where the hierarchy is mounted.
+
+    In a container the part that is mounted begins at the container's own cgroup, or ``path`` leads out of it: then the
+    mount point itself is all there is to be seen.
+    """
+    inside = path.removeprefix(mounted) if mounted != "/" and path.startswith(mounted) else path
+    parts = [part for part in inside.split("/") if part]
+    top = root / point.lstrip("/")
+    innermost = top.joinpath(*parts)
+    if ".." in parts or not os.path.isdir(innermost):  # noqa: PTH112 (raises nothing, whatever the name)
+        return [top]
+    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
+
+
+def _read(path: Path) -> str:
+    with suppress(OSError, ValueError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def _count(path: Path, name: str) -> int | None:
+    """A number of a file of names and numbers."""
+    for line in _read(path).splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return _whole(value)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """The number that a file holds; None for ``max``, and where there is no file."""
+    return _whole(_read(path).strip())
+
+
+def _whole(text: str) -> int | None:
+    """Numbers of the kernel's have 64 bits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None

@@ -1,0 +1,44 @@
+"""What each worker process is before it becomes the user's command: ``python -I -S rank_main.py COMMAND ARGUMENT...``.
+
+Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, asks the
+kernel for a stop signal should the node agent die, takes away the launcher's own variables, and becomes the command.
+
+A script that does not use ``slurmtrain.session()`` is told to stop by one signal, from the agent. Slurm sends others to
+all processes of a step, and their default is to kill: they are ignored here. That outlives exec, and is inherited by
+what the script starts, unless it sets handlers: where the chosen signal is not SIGTERM, ``Process.terminate()`` has no
+effect on its children. The session sets handlers of its own, and its children have the default action again.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+
+
+def main(argv: list[str]) -> None:
+    stop = signal.Signals[os.environ.get("SLURMTRAIN_STOP_SIGNAL", "SIGTERM")]
+    for each in _SENT_TO_ALL:
+        if each != stop:
+            signal.signal(each, signal.SIG_IGN)
+    rank = os.environ["RANK"]
+    log = os.path.join(os.environ["SLURMTRAIN_LOG_DIR"], f"rank-{rank}.log")  # noqa: PTH118
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
+    if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
+        sys.exit("the node agent is gone")
+    for name in [name for name in os.environ if name.startswith("SUBMITIT_")]:
+        del os.environ[name]
+    try:
+        os.execvp(argv[0], argv)  # noqa: S606
+    except OSError as error:
+        print(f"slurmtrain: cannot run {argv[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
+        sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+main(sys.argv[1:])

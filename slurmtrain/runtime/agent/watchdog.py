@@ -1,0 +1,107 @@
+"""Watches the ranks of a node by their beats, and tells when one hangs."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from slurmtrain.model.diagnosis.hang import Beat, Phase, limit
+
+# The median step is that of the last so many looks at which steps had been finished.
+_KEPT = 120
+_LOOK_S = 1.0
+# Between two looks of an agent that was not stopped itself: by a signal to the whole job, or with its machine.
+_SUSPENDED_S = 5.0
+
+
+class Beats(Protocol):
+    """What a :class:`slurmtrain.runtime.job.heartbeat.Board` is to its reader."""
+
+    def read(self) -> list[Beat]:
+        """The last beat of each rank, by local rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hang:
+    """Ranks that have made no progress for too long.
+
+    ``limit_s``: the limit of the first that passed its own, in seconds. ``over``: the global ranks that passed theirs.
+    ``beats``: what each rank of this node said last, by global rank. ``idle_s``: seconds since then.
+    """
+
+    limit_s: float
+    over: tuple[int, ...]
+    beats: dict[int, Beat]
+    idle_s: dict[int, float]
+
+
+class Watchdog:
+    """Watches one set of ranks, from their start to their end; the ranks of another round have another."""
+
+    def __init__(
+        self,
+        board: Beats,
+        ranks: Sequence[int],
+        hang_after: float | None,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``ranks``: global ranks by local rank. ``hang_after``: seconds, as the spec has it; None: by their steps."""
+        self._board = board
+        self._ranks = tuple(ranks)
+        self._hang_after = hang_after
+        self._now = now
+        self._looked = self._since = now()
+        self._said = False
+        self._beats: list[Beat] = []
+        self._finished = 0
+        self._steps_s: deque[float] = deque(maxlen=_KEPT)
+
+    def look(self) -> Hang | None:
+        """Whether a rank hangs; told once. Costs next to nothing when called more often than each second."""
+        now = self._now()
+        if now - self._looked < _LOOK_S:
+            return None
+        if now - self._looked > _SUSPENDED_S:
+            # Nobody could make progress while this process, and so likely the ranks, stood still.
+            self._since = now
+        self._looked = now
+        self._beats = self._board.read()
+        self._note_steps()
+        return None if self._said else self._judge(now)
+
+    def paces(self) -> dict[int, tuple[int, float]]:
+        """The ranks that train: finished steps, and what a step takes of a rank's own time (seconds; 0: not known)."""
+        return {
+            rank: (beat.step, beat.own_s)
+            for rank, beat in zip(self._ranks, self._beats, strict=False)
+            if beat.phase is Phase.TRAINING
+        }
+
+    def _note_steps(self) -> None:
+        finished = sum(beat.step for beat in self._beats)
+        known = [beat.step_s for beat in self._beats if beat.step_s > 0]
+        if known and finished != self._finished:
+            self._steps_s.append(statistics.median(known))
+        self._finished = finished
+
+    def _judge(self, now: float) -> Hang | None:
+        median_s = statistics.median(self._steps_s) if self._steps_s else 0.0
+        idle_s = {rank: now - max(beat.at, self._since) for rank, beat in zip(self._ranks, self._beats, strict=True)}
+        over = {
+            rank: limit_s
+            for rank, beat in zip(self._ranks, self._beats, strict=True)
+            if (limit_s := limit(self._hang_after, beat, median_s)) is not None and idle_s[rank] > limit_s
+        }
+        if not over:
+            return None
+        self._said = True
+        return Hang(
+            limit_s=next(iter(over.values())),
+            over=tuple(over),
+            beats=dict(zip(self._ranks, self._beats, strict=True)),
+            idle_s=idle_s,
+        )

@@ -1,0 +1,1 @@
+"""Checkpoints inside a job: taking, writing, publishing, verifying and restoring them."""

@@ -1,0 +1,390 @@
+"""The files of checkpoints: a directory is a checkpoint once it has a manifest, and never before.
+
+    checkpoints/step-<n>/__<r>_0.distcp   what rank r has written, in the format of torch.distributed.checkpoint
+                         .metadata        which tensor, or part of one, lies where: that format's too
+                         MANIFEST.json    written last: sizes and hashes of the others
+    checkpoints/damaged-step-<n>/         one that could not be restored, put aside
+
+A checkpoint is built in a temporary directory that belongs to its attempt, and renamed into place. This module is used
+inside and outside of jobs, and by processes that must not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import xxhash
+
+from slurmtrain.errors import CheckpointError, PlaceError
+from slurmtrain.model.run import retention
+from slurmtrain.model.run.layout import (
+    MANIFEST,
+    checkpoint_name,
+    checkpoint_step,
+    damaged_name,
+    damaged_step,
+    is_trash,
+    staged_step,
+    staging_name,
+    trash_name,
+)
+from slurmtrain.model.spec.spec import Keep
+from slurmtrain.system.files import fsync_directory, make_directory, read_json, write_json
+
+SCHEMA = 2
+_CHUNK = 1 << 22
+
+
+class Hasher(Protocol):
+    """What hashes a file as it is written."""
+
+    def update(self, data: Any, /) -> None: ...
+
+    def hexdigest(self) -> str: ...
+
+
+def new_hasher() -> Hasher:
+    """XXH3-128: not against forgers, but against disks, at the speed of memory."""
+    hasher: Hasher = xxhash.xxh3_128()
+    return hasher
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a published checkpoint consists of, and how it came to be.
+
+    ``files`` maps names to their size in bytes and XXH3-128 in hex. ``seconds``: from the call until it was published;
+    ``stall_s``: how long training stood still. ``mesh``: the device meshes that its tensors were sharded over.
+    """
+
+    step: int
+    world_size: int
+    saved_at: float
+    seconds: float
+    stall_s: float
+    plan_hash: str | None
+    attempt: str
+    why: str
+    files: Mapping[str, tuple[int, str]]
+    mesh: Sequence[Mapping[str, Any]] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    objects: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for size, _ in self.files.values())
+
+    def to_json(self) -> dict[str, Any]:
+        files = {name: {"bytes": size, "xxh3_128": digest} for name, (size, digest) in self.files.items()}
+        plain = {"schema": SCHEMA, **asdict(self), "files": files}
+        return {**plain, "xxh3_128": _digest(plain)}
+
+    def describe(self, directory: Path) -> dict[str, Any]:
+        """The fields of events that name this checkpoint."""
+        return {
+            "step": self.step,
+            "path": relative_path(directory),
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 6),
+            "stall_s": round(self.stall_s, 6),
+            "saved_at": self.saved_at,
+            "why": self.why,
+            "metrics": dict(self.metrics),
+            "attempt": self.attempt,
+        }
+
+
+def relative_path(directory: Path) -> str:
+    """A checkpoint's path relative to its run's directory."""
+    return f"{directory.parent.name}/{directory.name}"
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """The manifest of a published checkpoint. Raises CheckpointError where there is none that can be read."""
+    try:
+        data = read_json(directory / MANIFEST)
+    except PlaceError as error:
+        raise CheckpointError(str(error)) from error
+    if data is None:
+        raise CheckpointError(f"{directory} has no {MANIFEST}: it was never published")
+    _check_schema(directory / MANIFEST, data.get("schema"))
+    digest = data.pop("xxh3_128", None)
+    if digest != _digest(data) or checkpoint_step(directory.name) not in (None, data.get("step")):
+        raise CheckpointError(f"{directory / MANIFEST} is not what was written")
+    try:
+        return Manifest(
+            step=int(data["step"]),
+            world_size=int(data["world_size"]),
+            saved_at=float(data["saved_at"]),
+            seconds=float(data["seconds"]),
+            stall_s=float(data["stall_s"]),
+            plan_hash=data["plan_hash"],
+            attempt=str(data["attempt"]),
+            why=str(data["why"]),
+            files={_plain(name): (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()},
+            mesh=tuple(data["mesh"]),
+            versions=dict(data["versions"]),
+            params=dict(data["params"]),
+            metrics={str(name): float(value) for name, value in data["metrics"].items()},
+            objects={str(name): dict(kind) for name, kind in data["objects"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(f"{directory / MANIFEST} is not a manifest ({error!r})") from error
+
+
+def _digest(plain: Mapping[str, Any]) -> str:
+    """Of a manifest itself, which protects everything else."""
+    hasher = new_hasher()
+    hasher.update(json.dumps(plain, sort_keys=True).encode())
+    return hasher.hexdigest()
+
+
+def _check_schema(path: Path, schema: object) -> None:
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise CheckpointError(
+            f"{path} has schema {schema}, and this version reads {SCHEMA}: a newer slurmtrain has written it"
+        )
+    if schema != SCHEMA:
+        raise CheckpointError(f"{path} has schema {schema!r}, this version reads {SCHEMA}: it is no manifest of ours")
+
+
+def _plain(name: str) -> str:
+    """The name of a file of a checkpoint; raises ValueError for one that would lead out of its directory."""
+    if Path(name).name != name or name == MANIFEST:
+        raise ValueError(f"{name!r} is no name of a checkpoint's file")
+    return name
+
+
+def published(checkpoints: Path) -> list[Path]:
+    """Directories that have a manifest, newest step first."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(checkpoints):
+            step = checkpoint_step(entry.name)
+            if step is not None and (checkpoints / entry.name / MANIFEST).exists():
+                found.append((step, checkpoints / entry.name))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def newest_published(checkpoints: Path) -> Path | None:
+    """The newest published checkpoint, not yet verified."""
+    return next(iter(published(checkpoints)), None)
+
+
+def damaged(checkpoints: Path) -> list[Path]:
+    """Checkpoints that were put aside because they could not be restored."""
+    with contextlib.suppress(OSError):
+        return sorted(checkpoints / e.name for e in os.scandir(checkpoints) if damaged_step(e.name) is not None)
+    return []
+
+
+def bytes_of(directory: Path) -> int:
+    """The bytes that a checkpoint takes: by its manifest, else those that its files have."""
+    with contextlib.suppress(CheckpointError):
+        return read_manifest(directory).bytes
+    with contextlib.suppress(OSError):
+        return sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())
+    return 0
+
+
+# --- verifying --------------------------------------------------------------------------------------------------------
+
+
+def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes: bool = True) -> None:
+    """Check the sizes, and unless told otherwise the hashes, of these files.
+
+    Raises CheckpointError that names the first file that differs, is missing, or cannot be read.
+    """
+    for name in names:
+        size, digest = manifest.files[name]
+        path = directory / name
+        try:
+            actual = path.stat().st_size
+            if actual != size:
+                raise CheckpointError(f"{path} has {actual} bytes, its manifest says {size}")
+            if hashes and _hash(path) != digest:
+                raise CheckpointError(f"{path} is not what was written: its hash differs from the manifest's")
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path} is missing") from error
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _hash(path: Path) -> str:
+    hasher = new_hasher()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK):
+            hasher.update(chunk)
+    return hasher.hexdigest()
+
+
+def set_aside(directory: Path) -> Path:
+    """Rename a damaged checkpoint so that nothing takes it for one again; returns where it is. Raises OSError."""
+    step = checkpoint_step(directory.name)
+    assert step is not None
+    number = 0
+    while (aside := directory.with_name(damaged_name(step, number))).exists():
+        number += 1
+    directory.rename(aside)
+    fsync_directory(directory.parent)
+    return aside
+
+
+# --- publishing -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Where the ranks of one attempt build a checkpoint."""
+
+    checkpoints: Path
+    attempt: str
+    step: int
+
+    @property
+    def path(self) -> Path:
+        return self.checkpoints / staging_name(self.attempt, self.step)
+
+    def make(self) -> Path:
+        """Create the directory, if no other rank has. Raises PlaceError."""
+        return make_directory(self.path)
+
+    def publish(self, manifest: Manifest) -> Path:
+        """Write the manifest and rename into place; returns where it is. Its files are durable already. Raises OSError.
+
+        Once there is a manifest, it is complete: :func:`sweep` finishes what is killed after that.
+        """
+        fsync_directory(self.path)
+        write_json(self.path / MANIFEST, manifest.to_json())
+        target = self.checkpoints / checkpoint_name(self.step)
+        replaced = _to_trash(target) if target.exists() else None
+        renamed = False
+        try:
+            self.path.rename(target)
+            renamed = True
+            fsync_directory(self.checkpoints)
+        except OSError:
+            with contextlib.suppress(OSError):
+                # Else what is there has come from another attempt, whose sweep has given it its name already.
+                if renamed:
+                    target.rename(self.path)
+                if replaced is not None:
+                    replaced.rename(target)
+            raise
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+        return target
+
+    def discard(self) -> None:
+        """Remove what has been written so far."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def finish(self) -> Path:
+        """Give what is complete and only lacks its name that name, and remove what is not; returns where it would be.
+
+        For when whoever was publishing was killed.
+        """
+        _finish(self.path)
+        return self.checkpoints / checkpoint_name(self.step)
+
+
+# --- deleting ---------------------------------------------------------------------------------------------------------
+
+
+def delete(directory: Path) -> None:
+    """Delete a checkpoint so that it is whole or gone. Raises OSError; FileNotFoundError if somebody was faster."""
+    trash = _to_trash(directory)
+    fsync_directory(directory.parent)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def _to_trash(directory: Path) -> Path:
+    trash = directory.with_name(trash_name(directory.name))
+    shutil.rmtree(trash, ignore_errors=True)
+    directory.rename(trash)
+    return trash
+
+
+def empty_trash(checkpoints: Path) -> None:
+    """Remove what was being deleted when somebody was killed."""
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(checkpoints)):
+            if is_trash(entry.name):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def sweep(checkpoints: Path, attempt: str) -> None:
+    """Remove what earlier attempts left half-built or half-deleted, and publish what only lacks its name.
+
+    What this attempt has in the making is left alone.
+    """
+    with contextlib.suppress(OSError):
+        for entry in list(os.scandir(checkpoints)):
+            if entry.name.startswith(".") and not entry.name.startswith(f".{attempt}-") and entry.is_dir():
+                _finish(checkpoints / entry.name)
+
+
+def _finish(left: Path) -> None:
+    step = staged_step(left.name)
+    if step is not None and (left / MANIFEST).exists():
+        target = left.with_name(checkpoint_name(step))
+        with contextlib.suppress(OSError):
+            # Fails where there is one already, which is whole too: a directory only replaces an empty one.
+            left.rename(target)
+            fsync_directory(left.parent)
+            return
+    shutil.rmtree(left, ignore_errors=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Disposable:
+    """A checkpoint that the policy lets go, and why."""
+
+    path: Path
+    step: int
+    bytes: int
+    why: str
+
+
+def disposable(checkpoints: Path, keep: Keep) -> list[Disposable]:
+    """What may be deleted, what is needed least first: damaged ones, then what ``keep`` does not name.
+
+    A checkpoint whose manifest cannot be read counts as one without metrics. Damaged ones stay until there is a newer
+    checkpoint.
+    """
+    there = published(checkpoints)
+    if not there:
+        return []
+    saved = [retention.Saved(_step(path), _metrics(path)) for path in there]
+    by_step = {_step(path): path for path in there}
+    newest = max(by_step)
+    gone = [
+        Disposable(path, step, bytes_of(path), "damaged")
+        for path in damaged(checkpoints)
+        if (step := damaged_step(path.name)) is not None and step < newest
+    ]
+    return gone + [
+        Disposable(by_step[step], step, bytes_of(by_step[step]), "the policy does not keep it")
+        for step in retention.disposable(saved, keep)
+    ]
+
+
+def _step(path: Path) -> int:
+    step = checkpoint_step(path.name)
+    assert step is not None
+    return step
+
+
+def _metrics(path: Path) -> Mapping[str, float]:
+    with contextlib.suppress(CheckpointError):
+        return read_manifest(path).metrics
+    return {}

@@ -1,0 +1,246 @@
+"""Going on from a checkpoint, on all ranks together: the newest one whose files are what was written."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch.distributed.checkpoint.api import CheckpointException
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
+from slurmtrain.runtime.checkpoint import files, rng
+from slurmtrain.runtime.checkpoint.index import Index
+from slurmtrain.runtime.checkpoint.saver import SHARED, own_name
+from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
+from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.system.files import reason_of
+from slurmtrain.system.journal import Journal
+
+# So many differences between a model and a checkpoint are listed.
+_LISTED = 10
+RNG = "rng"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """Where a run goes on: the step, and this rank's generator states (None where they were derived anew).
+
+    ``rederived``: what was saved by other ranks than these, and could not be carried over as it was.
+    """
+
+    step: int
+    rng: dict[str, Any] | None
+    lost_steps: int = 0
+    rederived: tuple[str, ...] = ()
+
+
+class Restorer:
+    """Every public method is called on all ranks alike."""
+
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        objects: Objects,
+        ranks: Ranks,
+        journal: Journal | None,
+        *,
+        hashes: bool,
+        plan_hash: str | None,
+    ) -> None:
+        """``journal`` is rank 0's; the other ranks have none. ``hashes``: whether files are read to be verified."""
+        self._run = attempt.run
+        self._objects = objects
+        self._ranks = ranks
+        self._journal = journal
+        self._hashes = hashes
+        self._plan_hash = plan_hash
+
+    def restore(self) -> Restored | None:
+        """Load the newest checkpoint whose files are what was written; None where none was ever published.
+
+        Those that cannot be used are then put aside: what is newer than where training goes on from would else be
+        gone on from later. Raises CheckpointError where there are checkpoints and none can be used, and leaves all of
+        them where they are: silently starting again would hide it. Raises it too where the newest good one does not
+        fit what the script registered.
+        """
+        began = time.monotonic()
+        found = [Path(path) for path in self._ranks.broadcast(list(map(str, files.published(self._run.checkpoints))))]
+        problems: dict[Path, str] = {}
+        for directory in found:
+            problem, manifest = self._check(directory)
+            if manifest is not None and not problem:
+                try:
+                    restored = self._load(directory, manifest)
+                except _Unreadable as error:
+                    problem = str(error)
+                else:
+                    self._reject(problems)
+                    return self._note(directory, manifest, restored, found[0], began)
+            problems[directory] = problem
+        if problems:
+            raise CheckpointError(
+                "no checkpoint can be restored, and starting again would lose them all: "
+                + "; ".join(f"{directory.name}: {problem}" for directory, problem in problems.items())
+                + f"; 'slurmtrain resume --from-start {self._run.id}' starts again on purpose"
+            )
+        return None
+
+    # --- verifying ----------------------------------------------------------------------------------------------------
+
+    def _check(self, directory: Path) -> tuple[str, files.Manifest | None]:
+        """Verify a checkpoint on all ranks, each its share of the files: why it cannot be used, and its manifest."""
+        problem, manifest = "", None
+        try:
+            manifest = files.read_manifest(directory)
+            share = sorted(manifest.files)[self._ranks.rank :: self._ranks.world_size]
+            files.verify(directory, manifest, share, hashes=self._hashes)
+        except CheckpointError as error:
+            problem = str(error)
+        problems = [one for one in self._ranks.gather(problem) if one]
+        return (problems[0] if problems else ""), manifest
+
+    def _reject(self, problems: Mapping[Path, str]) -> None:
+        if self._journal is None:
+            return
+        for directory, problem in problems.items():
+            aside = None
+            with contextlib.suppress(OSError):
+                aside = files.relative_path(files.set_aside(directory))
+            path = files.relative_path(directory)
+            self._journal.write("rejected", step=_step(directory), path=path, reason=problem, aside=aside)
+
+    # --- loading ------------------------------------------------------------------------------------------------------
+
+    def _load(self, directory: Path, manifest: files.Manifest) -> Restored:
+        """Raises _Unreadable where its files are not what they should be, though their sizes, or hashes, are right."""
+        index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
+        unfit = f"{directory} does not fit what the script registered"
+        tensors = self._together(lambda: self._wanted(index, manifest), CheckpointError, unfit)
+        try:
+            index.read(tensors, self._ranks.group)
+        except CheckpointException as error:
+            raise _Unreadable(f"it cannot be read: {_said(error)}") from error
+        self._together(lambda: self._give(index, tensors), CheckpointError, unfit)
+        own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
+        return Restored(manifest.step, own, rederived=rederived)
+
+    def _together(self, work: Callable[[], T], failure: type[CheckpointError], what: str) -> T:
+        """Do something on all ranks; what one of them raises is raised on all, as this failure of that meaning."""
+        result: list[T] = []
+        error = ""
+        try:
+            result.append(work())
+        except Exception as problem:  # noqa: BLE001 (whatever a state raises: the other ranks are waiting)
+            error = _said(problem)
+        errors = [one for one in self._ranks.gather(error) if one]
+        if errors:
+            raise failure(f"{what}: {errors[0]}")
+        return result[0]
+
+    def _wanted(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
+        """The tensors to read into. Raises CheckpointError where the checkpoint has others."""
+        for name, kind in self._objects.kinds().items():
+            if name not in manifest.objects:
+                raise CheckpointError(f"it holds no {name!r}")
+            if manifest.objects[name] != kind:
+                raise CheckpointError(f"its {name!r} is something else: {dict(manifest.objects[name])}, not {kind}")
+        wanted = self._objects.template(index.value(SHARED))
+        mine = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in set(self._objects)}
+        said = differences({name: value.shape for name, value in wanted.items()}, mine, self._objects.optional())
+        if said:
+            more = f"; and {len(said) - _LISTED} more" if len(said) > _LISTED else ""
+            raise CheckpointError("; ".join(said[:_LISTED]) + more)
+        return {name: value for name, value in wanted.items() if name in mine}
+
+    def _give(self, index: Index, tensors: Mapping[str, Any]) -> None:
+        self._objects.give(tensors, index.value(SHARED))
+
+    def _load_own(self, index: Index, manifest: files.Manifest) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
+        """What each rank has of its own: its own again, or what the rule for other numbers of ranks makes of it."""
+        names = [name for name in self._objects if self._objects.is_own(name)]
+        if manifest.world_size == self._ranks.world_size:
+            own = index.value(own_name(self._ranks.rank))
+            for name in names:
+                self._objects[name].load_state_dict(own["objects"][name])
+            return own["rng"], ()
+        rederived = [RNG]
+        if names:
+            states = [index.value(own_name(rank))["objects"] for rank in range(manifest.world_size)]
+            rederived += [name for name in names if not self._reshard(name, [state[name] for state in states])]
+        return None, tuple(rederived)
+
+    def _reshard(self, name: str, states: list[Any]) -> bool:
+        """Hand over what other ranks had; whether that could be done exactly.
+
+        What was the same on all of them is the same on any number. An object that knows better has a method
+        ``reshard_state_dict(states, rank, world_size)``. Any other stays as the script has made it.
+        """
+        obj = self._objects[name]
+        reshard = getattr(obj, "reshard_state_dict", None)
+        if reshard is not None:
+            reshard(states, self._ranks.rank, self._ranks.world_size)
+            return True
+        if all(_equal(state, states[0]) for state in states[1:]):
+            obj.load_state_dict(states[0])
+            return True
+        return False
+
+    def _note(
+        self, directory: Path, manifest: files.Manifest, restored: Restored, newest: Path, began: float
+    ) -> Restored:
+        """Say where training goes on, and what that loses beside the newest checkpoint that there was."""
+        if RNG in restored.rederived:
+            rng.reseed(self._plan_hash, manifest.step, self._ranks.rank)
+        restored = replace(restored, lost_steps=_step(newest) - manifest.step)
+        if self._journal is not None:
+            self._journal.write(
+                "restored",
+                **manifest.describe(directory),
+                world_size=manifest.world_size,
+                hashed=self._hashes,
+                lost_steps=restored.lost_steps,
+                rederived=list(restored.rederived),
+                took_s=round(time.monotonic() - began, 6),
+            )
+        return restored
+
+
+class _Unreadable(CheckpointError):
+    """What is in a checkpoint's files cannot be read."""
+
+
+def _step(directory: Path) -> int:
+    step = checkpoint_step(directory.name)
+    assert step is not None
+    return step
+
+
+def _said(problem: BaseException) -> str:
+    if isinstance(problem, CheckpointError):
+        return str(problem)
+    if isinstance(problem, OSError):
+        return reason_of(problem)
+    return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two loaded states are the same, tensors included."""
+    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+        return (
+            isinstance(one, torch.Tensor)
+            and isinstance(other, torch.Tensor)
+            and one.dtype == other.dtype
+            and torch.equal(one, other)
+        )
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)

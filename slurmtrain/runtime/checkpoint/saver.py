@@ -1,0 +1,421 @@
+"""Saving on all ranks while training goes on: plan, copy, let the writers write, publish.
+
+:meth:`Saver.begin` is what training stands still for. After that the ranks only look now and then, at steps at which
+they talk to each other anyway, how far the writers are; when all have written, rank 0's publishes. Every public method
+is called on all ranks alike, and gives all of them the same answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import io
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.runtime.checkpoint import rng
+from slurmtrain.runtime.checkpoint.files import Staging
+from slurmtrain.runtime.checkpoint.publisher import About, Policy, Publisher
+from slurmtrain.runtime.checkpoint.shard_plan import Sharding, Sheet, file_name, meshes, part_of
+from slurmtrain.runtime.checkpoint.state_dicts import Objects
+from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
+from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.system.files import reason_of
+from slurmtrain.system.journal import Journal
+
+_log = logging.getLogger("slurmtrain")
+SHARED = "shared"
+
+
+def own_name(rank: int) -> str:
+    """The name, in the index, of what a rank has of its own."""
+    return f"ranks.{rank}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a save ended: ``problem`` is empty if it was published. Seconds are rank 0's."""
+
+    step: int
+    problem: str = ""
+    stall_s: float = 0.0
+    seconds: float = 0.0
+
+
+class _News(enum.IntEnum):
+    """What rank 0 tells all ranks of a publication."""
+
+    NONE = 0
+    DONE = 1
+    FAILED = 2
+    FENCED = 3
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What this rank has to save: tensors, and pickled values, by the names of the index."""
+
+    tensors: dict[str, Any]
+    values: Mapping[str, bytes]
+    problem: str = ""
+    final: bool = False
+    """Whether trying again is no use."""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """As the planner takes it, which looks at names alone where there is no tensor."""
+        return {**self.tensors, **dict.fromkeys(self.values)}
+
+
+@dataclass(slots=True)
+class _Save:
+    """A save under way. ``began``: monotonic. ``places``: (start, length) of values in this rank's file."""
+
+    about: About
+    began: float
+    mesh: list[dict[str, Any]]
+    places: Mapping[str, tuple[int, int]]
+    stall_s: float = 0.0
+    order: int = 0
+    """The number of what was ordered last for it: an answer to anything else is not its."""
+    written: Mapping[str, Any] | None = None
+    """What this rank's writer has answered."""
+    publishing: bool = False
+    news: _News = _News.NONE
+    problem: str = ""
+    seconds: float = 0.0
+
+
+class Saver:
+    """All saves of one attempt, one at a time."""
+
+    def __init__(
+        self, attempt: AttemptDir, objects: Objects, policy: Policy, ranks: Ranks, journal: Journal | None
+    ) -> None:
+        """``journal`` is rank 0's; the other ranks have none."""
+        self._attempt = attempt
+        self._objects = objects
+        self._ranks = ranks
+        self._sharding = Sharding(ranks)
+        self._writer = ShardWriter()
+        self._publisher = Publisher(attempt, policy, ranks.world_size, self._writer, journal) if journal else None
+        self._save: _Save | None = None
+        self._proved = False
+        self._framed: tuple[torch.Tensor, Sheet] | None = None
+
+    def close(self, *, failed: bool) -> None:
+        """End the writer. On this rank alone. ``failed``: wait only for what can still be published without others."""
+        if failed and self._ranks.world_size == 1:
+            with contextlib.suppress(CheckpointError):
+                self.finish()
+        self._framed = None
+        self._take_answers(until=lambda: failed and (self._save is None or not self._save.publishing))
+        self._writer.close(wait=not failed)
+
+    @property
+    def step(self) -> int | None:
+        """The step that is being saved; None when nothing is."""
+        return None if self._save is None else self._save.about.step
+
+    # --- what training stands still for -------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Plan, and have memory provided in the background, so that the first save is as short as later ones.
+
+        Raises CheckpointError where the state can never be saved: better now than after hours. Other problems are
+        those of the first save.
+        """
+        taken = self._take_state()
+        if self._ranks.greatest(int(taken.problem != ""))[0]:
+            self._raise_if_final(taken)
+            return
+        try:
+            self._sharding.plan(taken.names)
+        except ValueError:
+            return
+        try:
+            self._writer.memory(self._sharding.sheet.tensor_bytes)
+            # Now, rather than after hours of training, it may be told that a checkpoint will not fit.
+            full = self._no_room()
+            self._writer.order("populate", bytes=self._writer.memory_bytes)
+        except (WriterGone, OSError):
+            return
+        if full:
+            _log.warning("there is no room for a checkpoint: %s", full)
+
+    def begin(self, about: About) -> str | None:
+        """Copy the state and let it be written. Returns why that failed, or None. No save may be under way.
+
+        Raises CheckpointError where trying again is no use: the state cannot be loaded safely, or not be saved at all.
+        """
+        assert self._save is None
+        began = time.monotonic()
+        # If the writer has died since, it is better noticed now: what is ordered then goes to a new one.
+        self._take_answers(wait=False, until=lambda: False)
+        taken = self._take_state()
+        new = not taken.problem and self._sharding.is_new(taken.names)
+        failed, changed = self._ranks.greatest(int(taken.problem != ""), int(new))
+        if failed:
+            reason = self._raise_if_final(taken)
+            self._failed(about, reason)
+            return reason
+        if changed:
+            try:
+                self._sharding.plan(taken.names)
+            except ValueError as error:
+                raise CheckpointError(f"the state cannot be saved: {error}") from error
+        full = self._ranks.broadcast(self._no_room())
+        if full:
+            self._failed(about, full)
+            return full
+        save = self._save = _Save(about, began, meshes(taken.tensors), self._sharding.places_of(taken.values))
+        problem = self._stage(taken, save)
+        if problem:
+            save.written = {"error": problem}
+        save.stall_s = time.monotonic() - began
+        return None
+
+    def _take_state(self) -> _Taken:
+        """The state as it is, or why there is none; what is raised is told instead, since other ranks are waiting."""
+        rank = self._ranks.rank
+        try:
+            state = self._objects.capture()
+            values = {own_name(rank): self._pickled({"objects": state.own, "rng": rng.capture(self._ranks.device)})}
+            if rank == 0:
+                values[SHARED] = self._pickled(state.shared)
+        except CheckpointError as error:
+            return _Taken({}, {}, str(error), final=True)
+        except Exception as error:  # noqa: BLE001 (whatever a state_dict raises)
+            return _Taken({}, {}, f"{type(error).__name__}: {error}")
+        return _Taken(state.tensors, values)
+
+    def _pickled(self, value: Any) -> bytes:
+        """As torch.save has it; until one was published, prove that it can be loaded. Raises CheckpointError."""
+        buffer = io.BytesIO()
+        try:
+            torch.save(value, buffer)
+        except Exception as error:  # whatever a __reduce__ raises
+            raise CheckpointError(f"a state_dict holds what cannot be saved: {_line(error)}") from error
+        if not self._proved:
+            _prove_loadable(buffer)
+        return buffer.getvalue()
+
+    def _raise_if_final(self, taken: _Taken) -> str:
+        """What went wrong on all ranks; raised where trying again is no use."""
+        said = self._ranks.gather((taken.problem, taken.final))
+        reason = _in_words([problem for problem, _ in said])
+        if any(final for _, final in said):
+            raise CheckpointError(reason)
+        return reason
+
+    def _no_room(self) -> str:
+        if self._publisher is None:
+            return ""
+        return self._publisher.no_room(
+            self._sharding.sheet.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
+        )
+
+    def _stage(self, taken: _Taken, save: _Save) -> str:
+        """Copy this rank's part into memory, and let it be written. Returns what went wrong."""
+        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.about.step)
+        size = self._sharding.sheet.tensor_bytes + sum(map(len, taken.values.values()))
+        try:
+            memory = self._writer.memory(size)
+            self._copy(memory, taken)
+            save.order = self._writer.order("write", path=str(staging.path / file_name(self._ranks.rank)), bytes=size)
+        except OSError as error:
+            return reason_of(error)
+        except CheckpointError as error:
+            return str(error)
+        return ""
+
+    def _copy(self, memory: torch.Tensor, taken: _Taken) -> None:
+        device = self._ranks.device
+        if device.type == "cuda":
+            self._writer.pin()
+        sheet = self._sharding.sheet
+        self._frame(memory, sheet)
+        for place in sheet.places:
+            part = part_of(taken.tensors, place)
+            if part.numel():
+                first, last = place.data
+                memory[first:last].view(part.dtype).view(part.shape).copy_(part, non_blocking=True)
+        for name, (start, _) in self._sharding.places_of(taken.values).items():
+            _put(memory, start, taken.values[name])
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def _frame(self, memory: torch.Tensor, sheet: Sheet) -> None:
+        """Put what stands around the tensors in its places, where it stays until either of these is another one."""
+        if self._framed is not None and self._framed[0] is memory and self._framed[1] is sheet:
+            return
+        for place in sheet.places:
+            _put(memory, place.start, place.frame.prefix)
+            _put(memory, place.data[1], place.frame.suffix)
+        self._framed = (memory, sheet)
+
+    # --- while training goes on ---------------------------------------------------------------------------------------
+
+    def progress(self) -> tuple[int, int]:
+        """Of this rank: whether it is still writing (0, 1), and what there is to tell; all ranks take the greatest."""
+        self._take_answers(wait=False, until=lambda: False)
+        save = self._save
+        if save is None:
+            return 0, _News.NONE
+        return int(save.written is None), save.news
+
+    def advance(self, writing: int, news: int) -> Outcome | None:
+        """Go on with what all ranks know of each other; how the save ended, once it has.
+
+        Raises CheckpointError where another attempt has taken over the run.
+        """
+        save = self._save
+        if save is None or writing:
+            return None
+        if not save.publishing:
+            return self._all_written(save)
+        return self._over(save, _News(news)) if news else None
+
+    def finish(self, *, stalls: bool = False) -> Outcome | None:
+        """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`.
+
+        ``stalls``: training goes on after that, so that waiting is part of what the save costs it.
+        """
+        save = self._save
+        if save is None:
+            return None
+        began = time.monotonic()
+        outcome = None
+        if not save.publishing:
+            self._take_answers(until=lambda: save.written is not None)
+            # What publishing takes besides is not known before the manifest is written.
+            save.stall_s += time.monotonic() - began if stalls else 0.0
+            outcome = self._all_written(save)
+        if outcome is None:
+            if self._publisher is not None:
+                self._take_answers(until=lambda: save.news is not _News.NONE)
+            outcome = self._over(save, _News(self._ranks.greatest(save.news)[0]))
+        return outcome
+
+    def _take_answers(self, *, until: Callable[[], bool], wait: bool = True) -> None:
+        """Take what the writer answers: all that is there, or wait until this is so or nothing is unanswered."""
+        while self._writer.busy and not until():
+            try:
+                answer = self._writer.wait() if wait else self._writer.poll()
+            except WriterGone as error:
+                self._lost_writer(str(error))
+                return
+            if answer is None:
+                return
+            self._take(answer)
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        save = self._save
+        if self._publisher is not None:
+            self._publisher.take(answer)
+        if save is None or answer["number"] != save.order:
+            return
+        if save.publishing:
+            self._take_publication(save, answer)
+        else:
+            save.written = answer
+
+    def _take_publication(self, save: _Save, answer: Mapping[str, Any]) -> None:
+        if "saved" in answer:
+            save.news, save.seconds = _News.DONE, float(answer["saved"]["seconds"])
+        elif "fenced" in answer:
+            save.news, save.problem = _News.FENCED, str(answer["fenced"])
+        else:
+            self._not_published(save, str(answer["error"]))
+
+    def _lost_writer(self, reason: str) -> None:
+        save = self._save
+        if save is None:
+            return
+        if not save.publishing:
+            save.written = save.written or {"error": reason}
+        elif self._publisher is not None and save.news is _News.NONE:
+            seconds = self._publisher.recover(save.about)
+            if seconds is None:
+                self._not_published(save, reason)
+            else:
+                save.news, save.seconds = _News.DONE, seconds
+
+    def _not_published(self, save: _Save, reason: str) -> None:
+        assert self._publisher is not None
+        save.news, save.problem = _News.FAILED, f"rank 0: {reason}"
+        self._publisher.give_up(save.about, save.problem)
+
+    def _all_written(self, save: _Save) -> Outcome | None:
+        """All ranks have written, or failed to: publish, or give up."""
+        assert save.written is not None
+        said = self._ranks.gather((save.written, save.places))
+        failed = _in_words([str(written.get("error", "")) for written, _ in said])
+        if failed:
+            if self._publisher is not None:
+                self._publisher.give_up(save.about, failed)
+            self._save = None
+            return Outcome(step=save.about.step, problem=failed, stall_s=save.stall_s)
+        self._proved = save.publishing = True
+        if self._publisher is not None:
+            self._publish(save, said)
+        return None
+
+    def _publish(self, save: _Save, said: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
+        assert self._publisher is not None
+        placed = {name: (rank, *where) for rank, (_, places) in enumerate(said) for name, where in places.items()}
+        try:
+            save.order = self._publisher.order(
+                save.about,
+                began=save.began,
+                stall_s=save.stall_s,
+                written=[written for written, _ in said],
+                index=self._sharding.index(placed),
+                mesh=save.mesh,
+                objects=self._objects.kinds(),
+            )
+        except WriterGone as error:
+            self._lost_writer(str(error))
+
+    def _failed(self, about: About, reason: str) -> None:
+        if self._publisher is not None:
+            self._publisher.failed(about, reason)
+
+    def _over(self, save: _Save, news: _News) -> Outcome:
+        self._save = None
+        problem = self._ranks.broadcast(save.problem) if news is not _News.DONE else ""
+        if news is _News.FENCED:
+            raise CheckpointError(problem)
+        return Outcome(step=save.about.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
+
+
+def _in_words(problems: list[str]) -> str:
+    return "; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem)
+
+
+def _put(memory: torch.Tensor, start: int, content: bytes) -> None:
+    if content:
+        memory[start : start + len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _prove_loadable(buffer: io.BytesIO) -> None:
+    """Find out at the first save, not at the first resume, that a state cannot be loaded safely."""
+    buffer.seek(0)
+    try:
+        torch.load(buffer, map_location="meta", weights_only=True)
+    except Exception as error:
+        raise CheckpointError(
+            "a state_dict holds what cannot be loaded with weights_only=True; it may hold tensors, numbers, text, "
+            f"lists and dicts: {_line(error)}"
+        ) from error
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,260 @@
+"""What a script registered, as named tensors and the rest, and back again.
+
+Modules and optimizers go through ``torch.distributed.checkpoint.state_dict``, which gives parameters the same names
+however they are wrapped or sharded (DistributedDataParallel, ``fully_shard``), and optimizer states the names of their
+parameters. So a checkpoint fits any number of ranks and any strategy. Everything else has its ``state_dict``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
+
+# What is the same on all ranks without being a module or an optimizer: rank 0's state stands for all.
+_SHARED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.grad_scaler.GradScaler)
+MODULE, OPTIMIZER, OBJECT = "module", "optimizer", "object"
+
+
+class Stateful(Protocol):
+    """What can be checkpointed: torch's own objects, and anything with the same two methods."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any, /) -> Any: ...
+
+
+@dataclass(slots=True)
+class State:
+    """The state of everything registered.
+
+    ``tensors``: of modules and optimizers, by name, as they are in use. ``shared``: what else is the same on all ranks,
+    ``own``: what each rank has of its own, both by the name of the object; of modules and optimizers, ``shared`` has
+    what is no dense tensor.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+    own: dict[str, Any] = field(default_factory=dict)
+
+
+class Objects:
+    """All registered objects, by the names that the script gave them."""
+
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        """Raises TypeError for what has no state."""
+        self._all: dict[str, Stateful] = {}
+        for name, obj in objects.items():
+            inner = _unwrapped(obj)
+            if not hasattr(inner, "state_dict") or not hasattr(inner, "load_state_dict"):
+                raise TypeError(f"{name!r} ({type(obj).__name__}) has no state_dict() and load_state_dict()")
+            self._all[name] = inner
+        self._modules = nn.Module()
+        for name, obj in self._all.items():
+            if isinstance(obj, nn.Module):
+                self._add_module(name, obj)
+        parameters = {id(parameter) for parameter in self._modules.parameters()}
+        self._optimizers = {
+            name: obj
+            for name, obj in self._all.items()
+            if isinstance(obj, torch.optim.Optimizer) and _is_of(obj, parameters)
+        }
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        try:
+            self._modules.add_module(name, module)
+        except KeyError as error:
+            raise TypeError(f"a module cannot be registered as {name!r}; call it something else") from error
+
+    def kinds(self) -> dict[str, dict[str, Any]]:
+        """What each object is, for the manifest: its kind, and whether each rank has a state of its own."""
+        return {name: {"kind": self._kind(name), "per_rank": self.is_own(name)} for name in self._all}
+
+    def _kind(self, name: str) -> str:
+        if isinstance(self._all[name], nn.Module):
+            return MODULE
+        return OPTIMIZER if name in self._optimizers else OBJECT
+
+    def is_own(self, name: str) -> bool:
+        """Whether each rank has a state of its own of this object."""
+        return not isinstance(self._all[name], (nn.Module, *_SHARED))
+
+    def have_begun(self) -> bool:
+        """Whether all optimizers have made a step, as far as that shows: a plain SGD never has a state."""
+        return all(optimizer.state for optimizer in self._optimizers.values())
+
+    def optional(self) -> tuple[str, ...]:
+        """What names of tensors begin with that are there only once an optimizer has made a step."""
+        return tuple(f"{name}.state." for name in self._optimizers)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __getitem__(self, name: str) -> Stateful:
+        return self._all[name]
+
+    # --- taking -----------------------------------------------------------------------------------------------------
+
+    def capture(self) -> State:
+        """The state as it is. Called on all ranks alike; raises whatever a state_dict raises."""
+        state = State()
+        self._capture_modules(state)
+        for name, optimizer in self._optimizers.items():
+            if optimizer.state:
+                self._capture_optimizer(state, name, optimizer)
+            else:
+                # Torch would make a step to have a state, which then counts.
+                state.shared[name] = {"options": [_options(group) for group in optimizer.param_groups]}
+        for name, obj in self._all.items():
+            if self._kind(name) == OBJECT:
+                value = obj.state_dict()
+                _refuse_sharded(name, value)
+                (state.own if self.is_own(name) else state.shared)[name] = value
+        return state
+
+    def template(self, shared: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        """Tensors to load into: those in use. Optimizers get a state for it, if the one that was saved had one."""
+        state = State()
+        self._capture_modules(state)
+        for name, optimizer in self._optimizers.items():
+            if "options" not in shared[name]:
+                self._capture_optimizer(state, name, optimizer)
+        return state.tensors
+
+    def _capture_modules(self, state: State) -> None:
+        if any(self._modules.children()):
+            for name, value in get_model_state_dict(self._modules).items():
+                self._put(state, name.partition(".")[0], name, value)
+
+    def _capture_optimizer(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
+        taken: Any = get_optimizer_state_dict(self._modules, optimizer)
+        state.shared.setdefault(name, {})["param_groups"] = taken["param_groups"]
+        for parameter, values in taken["state"].items():
+            for key, value in values.items():
+                self._put(state, name, f"{name}.state.{parameter}.{key}", value)
+
+    def _put(self, state: State, owner: str, name: str, value: Any) -> None:
+        if isinstance(value, DTensor) or can_be_framed(value):
+            state.tensors[name] = value
+        else:
+            _refuse_sharded(name, value)
+            state.shared.setdefault(owner, {}).setdefault("others", {})[name] = value
+
+    # --- putting back -----------------------------------------------------------------------------------------------
+
+    def give(self, tensors: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+        """Put a loaded state back into modules, optimizers and what else is shared. Called on all ranks alike."""
+        values = dict(tensors)
+        for said in shared.values():
+            if isinstance(said, dict):
+                values.update(said.get("others", {}))
+        modules = {name for name in self._all if self._kind(name) == MODULE}
+        if modules:
+            mine = {name: value for name, value in values.items() if name.partition(".")[0] in modules}
+            set_model_state_dict(self._modules, mine, options=StateDictOptions(strict=True))
+        for name, optimizer in self._optimizers.items():
+            if "options" in shared[name]:
+                _set_options(name, optimizer, shared[name]["options"])
+                continue
+            state: Any = {"state": _by_parameter(name, values), "param_groups": shared[name]["param_groups"]}
+            # Parameters that were never used have no state.
+            lenient = StateDictOptions(strict=False)
+            set_optimizer_state_dict(self._modules, optimizer, state, options=lenient)
+        for name, obj in self._all.items():
+            if self._kind(name) == OBJECT and not self.is_own(name):
+                obj.load_state_dict(shared[name])
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """What a group of an optimizer's parameters has beside the parameters."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _set_options(name: str, optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> None:
+    if len(options) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"{name!r} has {len(options)} groups of parameters, in the script {len(optimizer.param_groups)}"
+        )
+    for group, saved in zip(optimizer.param_groups, options, strict=True):
+        group.update(saved)
+
+
+def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """An optimizer's state by parameter; the names of states have no dots."""
+    states: dict[str, dict[str, Any]] = {}
+    start = f"{optimizer}.state."
+    for name, value in values.items():
+        if name.startswith(start):
+            parameter, _, key = name.removeprefix(start).rpartition(".")
+            states.setdefault(parameter, {})[key] = value
+    return states
+
+
+def differences(
+    wanted: Mapping[str, Iterable[int]], there: Mapping[str, Iterable[int]], optional: tuple[str, ...] = ()
+) -> list[str]:
+    """How a checkpoint's tensors differ from those that the script has, both shapes by name: pure.
+
+    Names that begin with one of ``optional`` may be missing on either side: states of optimizers come with use.
+    """
+    said = [f"it has no {name!r}" for name in wanted if name not in there and not name.startswith(optional)]
+    said += [f"{name!r} is not in the script" for name in there if name not in wanted and not name.startswith(optional)]
+    said += [
+        f"{name!r} has shape {_dims(there[name])}, in the script {_dims(shape)}"
+        for name, shape in wanted.items()
+        if name in there and tuple(there[name]) != tuple(shape)
+    ]
+    return said
+
+
+def _dims(shape: Iterable[int]) -> str:
+    return "x".join(map(str, shape)) or "()"
+
+
+def _is_of(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    """Whether an optimizer's states can go by the names of registered parameters.
+
+    LBFGS's cannot: what it has is not by parameter, and it makes no step without a closure.
+    """
+    mine = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return not isinstance(optimizer, torch.optim.LBFGS) and bool(mine) and parameters.issuperset(mine)
+
+
+def _unwrapped(obj: Any) -> Any:
+    """The module inside DistributedDataParallel or torch.compile, so that a checkpoint fits with and without them."""
+    while True:
+        if isinstance(obj, nn.parallel.DistributedDataParallel):
+            obj = obj.module
+        elif isinstance(getattr(obj, "_orig_mod", None), nn.Module):
+            obj = obj._orig_mod
+        else:
+            return obj
+
+
+def _refuse_sharded(name: str, state: Any) -> None:
+    """Raises CheckpointError where a state that is saved as a whole has a tensor that is sharded over ranks."""
+    if isinstance(state, Mapping):
+        for value in state.values():
+            _refuse_sharded(name, value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            _refuse_sharded(name, value)
+    elif isinstance(state, DTensor):
+        raise CheckpointError(
+            f"{name!r} has a tensor that is sharded over ranks (DTensor), which only modules, and optimizers of "
+            "registered modules, may have; register the module too"
+        )

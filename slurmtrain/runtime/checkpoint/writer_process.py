@@ -1,0 +1,170 @@
+"""The process beside a rank that writes its part of checkpoints: ``python -m ...writer_process HANDLE SOCKET``.
+
+It shares a piece of memory with its rank (HANDLE), gets one JSON object a line over SOCKET, and answers each with one.
+It imports no torch, so that it is there at once and costs next to nothing. It goes on through signals that are meant
+for the rank, since the last checkpoint is written after them, and ends when the rank has closed its side.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import mmap
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.job import lease
+from slurmtrain.system.files import FILE_MODE, make_directory, reason_of
+
+# Small enough for a processor's cache: what is hashed is written while it is there.
+_CHUNK = 1 << 20
+# What Slurm sends to all processes of a step, and a terminal to those that it started.
+IGNORED = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP))
+FENCED = "another attempt has taken over this run; nothing was published"
+
+
+def main(arguments: list[str]) -> None:
+    for each in IGNORED:
+        signal.signal(each, signal.SIG_IGN)
+    # The rank has started this process with them blocked.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    memory = _Memory(int(arguments[0]))
+    verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+        "populate": memory.populate,
+        "write": memory.write,
+        "publish": publish,
+        "discard": discard,
+        "prune": prune,
+    }
+    with socket.socket(fileno=int(arguments[1])) as rank, contextlib.suppress(BrokenPipeError, ConnectionError):
+        for line in rank.makefile("rb"):
+            order = json.loads(line)
+            answer = {"did": order["do"], "number": order["number"], **_obey(verbs[order["do"]], order)}
+            rank.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _obey(verb: Callable[[Mapping[str, Any]], dict[str, Any]], order: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        return verb(order)
+    except OSError as error:
+        return {"error": reason_of(error)}
+    except SlurmtrainError as error:
+        return {"error": str(error)}
+
+
+class _Memory:
+    """The memory that is shared with the rank, which makes it larger at times."""
+
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def populate(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Have the kernel provide all pages now: at first use each would cost more than copying it does."""
+        os.posix_fallocate(self._handle, 0, int(order["bytes"]))
+        return {}
+
+    def write(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Write the first ``bytes`` of the memory to a file, durably; answers with their hash."""
+        size, path = int(order["bytes"]), Path(order["path"])
+        make_directory(path.parent)
+        hasher = files.new_hasher()
+        began = time.monotonic()
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        try:
+            with mmap.mmap(self._handle, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
+                for start in range(0, size, _CHUNK):
+                    with view[start : start + _CHUNK] as chunk:
+                        hasher.update(chunk)
+                        _write_all(handle, chunk)
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        return {"bytes": size, "xxh3_128": hasher.hexdigest(), "seconds": time.monotonic() - began}
+
+
+def _write_all(handle: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def publish(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a checkpoint of what all ranks have written, if this attempt still holds the run's lease."""
+    staging = _staging(order)
+    attempt = AttemptDir(Path(order["attempt"]))
+    if not lease.holds(attempt):
+        staging.discard()
+        return {"fenced": FENCED}
+    names = {name: (int(size), str(digest)) for name, (size, digest) in order["files"].items()}
+    name, content = order["index"]
+    names[name] = _write_small(staging.path / name, base64.b64decode(content))
+    manifest = files.Manifest(
+        **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
+    )
+    return {"saved": manifest.describe(staging.publish(manifest))}
+
+
+def _write_small(path: Path, content: bytes) -> tuple[int, str]:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    try:
+        with memoryview(content) as view:
+            _write_all(handle, view)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+    hasher = files.new_hasher()
+    hasher.update(content)
+    return len(content), hasher.hexdigest()
+
+
+def discard(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Remove what has been written of a checkpoint."""
+    _staging(order).discard()
+    return {}
+
+
+def prune(order: Mapping[str, Any]) -> dict[str, Any]:
+    """Delete what the policy lets go, if this attempt holds the lease, and what somebody was deleting when killed.
+
+    ``missing``: stop once so many bytes were let go.
+    """
+    attempt = AttemptDir(Path(order["attempt"]))
+    if not lease.holds(attempt):
+        return {"pruned": []}
+    checkpoints = attempt.run.checkpoints
+    files.empty_trash(checkpoints)
+    missing = order.get("missing")
+    pruned = []
+    for each in files.disposable(checkpoints, keep_of(order["keep"])):
+        if missing is not None and missing <= 0:
+            break
+        with contextlib.suppress(FileNotFoundError):
+            files.delete(each.path)
+            pruned.append({"path": files.relative_path(each.path), "step": each.step, "why": each.why})
+            missing = None if missing is None else missing - each.bytes
+    return {"pruned": pruned}
+
+
+def keep_of(plain: Mapping[str, Any]) -> Keep:
+    """The policy, as it comes over the socket."""
+    best = plain["best"]
+    return Keep(last=plain["last"], every_steps=plain["every_steps"], best=Best(**best) if best else None)
+
+
+def _staging(order: Mapping[str, Any]) -> files.Staging:
+    attempt = AttemptDir(Path(order["attempt"]), int(order.get("round", 0)))
+    return files.Staging(attempt.run.checkpoints, attempt.owner, int(order["step"]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,69 @@
+"""What the earlier starts of a job that Slurm has put back into its queue tell of interruptions.
+
+A submission hands over what the registry knew then; a job that is restarted in place, many times perhaps, finds the
+rest in its run's directory. Node 0's journal is enough: Slurm starts no job again that ended by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.statistics import Lived, add
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.layout import AttemptDir, split_attempt
+from slurmtrain.model.run.requeue import PREFLIGHT
+from slurmtrain.runtime.job.run_reader import read_events
+
+# Of a job that was started more often, the last starts.
+_STARTS = 50
+
+
+def with_restarts(history: History, attempt: AttemptDir) -> History:
+    """The history that a submission handed over, with what the earlier starts of this attempt's job have seen since."""
+    job_id, restart = split_attempt(attempt.path.name) or ("", 0)
+    for number in range(max(0, restart - _STARTS), restart):
+        earlier = attempt.run.attempt(job_id, number)
+        history = add(history, _lived(earlier))
+        saved = [event.data for event in _events(earlier.rank_journal(0)) if event.kind == "saved"]
+        if saved and isinstance(saved[-1].get("stall_s"), int | float):
+            history = replace(history, stall_s=saved[-1]["stall_s"], save_s=saved[-1].get("seconds"))
+    return add(history, _in_place(_events(attempt.node_journal(0))))
+
+
+def _lived(attempt: AttemptDir) -> Iterable[Lived]:
+    """The start, unless node 0 never said that it began."""
+    events = _events(attempt.node_journal(0))
+    began = next((event for event in events if event.kind == "agent"), None)
+    if began is None:
+        return
+    end = next((event for event in reversed(events) if event.kind == "end"), None)
+    if end is not None and end.data.get("cause") == PREFLIGHT:
+        cause = PREFLIGHT
+    else:
+        cause = "preempted" if end is not None and end.data.get("signal") is not None else "node_fail"
+    seconds = max(0.0, _last_written(attempt) - began.time)
+    yield from _in_place(events)
+    yield Lived(seconds * int(began.data.get("nodes", 1)), cause)
+
+
+def _in_place(events: Iterable[Event]) -> Iterable[Lived]:
+    """Each end of ranks that were started again inside the allocation; how long they lived counts with the start."""
+    for event in events:
+        if event.kind == "restart":
+            yield Lived(0.0, event.data.get("cause"), event.data.get("failures", ()))
+
+
+def _events(path: Path) -> list[Event]:
+    return read_events(path, path.name)
+
+
+def _last_written(attempt: AttemptDir) -> float:
+    """When any file of an attempt was last written, in seconds since 1970: until then it certainly lived."""
+    with contextlib.suppress(OSError), os.scandir(attempt.path) as entries:
+        return max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
+    return 0.0

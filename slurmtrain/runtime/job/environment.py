@@ -1,0 +1,356 @@
+"""The environment inside a job: the only file of the runtime that reads or names environment variables."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import LaunchError
+from slurmtrain.model.hostlist import expand
+from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.spec.plan import REDACTED, Plan
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.job import network_profile
+from slurmtrain.system.files import read_json
+from slurmtrain.system.process import Process
+
+# Seconds after a stop signal at which a rank ends itself: later than a living agent kills it.
+FORCED_EXIT_S = 120.0
+
+_JOB = "SLURMTRAIN_JOB_ID"
+_SUBMISSION = "SLURMTRAIN_SUBMISSION"
+_ATTEMPT = "SLURMTRAIN_ATTEMPT"
+_FROM_START = "SLURMTRAIN_FROM_START"
+_RUN_DIR = "SLURMTRAIN_RUN_DIR"
+_ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
+_PARAMS = "SLURMTRAIN_PARAMS"
+_LOG_DIR = "SLURMTRAIN_LOG_DIR"
+_AGENT_PID = "SLURMTRAIN_AGENT_PID"
+_HEARTBEAT = "SLURMTRAIN_HEARTBEAT"
+_STOP_SIGNAL = "SLURMTRAIN_STOP_SIGNAL"
+_FORCED_EXIT = "SLURMTRAIN_FORCED_EXIT_S"
+_HOME = "SLURMTRAIN_HOME"
+_HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
+# What the port of the first meeting is chosen by, beside the job.
+BOOTSTRAP = "bootstrap"
+
+# Variables of a job that must not leak into a job that is submitted from within it.
+_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
+         _STOP_SIGNAL, _FORCED_EXIT, _HOME, _HOME_SECRET,
+         "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
+         "SLURMTRAIN_GPUS")  # fmt: skip
+_FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+            "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+_FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
+# What tells Slurm's commands where the cluster is, and who asks.
+_KEPT = ("SLURM_CONF", "SLURM_JWT")
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what belongs to a job that this process may itself be part of.
+
+    A person's own SBATCH_* defaults stay, but not those that a job has from its own sbatch.
+    """
+    prefixes = (*_FOREIGN_PREFIXES, "SBATCH_") if "SLURM_JOB_ID" in environ else _FOREIGN_PREFIXES
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in _KEPT or (name not in _OURS and name not in _FOREIGN and not name.startswith(prefixes))
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What a submission tells its node agents beside the plan. ``attempt`` is the number of its first attempt.
+
+    ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
+    they are newer (seconds since 1970). ``history``: what is known by now of interruptions where it will run.
+    """
+
+    attempt: int
+    after: tuple[str, Process] | None = None
+    from_start: bool = False
+    since: float | None = None
+    history: History | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "attempt": self.attempt,
+            "after": {"run": self.after[0], "process": self.after[1].plain()} if self.after else None,
+            "from_start": self.from_start,
+            "since": self.since,
+            "history": self.history.plain() if self.history else None,
+        }
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Launch:
+        """Read what :meth:`plain` gave, by this version or one that knew of no history."""
+        after, history = plain["after"], plain.get("history")
+        return cls(
+            attempt=int(plain["attempt"]),
+            after=(str(after["run"]), Process.from_plain(after["process"])) if after else None,
+            from_start=bool(plain["from_start"]),
+            since=plain["since"],
+            history=History.from_plain(history) if history else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Invitation:
+    """Where node 0 is, and what those who come must know. The secret is the attempt's own, and goes with it."""
+
+    addresses: tuple[str, ...]
+    port: int
+    secret: bytes
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"addresses": list(self.addresses), "port": self.port, "secret": self.secret.hex()}
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> Invitation:
+        """Read what :meth:`plain` gave."""
+        return cls(tuple(plain["addresses"]), int(plain["port"]), bytes.fromhex(plain["secret"]))
+
+    def variables(self) -> dict[str, str]:
+        """As environment variables of the tasks."""
+        return {_HOME: " ".join([str(self.port), *self.addresses]), _HOME_SECRET: self.secret.hex()}
+
+
+def take_invitation() -> Invitation | None:
+    """The invitation that the batch script exported, if it reached this task; no rank inherits it."""
+    said, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
+    try:
+        port, *addresses = said.split()
+        return Invitation(tuple(addresses), int(port), bytes.fromhex(secret)) if addresses and secret else None
+    except ValueError:
+        return None
+
+
+def expected_hosts(nodes: int) -> dict[int, str]:
+    """The names of an attempt's nodes as Slurm has them, where it says so; for nodes that never speak themselves."""
+    try:
+        hosts = expand(os.environ.get("SLURM_STEP_NODELIST", ""))
+    except ValueError:
+        hosts = []
+    return dict(enumerate(hosts)) if len(hosts) == nodes else {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """Which node of which attempt this process is the agent of. ``index`` counts from 0, of ``count`` nodes."""
+
+    index: int
+    count: int
+    host: str
+    job_id: str
+    restart: int
+    executor: str
+    submission: int
+    launch: Launch
+
+    @property
+    def attempt(self) -> int:
+        """The number of this attempt, as far as can be told from here."""
+        return self.launch.attempt + self.restart
+
+    def name(self, nodes: int) -> str:
+        """The host's; the nodes of a local run share one, and are told apart by their index."""
+        return f"{self.host}/{self.index}" if self.executor == "local" and nodes > 1 else self.host
+
+    @property
+    def from_start(self) -> bool:
+        """Whether to begin anew: a job that was put back into the queue goes on from what it has saved."""
+        return self.launch.from_start and self.restart == 0
+
+
+def this_node(submission: SubmissionDir) -> Node:
+    """Who this agent is: from the environment, which the job's scheduler sets, and from its submission's files.
+
+    Raises LaunchError outside a job, and where the submission cannot be read.
+    """
+    environ = os.environ
+    local = "SUBMITIT_LOCAL_GLOBALID" in environ
+    if not (local or "SLURM_NODEID" in environ):
+        raise LaunchError("the node agent runs inside a job only; start one with 'slurmtrain submit'")
+    told = read_json(submission.launch)
+    if told is None:
+        raise LaunchError(f"there is no {submission.launch}; is the run directory visible on this node?")
+    if local:
+        index, job_id, restart = environ["SUBMITIT_LOCAL_GLOBALID"], environ[_JOB], "0"
+        count = environ["SUBMITIT_LOCAL_NTASKS"]
+    else:
+        # Unset at the first start.
+        index, job_id, restart = environ["SLURM_NODEID"], slurm_job_id(environ), environ.get("SLURM_RESTART_COUNT", "0")
+        count = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "1")
+    return Node(
+        index=int(index),
+        count=int(count),
+        # What Slurm calls a node need not be its host name, but is what it can be told to leave out.
+        host=(None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname(),
+        job_id=job_id,
+        restart=int(restart),
+        executor="local" if local else "slurm",
+        submission=submission.number,
+        launch=Launch.from_plain(told),
+    )
+
+
+def slurm_job_id(environ: Mapping[str, str]) -> str:
+    """The job's id as squeue, sacct and scancel take it: ``<array>_<task>`` for an element of an array."""
+    if "SLURM_ARRAY_JOB_ID" in environ:
+        return f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    return environ["SLURM_JOB_ID"]
+
+
+def local_job(job_id: str) -> dict[str, str]:
+    """How a local job learns its id, which no scheduler gives it."""
+    return {_JOB: job_id}
+
+
+def set_worker_environment(
+    plan: Plan,
+    attempt: AttemptDir,
+    node: Node,
+    *,
+    resume_from: str | None,
+    interface: str,
+    address: str,
+    heartbeat: str | None = None,
+) -> None:
+    """Set what the workers of this node inherit: the user's variables, ours, and the network's.
+
+    ``interface`` and ``address`` are this node's own in the elected network. ``heartbeat``: the path of its board.
+    """
+    run = attempt.run
+    environ = os.environ
+    environ.setdefault("PYTHONUNBUFFERED", "1")
+    environ["OMP_NUM_THREADS"] = str(plan.spec.resources.cpus_per_proc)
+    for name, value in (
+        network_profile.load(plan.spec.network.profile).variables if plan.spec.network.profile else {}
+    ).items():
+        environ.setdefault(name, value)
+    environ.update(network_variables(interface, address))
+    environ.update({name: value for name, value in plan.spec.env.items() if value != REDACTED})
+    if node.executor == "local":
+        environ.update(_shared_gpus(plan, node.index))
+    environ.update(
+        {
+            _RUN_DIR: str(run.path),
+            _ATTEMPT_DIR: str(attempt.path),
+            _LOG_DIR: str(attempt.logs),
+            _AGENT_PID: str(os.getpid()),
+            _PARAMS: json.dumps(plan.spec.params),
+            _STOP_SIGNAL: plan.spec.requeue.signal,
+            _FORCED_EXIT: str(FORCED_EXIT_S),
+            _ATTEMPT: str(node.attempt),
+            _SUBMISSION: str(node.submission),
+            # Only once: ranks that are started again go on from what the first ones have saved.
+            _FROM_START: "1" if node.from_start and attempt.round == 0 else "",
+            **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
+            "SLURMTRAIN_RUN_ID": run.id,
+            "SLURMTRAIN_CHECKPOINT_DIR": str(run.checkpoints),
+            "SLURMTRAIN_RESUME_FROM": resume_from or "",
+        }
+    )
+    # The handlers of torch elastic raise inside whatever runs; ours only set a flag, and must not be replaced.
+    environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+
+
+def network_variables(interface: str, address: str) -> dict[str, str]:
+    """What makes the libraries use an interface, by its exact name, in the family of this address of the node's."""
+    family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
+    return {
+        "NCCL_SOCKET_IFNAME": f"={interface}",
+        "GLOO_SOCKET_IFNAME": interface,
+        "TP_SOCKET_IFNAME": interface,
+        **family,
+    }
+
+
+def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
+    """The environment of the ranks of this node, as far as it is the user's, and the GPUs they will see."""
+    given = {name: value for name, value in plan.spec.env.items() if value != REDACTED}
+    return {**os.environ, **given, **(_shared_gpus(plan, node.index) if node.executor == "local" else {})}
+
+
+def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
+    """The environment of processes that try the network as the ranks will use it."""
+    given = {name: value for name, value in spec.env.items() if value != REDACTED}
+    return {**os.environ, **network_variables(interface, address), **given, "OMP_NUM_THREADS": "1"}
+
+
+def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
+    """Each node of this machine has GPUs of its own; ``SLURMTRAIN_GPUS`` lists what the submitter could see."""
+    count = plan.spec.resources.gpus_per_node
+    visible = os.environ.get("SLURMTRAIN_GPUS", "").split(",")
+    return {"CUDA_VISIBLE_DEVICES": ",".join(visible[node * count : (node + 1) * count])}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """What a training process knows of where it runs. ``attempt`` is None outside a job.
+
+    ``heartbeat``: the path of the board on which its agent reads how far it is; None where there is none.
+    ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that in which it must have left;
+    None outside a job.
+    """
+
+    rank: int
+    local_rank: int
+    world_size: int
+    launched: bool
+    attempt: AttemptDir | None
+    submission: SubmissionDir | None
+    number: int
+    params: Mapping[str, Any]
+    from_start: bool
+    heartbeat: str | None
+    stop_signal: signal.Signals
+    forced_exit_s: float | None
+
+
+def this_worker() -> Worker:
+    """Read the worker's environment; outside any job, and under plain torchrun, it tells as much as there is."""
+    environ = os.environ
+    # Torch elastic counts the rounds of ranks in an attempt.
+    rounds = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    attempt = AttemptDir(Path(environ[_ATTEMPT_DIR]), rounds) if environ.get(_ATTEMPT_DIR) else None
+    return Worker(
+        rank=int(environ.get("RANK", "0")),
+        local_rank=int(environ.get("LOCAL_RANK", "0")),
+        world_size=int(environ.get("WORLD_SIZE", "1")),
+        launched="RANK" in environ,
+        attempt=attempt,
+        submission=attempt.run.submission(int(environ[_SUBMISSION])) if attempt else None,
+        number=int(environ.get(_ATTEMPT, "1")),
+        params=json.loads(environ.get(_PARAMS, "{}")),
+        from_start=bool(environ.get(_FROM_START)),
+        heartbeat=environ.get(_HEARTBEAT),
+        stop_signal=signal.Signals[environ.get(_STOP_SIGNAL, "SIGTERM")],
+        forced_exit_s=float(environ[_FORCED_EXIT]) if environ.get(_FORCED_EXIT) else None,
+    )
+
+
+def use_loopback() -> None:
+    """Keep gloo from looking up this machine's name where one process talks only to itself."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+
+
+def facts_for_command(run: RunDir, attempt: int, resume_from: str | None) -> dict[str, str | None]:
+    """What stands for the placeholders of a command."""
+    return {
+        "run_dir": str(run.path),
+        "checkpoint_dir": str(run.checkpoints),
+        "run_id": run.id,
+        "attempt": str(attempt),
+        "resume_from": resume_from,
+    }

@@ -1,0 +1,119 @@
+"""What the ranks of a node tell its agent while they train: memory that they share, and that outlives none of them.
+
+The agent makes a :class:`Board` without a name in any file system (memfd_create(2)) and tells the ranks its path below
+/proc, which the same user may open; each rank has a record there, which its :class:`Pulse` writes. A beat is a store to
+memory: no system call, no lock, and nothing that a rank could wait for.
+
+A record has a checksum. One that is read while it is written does not match, on any processor, and is read again; where
+it stays so, as of a rank that was stopped or killed halfway through a beat, the one before it stands.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import time
+import zlib
+
+from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
+
+__all__ = ["Beat", "Board", "Phase", "Pulse"]
+
+# Step, phase, pid, and times: at, step_s, own_s, save_s; then the checksum of these.
+_BODY = struct.Struct("<qIIdddd")
+_CHECKSUM = struct.Struct("<I")
+_USED = _BODY.size + _CHECKSUM.size
+# One cache line: ranks do not slow each other down.
+_SIZE = 64
+_HEADER = b"slurmtrain heartbeat 1\n".ljust(_SIZE, b"\0")
+_TRIES = 5
+
+
+class Board:
+    """The beats of all ranks of this node, for its agent."""
+
+    def __init__(self, count: int) -> None:
+        """``count``: ranks of this node. Raises OSError where the kernel has no memory for it."""
+        self._count = count
+        self._handle = os.memfd_create("slurmtrain-heartbeat")
+        size = _SIZE * (1 + count)
+        os.ftruncate(self._handle, size)
+        self._memory = mmap.mmap(self._handle, size)
+        self._memory[:_SIZE] = _HEADER
+        self._beats = [NEVER] * count
+        self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
+        """Where ranks of the same user find it, as long as this process lives."""
+
+    def read(self) -> list[Beat]:
+        """The last beat of each rank, by local rank."""
+        for index in range(self._count):
+            self._beats[index] = self._read(index)
+        return list(self._beats)
+
+    def reset(self) -> None:
+        """Forget all beats, before other processes become the ranks."""
+        self._memory[_SIZE:] = bytes(_SIZE * self._count)
+        self._beats = [NEVER] * self._count
+
+    def close(self) -> None:
+        """Let go of the memory; ranks that have it open keep it."""
+        self._memory.close()
+        os.close(self._handle)
+
+    def _read(self, index: int) -> Beat:
+        begin = _SIZE * (1 + index)
+        for _ in range(_TRIES):
+            record = self._memory[begin : begin + _USED]
+            if not any(record):
+                return NEVER
+            body = record[: _BODY.size]
+            if _CHECKSUM.unpack_from(record, _BODY.size)[0] == zlib.crc32(body):
+                step, phase, pid, at, step_s, own_s, save_s = _BODY.unpack(body)
+                return Beat(step, Phase(phase), at, step_s, own_s, save_s, pid)
+        return self._beats[index]
+
+
+class Pulse:
+    """How a rank tells what it does. Where there is no board, beats go into memory that nobody reads."""
+
+    def __init__(self, memory: mmap.mmap | bytearray, index: int) -> None:
+        self._memory = memory
+        self._begin = _SIZE * (1 + index)
+        self._end = self._begin + _USED
+        self._pid = os.getpid()
+        self._save_s = 0.0
+        self.phase = Phase.NONE
+        """What was told last."""
+
+    @classmethod
+    def open(cls, path: str | None, index: int) -> Pulse:
+        """The pulse of the rank with this local number, on the board at this path. Raises nothing.
+
+        A board may be out of reach, as in a container with process ids of its own; that is no reason not to train.
+        """
+        memory: mmap.mmap | None = None
+        if path is not None:
+            with contextlib.suppress(OSError, ValueError):
+                handle = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    memory = mmap.mmap(handle, os.fstat(handle).st_size)
+                finally:
+                    os.close(handle)
+        if memory is not None and memory[:_SIZE] == _HEADER and len(memory) >= _SIZE * (2 + index):
+            return cls(memory, index)
+        return cls(bytearray(_SIZE * 2), 0)
+
+    def beat(self, step: int, phase: Phase, step_s: float = 0.0, own_s: float = 0.0) -> None:
+        """Say that ``step`` steps are finished, and what is done from now on. Times are seconds, 0 what is not known.
+
+        Takes about a microsecond.
+        """
+        self.phase = phase
+        body = _BODY.pack(step, phase, self._pid, time.monotonic(), step_s, own_s, self._save_s)
+        self._memory[self._begin : self._end] = body + _CHECKSUM.pack(zlib.crc32(body))
+
+    def saved(self, took_s: float) -> None:
+        """Note how long a save has taken; the next beats tell the longest."""
+        self._save_s = max(self._save_s, took_s)

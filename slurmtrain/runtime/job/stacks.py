@@ -1,0 +1,240 @@
+"""Where the ranks of a node are: the stacks of their threads, for their logs and for judging which one hangs.
+
+py-spy reads them from outside without stopping a rank, where it is installed and may: with a ``ptrace_scope`` of 1
+(Yama), as Ubuntu has it, it may not. Otherwise the rank writes them itself on a signal, by Python's faulthandler,
+whatever its threads do, be it in C code; a process that is stopped or cannot be interrupted does not answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from slurmtrain.model.diagnosis.hang import Beat, RankState
+
+# Real-time signals have no other use unless a program gives them one; the first are the C library's and debuggers'.
+SIGNAL = signal.SIGRTMIN + 12
+# All of it together, for logs may lie on a file server that hangs itself.
+_PATIENCE_S = 12.0
+_PY_SPY_S = 5.0
+_ANSWER_S = 2.0
+# A log that has not grown for this long holds the whole answer.
+_QUIET_S = 0.2
+_POLL_S = 0.02
+_STDERR = 2
+# By its letter in proc(5): stopped by a signal or a debugger, uninterruptible, ended.
+_MUTE = frozenset("TtDZX")
+
+
+def answer() -> None:
+    """Have this process write the stacks of its threads to standard error on :data:`SIGNAL`. Raises nothing."""
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        faulthandler.register(SIGNAL, file=_STDERR, all_threads=True, chain=False)
+
+
+# --- of all ranks -------------------------------------------------------------------------------------------------
+
+
+def rank_states(
+    node: int, beats: Mapping[int, Beat], pids: Mapping[int, int], logs: Mapping[int, Path]
+) -> list[RankState]:
+    """What is known of the ranks of this node, by global rank; writes their stacks to their logs.
+
+    ``beats``: what they said last. ``pids``: what the node agent started. Takes seconds. Raises nothing.
+    """
+    found, now = collect(pids, logs, beats), time.monotonic()
+    return [
+        RankState(
+            rank=rank,
+            node=node,
+            step=beat.step,
+            phase=beat.phase,
+            idle_s=now - beat.at if beat.at else 0.0,
+            state=state_of(beat.pid or pids.get(rank, 0)),
+            stack=tuple(found.get(rank, ())),
+        )
+        for rank, beat in beats.items()
+    ]
+
+
+def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[int, Beat]) -> dict[int, list[str]]:
+    """The stack of each rank's main thread, innermost first, each "file:line function"; empty where nobody could tell.
+
+    A rank's process is the one that was heard of, or else what was started for it, which may be a shell. Takes seconds.
+    Raises nothing.
+    """
+    found: dict[int, list[str]] = {rank: [] for rank in pids}
+
+    def look(rank: int) -> None:
+        beat = beats.get(rank)
+        with contextlib.suppress(OSError, ValueError):
+            found[rank] = _stack_of(rank, (beat.pid if beat else 0) or pids[rank], logs[rank])
+
+    # Not an executor: one of its threads that never comes back would keep this process from ending.
+    threads = [threading.Thread(target=look, args=(rank,), daemon=True) for rank in pids if rank in logs]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + _PATIENCE_S
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return dict(found)
+
+
+def _stack_of(rank: int, pid: int, log: Path) -> list[str]:
+    state, waits_in = state_of(pid), kernel_function(pid)
+    place = f", in the kernel in {waits_in}" if waits_in else ""
+    _append(log, f"slurmtrain: the threads of rank {rank} (process {pid}, state {state or 'unknown'}{place}):\n")
+    threads = _by_py_spy(pid)
+    if threads is not None:
+        _append(log, in_words(threads))
+        stack = main_thread(threads, pid)
+    else:
+        stack = _by_faulthandler(pid, state, log)
+    # Of one that waits for a file server that is all there is; of others it says nothing.
+    return stack or ([f"kernel:0 {waits_in}"] if waits_in and state == "D" else [])
+
+
+# --- py-spy -------------------------------------------------------------------------------------------------------
+
+Threads = list[tuple[str, int | None, list[str]]]
+"""Of each thread its name, its id by the kernel if that is known, and its stack."""
+
+
+def _by_py_spy(pid: int) -> Threads | None:
+    program = shutil.which("py-spy") or shutil.which("py-spy", path=str(Path(sys.executable).parent))
+    if program is None:
+        return None
+    try:
+        done = subprocess.run(
+            [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PY_SPY_S,
+            check=False,
+        )
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return None
+    return read_py_spy(done.stdout) if done.returncode == 0 else None
+
+
+def read_py_spy(text: str) -> Threads | None:
+    """What ``py-spy dump --json`` has printed; None if it is not that."""
+    try:
+        return [
+            (
+                str(thread.get("thread_name") or ""),
+                thread.get("os_thread_id"),
+                [f"{each['filename']}:{each['line']} {each['name']}" for each in thread["frames"]],
+            )
+            for thread in json.loads(text)
+        ] or None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def main_thread(threads: Threads, pid: int) -> list[str]:
+    """The stack of the main thread, whose id is the process's; of the first one if none is known to be that."""
+    for name, number, stack in threads:
+        if number == pid or name == "MainThread":
+            return stack
+    return threads[0][2] if threads else []
+
+
+def in_words(threads: Threads) -> str:
+    """Threads as they stand in a log."""
+    lines = []
+    for name, number, stack in threads:
+        lines.append(f"Thread {number} {name} (most recent call first):")
+        lines += [f"  {frame}" for frame in stack]
+    return "".join(f"{line}\n" for line in lines)
+
+
+# --- faulthandler -------------------------------------------------------------------------------------------------
+
+
+def _by_faulthandler(pid: int, state: str, log: Path) -> list[str]:
+    """Have the process write its stacks to its log, and read the main thread's back from there."""
+    if not state or state in _MUTE or not _answers(pid):
+        return []
+    size = begin = log.stat().st_size
+    os.kill(pid, SIGNAL)
+    deadline = time.monotonic() + _ANSWER_S
+    quiet_since = time.monotonic()
+    while (now := time.monotonic()) < deadline and (size == begin or now - quiet_since < _QUIET_S):
+        time.sleep(_POLL_S)
+        if (grown := log.stat().st_size) != size:
+            size, quiet_since = grown, time.monotonic()
+    with log.open("rb") as file:
+        file.seek(begin)
+        return read_faulthandler(file.read(size - begin).decode(errors="replace"))
+
+
+_HEADER = re.compile(r"(Current thread|Thread) 0x[0-9a-f]+.*\(most recent call first\):")
+_FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
+
+
+def read_faulthandler(text: str) -> list[str]:
+    """The stack of the thread that took the signal, which is the main thread unless that blocks it.
+
+    Other threads of the process may write between the lines. Of several answers the last one counts.
+    """
+    stack: list[str] = []
+    is_current = False
+    for line in text.splitlines():
+        if header := _HEADER.match(line):
+            is_current = header[1] == "Current thread"
+            stack = [] if is_current else stack
+        elif is_current and (frame := _FRAME.fullmatch(line)):
+            stack.append(f"{frame[1]}:{0 if frame[2] == '???' else frame[2]} {frame[3]}")
+    return stack
+
+
+# --- the kernel ---------------------------------------------------------------------------------------------------
+
+
+def state_of(pid: int) -> str:
+    """The state of a process by its letter in proc(5), that of its main thread; empty if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return ""
+    # The command's name stands in brackets and may hold anything, brackets included.
+    return stat.rpartition(b")")[2].strip()[:1].decode()
+
+
+def kernel_function(pid: int) -> str:
+    """The function of the kernel that a process sleeps in, where the kernel tells; else empty."""
+    try:
+        name = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip("\0\n ")
+    except OSError:
+        return ""
+    return "" if name == "0" else name
+
+
+def _answers(pid: int) -> bool:
+    """Whether the process has a handler for the signal, which ends any other."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (SIGNAL - 1) & 1)
+    return False
+
+
+def _append(log: Path, text: str) -> None:
+    handle = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+    try:
+        os.write(handle, text.encode(errors="replace"))
+    finally:
+        os.close(handle)

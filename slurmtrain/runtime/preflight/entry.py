@@ -1,0 +1,171 @@
+"""The agent in the preflight: what it brings from its machine, until a signal comes, and what it journals of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from slurmtrain.model.interruption.exit_report import Ending
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, take_invitation
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.preflight import ports
+from slurmtrain.runtime.preflight.discovery import doors, open_house
+from slurmtrain.runtime.preflight.facts import clock, measure
+from slurmtrain.runtime.preflight.facts.allreduce import all_reduce
+from slurmtrain.runtime.preflight.facts.interfaces import candidates
+from slurmtrain.runtime.preflight.facts.measure import Here
+from slurmtrain.runtime.preflight.leader import host
+from slurmtrain.runtime.preflight.meeting import Late, Left
+from slurmtrain.runtime.preflight.participant import LOOPBACK, Outcome, Party, attend
+from slurmtrain.system.interpreter import importing
+from slurmtrain.system.journal import Journal
+
+_POLL_S = 0.05
+# A signal to all nodes may reach another one first.
+_SIGNAL_SKEW_S = 0.3
+
+
+class _Stopped(Exception):
+    """A signal came before the nodes were done."""
+
+
+def assemble(attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag) -> Outcome | Ending:
+    """Meet the other nodes, check this one, and hear whether to train.
+
+    Returns an Ending where the nodes never came to a verdict. Raises LaunchError where node 0 cannot be found.
+    """
+    began = time.monotonic()
+    here = _Machine(attempt, node, plan, flag)
+    try:
+        outcome = asyncio.run(_unless_stopped(here.take_part(), flag))
+    except _Stopped:
+        return _stopped(flag.name or "", time.time())
+    except Left as left:
+        return _left(left, here.name_of(left.node), flag)
+    except Late:
+        return Ending(cause="node_fail", reason="node 0 never came to a verdict", failed_at=time.time(), cascade=True)
+    finally:
+        here.tidy_up()
+    _note(journal, node, outcome, here.party.host, time.monotonic() - began)
+    return outcome
+
+
+class _Machine:
+    """This machine, as the preflight needs it."""
+
+    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, flag: StopFlag) -> None:
+        self._attempt = attempt
+        self._node = node
+        self._plan = plan
+        self._invited = take_invitation()
+        self._here: Here | None = None
+        nodes = node.count
+        pinned = plan.spec.network.interface
+        self.party = Party(
+            node=node.index,
+            nodes=nodes,
+            host=node.name(nodes),
+            spec=plan.spec,
+            candidates=lambda: candidates(node.index, None if pinned == "auto" else pinned),
+            measure=self._measure,
+            discipline=clock.discipline,
+            warm_up=_import_torch,
+            listen=lambda address: ports.listen(address, node.job_id, node.restart),
+            bandwidth=self._bandwidth,
+            together=node.executor == "local",
+            expected_hosts=expected_hosts(nodes) if node.executor == "slurm" else {},
+            stopped=lambda: flag.name,
+        )
+
+    def take_part(self) -> Coroutine[Any, Any, Outcome]:
+        """The conversation with the other nodes."""
+        if self._node.index != 0:
+            return attend(self.party, doors(self._attempt, self._invited))
+        if self.party.nodes == 1:
+            return host(self.party, self._invited.secret if self._invited else b"", None)
+        found = [LOOPBACK] if self.party.together else candidates(0)[0]
+        addresses = [one.address for one in found]
+        listener, secret = open_house(self._attempt, self._node.job_id, self._node.restart, self._invited, addresses)
+        return host(self.party, secret, listener)
+
+    def name_of(self, node: int) -> str:
+        """What another node is called here."""
+        return self.party.expected_hosts.get(node, f"node {node}")
+
+    def tidy_up(self) -> None:
+        """Remove what was written for the checks."""
+        if self._here is not None:
+            with contextlib.suppress(OSError):
+                measure.forget_shared(self._here)
+
+    def _measure(self, addresses: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
+        self._here = Here(
+            node=self._node.index,
+            nodes=self.party.nodes,
+            host=self.party.host,
+            executor=self._node.executor,
+            attempt=self._attempt,
+            plan=self._plan,
+            addresses=addresses,
+            token=token,
+            environ=environment_of_ranks(self._plan, self._node),
+        )
+        return measure.measure_all(self._here)
+
+    def _bandwidth(self, address: str, port: int, interface: str) -> Mapping[str, Any]:
+        return all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
+
+
+async def _unless_stopped(part: Coroutine[Any, Any, Outcome], flag: StopFlag) -> Outcome:
+    """Run a conversation to its end, or until a signal comes. Raises _Stopped."""
+    task = asyncio.create_task(part)
+    while not task.done():
+        await asyncio.wait({task}, timeout=_POLL_S)
+        if flag.raised is not None and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            raise _Stopped
+    return task.result()
+
+
+def _left(left: Left, name: str, flag: StopFlag) -> Ending:
+    """Another node is gone: stopped, as this one may be in a moment, or dead."""
+    deadline = time.monotonic() + _SIGNAL_SKEW_S
+    while flag.raised is None and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    signal = left.signal or flag.name
+    if signal is not None:
+        # Slurm says whether that is why the other one is gone, or whether srun ends this one because it is.
+        return replace(_stopped(signal, None), evidence={} if left.signal else {"gone": [name]})
+    return Ending(cause="node_fail", reason=f"{name} is gone: {left}", failed_at=time.time(), cascade=True)
+
+
+def _stopped(signal: str, at: float | None) -> Ending:
+    return Ending(cause="preempted", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
+
+
+def _note(journal: Journal, node: Node, outcome: Outcome, name: str, seconds: float) -> None:
+    if outcome.election is not None:
+        journal.write("election", **outcome.election)
+    if outcome.clock:
+        journal.write("clock", node=node.index, **outcome.clock)
+    journal.write(
+        "preflight",
+        node=node.index,
+        status=outcome.status,
+        seconds=round(seconds, 3),
+        findings=[one.plain() for one in outcome.findings],
+        blamed=name in outcome.blamed,
+    )
+
+
+def _import_torch() -> None:
+    """It takes seconds, and has to be done anyway."""
+    with importing():
+        import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401

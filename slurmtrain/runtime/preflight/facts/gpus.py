@@ -1,0 +1,264 @@
+"""What NVML, the kernel log and a matrix product say of the GPUs of this node's part of the job.
+
+NVML comes with the package nvidia-ml-py, which need not be installed; torch then tells as much as it knows.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.runtime.preflight.facts import matmul
+
+Facts = dict[str, Any]
+
+KERNEL_LOG = Path("/dev/kmsg")
+# The longest record of /dev/kmsg, by the kernel's CONSOLE_EXT_LOG_MAX.
+_RECORD = 8192
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)[^\n]*")
+_BUS = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)")
+# Answers that mean that there is no figure, not that the GPU is broken: invalid argument (of parts of a GPU), not
+# supported, no permission, function not found (in an older driver). Source: nvmlReturn_t of the NVML reference.
+_NO_FIGURE = frozenset({2, 3, 4, 13})
+# How long a child that was killed may take to be gone; one that hangs in the driver never is.
+_REAP_S = 1.0
+
+
+def load_nvml() -> Any | None:
+    """The module of nvidia-ml-py; None where it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError:
+        return None
+
+
+def driver_version(nvml: Any | None) -> str | None:
+    """The version of NVIDIA's driver; None where NVML cannot tell."""
+    if nvml is None:
+        return None
+    try:
+        with _session(nvml):
+            return _text(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return None
+
+
+def look(asked: int, environ: Mapping[str, str], limit_s: float, nvml: Any | None) -> Facts:
+    """Facts of the GPUs that ``environ`` lets this job see, of which it asked for so many.
+
+    ``nvml`` is the module, or None. The product is given ``limit_s`` seconds, and comes last: while it runs, GPU memory
+    is in use.
+    """
+    seen = _by_nvml(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+    log = _kernel_log(KERNEL_LOG, {gpu["bus"] for gpu in seen["gpus"] if gpu.get("bus")})
+    product = run_gemm(environ, limit_s)
+    if seen["count"] is None:
+        if "skip" in product:
+            return {"skip": f"GPUs cannot be looked at: {seen['nvml']}, and {product['skip']}"}
+        seen["count"] = product.get("count")
+    return {"asked": asked, **seen, **log, "gemm": product}
+
+
+# --- NVML -------------------------------------------------------------------------------------------------------
+
+
+def visible(value: str | None, count: int) -> list[int | str]:
+    """Which of ``count`` GPUs CUDA_VISIBLE_DEVICES leaves to see, in its order: indices, or UUIDs as written.
+
+    Like CUDA it stops at the first entry that names no GPU, and shows none at all where one is named twice. Source:
+    CUDA Programming Guide, environment variables.
+    """
+    if value is None:
+        return list(range(count))
+    entries: list[int | str] = []
+    for entry in value.split(","):
+        entry = entry.strip()
+        if entry.startswith(("GPU-", "MIG-")):
+            entries.append(entry)
+        elif entry.isascii() and entry.isdigit() and int(entry) < count:
+            entries.append(int(entry))
+        else:
+            break
+    return entries if len(set(entries)) == len(entries) else []
+
+
+def _by_nvml(nvml: Any | None, value: str | None) -> Facts:
+    """``nvml`` in what is returned: None, or why it could not be asked."""
+    nothing: Facts = {"count": None, "mig": False, "gpus": []}
+    if nvml is None:
+        return {"nvml": "nvidia-ml-py is not installed", **nothing}
+    try:
+        with _session(nvml):
+            entries = visible(value, nvml.nvmlDeviceGetCount())
+            gpus = [gpu for entry in entries if (gpu := _gpu(nvml, entry)) is not None]
+    except nvml.NVMLError as error:
+        return {"nvml": f"NVML: {error}", **nothing}
+    mig = any(isinstance(entry, str) and entry.startswith("MIG-") for entry in entries)
+    return {"nvml": None, "count": len(gpus), "mig": mig, "gpus": gpus}
+
+
+@contextmanager
+def _session(nvml: Any) -> Iterator[None]:
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _gpu(nvml: Any, entry: int | str) -> Facts | None:
+    """Facts of one GPU; None where a UUID names none."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(entry) if isinstance(entry, int) else _by_uuid(nvml, entry)
+        if handle is None:
+            return None
+        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        pci = _ask(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+        return {
+            "name": _text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+            "bus": None if pci is None else _text(pci.busId),
+            "uncorrected": _ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
+            "pending": _pending(nvml, handle),
+            "used_mb": None if memory is None else round(memory.used / 1e6),
+        }
+    except nvml.NVMLError as error:
+        return {"error": str(error)}
+
+
+def _by_uuid(nvml: Any, uuid: str) -> Any | None:
+    """The handle of a GPU, of whose UUID the first digits do, or of a part of one."""
+    if uuid.startswith("MIG-"):
+        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    handles = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount()))
+    return next((handle for handle in handles if (_text(nvml.nvmlDeviceGetUUID(handle)) or "").startswith(uuid)), None)
+
+
+def _pending(nvml: Any, handle: Any) -> bool | None:
+    """Whether memory waits for a reset to be replaced, by rows or on older GPUs by pages; None where it is not told."""
+    rows = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    if rows is not None:
+        return bool(rows[2])
+    pages = _ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    return None if pages is None else bool(pages)
+
+
+def _ask(nvml: Any, query: Any, *arguments: Any) -> Any:
+    """What NVML answers; None where this GPU has no such figure. Raises NVMLError where the GPU does not answer."""
+    try:
+        return query(*arguments)
+    except nvml.NVMLError as error:
+        if error.value in _NO_FIGURE:
+            return None
+        raise
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+# --- the kernel log ---------------------------------------------------------------------------------------------
+
+
+def find_xids(text: str, buses: set[str]) -> list[Facts]:
+    """The Xid messages of the GPUs on these PCI buses, or of all where none is given.
+
+    Each kind once for each GPU: ``bus``, ``code``, ``times`` and its last ``line``.
+    """
+    ours = {_bus(bus) for bus in buses}
+    found: dict[tuple[str, int], Facts] = {}
+    for match in _XID.finditer(text):
+        bus, code = match[1], int(match[2])
+        if ours and _bus(bus) not in ours:
+            continue
+        known = found.setdefault((bus, code), {"bus": bus, "code": code, "times": 0})
+        known.update(times=known["times"] + 1, line=match[0][:200])
+    return list(found.values())
+
+
+def _bus(text: str) -> tuple[int, ...] | str:
+    """Domain, bus and device of a PCI address, however many digits each is written with."""
+    match = _BUS.match(text)
+    return tuple(int(part, 16) for part in match.groups()) if match else text
+
+
+def _kernel_log(path: Path, buses: set[str]) -> Facts:
+    """``xids`` since the machine started, as far back as the log goes; None with a reason in ``kernel_log``."""
+    try:
+        return {"xids": find_xids(read_log(path), buses), "kernel_log": None}
+    except OSError as error:
+        return {"xids": None, "kernel_log": (error.strerror or str(error)).lower()}
+
+
+def read_log(path: Path) -> str:
+    """All of /dev/kmsg, which gives a record at each read. Source: dev-kmsg of the kernel's ABI documentation."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    records = []
+    try:
+        while True:
+            try:
+                record = os.read(handle, _RECORD)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # overwritten before it was read; the next read goes on behind it
+                continue
+            if not record:
+                break
+            records.append(record)
+    finally:
+        os.close(handle)
+    return b"".join(records).decode(errors="replace")
+
+
+# --- the product ------------------------------------------------------------------------------------------------
+
+
+def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
+    """``count`` and ``gpus`` as :mod:`.matmul` prints them, or ``error``, or ``skip``."""
+    # -P: the other files of its directory must not be taken for modules of the standard library.
+    command = [sys.executable, "-P", matmul.__file__, str(limit_s)]
+    # What is imported is what is imported here, also where the ranks are to have another Python.
+    env = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = child.communicate(timeout=limit_s)
+        ending = f"exit code {child.returncode}" if child.returncode >= 0 else f"signal {-child.returncode}"
+        said = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return read_gemm(output.decode(errors="replace"), f"{ending}: {said}" if said else ending)
+    except subprocess.TimeoutExpired as late:
+        return read_gemm((late.output or b"").decode(errors="replace"), f"no answer within {limit_s:g} s")
+    finally:
+        child.kill()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_REAP_S)
+
+
+def read_gemm(output: str, ending: str) -> Facts:
+    """What the program printed; ``ending`` is said of GPUs that have no line, and of all where none has."""
+    lines = [line for text in output.splitlines() if (line := _json(text)) is not None]
+    head = next((line for line in lines if "count" in line), None)
+    if head is None:
+        return {"error": ending}
+    if head["count"] == 0 and head.get("built_for") is None:
+        return {"skip": "torch is built without CUDA"}
+    if head["count"] == 0:
+        return {"error": "torch sees no GPU", "count": 0, "gpus": []}
+    answers = {line["gpu"]: line for line in lines if "gpu" in line}
+    gpus = [answers.get(index, {"gpu": index, "error": ending}) for index in range(head["count"])]
+    return {"count": head["count"], "gpus": gpus}
+
+
+def _json(text: str) -> Facts | None:
+    try:
+        data = json.loads(text)
+    except ValueError:
+        return None
+    return data if isinstance(data, dict) else None

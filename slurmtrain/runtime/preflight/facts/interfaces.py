@@ -1,0 +1,106 @@
+"""The addresses of this machine that training could use, and those that are none, with the reason."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import socket
+from pathlib import Path
+
+import psutil
+
+from slurmtrain.model.preflight.election import Candidate, Excluded, natural
+
+# Bridges and tunnels of containers and virtual machines.
+_VIRTUAL = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|podman|lxc|lxd|kube|wg|vnet|nerdctl)")
+_SYSFS = Path("/sys/class/net")
+# /sys/class/net/*/type, as in linux/if_arp.h.
+_INFINIBAND = 32
+_IF_INET6 = Path("/proc/net/if_inet6")
+# Flags in it (linux/if_addr.h): temporary, failed duplicate detection, deprecated, tentative.
+_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
+
+
+def candidates(node: int, pinned: str | None = None) -> tuple[list[Candidate], list[Excluded]]:
+    """What this machine has, the most stable names first, and what of it was left out.
+
+    ``pinned``: an interface that counts whatever it is, as long as it is up.
+    """
+    found, left_out = [], []
+    for interface in sorted(psutil.net_if_addrs(), key=natural):
+        for address, prefix in _addresses(interface):
+            why = _unfit(interface, address, interface == pinned)
+            if why is None:
+                found.append(_candidate(interface, address, prefix))
+            # Every interface has one of its own that nobody would expect to be used.
+            elif interface != "lo" and not ipaddress.ip_address(address).is_link_local:
+                left_out.append(Excluded(node=node, interface=interface, address=address, why=why))
+    return found, left_out
+
+
+def _addresses(interface: str) -> list[tuple[str, int]]:
+    """Addresses of an interface with the lengths of their prefixes, IPv4 first."""
+    listed = psutil.net_if_addrs().get(interface, [])
+    found = []
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for each in listed:
+            if each.family == family:
+                address = each.address.partition("%")[0]
+                found.append((address, _prefix(each.netmask, family)))
+    return found
+
+
+def _prefix(netmask: str | None, family: int) -> int:
+    whole = 32 if family == socket.AF_INET else 128
+    return whole if netmask is None else int(ipaddress.ip_address(netmask)).bit_count()
+
+
+def _unfit(interface: str, address: str, pinned: bool) -> str | None:
+    """Why nothing should be trained over an address."""
+    parsed = ipaddress.ip_address(address)
+    stats = psutil.net_if_stats().get(interface)
+    if stats is None or not stats.isup:
+        return "the interface is down"
+    if _read(interface, "operstate") in ("down", "lowerlayerdown", "notpresent"):
+        return "the interface has no carrier"
+    if parsed.is_link_local:
+        return "a link-local address"
+    if not pinned and (parsed.is_loopback or interface == "lo"):
+        return "the loopback interface"
+    if not pinned and _VIRTUAL.match(interface):
+        return "an interface of containers or virtual machines, by its name"
+    if parsed.version == 6 and _flags(address) & _UNFIT:
+        return "a temporary, deprecated or unconfirmed address"
+    return None
+
+
+def _candidate(interface: str, address: str, prefix: int) -> Candidate:
+    stats = psutil.net_if_stats()[interface]
+    return Candidate(
+        interface=interface,
+        address=address,
+        prefix=prefix,
+        kind="infiniband" if _read(interface, "type") == str(_INFINIBAND) else "ethernet",
+        # 0 or less, and 2^32 - 1 in old kernels: unknown.
+        speed_mbps=stats.speed if 0 < stats.speed < 2**31 else None,
+        mtu=stats.mtu,
+    )
+
+
+def _flags(address: str) -> int:
+    """The kernel's flags of an IPv6 address."""
+    digits = f"{int(ipaddress.ip_address(address)):032x}"
+    with contextlib.suppress(OSError):
+        for line in _IF_INET6.read_text().splitlines():
+            fields = line.split()
+            if fields[0] == digits:
+                return int(fields[4], 16)
+    return 0
+
+
+def _read(interface: str, name: str) -> str:
+    try:
+        return (_SYSFS / interface / name).read_text().strip()
+    except OSError:
+        return ""

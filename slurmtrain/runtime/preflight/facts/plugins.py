@@ -1,0 +1,86 @@
+"""Checks that other packages bring along: entry points of the group ``slurmtrain.checks``.
+
+An entry point is a callable that gets a :class:`CheckedNode` and returns ``(status, summary)`` or
+``(status, summary, evidence)``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.preflight.finding import STATUSES
+
+GROUP = "slurmtrain.checks"
+_SUMMARY_LIMIT = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedNode:
+    """What a plug-in is told: the node's number and how many there are, its host, and the run.
+
+    ``executor`` is local or slurm; ``params`` are a copy of the spec's.
+    """
+
+    index: int
+    nodes: int
+    host: str
+    executor: str
+    run_dir: Path
+    params: Mapping[str, Any]
+    gpus_per_node: int
+
+
+def find(
+    levels: Mapping[str, str], taken: Collection[str]
+) -> tuple[dict[str, EntryPoint], dict[str, dict[str, Any]], str]:
+    """The plug-ins of this node that are not off, by name; facts of those that cannot be made; and what else is wrong.
+
+    ``levels`` are the spec's; ``taken`` are names that no plug-in may have, for they are slurmtrain's own. Nothing is
+    loaded.
+    """
+    offered: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        if levels.get(point.name) != "off":
+            offered.setdefault(point.name, []).append(point)
+    facts: dict[str, dict[str, Any]] = {
+        name: {"error": f"no such entry point of the group {GROUP!r}"}
+        for name, level in levels.items()
+        if level != "off" and name not in offered
+    }
+    clashes = []
+    for name, points in offered.items():
+        packages = ", ".join(sorted({_package(point) for point in points}))
+        if name in taken:
+            clashes.append(f"the entry point {name!r} of {packages} has the name of a check of slurmtrain's own")
+        elif len(points) > 1:
+            facts[name] = {"error": f"several packages have a check of this name: {packages}"}
+    found = {name: points[0] for name, points in offered.items() if name not in taken and len(points) == 1}
+    return found, facts, "; ".join(clashes)
+
+
+def measure(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
+    """Load a plug-in and ask it: ``status``, ``summary`` and ``evidence``. Raises what it raises.
+
+    Raises TypeError or ValueError where it returns something else.
+    """
+    check: Callable[[CheckedNode], object] = point.load()
+    returned = check(node)
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise TypeError(f"{point.value} returned {returned!r:.100}, not (status, summary[, evidence])")
+    status, summary, evidence = (*returned, {}) if len(returned) == 2 else returned
+    if status not in STATUSES:
+        raise ValueError(f"{point.value} returned the status {status!r:.100}; use one of {', '.join(STATUSES)}")
+    if not isinstance(summary, str) or not isinstance(evidence, Mapping):
+        raise TypeError(f"{point.value} returned a summary that is no text, or evidence that is no mapping")
+    # Through JSON, as it is journaled: what JSON cannot hold is told here, where the plug-in is known.
+    plain = json.loads(json.dumps(dict(evidence), allow_nan=False))
+    return {"status": status, "summary": " ".join(summary.split())[:_SUMMARY_LIMIT], "evidence": plain}
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else point.value

@@ -1,0 +1,181 @@
+"""Child processes of a rank, which are not to act on the stop signals that Slurm sends to all processes of a step.
+
+Torch's data loader gives up with an error when one of its workers dies of a signal, and with it the rank, which was
+about to save.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import cache
+from multiprocessing import popen_fork, util
+from multiprocessing.process import current_process, parent_process
+from typing import Any
+from weakref import WeakSet
+
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.system.process import blocked
+
+# All that Slurm is asked to send, and sends by itself, before a SIGKILL.
+GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
+# Python's handlers run in the main thread, which this gets out of a call of the system. Its default is to do nothing.
+_POKE = signal.SIGURG
+# Under which name a process hands its guard to those that it starts as new interpreters.
+_HANDED_ON = "slurmtrain_guard"
+# A new interpreter has its guard before it knows what it is to run; how long to wait for that.
+_TOLD_S = 5.0
+# The modules of what workers of data loaders run.
+_LOADERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
+
+
+class ChildGuard:
+    """Keeps these signals from processes of ``multiprocessing``, unless their parent or the rank sends them.
+
+    It begins with its construction, in the rank, and ends when it is no longer referred to; children that were started
+    meanwhile keep it. A child has the signals blocked, and a thread that takes them: what the parent sends has its
+    usual effect, so that ``Process.terminate()`` works. All start methods are the same here; the processes that
+    ``multiprocessing`` keeps for itself, its fork server and its resource tracker, have the signals blocked alone.
+
+    Not guarded: what ``os.fork`` makes without ``multiprocessing``, and what ``subprocess`` starts, which is changed in
+    no way where the rank starts it. What a guarded child starts inherits its blocked signals: it, too, outlives a
+    SIGTERM, also one from the child, and is to be ended by SIGKILL.
+    """
+
+    def __init__(self, rank: int | None = None) -> None:
+        """``rank``: the process id of the rank; None for this process."""
+        self._rank = os.getpid() if rank is None else rank
+        util.register_after_fork(self, ChildGuard._stand)
+        _guards.add(self)
+        _watch_starts()
+        _config()[_HANDED_ON] = _Handed(self._rank)
+
+    def _stand(self) -> None:
+        """In a forked child, in its only thread, which has the signals blocked: what it starts later inherits that."""
+        _mask.before = None
+        self.stand(os.getppid())
+
+    def stand(self, parent: int) -> None:
+        """Keep the signals from this process, which has them blocked, unless ``parent`` or the rank sends them."""
+        for each in GUARDED:
+            if isinstance(getattr(signal.getsignal(each), "__self__", None), StopFlag):
+                signal.signal(each, signal.SIG_DFL)
+        if signal.getsignal(_POKE) == signal.SIG_DFL:
+            signal.signal(_POKE, lambda *_: None)
+        heeded = (parent, self._rank, os.getpid())
+        threading.Thread(target=_take, args=(heeded,), name="slurmtrain-guard", daemon=True).start()
+
+
+def _take(heeded: tuple[int, ...]) -> None:
+    """Take the signals of this process, and act on those that one of these processes has sent."""
+    while True:
+        taken = signal.sigwaitinfo(GUARDED)
+        if taken.si_pid in heeded:
+            _act(signal.Signals(taken.si_signo))
+
+
+def _act(number: signal.Signals) -> None:
+    """Do what the signal does where it is not blocked."""
+    if number == signal.SIGTERM and _is_loader():
+        # As torch's own handler does when the parent asks: any other end is reported as a failure of the loader. Its
+        # handler would take this thread for the sender.
+        os._exit(0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+    signal.raise_signal(number)
+    signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
+    if callable(signal.getsignal(number)) and callable(signal.getsignal(_POKE)):
+        # Twice: the main thread may have been about to enter a call when the first came, and would wait in it.
+        for pause_s in (0.0, 0.02):
+            time.sleep(pause_s)
+            signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
+
+
+def _is_loader() -> bool:
+    """Whether this is a worker of torch's data loader, or torchdata's, also before it has begun to work."""
+    deadline = time.monotonic() + _TOLD_S
+    while parent_process() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    target = vars(current_process()).get("_target")
+    return getattr(target, "__module__", None) in _LOADERS
+
+
+# --- what a new interpreter begins with -----------------------------------------------------------------------------
+
+
+class _Handed:
+    """The guard, as a process that multiprocessing starts is sent it: there it stands once it is unpickled."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[int, ...]]:
+        return (_received, (os.getpid(), self._rank)) if _guards else (int, ())
+
+
+# A process that was sent a guard keeps it.
+_kept: list[ChildGuard] = []
+
+
+def _received(parent: int, rank: int) -> _Handed:
+    guard = ChildGuard(rank)
+    guard.stand(parent)
+    _kept.append(guard)
+    return _Handed(rank)
+
+
+def _config() -> dict[str, Any]:
+    """What multiprocessing copies to all processes that this one starts (BaseProcess._config, as in Python 3.11)."""
+    config: dict[str, Any] = vars(current_process()).get("_config", {})
+    return config
+
+
+# --- around a start -------------------------------------------------------------------------------------------------
+
+_guards: WeakSet[ChildGuard] = WeakSet()
+
+
+class _Mask(threading.local):
+    """What this thread had blocked before it began to fork a child that is to be guarded."""
+
+    before: set[int] | None = None
+
+
+_mask = _Mask()
+
+
+@cache
+def _watch_starts() -> None:
+    os.register_at_fork(before=_block, after_in_parent=_unblock)
+    if "_config" not in vars(current_process()):
+        return  # a child that blocks the signals, and is sent no guard, could not be ended by its parent
+    plain = util.spawnv_passfds
+
+    def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
+        """Multiprocessing's own, for all that it starts as a new interpreter, which inherits what is blocked."""
+        if not _guards:
+            return plain(path, args, passfds)
+        with blocked(GUARDED):
+            return plain(path, args, passfds)
+
+    util.spawnv_passfds = spawnv_passfds
+
+
+def _block() -> None:
+    """Have the child begin with the signals blocked: its parent may end it before it has run at all.
+
+    Not where it is another's fork, as subprocess.Popen's with preexec_fn, whose command would inherit the mask.
+    """
+    frame = inspect.currentframe()
+    forking = frame.f_back if frame is not None else None
+    if _guards and forking is not None and forking.f_globals.get("__name__") == popen_fork.__name__:
+        _mask.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED))
+
+
+def _unblock() -> None:
+    before, _mask.before = _mask.before, None
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,394 @@
+"""The library inside a training script: ``with slurmtrain.session() as run``."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.interruption.exit_report import STOPPED
+from slurmtrain.model.interruption.interval import History, steps_to_agreement
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.checkpoint import files, rng
+from slurmtrain.runtime.job import environment, stacks
+from slurmtrain.runtime.job.earlier_starts import with_restarts
+from slurmtrain.runtime.job.environment import Launch, Worker
+from slurmtrain.runtime.job.heartbeat import Pulse
+from slurmtrain.runtime.job.metrics import MetricsFile, as_number
+from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.runtime.training.step_time import OwnTime
+from slurmtrain.system.files import read_json
+from slurmtrain.system.interpreter import importing, leave_quickly
+from slurmtrain.system.journal import Journal
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
+    from slurmtrain.runtime.checkpoint.state_dicts import Stateful
+
+_log = logging.getLogger("slurmtrain")
+# Outside a job, where nothing reads the metrics, they are logged this often.
+_SAY_EVERY_S = 1.0
+_SMOOTHING = 0.2
+T = TypeVar("T")
+
+
+def session(
+    params: Mapping[str, Any] | None = None, *, backend: str | None = None, timeout: timedelta | None = None
+) -> Session:
+    """Join the run that this process belongs to; use it as ``with slurmtrain.session() as run:``.
+
+    ``params``: values for parameters that the spec does not give, which also serve outside any job. ``backend`` and
+    ``timeout`` go to ``torch.distributed.init_process_group``; by default NCCL where there are GPUs, gloo elsewhere.
+    Outside a job, and under plain torchrun, everything works but checkpoints and metrics, which need a run directory.
+    """
+    return Session(environment.this_worker(), params or {}, backend, timeout)
+
+
+class Session:
+    """A training script's view of its run."""
+
+    def __init__(
+        self, worker: Worker, params: Mapping[str, Any], backend: str | None, timeout: timedelta | None
+    ) -> None:
+        self.rank = worker.rank
+        """This process among all of the run's, from 0."""
+        self.local_rank = worker.local_rank
+        """This process among those of its node, from 0."""
+        self.world_size = worker.world_size
+        """Processes of the run."""
+        self.attempt = worker.number
+        """Which attempt of the run this is, from 1."""
+        self.params = {**params, **worker.params}
+        """The spec's ``params``."""
+        self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
+        """The run's directory; None outside a job."""
+        self.device = _pick_device(worker.local_rank)
+        """Where to compute: this process's GPU, or the CPU."""
+        self.step = 0
+        """Finished steps."""
+        self._worker = worker
+        self._backend = backend
+        self._timeout = timeout
+        self._plan = _read_plan(worker)
+        self._flag = StopFlag()
+        self._guard: ChildGuard | None = None
+        self._journal: Journal | None = None
+        self._metrics: MetricsFile | None = None
+        self._checkpointer: Checkpointer | None = None
+        self._restored_rng: dict[str, Any] | None = None
+        self._pending: dict[str, Any] = {}
+        self._in_step = False
+        self._owns_group = False
+        self._pace = _Pace()
+        self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
+        self._own_time = OwnTime(self.device)
+        self._registered: tuple[Stateful, ...] = ()
+        self._said = 0.0
+
+    # --- entering and leaving -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Session:
+        if self._worker.attempt is not None:
+            leave_quickly()
+            stacks.answer()
+        self._beat(Phase.JOINING)
+        self._join()
+        self._ranks = Ranks(self.rank, self.world_size, self.device)
+        attempt = self._worker.attempt
+        if attempt is not None:
+            if threading.current_thread() is threading.main_thread():
+                self._flag.install(self._worker.stop_signal, forced_exit_s=self._worker.forced_exit_s)
+            self._guard = ChildGuard()
+            self._journal = Journal(attempt.rank_journal(self.rank))
+            if self.rank == 0:
+                self._metrics = MetricsFile(attempt.metrics)
+                self._journal.write("session", step=0, world_size=self.world_size, device=str(self.device))
+        self._beat(Phase.READY)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        left = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        stopped = isinstance(error, SystemExit) and error.code == STOPPED
+        try:
+            if left:
+                self._finish()
+            elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
+                # Before anything else: which rank failed first is told by these times.
+                self._journal.write("raised", type=type(error).__name__, message=redact(str(error))[:2000])
+        finally:
+            if self._checkpointer is not None:
+                self._checkpointer.close(failed=not (left or stopped))
+            if self._metrics is not None:
+                self._metrics.close()
+            if self._journal is not None:
+                self._journal.close()
+            self._beat(Phase.DONE)
+        if left or stopped:
+            self._ranks.close()
+            if self._owns_group and dist.is_initialized():
+                dist.destroy_process_group()
+            self._flag.release()
+
+    def _join(self) -> None:
+        if dist.is_initialized():
+            return
+        if self._worker.attempt is not None:
+            # Imported later, it would hold on to the group, whose threads would outlive it.
+            with importing():
+                import_module("torch.distributed.checkpoint")
+        backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
+        self._owns_group = True
+        if self._worker.launched:
+            dist.init_process_group(backend, timeout=self._timeout)
+        else:
+            environment.use_loopback()
+            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=self._timeout)
+
+    # --- what scripts call ------------------------------------------------------------------------------------------
+
+    def checkpoint(self, **objects: Stateful) -> None:
+        """Name what checkpoints consist of, and restore it at once where there is a checkpoint.
+
+        Anything with ``state_dict`` and ``load_state_dict`` will do; DistributedDataParallel and torch.compile are
+        looked through, and modules may be sharded by ``fully_shard``. The states of Python's, NumPy's and torch's
+        random number generators come along. Call it once, on all ranks, with everything. Raises CheckpointError where
+        checkpoints exist and none can be restored, or the newest good one is of another model; TypeError for what has
+        no state.
+        """
+        if self._checkpointer is not None:
+            raise RuntimeError("run.checkpoint() is called once, with everything that a checkpoint consists of")
+        attempt, plan = self._worker.attempt, self._plan
+        if attempt is None or plan is None:
+            return
+        # Torch's checkpoints take most of a second to import, and import its compiler when they are first used.
+        with importing():
+            from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
+            from slurmtrain.runtime.checkpoint.state_dicts import Objects
+
+            import_module("torch._dynamo")
+
+        self._checkpointer = Checkpointer(
+            attempt,
+            Objects(objects),
+            plan,
+            _read_history(self._worker) if self.rank == 0 else History(),
+            self._ranks,
+            self._journal if self.rank == 0 else None,
+        )
+        if self.rank == 0 and self._journal is not None:
+            self._journal.write("registered", objects=sorted(objects))
+            files.sweep(attempt.run.checkpoints, attempt.owner)
+        self._registered = tuple(objects.values())
+        restored = None
+        if not self._worker.from_start:
+            restored = self._without_pace(lambda checkpointer: checkpointer.restore())
+        if restored is not None:
+            self.step = restored.step
+            self._restored_rng = restored.rng
+        self._restore_rng()
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Count from the restored step to ``total``: ``for step in run.steps(total)``.
+
+        A step is finished when the loop asks for the next one. Between steps this saves when it is due; on a stop
+        signal all ranks agree on a step, save, and leave the program.
+        """
+        if isinstance(total, bool) or not isinstance(total, int) or total < 0:
+            raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
+        if self._journal is not None and self.rank == 0:
+            self._journal.write("total", total_steps=total)
+        self._restore_rng()
+        self._pace.begin(self.step)
+        if self._checkpointer is not None:
+            self._checkpointer.begin_training()
+        self._own_time.watch(self._registered)
+        self._beat(Phase.FIRST)
+        try:
+            while self.step < total:
+                self._in_step = True
+                self._own_time.begin()
+                yield self.step
+                self._finish_step(total)
+            self._save_if_new("end")
+        finally:
+            self._own_time.release()
+            if self._pulse.phase is not Phase.STOPPING:
+                self._beat(Phase.READY)
+
+    def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+        """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
+
+        Rank 0 writes them, with the step, to a file of the run directory when the step is finished; the other ranks
+        return at once. Values are numbers, or tensors of one element, which are read when the step is finished. Raises
+        TypeError for others.
+        """
+        if self.rank != 0:
+            return
+        more.update(metrics or {})
+        for name, value in more.items():
+            if not isinstance(value, int | float) and not hasattr(value, "item"):
+                as_number(name, value)
+        self._pending.update(more)
+        if not self._in_step:
+            self._write_metrics()
+
+    # --- between steps ----------------------------------------------------------------------------------------------
+
+    def _finish_step(self, total: int) -> None:
+        self._in_step = False
+        self.step += 1
+        if self.rank == 0:
+            self._write_metrics()
+        pace = self._pace
+        pace.finished_step()
+        self._beat(self._pulse.phase)
+        if self._checkpointer is not None and self._checkpointer.is_due_at(self.step):
+            self._without_pace(lambda checkpointer: checkpointer.begin(self.step, "steps"))
+        if self.step < pace.agree_at and self.step < total:
+            return
+        checkpoints = (0, 0, 0) if self._checkpointer is None else self._checkpointer.numbers()
+        stop, gap, *said = self._ranks.greatest(
+            int(self._flag.raised is not None),
+            self._next_gap() if self.rank == 0 else 0,
+            *checkpoints,
+        )
+        pace.agreed(self.step, gap)
+        # Only now: others may still be in their first step after this rank has ended its own.
+        self._beat(Phase.TRAINING)
+        self._without_pace(lambda checkpointer: checkpointer.prepare())
+        self._without_pace(lambda checkpointer: checkpointer.agreed(self.step, *said))
+        if stop and self.step < total:
+            self._stop()
+
+    def _next_gap(self) -> int:
+        saving = self._checkpointer is not None and self._checkpointer.saving_step is not None
+        return steps_to_agreement(self._pace.step_s, self._pace.gap, saving=saving)
+
+    def _without_pace(self, work: Callable[[Checkpointer], T]) -> T | None:
+        """Do something with checkpoints, which is no part of a step's time."""
+        if self._checkpointer is None:
+            return None
+        phase = self._pulse.phase
+        self._beat(Phase.SAVING if phase is not Phase.STOPPING else phase)
+        try:
+            return work(self._checkpointer)
+        finally:
+            self._pulse.saved(self._checkpointer.longest_s)
+            self._beat(phase)
+            self._pace.go_on()
+            if self._checkpointer.saving_step == self.step:
+                self._pace.agree_soon(self.step)
+
+    def _stop(self) -> NoReturn:
+        """Save, say so, and leave with the code that means "go on from here"."""
+        self._flag.put_off_forced_exit()
+        self._beat(Phase.STOPPING)
+        reason = self._save_if_new("stop")
+        if self._journal is not None and self.rank == 0:
+            self._journal.write("stopped", step=self.step)
+        if self.rank == 0 and reason is None:
+            _log.info("stopped after step %d", self.step)
+        raise SystemExit(STOPPED)
+
+    def _finish(self) -> None:
+        """A script that came to its end has finished: also one that left its loop early."""
+        if self._in_step:
+            self._in_step = False
+            self.step += 1
+        if self.rank == 0 and self._pending:
+            self._write_metrics()
+        self._save_if_new("end")
+        if self._checkpointer is not None and self.step > 0 and self.step != self._checkpointer.saved_step:
+            raise CheckpointError(f"training came to step {self.step}, but its last checkpoint could not be saved")
+
+    def _save_if_new(self, why: str) -> str | None:
+        return self._without_pace(lambda checkpointer: checkpointer.save(self.step, why))
+
+    def _beat(self, phase: Phase) -> None:
+        self._pulse.beat(self.step, phase, self._pace.step_s, self._own_time.s)
+
+    def _write_metrics(self) -> None:
+        pending, self._pending = self._pending, {}
+        if self._checkpointer is not None:
+            self._checkpointer.note_metrics(pending)
+        if self._metrics is not None:
+            self._metrics.write(self.step, pending)
+        elif pending and time.monotonic() - self._said >= _SAY_EVERY_S:
+            self._said = time.monotonic()
+            said = " ".join(f"{name}={as_number(name, value):.6g}" for name, value in pending.items())
+            _log.info("step %d %s", self.step, said)
+
+    def _restore_rng(self) -> None:
+        """At registration, and again before the first step, since setting up in between may draw numbers."""
+        if self._restored_rng is not None:
+            rng.restore(self._restored_rng, self.device)
+
+
+class _Pace:
+    """How long steps and saves take, and when ranks agree next. Times are of the monotonic clock, in seconds."""
+
+    def __init__(self) -> None:
+        self.step_s = 0.0
+        self.gap = 1
+        self.agree_at = 0
+        self._last = 0.0
+
+    def begin(self, step: int) -> None:
+        self._last = time.monotonic()
+        self.agree_at = step + 1
+
+    def finished_step(self) -> None:
+        now = time.monotonic()
+        took, self._last = now - self._last, now
+        self.step_s = took if not self.step_s else (1 - _SMOOTHING) * self.step_s + _SMOOTHING * took
+
+    def agreed(self, step: int, gap: int) -> None:
+        self.gap = max(1, gap)
+        self.agree_at = step + self.gap
+
+    def agree_soon(self, step: int) -> None:
+        """Agree after the next step, and then ever more rarely again: something has begun that all ranks wait for."""
+        self.gap = 1
+        self.agree_at = step + 1
+
+    def go_on(self) -> None:
+        """What was done until now is no part of a step."""
+        self._last = time.monotonic()
+
+
+def _pick_device(local_rank: int) -> torch.device:
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _read_plan(worker: Worker) -> Plan | None:
+    if worker.submission is None:
+        return None
+    data = read_json(worker.submission.plan)
+    return Plan.from_json(data) if data is not None else None
+
+
+def _read_history(worker: Worker) -> History:
+    """What was known of interruptions when the job was submitted, and what its earlier starts have seen."""
+    told = read_json(worker.submission.launch) if worker.submission is not None else None
+    history = (Launch.from_plain(told).history if told is not None else None) or History()
+    return with_restarts(history, worker.attempt) if worker.attempt is not None else history

@@ -1,0 +1,168 @@
+"""Putting a job back into Slurm's queue so that it starts again: later, or on other nodes.
+
+What Slurm allows, seen on 22.05: the nodes that a job goes without (ExcNodeList) can be changed while it waits, which
+it does as soon as it was told to be requeued, though its tasks are still there; never while it runs. A requeued job
+starts again after a delay (AuthInfo's cred_expire), and not before its last task is gone. So a job that is killed
+between the two only may come to the same nodes again, and is put back once more; it is never held for ever, as one that
+was requeued by ``requeuehold`` would be. ``incomplete`` keeps a job that a person cancels from coming to life again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.model.hostlist import compress, expand
+from slurmtrain.slurm.command import ask, found
+from slurmtrain.slurm.limits import too_few
+from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
+from slurmtrain.system.files import write_json
+from slurmtrain.system.process import blocked
+
+# Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all must be said by then.
+_PATIENCE_S = 5.0
+_PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.0)
+# Options that may come from the submitter's environment and so be missing in the batch script, by the record's fields.
+_OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reservation": "Reservation",
+            "constraint": "Features"}  # fmt: skip
+# What sbatch says when no nodes are left that could ever run a job, and when it does not like the list of nodes.
+_IMPOSSIBLE = ("node configuration", "node count", "invalid node name", "more processors requested")
+# Which reaches all processes of a job that is put back, and would end the command that is next.
+_DISTURBING = frozenset((signal.SIGTERM,))
+HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
+# Which its user cannot let go.
+HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
+
+
+class InJob:
+    """The queue, as a node agent asks it for its own job: ``slurmtrain.runtime.agent.agent.Queue``."""
+
+    def record(self, job_id: str) -> Mapping[str, str]:
+        """What Slurm knows of the job, field by field. Raises SlurmDown."""
+        with blocked(_DISTURBING):
+            return read_job(_ask("scontrol", "show", "job", job_id))
+
+    def objection(self, job_id: str, without: Sequence[str]) -> str | None:
+        """Why the job could not start again without these nodes; None if it could, or if Slurm does not say."""
+        try:
+            job = read_job(ask("scontrol", "show", "job", job_id))
+            if "0" in (job.get("Requeue"), job.get("BatchFlag")):
+                return f"its job may not be put back into the queue (Requeue={job.get('Requeue')})"
+            why = _why_not(job_id, job, _joined(job.get("ExcNodeList", ""), without), without)
+        except SlurmDown:
+            return None
+        return f"{', '.join(without)} cannot be left out: {why}" if why else None
+
+    def put_back(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+        """Put the job back into the queue, to start again without these nodes, and not before ``delay_s`` is over.
+
+        Where Slurm puts it back, but does not let the nodes be left out, the job is held. In a container there may be
+        no scontrol: then ``intent`` asks the batch script, which runs outside, for the requeue alone. Raises SlurmDown.
+        """
+        if not found("scontrol"):
+            write_json(intent, {"requeue": job_id})
+            return
+        with blocked(_DISTURBING):
+            excluded = ""
+            if without:
+                job = read_job(_ask("scontrol", "show", "job", job_id))
+                excluded = _joined(job.get("ExcNodeList", ""), without)
+            _ask("scontrol", "requeue", "incomplete", job_id)
+            if delay_s > 0:
+                # One that starts at once is no reason to fail.
+                with contextlib.suppress(SlurmDown):
+                    _update(job_id, f"StartTime=now+{math.ceil(delay_s)}")
+            if not without:
+                return
+            try:
+                _update(job_id, f"ExcNodeList={excluded}")
+            except SlurmDown:
+                with contextlib.suppress(SlurmDown):
+                    _ask("scontrol", "hold", job_id)
+                raise
+
+
+def let_go(job_id: str, without: Sequence[str], *, always: bool) -> bool:
+    """Have a job that its user holds start without these nodes; returns whether anything had to be done.
+
+    One that goes without them already is let go only with ``always``: a person may hold it. Raises SlurmDown.
+    """
+    job = read_job(ask("scontrol", "show", "job", job_id))
+    before = job.get("ExcNodeList", "")
+    missing = not set(without) <= set(_expanded(before))
+    if job.get("JobState") != "PENDING" or job.get("Reason") not in HELD_BY_USER or not (missing or always):
+        return False
+    if missing:
+        ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_joined(before, without)}")
+    ask("scontrol", "release", job_id)
+    return True
+
+
+def _update(job_id: str, setting: str) -> None:
+    """Change a job that waits, trying several times if need be. Raises SlurmDown."""
+    command = ("scontrol", "update", f"JobId={job_id}", setting)
+    for pause in _PAUSES_S:
+        with contextlib.suppress(SlurmDown):
+            _ask(*command)
+            return
+        time.sleep(pause)
+    _ask(*command)
+
+
+def _ask(*command: str) -> str:
+    return ask(*command, timeout_s=_PATIENCE_S)
+
+
+def _expanded(nodes: str) -> list[str]:
+    with contextlib.suppress(ValueError):
+        return expand(nodes)
+    return []
+
+
+def _joined(before: str, more: Sequence[str]) -> str:
+    """A list of nodes with more of them; one that cannot be read is only added to, since Slurm wrote it."""
+    try:
+        return compress({*expand(before), *more})
+    except ValueError:
+        return ",".join([before, *more])
+
+
+def _why_not(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
+    """Why the job could not run without these nodes: sbatch tries it out with the job's own script."""
+    script = ask("scontrol", "write", "batch_script", job_id, "-")
+    options = [
+        f"--{option}={job[field]}"
+        for option, field in _OPTIONS.items()
+        if field in job and f"#SBATCH --{option}=" not in script
+    ]
+    try:
+        ask("sbatch", "--test-only", f"--exclude={excluded}", *options, given=script)
+    except SlurmDown as error:
+        said = str(error).removeprefix("sbatch: ")
+        impossible = any(words in said.lower() for words in _IMPOSSIBLE)
+        return _lacking(job, excluded, without) or (f"Slurm says: {said}" if impossible else None)
+    return None
+
+
+def _lacking(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
+    """What is missing among the nodes of the job's partitions, as far as can be counted."""
+    nodes = read_nodes(ask("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"))
+    unknown = sorted(set(without) - {node.name for node in nodes})
+    if unknown:
+        return f"Slurm knows no node {', '.join(unknown)}"
+    needed = job.get("NumNodes", "").partition("-")[0]
+    wanted = [one for one in job.get("Partition", "").split(",") if one]
+    if not (needed.isdigit() and wanted):
+        return None
+    gone = set(_expanded(excluded))
+    left = max(_count(nodes, one, gone) for one in wanted)
+    return too_few(int(needed), left) if left < int(needed) else None
+
+
+def _count(nodes: Sequence[NodeInfo], partition: str, gone: set[str]) -> int:
+    return sum(node.partition == partition and node.usable and node.name not in gone for node in nodes)

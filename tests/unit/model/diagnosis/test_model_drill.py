@@ -1,0 +1,246 @@
+"""Judging what a fault did to a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.diagnosis.drill import (
+    AGENTS_IN_PLACE,
+    AGENTS_REQUEUE,
+    FAULTS,
+    NOTICED_S,
+    SLURM,
+    SYNC,
+    Comparison,
+    Facts,
+    Injected,
+    Verdict,
+    in_words,
+    judge,
+    never_hit,
+    never_submitted,
+)
+from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.run import CAUSES, RUN_STATES, Attempt, Checkpoint, Run
+
+HIT = 100.0
+SAME = Comparison(identical=True, how="hashes")
+OTHER = Comparison(identical=False, how="values", difference=0.25, where="model.weight")
+
+
+def attempt(number: int, job: str, restart: int = 0, **more: Any) -> Attempt:
+    return Attempt(number=number, job_id=job, restart=restart, **{"state": "failed", **more})
+
+
+def event(kind: str, at: float, source: str, **data: Any) -> Event:
+    return Event(at, kind, data, source, 0)
+
+
+def run_of(*attempts: Attempt, **more: Any) -> Run:
+    told: dict[str, Any] = {"state": "completed", "reason": "", "step": 50, **more}
+    return Run(id="RUN", name="n-drill-x", executor="slurm", attempts=attempts, **told)
+
+
+def preempted(**struck: Any) -> Facts:
+    """A run that was preempted at step 20, saved, and was put back by its agents."""
+    first = attempt(1, "7", ended_at=HIT + 3, **{"cause": "preempted", "lost_steps": 0, **struck})
+    second = attempt(2, "7", 1, state="completed", cause="completed", started_at=HIT + 10)
+    return Facts(
+        run=run_of(first, second, checkpoints=[Checkpoint(20, "checkpoints/step-20", 1, HIT + 2, 1.0)]),
+        injected=Injected(fault="preempt", at=HIT, attempt="7.0", step=20, on="the agent"),
+        events=[
+            event("requeue", HIT + 2, "attempts/7.0/node-0.jsonl", cause="preempted"),
+            event("session", HIT + 12, "attempts/7.1/rank-0.jsonl", step=0, world_size=2),
+            event("restored", HIT + 13, "attempts/7.1/rank-0.jsonl", step=20, world_size=2),
+        ],
+        steps={"7.0": [(HIT - 1, 19), (HIT + 1, 20)], "7.1": [(HIT + 14, 21), (HIT + 15, 22)]},
+        comparison=SAME,
+        world_sizes={2},
+    )
+
+
+def what(verdict: Verdict) -> str:
+    return "; ".join(problem.what for problem in verdict.problems)
+
+
+def test_a_preemption_that_cost_nothing_passes_with_its_times() -> None:
+    verdict = judge(preempted())
+    assert verdict.passed
+    assert (verdict.cause, verdict.by, verdict.lost_steps, verdict.resumed_at) == ("preempted", AGENTS_REQUEUE, 0, 20)
+    assert (verdict.stopped_s, verdict.again_s, verdict.step_s) == (3, 10, 14)
+    assert (verdict.attempts, verdict.restarts, verdict.state, verdict.notes) == (2, 0, "completed", ())
+
+
+def test_without_a_word_of_the_agents_it_was_slurm_that_started_the_job_again() -> None:
+    facts = preempted()
+    assert judge(replace(facts, events=facts.events[1:])).by == SLURM
+
+
+def test_another_job_was_started_by_whoever_submitted_it() -> None:
+    facts = preempted()
+    first, second = facts.run.attempts
+    other = replace(second, job_id="8", restart=0, asked_by="sync", submitted_at=HIT + 5)
+    verdict = judge(replace(facts, run=run_of(first, other), events=[]))
+    assert (verdict.by, verdict.again_s) == (SYNC, 5)
+
+
+def test_steps_lost_at_an_announced_stop_are_a_problem_with_advice() -> None:
+    verdict = judge(preempted(lost_steps=4))
+    assert what(verdict) == "4 steps were lost, though the stop was announced"
+    assert "slurmtrain.session()" in verdict.problems[0].advice
+
+
+def test_a_stop_that_took_longer_than_the_grace_is_a_problem() -> None:
+    verdict = judge(replace(preempted(), grace_s=2.0))
+    assert what(verdict) == "its ranks ended after 3 s, and had 2 s"
+    assert "GraceTime" in verdict.problems[0].advice
+
+
+def test_an_end_that_is_taken_for_another_cause_is_a_problem() -> None:
+    assert what(judge(preempted(cause="crash"))) == "the run took it for crash, not preempted"
+
+
+def test_a_run_that_went_on_from_an_older_checkpoint_than_it_had_is_a_problem() -> None:
+    facts = preempted()
+    saved = [Checkpoint(step, f"checkpoints/step-{step}", 1, HIT - 60 + step, 1.0) for step in (10, 30)]
+    verdict = judge(replace(facts, run=replace(facts.run, checkpoints=saved)))
+    assert what(verdict) == "it went on from step 20, though step 30 was saved"
+
+
+def killed_rank() -> Facts:
+    """A rank was killed in the second round of the only attempt, and started again where it was."""
+    restarts = [
+        {"at": HIT - 50, "round": 1, "cause": "hang"},
+        {"at": HIT + 0.5, "round": 2, "cause": "crash"},
+    ]
+    only = attempt(1, "7", state="completed", cause="completed", lost_steps=5, restarts=restarts, ended_at=HIT + 90)
+    return Facts(
+        run=run_of(only, checkpoints=[Checkpoint(10, "checkpoints/step-10", 1, HIT - 5, 1.0)]),
+        injected=Injected(fault="rank", at=HIT, attempt="7.0", restarts=1, step=15),
+        events=[
+            event("session", HIT - 90, "attempts/7.0/rank-0.jsonl", step=0, world_size=2),
+            event("session", HIT + 3, "attempts/7.0/rank-0.2.jsonl", step=0, world_size=2),
+            event("restored", HIT + 4, "attempts/7.0/rank-0.2.jsonl", step=10, world_size=2),
+        ],
+        steps={"7.0": [(HIT - 1, 14), (HIT + 0.1, 15), (HIT + 5, 11)]},
+        comparison=SAME,
+    )
+
+
+def test_a_restart_in_place_is_told_apart_from_earlier_ones() -> None:
+    verdict = judge(killed_rank())
+    assert verdict.passed
+    assert (verdict.cause, verdict.by, verdict.resumed_at, verdict.lost_steps) == ("crash", AGENTS_IN_PLACE, 10, 5)
+    assert (verdict.stopped_s, verdict.allowed_s, verdict.again_s, verdict.step_s) == (0.5, NOTICED_S, 0.5, 5)
+    assert verdict.notes == ("it was interrupted once besides: times and lost steps may not be the fault's alone",)
+
+
+def test_a_run_that_had_saved_nothing_is_said_so() -> None:
+    facts = killed_rank()
+    first = replace(facts.run.attempts[0], restarts=facts.run.attempts[0].restarts[1:])
+    hit = replace(facts.injected, restarts=0)
+    [note] = judge(replace(facts, run=run_of(first), injected=hit)).notes
+    assert note.startswith("it had saved nothing when it was struck")
+
+
+def test_a_run_that_nobody_started_again_says_why() -> None:
+    facts = preempted()
+    run = run_of(facts.run.attempts[0], state="failed", reason="requeue.enabled is false")
+    verdict = judge(replace(facts, run=run))
+    assert what(verdict) == "nobody started it again: requeue.enabled is false"
+    assert (verdict.again_s, verdict.step_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "passed", "said"),
+    [(None, False, "--twice"), (True, False, "run.checkpoint()"), (False, True, "")],
+)
+def test_a_difference_is_blamed_only_on_a_script_that_is_known_to_end_alike(
+    deterministic: bool | None, passed: bool, said: str
+) -> None:
+    verdict = judge(replace(preempted(), comparison=OTHER, deterministic=deterministic))
+    assert verdict.passed is passed
+    if passed:
+        [note] = verdict.notes
+        assert "two undisturbed runs of this script differ as well" in note
+    else:
+        assert what(verdict) == "its last checkpoint differs in model.weight by 0.25, relatively"
+        assert said in verdict.problems[0].advice
+
+
+def test_another_number_of_ranks_may_end_otherwise() -> None:
+    verdict = judge(replace(preempted(), comparison=OTHER, world_sizes={4}))
+    assert verdict.passed
+    assert "other numbers of ranks took part" in verdict.notes[0]
+
+
+def test_what_cannot_be_compared_is_a_note() -> None:
+    verdict = judge(replace(preempted(), comparison=Comparison(identical=None, why="there is none")))
+    assert verdict.passed
+    assert verdict.notes == ("its last checkpoint cannot be compared: there is none",)
+
+
+def test_a_hang_is_given_the_time_that_counts_as_one() -> None:
+    facts = killed_rank()
+    hang = replace(facts, injected=replace(facts.injected, fault="hang"))
+    assert judge(hang).allowed_s is None
+    assert judge(replace(hang, hang_after=20.0)).allowed_s == 50.0
+
+
+def test_a_run_that_was_over_before_the_fault_is_a_problem() -> None:
+    assert what(never_hit("rank", run_of())) == "it was over before the fault: nothing was tried"
+    crashed = run_of(state="failed", reason="rank 0 exited with code 1")
+    assert what(never_hit("rank", crashed)) == "it ended as failed before the fault: rank 0 exited with code 1"
+    assert "srun: no" in what(never_hit("rank", run_of(), "srun: no"))
+
+
+def test_a_run_that_could_not_be_submitted_has_a_verdict_of_its_own() -> None:
+    verdict = never_submitted("rank", "sbatch did not answer")
+    assert what(verdict) == "it could not be submitted: sbatch did not answer"
+    assert (verdict.passed, verdict.plain()["run_id"]) == (False, None)
+
+
+def test_a_comparison_in_words() -> None:
+    assert in_words(SAME) == "is bit-identical"
+    assert in_words(Comparison(identical=False, how="files")) == "differs"
+
+
+TIMES = st.floats(min_value=0, max_value=1e4)
+
+
+@given(
+    fault=st.sampled_from(sorted(FAULTS)),
+    state=st.sampled_from(RUN_STATES),
+    causes=st.lists(st.sampled_from((*CAUSES, None)), max_size=3),
+    ends=st.lists(st.none() | TIMES, min_size=3, max_size=3),
+    lost=st.none() | st.integers(0, 9),
+    identical=st.sampled_from([True, False, None]),
+    steps=st.lists(st.tuples(TIMES, st.integers(0, 99)), max_size=5),
+)
+def test_a_run_that_has_not_completed_or_lost_announced_steps_never_passes(
+    fault: str, state: str, causes: list[str | None], ends: list[float | None], lost: int | None,
+    identical: bool | None, steps: list[tuple[float, int]],
+) -> None:  # fmt: skip
+    attempts = [
+        attempt(index + 1, "7", index, cause=cause, ended_at=ends[index], started_at=ends[index], lost_steps=lost)
+        for index, cause in enumerate(causes)
+    ]
+    hit = Injected(fault=fault, at=HIT, attempt="7.0")
+    verdict = judge(
+        Facts(
+            run=run_of(*attempts, state=state),
+            injected=hit,
+            events=[],
+            steps={"7.1": steps},
+            comparison=Comparison(identical=identical),
+        )
+    )
+    if state != "completed" or len(attempts) < 2 or (lost and FAULTS[fault].announced):
+        assert not verdict.passed
+    assert all(value is None or value >= 0 for value in (verdict.stopped_s, verdict.again_s, verdict.step_s))
+    assert verdict.plain()["passed"] == verdict.passed

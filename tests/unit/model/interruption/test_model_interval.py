@@ -1,0 +1,342 @@
+"""When to save, and when ranks talk to each other."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.interruption.interval import (
+    CHEAP,
+    FIRST_SAVE_S,
+    GRACE_MARGIN,
+    LONGEST_S,
+    MOST_OVERHEAD,
+    PRIOR_MTBF_S,
+    SHORTEST_S,
+    Choice,
+    Cost,
+    History,
+    choose,
+    fits_grace,
+    is_due,
+    optimum,
+    steps_to_agreement,
+    too_slow,
+)
+from slurmtrain.model.spec.spec import Every
+
+HOUR = 3600.0
+AUTO = Every("auto", 0)
+# So much was seen that the prior does not matter.
+LONG = 1e12
+
+histories = st.builds(
+    History,
+    uptime_s=st.floats(0, 1e12),
+    interruptions=st.integers(0, 10_000),
+    announced=st.integers(0, 10_000),
+    grace_s=st.none() | st.floats(0, 1e4),
+    stall_s=st.none() | st.floats(0, 1e5),
+    save_s=st.none() | st.floats(0, 1e5),
+)
+costs = st.floats(0, 1e5)
+
+
+def chosen(history: History | None = None, **more: Any) -> Choice:
+    given_ = {"nodes": 1, "uptime_s": 0.0, "stall_s": 2.0, "save_s": 5.0, **more}
+    return choose(history or History(), **given_)
+
+
+def seen_every(hours: float) -> History:
+    """A history in which one node runs so long between interruptions."""
+    return History(uptime_s=LONG, interruptions=round(LONG / (hours * HOUR)))
+
+
+# --- the formula --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mtbf_h", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
+def test_a_stall_of_five_minutes_gives_the_published_intervals(mtbf_h: float, minutes: float) -> None:
+    assert optimum(300, mtbf_h * HOUR) / 60 == pytest.approx(minutes, rel=0.01)
+
+
+@given(st.floats(1e-3, 1e4), st.floats(10, 1e9))
+def test_the_optimum_is_near_youngs_where_a_stall_is_short_beside_the_time_between_interruptions(
+    stall: float, mtbf: float
+) -> None:
+    young = math.sqrt(2 * stall * mtbf)
+    assert optimum(stall, mtbf) == pytest.approx(young, rel=stall / young + 1e-9)
+
+
+@given(costs, st.floats(1, 1e9), st.floats(1e-3, 1e3))
+def test_the_optimum_grows_in_proportion_when_all_times_do(stall: float, mtbf: float, factor: float) -> None:
+    assert optimum(factor * stall, factor * mtbf) == pytest.approx(factor * optimum(stall, mtbf))
+
+
+@given(costs, costs, st.floats(1, 1e9), st.floats(1, 1e9))
+def test_the_optimum_grows_with_the_cost_of_a_save_and_with_the_time_between_interruptions(
+    stall: float, more: float, mtbf: float, longer: float
+) -> None:
+    assert optimum(stall, mtbf) <= optimum(stall + more, mtbf) * (1 + 1e-9)
+    assert optimum(stall, mtbf) <= optimum(stall, mtbf + longer) * (1 + 1e-9)
+
+
+@given(st.floats(1, 1e5), st.floats(1, 1e7))
+def test_no_other_interval_loses_less_by_the_model_that_the_formula_comes_from(stall: float, mtbf: float) -> None:
+    def lost(interval: float) -> float:
+        """Time per unit of work: Daly's equation 20, for interruptions that come at random."""
+        return mtbf / interval * math.expm1((interval + stall) / mtbf)
+
+    best = optimum(stall, mtbf)
+    if stall < mtbf / 4:
+        assert lost(best) <= min(lost(best / 1.5), lost(best * 1.5))
+
+
+# --- how often to save ----------------------------------------------------------------------------------------------
+
+
+def test_before_anything_was_saved_the_interval_is_short() -> None:
+    choice = chosen(stall_s=None, save_s=None)
+    assert (choice.seconds, choice.optimum_s, choice.bounded_by) == (FIRST_SAVE_S, None, "first")
+    assert "the first save comes early" in choice.why
+
+
+def test_a_run_that_goes_on_knows_what_its_saves_cost() -> None:
+    known = replace(seen_every(24), stall_s=300.0, save_s=400.0)
+    choice = chosen(known, stall_s=None, save_s=None)
+    assert choice.seconds / 60 == pytest.approx(117, rel=0.01)
+    assert (choice.stall_s, choice.save_s) == (300.0, 400.0)
+    assert chosen(known, stall_s=1.0, save_s=2.0).stall_s == 1.0
+
+
+def test_what_a_namesake_needed_says_nothing_of_the_stall() -> None:
+    assert chosen(History(save_s=400.0), stall_s=None, save_s=None).bounded_by == "first"
+
+
+def test_where_nothing_is_known_a_node_is_taken_for_one_that_lasts_six_hours() -> None:
+    assert chosen(nodes=1).mtbf_s == PRIOR_MTBF_S
+    assert chosen(nodes=4).mtbf_s == PRIOR_MTBF_S / 4
+
+
+def test_what_was_seen_outweighs_what_was_assumed() -> None:
+    assert chosen(History(uptime_s=50 * 24 * HOUR, interruptions=49)).mtbf_s == pytest.approx(24 * HOUR, rel=0.02)
+
+
+def test_a_job_that_runs_on_undisturbed_saves_less_often() -> None:
+    early, late = (chosen(nodes=100, uptime_s=hours * HOUR) for hours in (0.1, 10))
+    assert late.mtbf_s == (10 * 100 * HOUR + PRIOR_MTBF_S) / 100
+    assert early.seconds < late.seconds
+    assert chosen(uptime_s=-5.0) == chosen(uptime_s=0.0)
+
+
+@given(histories, st.integers(1, 10_000), st.floats(0, 1e7), st.none() | costs, st.none() | costs)
+def test_an_interval_stays_within_its_bounds(
+    history: History, nodes: int, uptime: float, stall: float | None, save: float | None
+) -> None:
+    choice = chosen(history, nodes=nodes, uptime_s=uptime, stall_s=stall, save_s=save)
+    if choice.stall_s is None:
+        assert choice.seconds == FIRST_SAVE_S
+        return
+    assert choice.optimum_s is not None
+    longest = max(LONGEST_S, choice.stall_s / CHEAP, choice.save_s or 0.0)
+    assert max(SHORTEST_S, choice.save_s or 0.0) <= choice.seconds <= longest
+    if choice.interruptions == 0:
+        assert choice.stall_s / choice.seconds <= MOST_OVERHEAD * (1 + 1e-9)
+    if choice.bounded_by is None:
+        assert choice.seconds == choice.optimum_s
+    assert choice.why
+
+
+@given(histories, st.integers(1, 1000), costs, costs, st.floats(0, 1e9), st.integers(0, 100))
+def test_dearer_saves_and_fewer_interruptions_never_make_it_shorter(
+    history: History, nodes: int, stall: float, more: float, longer: float, fewer: int
+) -> None:
+    now = chosen(history, nodes=nodes, stall_s=stall)
+    slack = 1 + 1e-9
+    assert now.seconds <= chosen(history, nodes=nodes, stall_s=stall + more).seconds * slack
+    assert now.seconds <= chosen(history.plus(uptime_s=longer), nodes=nodes, stall_s=stall).seconds * slack
+    assert now.seconds <= chosen(history, nodes=nodes, stall_s=stall, uptime_s=longer).seconds * slack
+    assert chosen(history.plus(interruptions=fewer), nodes=nodes, stall_s=stall).seconds <= now.seconds * slack
+    assert chosen(history, nodes=nodes + 1, stall_s=stall).seconds <= now.seconds * slack
+
+
+@pytest.mark.parametrize(
+    ("history", "more", "seconds", "bound"),
+    [
+        (seen_every(1), {"stall_s": 1e-6}, SHORTEST_S, "shortest"),
+        (seen_every(1), {"save_s": 700.0}, 700.0, "save"),
+        (seen_every(1), {"save_s": 7000.0}, 7000.0, "save"),
+        (seen_every(1e6), {}, LONGEST_S, "longest"),
+        (seen_every(1e6), {"stall_s": 60.0}, 60 / CHEAP, "longest"),
+        (History(), {"stall_s": 60.0, "nodes": 400}, 60 / MOST_OVERHEAD, "overhead"),
+    ],
+)
+def test_the_bound_that_holds_is_told(history: History, more: dict[str, Any], seconds: float, bound: str) -> None:
+    choice = chosen(history, **more)
+    assert choice.seconds == pytest.approx(seconds)
+    assert choice.bounded_by == bound
+    assert "would be best, but " in choice.why
+
+
+def test_once_interruptions_were_seen_saving_may_cost_what_it_takes() -> None:
+    dense = replace(seen_every(1), interruptions=10**9)
+    choice = chosen(dense, stall_s=60.0, save_s=60.0)
+    assert choice.stall_s is not None
+    assert choice.stall_s / choice.seconds > MOST_OVERHEAD
+    assert choice.bounded_by != "overhead"
+
+
+def test_the_reason_has_figures_and_the_journal_gets_all_of_it() -> None:
+    choice = chosen(History(uptime_s=51 * HOUR, interruptions=2), nodes=4, stall_s=2.1, save_s=20.0)
+    assert choice.why == (
+        "a save stalls training for 2.1 s, and 4 nodes may be interrupted without notice every 4.75 h "
+        "(2 seen in 51 node-hours)"
+    )
+    plain = choice.plain()
+    assert set(plain) == {
+        "seconds", "optimum_s", "stall_s", "save_s", "mtbf_s", "interruptions", "bounded_by", "why",
+    }  # fmt: skip
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+
+
+# --- preemptions, and the grace -------------------------------------------------------------------------------------
+
+PREEMPTED = History(uptime_s=100 * HOUR, announced=19, grace_s=60.0)
+
+
+def test_announced_interruptions_do_not_count_where_a_save_fits_the_grace() -> None:
+    choice = chosen(PREEMPTED, save_s=60 / GRACE_MARGIN)
+    assert choice.interruptions == 0
+    assert choice.mtbf_s == 106 * HOUR
+
+
+@pytest.mark.parametrize(
+    ("history", "save_s"),
+    [
+        (PREEMPTED, 60 / GRACE_MARGIN + 0.1),
+        (replace(PREEMPTED, grace_s=0.0), 1.0),
+        (replace(PREEMPTED, save_s=95.0), None),
+    ],
+)
+def test_they_count_where_it_does_not_so_that_checkpoints_are_taken_ahead(
+    history: History, save_s: float | None
+) -> None:
+    choice = chosen(history, save_s=save_s, stall_s=None if save_s is None else 2.0)
+    assert choice.interruptions == 19
+    assert choice.mtbf_s == pytest.approx(106 * HOUR / 20)
+    assert "preemptions included, whose grace is too short for a save" in choice.why
+
+
+@pytest.mark.parametrize("history", [replace(PREEMPTED, grace_s=None), PREEMPTED])
+def test_they_do_not_count_where_grace_or_duration_is_unknown(history: History) -> None:
+    save_s = 1e6 if history.grace_s is None else None
+    assert chosen(history, save_s=save_s).interruptions == 0
+
+
+@given(st.floats(0, 1e5), st.floats(0, 1e5))
+def test_a_save_fits_a_grace_by_a_margin(save: float, grace: float) -> None:
+    assert fits_grace(save, grace) is (save * GRACE_MARGIN <= grace)
+    assert fits_grace(None, grace) is None
+    assert fits_grace(save, None) is None
+
+
+def test_a_save_that_does_not_fit_the_grace_is_told_with_figures_and_advice() -> None:
+    assert too_slow(95.04, 60.0, AUTO, "partition spot") == (
+        "a job that is preempted in partition spot has 60 s to save in, and the last save took 95.0 s: the work since "
+        "the checkpoint before may be lost; checkpoint.every: auto saves ahead, as if preemptions came without notice; "
+        "a GraceTime of 143 s would do, and more ranks share the writing"
+    )
+    other = too_slow(95.04, 60.0, Every("minutes", 30), "partition spot")
+    assert other is not None
+    assert "checkpoint.every: auto would save ahead" in other
+
+
+@pytest.mark.parametrize(("save", "grace"), [(40.0, 60.0), (None, 60.0), (95.0, None)])
+def test_nothing_is_told_where_it_fits_or_may_fit(save: float | None, grace: float | None) -> None:
+    assert too_slow(save, grace, AUTO, "partition spot") is None
+
+
+# --- what saves cost ------------------------------------------------------------------------------------------------
+
+
+def test_before_the_first_save_nobody_knows_what_it_costs() -> None:
+    assert (Cost().stall_s, Cost().save_s) == (None, None)
+
+
+def test_a_save_stalls_as_the_last_ones_did_and_may_take_as_long_as_the_longest_of_them() -> None:
+    cost = Cost()
+    for stall, save in ((0.3, 9.0), (0.1, 2.0), (0.2, 4.0)):
+        cost.add(stall_s=stall, save_s=save)
+    assert (cost.stall_s, cost.save_s) == (pytest.approx(0.15), 4.0)
+
+
+def test_the_first_save_counts_as_long_as_there_is_no_other() -> None:
+    cost = Cost()
+    cost.add(stall_s=0.3, save_s=9.0)
+    assert (cost.stall_s, cost.save_s) == (0.3, 9.0)
+
+
+def test_what_saves_cost_long_ago_is_forgotten() -> None:
+    cost = Cost()
+    for _ in range(20):
+        cost.add(stall_s=100.0, save_s=100.0)
+    for _ in range(8):
+        cost.add(stall_s=1.0, save_s=1.0)
+    assert (cost.stall_s, cost.save_s) == (1.0, 1.0)
+
+
+# --- the history ----------------------------------------------------------------------------------------------------
+
+
+@given(histories)
+def test_a_history_survives_being_handed_over(history: History) -> None:
+    assert History.from_plain(json.loads(json.dumps(history.plain()))) == history
+
+
+def test_a_history_of_another_version_is_read_as_far_as_it_is_understood() -> None:
+    assert History.from_plain({"interruptions": 3, "colour": "red"}) == History(interruptions=3)
+
+
+# --- is it due ------------------------------------------------------------------------------------------------------
+
+
+def test_a_save_every_n_minutes_is_due_when_they_have_passed() -> None:
+    every = Every("minutes", 0.5)
+    assert not is_due(every, chosen(), since_save_s=29.9)
+    assert is_due(every, chosen(), since_save_s=30.0)
+
+
+def test_an_automatic_save_follows_the_choice() -> None:
+    choice = chosen()
+    assert not is_due(AUTO, choice, since_save_s=choice.seconds - 0.1)
+    assert is_due(AUTO, choice, since_save_s=choice.seconds)
+
+
+def test_no_time_makes_a_save_due_that_comes_every_n_steps() -> None:
+    assert not is_due(Every("steps", 5), chosen(), since_save_s=1e9)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "previous", "steps"),
+    [(1.0, 1, 1), (0.01, 100, 25), (0.01, 4, 8), (0.0, 8, 16), (10.0, 64, 1), (1e-9, 3, 6)],
+)
+def test_ranks_agree_about_four_times_a_second_and_approach_that_by_doubling(
+    step_s: float, previous: int, steps: int
+) -> None:
+    assert steps_to_agreement(step_s, previous) == steps
+
+
+def test_ranks_agree_more_often_while_a_checkpoint_is_being_written() -> None:
+    assert [steps_to_agreement(0.001, 1000, saving=saving) for saving in (False, True)] == [250, 50]
+    assert steps_to_agreement(10.0, 1, saving=True) == 1
+
+
+@given(st.just(0.0) | st.floats(1e-9, 1e3), st.integers(1, 10**6))
+def test_ranks_agree_again_after_at_least_one_step(step_s: float, previous: int) -> None:
+    assert 1 <= steps_to_agreement(step_s, previous) <= 2 * previous

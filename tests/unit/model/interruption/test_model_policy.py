@@ -1,0 +1,350 @@
+"""Whether a run is started again: each rule, and what holds for any history."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.interruption.policy import MAX_DELAY_S, Decision, Past, decide, past_failures, signature
+from slurmtrain.model.run.run import CAUSES
+from slurmtrain.model.spec.spec import Requeue
+
+RULES = Requeue()
+
+
+def ends(*pasts: Past, **rules: Any) -> Decision:
+    """The decision after these ends."""
+    return decide(pasts, replace(RULES, **rules))
+
+
+def past(cause: str, **said: Any) -> Past:
+    """An end at an arbitrary time."""
+    return Past(cause=cause, **{"at": 1.0, **said})
+
+
+def trained(cause: str, begin: int, committed: int, **said: Any) -> Past:
+    """The end of an attempt that finished 5 steps more than it saved."""
+    return past(cause, **{"began_at_step": begin, "committed": committed, "reached": committed + 5, **said})
+
+
+# --- each rule --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("cause", ["completed", "cancelled"])
+def test_what_completed_or_was_cancelled_is_never_started_again(cause: str, enabled: bool) -> None:
+    decision = ends(trained(cause, 0, 10), enabled=enabled)
+    assert not decision.again
+    assert cause in decision.why
+
+
+@pytest.mark.parametrize("cause", sorted({*CAUSES, "unheard-of"} - {"completed", "cancelled"}))
+def test_nothing_is_started_again_where_the_spec_does_not_want_it(cause: str) -> None:
+    assert ends(trained(cause, 0, 10), enabled=False) == Decision("stop", "requeue.enabled is false")
+
+
+def test_a_run_that_has_not_run_yet_is_started() -> None:
+    assert decide([], RULES).again
+
+
+def test_running_out_of_memory_ends_a_run() -> None:
+    assert not ends(trained("oom", 0, 10)).again
+
+
+def test_a_preemption_is_followed_by_a_start_at_once_even_without_any_progress() -> None:
+    decision = ends(past("preempted", reached=0), max_failures=0, max_node_failures=0)
+    assert decision.again
+    assert decision.delay_s == 0
+
+
+def test_a_time_limit_after_a_new_checkpoint_is_followed_by_another_start() -> None:
+    decision = ends(trained("timeout", 0, 10))
+    assert decision.again
+    assert "from step 10" in decision.why
+
+
+def test_a_first_time_limit_that_leaves_no_new_checkpoint_ends_the_run() -> None:
+    decision = ends(past("timeout", began_at_step=10, committed=10, reached=40))
+    assert not decision.again
+    assert "resources.time" in decision.why
+
+
+def test_a_checkpoint_of_an_earlier_round_of_the_same_attempt_counts_at_its_time_limit() -> None:
+    rounds = [trained("crash", 0, 10, in_place=True), trained("crash", 10, 10, in_place=True, reached=17)]
+    assert ends(*rounds, trained("timeout", 10, 10)).again
+    other_attempt = [replace(one, in_place=False) for one in rounds]
+    assert not ends(*other_attempt, trained("timeout", 10, 10)).again
+
+
+def test_a_time_limit_of_a_script_that_does_not_tell_its_steps_is_tried_three_times() -> None:
+    silent = past("timeout")
+    assert ends(silent).again
+    assert ends(silent, silent).again
+    assert not ends(silent, silent, silent).again
+
+
+@pytest.mark.parametrize("cause", ["node_fail", "lost", "preflight", "unheard-of"])
+def test_failures_of_nodes_are_tried_again_up_to_their_limit(cause: str) -> None:
+    row = [past(cause, at=float(index)) for index in range(11)]
+    assert ends(*row[:10]) == Decision("requeue", ends(*row[:10]).why, 0.0)
+    assert not ends(*row).again
+    assert "max_node_failures is 10" in ends(*row).why
+
+
+def test_a_new_checkpoint_counts_failures_of_nodes_anew() -> None:
+    row = [past("node_fail")] * 10
+    assert ends(*row, trained("node_fail", 0, 10)).again
+    assert "1 of 10" in ends(*row, trained("node_fail", 0, 10)).why
+    assert not ends(*row, past("preempted"), past("node_fail")).again
+
+
+def test_crashes_wait_twice_as_long_each_time_and_end_at_their_limit() -> None:
+    row = [trained("crash", 0, 10)]
+    assert ends(*row).delay_s == 30
+    row.append(trained("hang", 10, 10))
+    assert ends(*row).delay_s == 60
+    row.append(trained("crash", 10, 20))
+    assert ends(*row).delay_s == 30
+    row.append(trained("crash", 20, 30))
+    assert not ends(*row).again
+    assert ends(*row, max_failures=4).again
+
+
+def test_crashes_from_outside_and_restarts_in_place_count_as_well() -> None:
+    row = [trained("crash", 10 * n, 10 * n + 10, foreign=True, in_place=True) for n in range(4)]
+    assert ends(*row[:3]).again
+    assert not ends(*row).again
+
+
+def test_a_pause_is_an_hour_at_most() -> None:
+    row = [trained("hang", 0, 10), trained("hang", 10, 10, reached=11)]
+    assert ends(*row, backoff_s=3000.0).delay_s == MAX_DELAY_S
+    assert ends(trained("crash", 0, 10), backoff_s=1e9).delay_s == MAX_DELAY_S
+
+
+@pytest.mark.parametrize("said", [{"reached": 0}, {"reached": None}, {"reached": 40, "began_at_step": 40}])
+def test_a_crash_before_the_first_step_ends_a_run_at_once(said: dict[str, Any]) -> None:
+    decision = ends(past("crash", where="NameError: name 'x' is not defined", **said))
+    assert not decision.again
+    assert "before it finished a step" in decision.why
+
+
+def test_a_crash_from_outside_before_the_first_step_is_tried_again() -> None:
+    assert ends(past("crash", reached=0, foreign=True)).again
+
+
+def test_a_script_that_has_finished_steps_before_may_fail_at_its_start() -> None:
+    assert ends(trained("preempted", 0, 10), past("crash", began_at_step=10, committed=10, reached=10)).again
+
+
+def test_a_script_with_checkpoints_but_without_a_session_may_fail() -> None:
+    assert ends(past("crash", began_at_step=10, committed=10)).again
+
+
+def test_the_same_failure_at_the_same_step_twice_ends_a_run() -> None:
+    first = trained("crash", 0, 10, where="ValueError: nan", reached=17)
+    again = trained("crash", 10, 10, where="ValueError: nan", reached=17)
+    assert not ends(first, again).again
+    assert "twice at step 17 in the same way (ValueError: nan)" in ends(first, again).why
+    assert not ends(first, trained("preempted", 10, 10), again).again
+    assert ends(first, replace(again, reached=18)).again
+    assert ends(first, replace(again, where="other")).again
+    assert ends(first, replace(again, committed=15)).again
+    assert ends(replace(first, where=""), replace(again, where="")).again
+
+
+def test_a_checkpoint_between_two_failures_at_the_same_step_lets_the_run_go_on() -> None:
+    first = trained("crash", 0, 10, where="E", reached=17)
+    assert ends(first, trained("preempted", 10, 16), trained("crash", 16, 16, where="E", reached=17)).again
+
+
+def test_three_ends_in_a_row_without_a_new_checkpoint_end_a_run() -> None:
+    row = [trained("crash", 10, 10, reached=11), past("lost", began_at_step=10, committed=10)]
+    last = trained("hang", 10, 10, reached=13)
+    saved = trained("preempted", 0, 10)
+    assert ends(saved, *row).again
+    assert not ends(saved, *row, last).again
+    assert "(crash, lost, hang) without a new checkpoint after step 10" in ends(saved, *row, last).why
+    assert not ends(saved, *row, trained("preempted", 10, 10), last).again
+    assert ends(saved, *row, replace(last, committed=12)).again
+
+
+def test_a_preemption_between_is_none_of_the_three() -> None:
+    crash, preempted = trained("crash", 10, 10, foreign=True), trained("preempted", 10, 10)
+    assert ends(trained("preempted", 0, 10), crash, preempted, replace(crash, reached=11)).again
+
+
+@pytest.mark.parametrize("begin", [0, 10])
+def test_a_checkpoint_is_new_only_once_and_only_to_whoever_did_not_begin_with_it(begin: int) -> None:
+    """A script with its own kind of checkpoints does not say what it went on from."""
+    stuck = past("timeout", began_at_step=begin, committed=10)
+    assert not ends(trained("preempted", 0, 10), stuck, stuck, stuck).again
+    assert ends(stuck, stuck, stuck).again == (begin == 0)
+
+
+def test_three_failures_of_nodes_are_poison_only_where_all_came_at_the_same_step() -> None:
+    same = trained("node_fail", 10, 10, reached=13)
+    saved = trained("preempted", 0, 10)
+    assert not ends(saved, same, same, same).again
+    assert "at step 13" in ends(saved, same, same, same).why
+    assert ends(saved, same, same, replace(same, reached=12)).again
+    at_begin = replace(same, reached=10)
+    assert ends(saved, at_begin, at_begin, at_begin).again
+
+
+# --- signatures -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("rank 3 exited with code 1: KeyError: 17", "rank 0 exited with code 1: KeyError: 4"),
+        ("Tensor at 0x7f3a10 is bad", "Tensor at 0xdeadbeef is bad"),
+        ("no /tmp/torch_12345/a", "no  /tmp/torch_99/a\n"),
+        ("blob 3fa9c01b2d missing", "blob 00b1c2d3e4f5 missing"),
+        ("loss 1.5e-3 at 10.0.0.1:29500", "loss 2.25 at 10.11.0.12:1"),
+    ],
+)
+def test_failures_that_differ_in_numbers_only_have_the_same_signature(first: str, second: str) -> None:
+    assert signature(first) == signature(second)
+
+
+def test_failures_that_differ_in_words_have_different_signatures() -> None:
+    assert signature("KeyError: 'added'") != signature("KeyError: 'faded'")
+
+
+@given(st.text(max_size=300))
+def test_a_signature_is_its_own_signature(said: str) -> None:
+    assert signature(signature(said)) == signature(said)
+    assert len(signature(said)) <= 200
+
+
+# --- any history ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Life:
+    """An attempt before it is placed in a history: what it added to what it went on from."""
+
+    cause: str
+    saved: int
+    lost: int | None
+    where: str
+    foreign: bool
+    in_place: bool
+
+
+LIVES = st.builds(
+    Life,
+    cause=st.sampled_from([*CAUSES, "unheard-of"]),
+    saved=st.sampled_from([0, 0, 1, 7]),
+    lost=st.none() | st.integers(0, 3),
+    where=st.sampled_from(["", "ValueError: nan", "OSError"]),
+    foreign=st.booleans(),
+    in_place=st.booleans(),
+)
+REQUEUES = st.builds(
+    Requeue,
+    max_failures=st.integers(0, 6),
+    max_node_failures=st.integers(0, 6),
+    backoff_s=st.sampled_from([0.0, 1.0, 30.0, 5000.0]),
+)
+
+
+def history(lives: list[Life]) -> list[Past]:
+    """The lives one after the other, each going on from the newest checkpoint of those before."""
+    step, pasts = 0, []
+    for index, life in enumerate(lives):
+        saved = step + life.saved
+        reached = None if life.lost is None else saved + life.lost
+        pasts.append(
+            Past(
+                cause=life.cause, at=float(index), began_at_step=step, committed=saved, reached=reached,
+                where=life.where, foreign=life.foreign, in_place=life.in_place,
+            )
+        )  # fmt: skip
+        step = saved
+    return pasts
+
+
+def lived(lives: list[Life], requeue: Requeue) -> tuple[list[Past], Decision | None]:
+    """How far a run comes that is started again only as long as it is to be, and the last decision."""
+    pasts, done = history(lives), None
+    for index in range(len(pasts)):
+        done = decide(pasts[: index + 1], requeue)
+        if not done.again:
+            return pasts[: index + 1], done
+    return pasts, done
+
+
+@given(
+    st.lists(
+        st.builds(
+            Past,
+            cause=st.sampled_from([*CAUSES, "", "?"]),
+            at=st.floats(),
+            began_at_step=st.integers(),
+            committed=st.integers(),
+            reached=st.none() | st.integers(),
+            where=st.text(max_size=3),
+            foreign=st.booleans(),
+            in_place=st.booleans(),
+        ),
+        max_size=8,
+    ),
+    REQUEUES,
+)
+def test_any_history_gets_a_decision_and_always_the_same(pasts: list[Past], requeue: Requeue) -> None:
+    decision = decide(pasts, requeue)
+    assert decision == decide(tuple(pasts), requeue)
+    assert 0 <= decision.delay_s <= MAX_DELAY_S
+    assert decision.why
+    assert not decision.why.endswith(".")
+    if pasts and pasts[-1].cause in ("completed", "cancelled", "oom"):
+        assert not decision.again
+    if pasts and pasts[-1].cause == "preempted":
+        assert decision == Decision("requeue", decision.why)
+
+
+@given(st.lists(LIVES, max_size=20), REQUEUES)
+def test_no_run_is_started_again_after_more_failures_than_it_may_have(lives: list[Life], requeue: Requeue) -> None:
+    pasts, last = lived(lives, requeue)
+    restarts = past_failures(pasts) - int(last is not None and not last.again and pasts[-1].cause in ("crash", "hang"))
+    assert restarts <= requeue.max_failures
+
+
+@given(st.lists(st.sampled_from(["crash", "hang"]), min_size=1, max_size=80), st.sampled_from([0.0, 1.0, 30.0, 1e4]))
+def test_pauses_never_get_shorter_without_a_new_checkpoint(causes: list[str], backoff_s: float) -> None:
+    rules = Requeue(max_failures=100, backoff_s=backoff_s)
+    pasts = [Past(cause=cause, at=0.0, began_at_step=5, committed=5, reached=6 + n) for n, cause in enumerate(causes)]
+    delays = [one.delay_s for one in (decide(pasts[: n + 1], rules) for n in range(len(pasts))) if one.again]
+    assert delays == sorted(delays)
+
+
+@given(st.lists(LIVES, max_size=10), REQUEUES, st.data())
+def test_a_failure_at_the_same_place_twice_always_ends_a_run(
+    lives: list[Life], requeue: Requeue, data: st.DataObject
+) -> None:
+    first = replace(data.draw(LIVES), cause="crash", where="E", lost=2)
+    pasts = history([*lives, first, replace(first, saved=0)])
+    assert not decide(pasts, requeue).again
+
+
+@given(st.lists(LIVES, max_size=10), st.lists(st.sampled_from(["crash", "hang", "timeout"]), min_size=3, max_size=3))
+def test_three_ends_of_the_program_without_a_checkpoint_always_end_a_run(lives: list[Life], causes: list[str]) -> None:
+    stuck = [Life(cause, 0, None, "", foreign=True, in_place=False) for cause in causes]
+    assert not decide(history([*lives, *stuck]), Requeue(max_failures=100)).again
+
+
+@given(st.lists(LIVES, min_size=1, max_size=10), REQUEUES, st.data())
+def test_a_new_checkpoint_never_ends_a_run_that_would_go_on_without_it(
+    lives: list[Life], requeue: Requeue, data: st.DataObject
+) -> None:
+    index = data.draw(st.integers(0, len(lives) - 1))
+    more = [*lives[:index], replace(lives[index], saved=lives[index].saved + 1), *lives[index + 1 :]]
+    if decide(history(lives), requeue).again:
+        assert decide(history(more), requeue).again

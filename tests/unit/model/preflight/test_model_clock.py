@@ -1,0 +1,345 @@
+"""How far clocks are apart, and whose is wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.preflight.clock import ADVICE, Offset, from_stamps, judge
+from slurmtrain.model.preflight.finding import Finding
+from slurmtrain.model.spec.spec import ClockCheck
+
+KEPT = {"disciplined": True, "source": "adjtimex", "said": "error at most 2 ms by the kernel"}
+ASTRAY = {"disciplined": False, "source": "chrony", "said": "chrony follows no source"}
+UNKNOWN = {"disciplined": None, "source": "none", "said": "no time service answers"}
+LIMITS = ClockCheck()
+
+
+def judged(
+    *offsets: float | tuple[float, float] | None,
+    disciplines: Mapping[int, Mapping[str, Any]] | None = None,
+    limits: ClockCheck = LIMITS,
+) -> list[Finding]:
+    """Findings of nodes of which node 0 is the first and these are the others, with 0.2 ms for a bound."""
+    measured: dict[int, Offset | None] = {0: Offset(0.0, 0.0, 0)}
+    for node, offset in enumerate(offsets, 1):
+        both = offset if isinstance(offset, tuple) else (offset, 0.0002)
+        measured[node] = None if offset is None else Offset(both[0], both[1], 32)
+    facts = dict.fromkeys(measured, KEPT) | (disciplines or {})
+    found = judge(measured, facts, limits, {node: f"node{node}" for node in measured})
+    assert list(found) == list(measured)
+    return list(found.values())
+
+
+def statuses(findings: list[Finding]) -> list[str]:
+    return [finding.status for finding in findings]
+
+
+# --- the offset -------------------------------------------------------------------------------------------------
+
+
+def exchange(ahead: float, there: float, answering: float, back: float, at: float = 1000.0) -> tuple[float, ...]:
+    """The stamps of one exchange with a node whose clock is so far ahead; the way takes so long each way."""
+    return at + ahead, at + there, at + there + answering, at + there + answering + back + ahead
+
+
+def test_a_node_whose_clock_is_ahead_has_a_positive_offset() -> None:
+    found = from_stamps([(1005.0, 1000.1, 1000.2, 1005.3)])
+    assert found.offset_s == pytest.approx(5.0)
+    assert found.bound_s == pytest.approx(0.1)
+    assert found.samples == 1
+
+
+def test_a_node_whose_clock_is_behind_has_a_negative_offset() -> None:
+    assert from_stamps([(995.0, 1000.1, 1000.2, 995.3)]).offset_s == pytest.approx(-5.0)
+
+
+def test_the_sample_with_the_least_delay_decides() -> None:
+    slow, quick = exchange(3.0, 0.5, 0.0, 0.1), exchange(3.0, 0.001, 0.2, 0.001)
+    for samples in ([slow, quick], [quick, slow]):
+        found = from_stamps(samples)
+        assert found.offset_s == pytest.approx(3.0)
+        assert found.bound_s == pytest.approx(0.001)
+        assert found.samples == 2
+
+
+@given(
+    st.floats(-1e6, 1e6),
+    st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=8),
+)
+def test_the_true_offset_is_within_the_bound(ahead: float, ways: list[tuple[float, float, float]]) -> None:
+    samples = [exchange(ahead, there, answering + 1e-6, back + 1e-6, 1.8e9) for there, answering, back in ways]
+    found = from_stamps(samples)
+    # Seconds since 1970 are exact to a quarter of a microsecond in a float.
+    assert abs(found.offset_s - ahead) <= found.bound_s + 1e-6
+
+
+@pytest.mark.parametrize(
+    "impossible",
+    [
+        pytest.param((1000.0, 1000.1, 1000.9, 1000.5), id="answered for longer than it was away"),
+        pytest.param((1000.0, 1000.1, 1000.2, 990.0), id="node set back"),
+        pytest.param((1000.0, 1000.1, 900.0, 1000.3), id="node 0 set back"),
+        pytest.param((1000.0, float("nan"), 1000.2, 1000.3), id="no number"),
+        pytest.param((1000.0, 1000.1, 1000.2, float("inf")), id="endless"),
+    ],
+)
+def test_samples_that_a_clock_was_set_in_are_dropped(impossible: tuple[float, ...]) -> None:
+    found = from_stamps([impossible, exchange(2.0, 0.1, 0.0, 0.1), impossible])
+    assert found.offset_s == pytest.approx(2.0)
+    assert found.samples == 1
+    with pytest.raises(ValueError, match="a clock was set during the measurement: none of its 2 samples"):
+        from_stamps([impossible, impossible])
+
+
+def test_no_samples_give_no_offset() -> None:
+    with pytest.raises(ValueError, match="no stamps were exchanged"):
+        from_stamps([])
+
+
+# --- verdicts ---------------------------------------------------------------------------------------------------
+
+
+def test_clocks_that_agree_pass() -> None:
+    findings = judged(0.0004, -0.003, (0.0001, 0.0002))
+    assert statuses(findings) == ["pass"] * 4
+    assert [finding.summary for finding in findings] == [
+        "the other 3 nodes are compared with it",
+        "0.4 ms ahead of node0 (± 0.2 ms)",
+        "3 ms behind node0 (± 0.2 ms)",
+        "within 0.3 ms of node0",
+    ]
+    assert all("advice" not in finding.evidence for finding in findings)
+
+
+def test_a_clock_that_is_ahead_is_named_with_its_limit_and_what_to_do() -> None:
+    findings = judged(0.0, 5.003, 0.0)
+    assert statuses(findings) == ["pass", "pass", "fail", "pass"]
+    assert findings[2].summary == "5.003 s ahead of node0 (± 0.2 ms, limit 1 s)"
+    assert findings[2].evidence == {
+        "offset_ms": 5003.0,
+        "bound_ms": 0.2,
+        "samples": 32,
+        "disciplined": True,
+        "source": "adjtimex",
+        "said": "error at most 2 ms by the kernel",
+        "advice": ADVICE,
+    }
+
+
+def test_a_clock_that_is_somewhat_off_is_a_warning() -> None:
+    findings = judged(0.0, -0.06, 0.0)
+    assert statuses(findings) == ["pass", "pass", "warn", "pass"]
+    assert findings[2].summary == "60 ms behind node0 (± 0.2 ms, warning from 50 ms)"
+
+
+@pytest.mark.parametrize(
+    ("offset", "status"),
+    [
+        ((0.06, 0.009), "warn"),
+        ((0.06, 0.011), "pass"),
+        ((1.3, 0.25), "fail"),
+        ((1.3, 0.35), "warn"),
+        ((-1.3, 0.25), "fail"),
+        ((-1.3, 0.35), "warn"),
+    ],
+)
+def test_only_that_part_of_an_offset_counts_that_is_certain(offset: tuple[float, float], status: str) -> None:
+    assert statuses(judged(offset)) == ["pass", status]
+
+
+@pytest.mark.parametrize(
+    ("offset", "summary"),
+    [
+        ((0.1, 0.2), "between 100 ms behind and 300 ms ahead of node0"),
+        ((5.0, 2.0), "between 3 s and 7 s ahead of node0 (limit 1 s)"),
+        ((-5.0, 0.5), "between 4.5 s and 5.5 s behind node0 (limit 1 s)"),
+        ((1.0, 3.0), "between 2 s behind and 4 s ahead of node0 (too uncertain for a limit of 1 s)"),
+        ((0.0, 0.001), "within 1 ms of node0"),
+        ((0.0, 0.0), "within 0 ms of node0"),
+        ((7200.0, 0.0002), "2.0 h ahead of node0 (± 0.2 ms, limit 1 s)"),
+        ((-1.8e9, 0.0002), "20833 days behind node0 (± 0.2 ms, limit 1 s)"),
+        ((0.9999, 0.00001), "1 s ahead of node0 (± 0.01 ms, warning from 50 ms)"),
+    ],
+)
+def test_an_offset_is_told_no_more_exactly_than_it_is_known(offset: tuple[float, float], summary: str) -> None:
+    assert judged(offset)[1].summary == summary
+
+
+def test_an_offset_that_may_be_over_the_limit_or_nothing_is_a_warning() -> None:
+    finding = judged((0.0, 1.5))[1]
+    assert finding.status == "warn"
+    assert finding.summary == "between 1.5 s behind and 1.5 s ahead of node0 (too uncertain for a limit of 1 s)"
+
+
+def test_where_the_level_says_so_a_failure_is_a_warning() -> None:
+    findings = judged(5.0, limits=ClockCheck(level="warn"))
+    assert statuses(findings) == ["pass", "warn"]
+    assert findings[1].summary == "5 s ahead of node0 (± 0.2 ms, limit 1 s)"
+    assert findings[1].evidence["advice"] == ADVICE
+
+
+# --- whose clock it is ------------------------------------------------------------------------------------------
+
+
+def test_where_most_nodes_agree_against_node_0_it_is_node_0_that_is_named() -> None:
+    findings = judged(5.0, 5.001, 4.999)
+    assert statuses(findings) == ["fail", "pass", "pass", "pass"]
+    assert findings[0].summary == "4.999 s behind the other 3 nodes (± 0.2 ms, limit 1 s)"
+    assert findings[0].evidence["offset_ms"] == -4999.0
+    assert findings[2].summary == "2 ms ahead of 2 of the other 3 nodes (± 0.4 ms)"
+
+
+def test_a_third_clock_that_differs_from_node_0_and_from_the_others_is_named_as_well() -> None:
+    findings = judged(5.0, 5.0, 5.0, 9.0)
+    assert statuses(findings) == ["fail", "pass", "pass", "pass", "fail"]
+    assert findings[0].summary == "5 s behind 3 of the other 4 nodes (± 0.2 ms, limit 1 s)"
+    assert findings[4].summary == "4 s ahead of 3 of the other 4 nodes (± 0.4 ms, limit 1 s)"
+
+
+def test_node_0_is_warned_where_the_others_agree_that_it_is_somewhat_off() -> None:
+    findings = judged(0.2, 0.2)
+    assert statuses(findings) == ["warn", "pass", "pass"]
+    assert findings[0].summary == "200 ms behind the other 2 nodes (± 0.2 ms, warning from 50 ms)"
+
+
+def test_where_no_majority_agrees_node_0_is_the_reference() -> None:
+    assert statuses(judged(5.0, 10.0)) == ["pass", "fail", "fail"]
+    assert statuses(judged(0.001, 5.0, 5.001)) == ["pass", "pass", "fail", "fail"]
+    assert statuses(judged(0.001, -5.0, -5.001)) == ["pass", "pass", "fail", "fail"]
+
+
+def test_nodes_that_agree_within_the_limit_though_not_well_outvote_node_0() -> None:
+    findings = judged(5.0, 5.3, 5.6, 5.9)
+    assert statuses(findings) == ["fail", "warn", "pass", "warn", "warn"]
+    assert findings[0].summary == "5.3 s behind the other 4 nodes (± 0.2 ms, limit 1 s)"
+
+
+def test_an_uncertain_offset_takes_no_certainty_from_the_others() -> None:
+    findings = judged((0.0, 30.0), 5.0)
+    assert statuses(findings) == ["pass", "warn", "fail"]
+    assert findings[2].summary == "5 s ahead of node0 (± 0.2 ms, limit 1 s)"
+
+
+@given(st.data())
+def test_whoever_differs_from_a_majority_that_agrees_fails_and_nobody_else(data: st.DataObject) -> None:
+    nodes = data.draw(st.integers(3, 12))
+    wrong = data.draw(st.sets(st.integers(0, nodes - 1), max_size=(nodes - 1) // 2))
+    apart = st.floats(2, 1e6).flatmap(lambda size: st.sampled_from([size, -size]))
+    ahead = [data.draw(apart) if node in wrong else data.draw(st.floats(-0.01, 0.01)) for node in range(nodes)]
+    findings = judged(*((each - ahead[0], 0.001) for each in ahead[1:]))
+    assert {node for node, finding in enumerate(findings) if finding.status == "fail"} == wrong
+    assert {finding.status for finding in findings} <= {"pass", "fail"}
+
+
+@pytest.mark.parametrize(
+    ("of_0", "of_1", "blamed"),
+    [
+        (KEPT, KEPT, 1),
+        (ASTRAY, KEPT, 0),
+        (KEPT, ASTRAY, 1),
+        (ASTRAY, ASTRAY, 1),
+        (ASTRAY, UNKNOWN, 0),
+        (UNKNOWN, KEPT, 1),
+        (UNKNOWN, ASTRAY, 1),
+    ],
+)
+def test_of_two_clocks_the_one_that_is_not_synchronised_is_wrong_else_that_of_node_1(
+    of_0: dict[str, Any], of_1: dict[str, Any], blamed: int
+) -> None:
+    findings = judged(5.0, disciplines={0: of_0, 1: of_1})
+    assert [node for node, finding in enumerate(findings) if finding.status == "fail"] == [blamed]
+
+
+def test_of_two_clocks_the_one_that_is_blamed_is_told_from_the_other_one() -> None:
+    findings = judged(5.0, disciplines={0: ASTRAY})
+    assert findings[0].summary == "5 s behind node1 (± 0.2 ms, limit 1 s); chrony follows no source"
+    assert findings[1].summary == "node0 is compared with it"
+
+
+def test_of_two_clocks_that_agree_none_is_compared_with_node_1() -> None:
+    findings = judged(0.0, disciplines={0: ASTRAY})
+    assert findings[0].summary == "node1 is compared with it; chrony follows no source"
+    assert findings[1].summary == "within 0.2 ms of node0"
+
+
+# --- what keeps a clock -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("facts", [ASTRAY, UNKNOWN])
+def test_a_clock_that_nothing_keeps_is_a_warning_only(facts: dict[str, Any]) -> None:
+    finding = judged(0.0, 0.0, disciplines={2: facts})[2]
+    assert finding.status == "warn"
+    assert finding.summary == f"within 0.2 ms of node0; {facts['said']}"
+    assert finding.evidence["advice"] == ADVICE
+
+
+@pytest.mark.parametrize(("facts", "status"), [(KEPT, "pass"), (ASTRAY, "warn"), (UNKNOWN, "warn")])
+def test_of_a_single_node_only_what_keeps_its_clock_counts(facts: dict[str, Any], status: str) -> None:
+    for alone in (None, Offset(0.0, 0.0, 0)):
+        finding = judge({0: alone}, {0: facts}, LIMITS, {0: "node0"})[0]
+        assert finding.status == status
+        assert finding.summary == facts["said"]
+
+
+def test_a_node_that_was_not_measured_is_judged_by_what_keeps_its_clock() -> None:
+    findings = judged(None, None, 5.0, disciplines={2: ASTRAY})
+    assert statuses(findings) == ["pass", "pass", "warn", "fail"]
+    assert findings[1].summary == "not compared with node0; error at most 2 ms by the kernel"
+    assert findings[2].summary == "not compared with node0; chrony follows no source"
+    assert findings[1].evidence["offset_ms"] is None
+    assert findings[1].evidence["bound_ms"] is None
+    assert findings[1].evidence["samples"] == 0
+
+
+def test_where_no_other_node_was_measured_node_0_is_compared_with_none() -> None:
+    assert [finding.summary for finding in judged(None)] == [KEPT["said"], f"not compared with node0; {KEPT['said']}"]
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ({}, "no time service answers"),
+        ({"error": "no memory"}, "its time service was not asked: no memory"),
+        ({"skip": "switched off"}, "its time service was not asked: switched off"),
+        ({"timeout": 30}, "its time service did not answer within 30 s"),
+        ({"disciplined": False}, "not synchronised"),
+    ],
+)
+def test_facts_that_say_nothing_of_a_clock_are_a_warning_with_the_reason(facts: dict[str, Any], said: str) -> None:
+    finding = judge({0: None}, {0: facts}, LIMITS, {0: "node0"})[0]
+    assert finding.status == "warn"
+    assert finding.summary == said
+
+
+def test_a_node_without_facts_and_without_a_name_is_judged() -> None:
+    found = judge({1: Offset(3.0, 0.1, 8)}, {}, LIMITS, {})
+    assert found[1].status == "fail"
+    assert found[1].summary.endswith("ahead of node 0 (limit 1 s); no time service answers")
+
+
+OFFSETS = st.none() | st.builds(Offset, st.floats(-1e10, 1e10), st.floats(0, 1e10), st.integers(0, 64))
+
+
+@given(
+    st.dictionaries(st.integers(0, 6), OFFSETS),
+    st.dictionaries(st.integers(0, 6), st.sampled_from([KEPT, ASTRAY, UNKNOWN, {}, {"timeout": 2.5}])),
+    st.floats(0, 1e4),
+    st.floats(0, 1e4),
+)
+def test_every_node_gets_a_finding_that_can_be_journaled(
+    offsets: dict[int, Offset | None], disciplines: dict[int, dict[str, Any]], one: float, other: float
+) -> None:
+    offsets = offsets | ({0: Offset(0.0, 0.0, 0)} if 0 in offsets else {})
+    limits = ClockCheck(warn_ms=min(one, other), fail_ms=max(one, other))
+    found = judge(offsets, disciplines, limits, {})
+    assert set(found) == set(offsets) | set(disciplines)
+    for finding in found.values():
+        assert finding.check == "clock"
+        assert finding.summary
+        assert json.loads(json.dumps(finding.plain(), allow_nan=False)) == finding.plain()

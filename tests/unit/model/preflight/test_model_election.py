@@ -1,0 +1,530 @@
+"""Which network is trained over: what nodes may have in common, who is at fault, and what is best."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slurmtrain.model.preflight.election import (
+    ALL_PAIRS,
+    Candidate,
+    Network,
+    Place,
+    Problem,
+    Tried,
+    better_but_unproved,
+    culprits,
+    elect,
+    lacking,
+    natural,
+    networks,
+    peers,
+    undecided,
+)
+
+GIGABIT = 1000
+
+
+def card(interface: str, address: str, prefix: int = 24, speed: int | None = GIGABIT, mtu: int = 1500) -> Candidate:
+    kind = "infiniband" if interface.startswith("ib") else "ethernet"
+    return Candidate(interface=interface, address=address, prefix=prefix, speed_mbps=speed, mtu=mtu, kind=kind)
+
+
+def places(*nodes: Sequence[Candidate]) -> dict[int, Place]:
+    return {node: Place(list(candidates)) for node, candidates in enumerate(nodes)}
+
+
+def names(found: Iterable[Network]) -> list[str]:
+    return [one.name for one in found]
+
+
+def addresses(network: Network) -> list[str]:
+    return [member.address for member in network.members.values()]
+
+
+# --- which networks there may be --------------------------------------------------------------------------------
+
+
+def test_addresses_in_one_subnet_are_a_network_whatever_their_interfaces_are_called() -> None:
+    found, excluded = networks(
+        places([card("hsn0", "10.1.0.1")], [card("ib0", "10.1.0.2")], [card("enp1s0f0", "10.1.0.3")]), None
+    )
+    assert [(one.name, dict(one.interfaces)) for one in found] == [
+        ("10.1.0.0/24", {0: "hsn0", 1: "ib0", 2: "enp1s0f0"})
+    ]
+    assert found[0].kind == "mixed"
+    assert excluded == []
+
+
+def test_a_subnet_for_each_node_is_a_network_by_the_name_of_the_interface() -> None:
+    found, _ = networks(
+        places([card("eth0", "10.0.1.5")], [card("eth0", "10.0.2.5")], [card("eth0", "10.0.3.5")]), None
+    )
+    assert [(one.name, addresses(one)) for one in found] == [("interface eth0", ["10.0.1.5", "10.0.2.5", "10.0.3.5"])]
+
+
+def test_host_routes_are_a_network_by_the_name_of_the_interface() -> None:
+    found, _ = networks(places([card("ens5", "10.0.0.1", 32)], [card("ens5", "10.0.0.2", 32)]), None)
+    assert names(found) == ["interface ens5"]
+
+
+def test_where_neither_subnet_nor_name_is_shared_the_fastest_of_each_node_is_tried() -> None:
+    found, _ = networks(
+        places(
+            [card("hsn0", "10.0.1.5", speed=200_000), card("eno1", "192.168.1.5")],
+            [card("ib3", "10.0.2.5", speed=200_000), card("enp0", "192.168.2.5")],
+        ),
+        None,
+    )
+    assert [(one.name, addresses(one)) for one in found] == [
+        ("the fastest of each node (IPv4)", ["10.0.1.5", "10.0.2.5"])
+    ]
+
+
+def test_the_route_by_which_nodes_came_is_tried() -> None:
+    known = places(
+        [card("hsn0", "10.0.1.5", speed=200_000), card("eno1", "192.168.1.5")],
+        [card("ib3", "10.0.2.5", speed=200_000), card("enp0", "192.168.2.5")],
+        [card("ib3", "10.0.3.5", speed=200_000), card("enp0", "192.168.3.5")],
+    )
+    for node in (1, 2):
+        known[node] = replace(known[node], via=f"192.168.{node + 1}.5", home="192.168.1.5")
+    found, _ = networks(known, None)
+    assert names(found) == ["the fastest of each node (IPv4)", "the route to node 0"]
+    assert addresses(found[1]) == ["192.168.1.5", "192.168.2.5", "192.168.3.5"]
+
+
+def test_a_route_that_is_a_subnet_as_well_is_one_network() -> None:
+    known = places([card("eth0", "10.0.0.1")], [card("eth0", "10.0.0.2")])
+    known[1] = replace(known[1], via="10.0.0.2", home="10.0.0.1")
+    assert names(networks(known, None)[0]) == ["10.0.0.0/24"]
+
+
+def test_a_route_over_addresses_that_are_no_candidates_is_none() -> None:
+    known = places([card("eth0", "10.0.0.1")], [card("eth0", "10.0.0.2")])
+    known[1] = replace(known[1], via="127.0.0.1", home="127.0.0.1")
+    assert names(networks(known, None)[0]) == ["10.0.0.0/24"]
+
+
+RAILS = [
+    [card(f"eth{rail}", f"10.{rail}.0.{node + 1}", speed=400_000) for rail in range(8)]
+    + [card("mgmt0", f"192.168.0.{node + 1}")]
+    for node in range(3)
+]
+
+
+def test_of_many_rails_a_few_are_tried() -> None:
+    found, _ = networks(places(*RAILS), None)
+    assert names(found) == ["10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"]
+
+
+def test_the_way_that_is_known_to_work_is_tried_however_many_promise_more() -> None:
+    known = {
+        node: replace(place, via=f"192.168.0.{node + 1}" if node else None, home="192.168.0.1" if node else None)
+        for node, place in places(*RAILS).items()
+    }
+    found, _ = networks(known, None)
+    assert names(found) == ["10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", "192.168.0.0/24"]
+
+
+def test_an_address_that_several_nodes_have_is_left_out_with_the_reason() -> None:
+    decoy = card("br0", "172.18.0.1", 16, speed=100_000)
+    found, excluded = networks(places(*([decoy, card("eth0", f"10.0.0.{node + 1}")] for node in range(3))), None)
+    assert names(found) == ["10.0.0.0/24"]
+    assert [(one.node, one.interface, one.address, one.why) for one in excluded] == [
+        (node, "br0", "172.18.0.1", "3 nodes have this address") for node in range(3)
+    ]
+
+
+def test_an_address_that_two_of_many_nodes_have_is_left_out_on_these() -> None:
+    known = places(
+        [card("eth0", "10.0.0.1"), card("eth1", "10.1.0.1", speed=10)],
+        [card("eth0", "10.0.0.2"), card("eth1", "10.1.0.2", speed=10)],
+        [card("eth0", "10.0.0.2"), card("eth1", "10.1.0.3", speed=10)],
+    )
+    found, excluded = networks(known, None)
+    assert "10.1.0.0/24" in names(found)
+    assert not any(member.address == "10.0.0.2" for one in found for member in one.members.values())
+    assert [(one.node, one.why) for one in excluded] == [
+        (1, "2 nodes have this address"),
+        (2, "2 nodes have this address"),
+    ]
+
+
+def test_an_address_that_one_node_has_twice_is_its_own() -> None:
+    twice = card("eth0", "10.0.0.1")
+    found, excluded = networks(places([twice, twice], [card("eth0", "10.0.0.2")]), None)
+    assert (names(found), excluded) == (["10.0.0.0/24"], [])
+
+
+def test_of_two_interfaces_in_one_subnet_the_faster_one_counts_then_that_with_the_larger_mtu_then_the_first() -> None:
+    def chosen(*of_node_1: Candidate) -> str:
+        found, _ = networks(places([card("ib0", "10.0.0.1")], of_node_1), None)
+        return found[0].interfaces[1]
+
+    assert chosen(card("eth2", "10.0.0.2"), card("eth3", "10.0.0.3", speed=10_000)) == "eth3"
+    assert chosen(card("eth2", "10.0.0.2"), card("eth3", "10.0.0.3", mtu=9000)) == "eth3"
+    assert chosen(card("eth10", "10.0.0.2"), card("eth2", "10.0.0.3")) == "eth2"
+    assert chosen(card("eth2", "10.0.0.2", speed=None), card("eth3", "10.0.0.3")) == "eth3"
+
+
+def test_two_interfaces_in_one_subnet_are_told_apart_by_name() -> None:
+    known = places(*([card("eth0", f"10.0.0.{node}"), card("eth1", f"10.0.0.{node + 100}")] for node in range(1, 4)))
+    found, _ = networks(known, None)
+    assert [(one.name, set(one.interfaces.values())) for one in found] == [
+        ("10.0.0.0/24", {"eth0"}),
+        ("interface eth1", {"eth1"}),
+    ]
+
+
+def test_nodes_with_ipv6_only_have_networks() -> None:
+    found, _ = networks(places([card("eth0", "fd00::1", 64)], [card("ens0", "fd00::2", 64)]), None)
+    assert [(one.name, one.family) for one in found] == [("fd00::/64", 6)]
+
+
+def test_both_families_are_tried_ipv4_first() -> None:
+    found, _ = networks(
+        places(*([card("eth0", f"fd00::{node}", 64), card("eth0", f"10.0.0.{node}")] for node in (1, 2))), None
+    )
+    assert names(found) == ["10.0.0.0/24", "fd00::/64"]
+
+
+def test_a_network_has_one_family() -> None:
+    found, _ = networks(places([card("eth0", "10.0.0.1")], [card("eth0", "fd00::2", 64)]), None)
+    assert found == []
+
+
+def test_a_network_that_one_node_lacks_is_none() -> None:
+    known = places(
+        [card("eth0", "10.0.0.1"), card("ib0", "10.1.0.1", speed=400_000)],
+        [card("eth0", "10.0.0.2"), card("ib0", "10.1.0.2", speed=400_000)],
+        [card("eth0", "10.0.0.3")],
+    )
+    assert names(networks(known, None)[0]) == ["10.0.0.0/24", "the fastest of each node (IPv4)"]
+    assert networks(places([card("eth0", "10.0.0.1")], []), None)[0] == []
+
+
+def test_what_all_nodes_have_on_the_pinned_interface_is_pinned_and_comes_first() -> None:
+    known = places(*([card("eth0", f"10.0.0.{node}"), card("ib0", f"10.1.0.{node}", speed=400_000)] for node in (1, 2)))
+    found, _ = networks(known, "eth0")
+    assert [(one.name, one.pinned) for one in found] == [("10.0.0.0/24", True), ("10.1.0.0/24", False)]
+    assert [one.pinned for one in networks(known, None)[0]] == [False, False]
+
+
+def test_a_network_in_which_one_node_has_another_interface_is_not_pinned() -> None:
+    known = places([card("eth0", "10.0.0.1")], [card("eth1", "10.0.0.2")])
+    assert [(one.name, one.pinned) for one in networks(known, "eth0")[0]] == [("10.0.0.0/24", False)]
+    assert lacking(known, "eth0") == [1]
+    assert lacking(known, "eth7") == [0, 1]
+    assert lacking(places([card("eth0", "10.0.0.1")]), "eth0") == []
+
+
+def test_a_network_is_as_good_as_its_worst_node() -> None:
+    found, _ = networks(
+        places([card("ib0", "10.0.0.1", mtu=2044, speed=100_000)], [card("ib0", "10.0.0.2", mtu=4092, speed=200_000)]),
+        None,
+    )
+    assert (found[0].speed_mbps, found[0].mtu, found[0].kind) == (100_000, 2044, "infiniband")
+    unsaid = Network("x", {0: card("a", "10.0.0.1"), 1: card("a", "10.0.0.2", speed=None)})
+    assert unsaid.speed_mbps is None
+
+
+# --- who tries whom ---------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.integers(1, 600))
+def test_each_way_is_tried_in_both_directions_and_all_nodes_are_connected(nodes: int) -> None:
+    called = {node: peers(node, nodes) for node in range(nodes)}
+    for node, others in called.items():
+        assert others == sorted(set(others) - {node})
+        assert all(0 <= other < nodes for other in others)
+        assert all(node in called[other] for other in others if other != 0)
+        assert node == 0 or 0 in others
+    if nodes <= ALL_PAIRS:
+        assert all(len(others) == nodes - 1 for others in called.values())
+    else:
+        assert all(len(others) <= 2 * math.log2(nodes) + 1 for others in called.values())
+    reached, new = {0}, {0}
+    while new:
+        new = {other for node in new for other in called[node]} - reached
+        reached |= new
+    assert len(reached) == nodes
+
+
+def test_the_next_node_is_always_among_those_who_are_tried() -> None:
+    for nodes in range(2, 300):
+        assert all((node + 1) % nodes in peers(node, nodes) for node in range(nodes))
+
+
+# --- who is at fault --------------------------------------------------------------------------------------------
+
+
+def problems(*pairs: tuple[int, int]) -> list[Problem]:
+    return [Problem(source=source, target=target, why="lost") for source, target in pairs]
+
+
+def of(guilty: Iterable[int], nodes: int) -> list[Problem]:
+    """All that goes wrong where nobody reaches these nodes, and they reach nobody."""
+    guilty = set(guilty)
+    return problems(
+        *((node, other) for node in range(nodes) for other in peers(node, nodes) if node in guilty or other in guilty)
+    )
+
+
+def test_a_node_that_nobody_reaches_is_at_fault() -> None:
+    assert culprits(of([2], 4), 4) == [2]
+    assert culprits(problems((0, 2), (1, 2), (3, 2)), 4) == [2]
+    assert culprits(problems((2, 0), (2, 1), (2, 3)), 4) == [2]
+    assert culprits(problems((0, 2), (2, 1)), 8) == [2]
+
+
+def test_nobody_is_at_fault_without_problems() -> None:
+    assert culprits([], 4) == []
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 64])
+def test_of_a_single_pair_nobody_can_say_who_is_at_fault(nodes: int) -> None:
+    assert culprits(problems((0, 1), (1, 0)), nodes) == []
+
+
+def test_of_pairs_side_by_side_nobody_can_say_who_is_at_fault() -> None:
+    assert culprits(problems((0, 1), (2, 3)), 8) == []
+    assert culprits(problems((0, 1), (1, 2), (2, 3)), 8) == []
+    assert culprits(problems((0, 1), (1, 2), (2, 3), (3, 0)), 8) == []
+    assert culprits(problems((0, 1), (1, 2), (2, 0)), 8) == []
+    # Three that miss three others, but for one pair: either three will do.
+    assert culprits(problems(*((a, b) for a in range(3) for b in range(3, 6) if (a, b) != (2, 5))), 7) == []
+
+
+def test_half_of_all_nodes_are_never_at_fault() -> None:
+    assert culprits(of([0, 1], 4), 4) == []
+    assert culprits(of([0, 1, 2], 4), 4) == []
+    assert culprits(of([0, 1], 5), 5) == [0, 1]
+    halves = problems(*((a, b) for a in range(4) for b in range(4, 8)))
+    assert culprits(halves, 8) == []
+
+
+@settings(deadline=None)
+@given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=3))))
+def test_whoever_reaches_nobody_is_at_fault_and_nobody_else(case: tuple[int, set[int]]) -> None:
+    nodes, guilty = case
+    expected = sorted(guilty) if 2 * len(guilty) < nodes else []
+    assert culprits(of(guilty, nodes), nodes) == expected
+
+
+def _smallest_covers(edges: set[frozenset[int]], nodes: int) -> list[set[int]]:
+    """All smallest sets of nodes that have a part in every one of these pairs."""
+    for size in range(nodes + 1):
+        found = [set(some) for some in itertools.combinations(range(nodes), size) if all(e & set(some) for e in edges)]
+        if found:
+            return found
+    return []
+
+
+@settings(deadline=None)
+@given(st.integers(2, 7).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.sampled_from(list(
+    itertools.permutations(range(n), 2)
+))))))  # fmt: skip
+def test_without_those_at_fault_no_problem_is_left_and_no_others_would_do(
+    case: tuple[int, set[tuple[int, int]]],
+) -> None:
+    nodes, pairs = case
+    blamed = culprits(problems(*sorted(pairs)), nodes)
+    if blamed:
+        assert _smallest_covers({frozenset(pair) for pair in pairs}, nodes) == [set(blamed)]
+        assert 2 * len(blamed) < nodes
+
+
+@settings(deadline=None)
+@given(st.permutations([(0, 3), (1, 3), (2, 3), (4, 3), (4, 5), (5, 0), (5, 1), (2, 5)]))
+def test_the_order_of_problems_tells_nothing(pairs: list[tuple[int, int]]) -> None:
+    assert culprits(problems(*pairs), 6) == [3, 5]
+
+
+# --- which one is best ------------------------------------------------------------------------------------------
+
+LOST = problems((0, 1))
+
+
+def network(
+    name: str = "n",
+    interface: str = "eth0",
+    speed: int | None = GIGABIT,
+    mtu: int = 1500,
+    family: int = 4,
+    pinned: bool = False,
+) -> Network:
+    first = "10.0.0" if family == 4 else "fd00:"
+    separator = "." if family == 4 else ":"
+    members = {node: card(interface, f"{first}{separator}{node + 1}", speed=speed, mtu=mtu) for node in range(2)}
+    return Network(name, members, pinned)
+
+
+# Each is better than the next one by one criterion, and no better by any later one.
+RANKED = [
+    Tried(network("z", "eth9", speed=10, mtu=500, family=6, pinned=True), rate=1e6),
+    Tried(network("y", "eth8", speed=1000, mtu=600, family=6), rate=1e8),
+    Tried(network("x", "eth7", speed=100, mtu=700, family=6), rate=9e8),
+    Tried(network("w", "eth6", speed=100, mtu=900, family=6), rate=1e8),
+    Tried(network("v", "eth10", speed=100, mtu=800, family=4), rate=1e8),
+    Tried(network("u", "eth2", speed=100, mtu=800, family=6), rate=1e8),
+    Tried(network("t", "eth4", speed=100, mtu=800, family=6), rate=1e8),
+]
+
+
+def test_a_network_that_is_not_proved_is_never_elected() -> None:
+    assert elect([]) is None
+    assert elect([Tried(network(), LOST), Tried(network(pinned=True), LOST)]) is None
+    assert elect([Tried(network(pinned=True), LOST), Tried(network(speed=1))]) == 1
+
+
+@pytest.mark.parametrize(
+    ("better", "worse"),
+    [
+        pytest.param(Tried(network(speed=10, pinned=True)), Tried(network(speed=400_000)), id="pinned-before-speed"),
+        pytest.param(Tried(network(speed=200), rate=1.0), Tried(network(speed=100), rate=1e9), id="speed-before-rate"),
+        pytest.param(Tried(network(mtu=1500), rate=3e8), Tried(network(mtu=9000), rate=1e8), id="rate-before-mtu"),
+        pytest.param(Tried(network(mtu=9000), rate=1e8), Tried(network(mtu=1500), rate=1.9e8), id="mtu-before-rate"),
+        pytest.param(Tried(network(speed=None), rate=9e8), Tried(network(speed=None), rate=1e8), id="rate-alone"),
+        pytest.param(Tried(network(mtu=9000, family=6)), Tried(network(mtu=1500, family=4)), id="mtu-before-family"),
+        pytest.param(
+            Tried(network(interface="eth9", family=4)),
+            Tried(network(interface="eth1", family=6)),
+            id="family-before-name",
+        ),
+        pytest.param(Tried(network(interface="eth2")), Tried(network(interface="eth10")), id="natural-names"),
+        pytest.param(Tried(network("a")), Tried(network("b")), id="name-of-the-network"),
+    ],
+)
+def test_the_better_one_is_elected_in_either_order(better: Tried, worse: Tried) -> None:
+    assert elect([better, worse]) == 0
+    assert elect([worse, better]) == 1
+
+
+@pytest.mark.parametrize("among", range(1, 8))
+def test_a_criterion_counts_only_where_those_before_it_are_equal(among: int) -> None:
+    for some in itertools.combinations(RANKED, among):
+        assert elect(some) == 0
+
+
+def test_a_speed_that_the_kernel_does_not_say_may_be_the_best() -> None:
+    unsaid, said = network(speed=None, mtu=9000), network(speed=100_000)
+    assert elect([Tried(said), Tried(unsaid)]) == 1
+    assert elect([Tried(said, rate=9e8), Tried(unsaid, rate=1e8)]) == 0
+    slow = network(speed=10, mtu=9000)
+    assert elect([Tried(said), Tried(slow)]) == 0
+
+
+def test_a_rate_over_one_family_counts_for_the_other() -> None:
+    four, six = network(family=4, mtu=1500, interface="eth1"), network(family=6, mtu=1500, interface="eth1")
+    other = network(mtu=9000, interface="eth2")
+    assert elect([Tried(other, rate=1e8), Tried(four), Tried(six, rate=9e8)]) == 1
+
+
+@settings(deadline=None)
+@given(st.permutations(RANKED), st.sets(st.sampled_from(RANKED[:3]).map(RANKED.index)))
+def test_the_order_in_which_networks_stand_changes_nothing(order: list[Tried], lost: set[int]) -> None:
+    broken = [RANKED[index] for index in lost]
+    given = [replace(one, problems=LOST) if one in broken else one for one in order]
+    elected = elect(given)
+    assert elected is not None
+    expected = elect([replace(one, problems=LOST) if one in broken else one for one in RANKED])
+    assert expected is not None
+    assert given[elected] == RANKED[expected]
+
+
+def test_rates_are_asked_for_where_speeds_do_not_tell() -> None:
+    fast, fast_too, slow = network(interface="ib0", speed=100), network(interface="ib1", speed=100), network(speed=10)
+    unsaid = network(interface="eth7", speed=None)
+    assert undecided([Tried(slow), Tried(fast), Tried(fast_too)]) == [1, 2]
+    assert undecided([Tried(fast), Tried(slow)]) == []
+    assert undecided([Tried(fast), Tried(unsaid), Tried(slow)]) == [0, 1]
+    assert undecided([Tried(unsaid)]) == []
+    assert undecided([]) == []
+
+
+def test_rates_are_not_asked_for_of_networks_that_were_not_proved() -> None:
+    fast, fast_too = network(interface="ib0"), network(interface="ib1")
+    assert undecided([Tried(fast), Tried(fast_too, LOST)]) == []
+    assert undecided([Tried(fast, LOST), Tried(fast_too, LOST)]) == []
+
+
+def test_rates_are_asked_for_once_where_the_same_interfaces_have_two_families() -> None:
+    four, six = network(family=4), network(family=6)
+    assert undecided([Tried(four), Tried(six)]) == []
+    assert undecided([Tried(four), Tried(six), Tried(network(interface="eth1"))]) == [0, 2]
+
+
+def test_a_better_network_that_was_not_proved_is_found() -> None:
+    chosen = Tried(network(interface="eth0", speed=1000))
+    faster = Tried(network("faster", "ib0", speed=100_000), LOST)
+    slower = Tried(network("slower", "eth1", speed=100), LOST)
+    wider = Tried(network("wider", "eth2", speed=1000, mtu=9000), LOST)
+    asked = Tried(network("asked", "eth3", speed=10, pinned=True), LOST)
+    other_family = Tried(network("other", "eth0", mtu=9000, family=6), LOST)
+    unsaid = Tried(network("unsaid", "eth4", speed=None), LOST)
+    found = better_but_unproved([chosen, faster, slower, wider, asked, other_family, unsaid], 0)
+    assert [one.network.name for one in found] == ["faster", "wider", "asked"]
+    assert better_but_unproved([chosen, replace(faster, problems=())], 0) == []
+
+
+# --- names ------------------------------------------------------------------------------------------------------
+
+
+def test_names_sort_by_the_numbers_in_them() -> None:
+    some = ["eth10", "eth2", "ib0", "enp10s0", "enp2s0", "10ge0", "eth"]
+    assert sorted(some, key=natural) == ["enp2s0", "enp10s0", "eth", "eth2", "eth10", "ib0", "10ge0"]
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(max_size=8)))
+def test_any_names_can_be_sorted(some: list[str]) -> None:
+    ordered = sorted(some, key=natural)
+    assert sorted(ordered) == sorted(some)
+    assert all(natural(first) <= natural(second) for first, second in itertools.pairwise(ordered))
+
+
+# --- all together -----------------------------------------------------------------------------------------------
+
+
+@st.composite
+def _clusters(draw: st.DrawFn) -> dict[int, Place]:
+    nodes = draw(st.integers(1, 5))
+    rails = draw(st.integers(1, 6))
+    cards: Mapping[int, list[Candidate]] = {
+        node: [
+            card(
+                draw(st.sampled_from(["eth", "ib"])) + str(rail),
+                draw(st.sampled_from([f"10.{rail}.0.{node + 1}", f"10.{rail}.0.1", f"fd00::{rail}:{node}"])),
+                speed=draw(st.sampled_from([None, 10, 1000])),
+            )
+            for rail in range(rails)
+            if draw(st.booleans())
+        ]
+        for node in range(nodes)
+    }
+    vias = st.sampled_from([None, *[one.address for some in cards.values() for one in some]])
+    return {node: Place(some, draw(vias), draw(vias)) for node, some in cards.items()}
+
+
+@settings(deadline=None)
+@given(_clusters(), st.sampled_from([None, "eth0", "ib1"]))
+def test_every_network_has_one_unshared_address_of_one_family_for_each_node(
+    known: dict[int, Place], pinned: str | None
+) -> None:
+    found, excluded = networks(known, pinned)
+    left_out = {(one.node, one.address) for one in excluded}
+    for one in found:
+        assert list(one.members) == sorted(known)
+        assert all(member in known[node].candidates for node, member in one.members.items())
+        assert len(set(addresses(one))) == len(known)
+        assert not {(node, member.address) for node, member in one.members.items()} & left_out
+        assert one.pinned == (set(one.interfaces.values()) == {pinned})
+    assert len({tuple(addresses(one)) for one in found}) == len(found) <= 5

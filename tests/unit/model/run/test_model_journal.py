@@ -1,0 +1,129 @@
+"""Reading journals: in pieces or at once, torn, and with garbage in the middle."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.run.event import Event, encode
+from slurmtrain.model.run.journal import Garbage, Reading, events_of, read_lines
+
+SOURCE = "journal/test.jsonl"
+
+
+def is_record(line: bytes) -> bool:
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and "t" in value
+
+
+good_lines = st.builds(
+    lambda time, data: encode(time, "saved", data)[:-1],
+    st.floats(0, 2e9),
+    st.dictionaries(st.sampled_from(["step", "path", "reason"]), st.integers() | st.text(), max_size=3),
+)
+bad_lines = st.one_of(
+    st.binary(max_size=20).map(lambda data: data.replace(b"\n", b"")).filter(lambda line: not is_record(line)),
+    st.sampled_from(
+        [b"[1]", b"null", b"{}", b'{"t": "noon"}', b'{"kind": "saved"}', b"\x00" * 8, b"\xff\xfe", b'{"t": 1']
+    ),
+    st.just(b"[" * 5000),
+)
+lines = st.lists(good_lines | bad_lines, max_size=8)
+
+
+def read_in_pieces(content: bytes, cuts: list[int]) -> tuple[list[Any], list[Any], int]:
+    """As a reader does that comes back to a growing file, each time from its stored offset."""
+    records: list[Any] = []
+    garbage: list[Any] = []
+    offset = 0
+    for size in [*sorted(min(cut, len(content)) for cut in cuts), len(content)]:
+        reading = read_lines(content[offset:size], offset, SOURCE)
+        records += reading.records
+        garbage += reading.garbage
+        offset = reading.end
+    return records, garbage, offset
+
+
+@given(
+    lines, st.binary(max_size=10).map(lambda tail: tail.replace(b"\n", b"")), st.lists(st.integers(0, 400), max_size=6)
+)
+def test_reading_in_pieces_gives_the_same_as_reading_at_once(
+    written: list[bytes], torn: bytes, cuts: list[int]
+) -> None:
+    content = b"".join(line + b"\n" for line in written) + torn
+    at_once = read_lines(content, 0, SOURCE)
+    records, garbage, end = read_in_pieces(content, cuts)
+    assert (tuple(records), tuple(garbage), end) == (at_once.records, at_once.garbage, at_once.end)
+    assert at_once.end == len(content) - len(torn)
+
+
+@given(lines)
+def test_every_line_is_either_a_record_or_garbage_or_blank(written: list[bytes]) -> None:
+    reading = read_lines(b"".join(line + b"\n" for line in written), 0, SOURCE)
+    blank = sum(not line.strip() for line in written)
+    assert len(reading.records) + len(reading.garbage) + blank == len(written)
+
+
+@given(st.lists(good_lines, min_size=1, max_size=5), bad_lines.filter(bytes.strip), st.integers(0, 4))
+def test_garbage_in_the_middle_costs_nothing_but_itself(good: list[bytes], bad: bytes, place: int) -> None:
+    place = min(place, len(good))
+    written = [*good[:place], bad, *good[place:]]
+    reading = read_lines(b"".join(line + b"\n" for line in written), 0, SOURCE)
+    offset = sum(len(line) + 1 for line in good[:place])
+    assert reading.garbage == (Garbage(SOURCE, offset, bad),)
+    assert [record for _, record in reading.records] == [json.loads(line) for line in good]
+
+
+def test_a_torn_last_line_is_left_for_the_next_reading() -> None:
+    first, second = encode(1.0, "a", {}), encode(2.0, "b", {})
+    content = first + second[:-5]
+    reading = read_lines(content, 0, SOURCE)
+    assert ([r["kind"] for _, r in reading.records], reading.garbage, reading.end) == (["a"], (), len(first))
+    whole = first + second
+    again = read_lines(whole[reading.end :], reading.end, SOURCE)
+    assert [(offset, r["kind"]) for offset, r in again.records] == [(len(first), "b")]
+    assert again.end == len(whole)
+
+
+def test_a_whole_line_without_its_newline_is_left_too() -> None:
+    line = encode(1.0, "a", {})[:-1]
+    assert read_lines(line, 10, SOURCE) == Reading((), (), 10)
+
+
+def test_offsets_count_from_the_start_of_the_file() -> None:
+    line = encode(1.0, "a", {})
+    assert [offset for offset, _ in read_lines(line + line, 100, SOURCE).records] == [100, 100 + len(line)]
+
+
+def test_blank_lines_are_neither_records_nor_garbage() -> None:
+    assert read_lines(b"\n  \n\n", 0, SOURCE) == Reading((), (), 5)
+
+
+def test_events_carry_their_journal_and_their_place_in_it() -> None:
+    line = encode(1.5, "saved", {"step": 3})
+    events, garbage = events_of(read_lines(line, 40, SOURCE), SOURCE)
+    assert events == [Event(1.5, "saved", {"step": 3}, SOURCE, 40)]
+    assert garbage == []
+
+
+@pytest.mark.parametrize("line", [b'{"t": 1}', b'{"t": 1, "kind": 5}', b'{"t": 1, "kind": null, "x": 2}'])
+def test_a_record_without_a_kind_is_garbage(line: bytes) -> None:
+    good = encode(2.0, "saved", {})
+    events, garbage = events_of(read_lines(line + b"\n" + good, 0, SOURCE), SOURCE)
+    assert [event.kind for event in events] == ["saved"]
+    assert [(bad.source, bad.offset) for bad in garbage] == [(SOURCE, 0)]
+
+
+@pytest.mark.parametrize("time", ["NaN", "Infinity", "1" * 400, "1e999", "true"])
+def test_a_time_that_is_no_moment_makes_the_line_garbage(time: str) -> None:
+    line = b'{"t": %s, "kind": "saved"}' % time.encode()
+    events, garbage = events_of(read_lines(line + b"\n" + encode(2.0, "end", {}), 0, SOURCE), SOURCE)
+    assert [event.kind for event in events] == ["end"]
+    assert [bad.offset for bad in garbage] == [0]

@@ -1,0 +1,154 @@
+"""Which checkpoints stay, and why; whatever the policy, the newest is among them."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.run.retention import Saved, disposable, reasons
+from slurmtrain.model.spec.spec import Best, Keep
+
+METRIC = "val_loss"
+
+
+def saved(*steps: int, **values: float | None) -> list[Saved]:
+    """Checkpoints of these steps; ``s10=0.5`` gives that of step 10 a value of the metric."""
+    return [Saved(step, {METRIC: values[f"s{step}"]} if f"s{step}" in values else {}) for step in steps]
+
+
+def best(n: int = 1, mode: str = "min", last: int = 1) -> Keep:
+    return Keep(last=last, best=Best(metric=METRIC, mode=mode, n=n))
+
+
+def test_without_checkpoints_nothing_stays_and_nothing_goes() -> None:
+    assert (reasons([], Keep()), disposable([], Keep())) == ({}, [])
+
+
+def test_the_newest_and_as_many_as_asked_stay() -> None:
+    told = reasons(saved(5, 10, 15, 20), Keep(last=3))
+    assert told == {10: "one of the last 3", 15: "one of the last 3", 20: "newest"}
+    assert disposable(saved(20, 5, 15, 1, 10), Keep(last=3)) == [1, 5]
+
+
+def test_a_policy_that_would_keep_none_keeps_the_newest() -> None:
+    assert reasons(saved(5, 10), Keep(last=0)) == {10: "newest"}
+
+
+def test_of_every_so_many_steps_the_multiple_stays() -> None:
+    told = reasons(saved(500, 1000, 1500, 2000, 2500), Keep(last=1, every_steps=1000))
+    assert told == {1000: "every 1000 steps", 2000: "every 1000 steps", 2500: "newest"}
+
+
+def test_where_no_save_hit_the_multiple_the_next_one_stays_for_it() -> None:
+    told = reasons(saved(100, 990, 1010, 1020, 3500, 3600, 3700), Keep(last=1, every_steps=1000))
+    assert told == {1010: "every 1000 steps", 3500: "every 1000 steps", 3700: "newest"}
+
+
+def test_what_stays_for_a_multiple_stays_though_others_are_deleted_and_more_are_saved() -> None:
+    keep = Keep(last=1, every_steps=100)
+    there: list[int] = []
+    for step in range(7, 1000, 31):
+        there = sorted(reasons(saved(*there, step), keep))
+    assert there == sorted(reasons(saved(*range(7, 1000, 31)), keep))
+
+
+def test_the_best_stay_with_their_value() -> None:
+    there = saved(1, 2, 3, 4, s1=0.5, s2=0.30999, s3=0.7, s4=0.9)
+    assert reasons(there, best(2)) == {
+        1: "best 2 of val_loss (0.5)",
+        2: "best 2 of val_loss (0.31)",
+        4: "newest",
+    }
+    assert reasons(there, best()) == {2: "best val_loss (0.31)", 4: "newest"}
+
+
+def test_the_best_may_be_the_highest() -> None:
+    assert reasons(saved(1, 2, 3, s1=0.5, s2=0.9, s3=0.7), best(mode="max")) == {2: "best val_loss (0.9)", 3: "newest"}
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+def test_of_equal_values_the_later_one_is_the_best(mode: str) -> None:
+    assert list(reasons(saved(1, 2, 3, s1=0.5, s2=0.5), best(mode=mode))) == [2, 3]
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None, 10**400])
+def test_what_is_no_number_is_never_the_best(mode: str, value: float | None) -> None:
+    assert list(reasons(saved(1, 2, 3, s1=value, s2=0.5), best(2, mode))) == [2, 3]
+
+
+def test_a_checkpoint_without_the_metric_is_no_candidate() -> None:
+    there = [Saved(1, {"loss": 0.0}), Saved(2, {METRIC: 0.5}), Saved(3, {})]
+    assert list(reasons(there, best(9))) == [2, 3]
+
+
+def test_whatever_speaks_for_a_checkpoint_is_told() -> None:
+    keep = Keep(last=2, every_steps=10, best=Best(metric=METRIC, mode="min", n=1))
+    told = reasons(saved(5, 10, 20, s20=0.25), keep)
+    assert told == {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}
+
+
+values = st.none() | st.integers(-5, 5) | st.floats() | st.just(10**400)
+saves = st.lists(
+    st.builds(Saved, st.integers(0, 300), st.dictionaries(st.sampled_from([METRIC, "loss"]), values, max_size=2)),
+    unique_by=lambda one: one.step,
+    max_size=25,
+)
+policies = st.builds(
+    Keep,
+    last=st.integers(1, 6),
+    every_steps=st.none() | st.integers(1, 100),
+    best=st.none() | st.builds(Best, metric=st.just(METRIC), mode=st.sampled_from(["min", "max"]), n=st.integers(1, 5)),
+)
+
+
+@given(saves, policies)
+def test_each_checkpoint_either_stays_or_may_go_and_the_last_ones_stay(there: list[Saved], keep: Keep) -> None:
+    staying, going = reasons(there, keep), disposable(there, keep)
+    assert sorted([*staying, *going]) == sorted(one.step for one in there)
+    assert going == sorted(going)
+    assert all(staying.values())
+    newest = sorted(one.step for one in there)[-keep.last :]
+    assert set(newest) <= set(staying)
+    assert len(staying) >= min(len(there), keep.last)
+
+
+@given(saves, policies)
+def test_no_more_stay_than_the_policy_asks_for(there: list[Saved], keep: Keep) -> None:
+    multiples = {one.step // keep.every_steps for one in there} - {0} if keep.every_steps else set()
+    most = keep.last + len(multiples) + (keep.best.n if keep.best else 0)
+    assert len(reasons(there, keep)) <= most
+
+
+@given(saves, policies, st.integers())
+def test_the_order_in_which_checkpoints_are_listed_changes_nothing(there: list[Saved], keep: Keep, seed: int) -> None:
+    shuffled = random.Random(seed).sample(there, len(there))
+    assert reasons(shuffled, keep) == reasons(there, keep)
+    assert disposable(shuffled, keep) == disposable(there, keep)
+
+
+@given(
+    st.dictionaries(st.integers(0, 300), st.integers(-5, 5) | st.floats(-1e9, 1e9), max_size=25),
+    st.integers(1, 5),
+    st.sampled_from(["min", "max"]),
+)
+def test_nothing_that_may_go_is_better_than_one_of_the_best(there: dict[int, float], n: int, mode: str) -> None:
+    told = reasons([Saved(step, {METRIC: value}) for step, value in there.items()], best(n, mode))
+    sign = 1 if mode == "min" else -1
+    ranks = {step: (sign * value, -step) for step, value in there.items()}
+    chosen = {step for step, why in told.items() if "best" in why}
+    assert len(chosen) == min(n, len(there))
+    assert max((ranks[step] for step in chosen), default=()) <= min(
+        (ranks[s] for s in there if s not in chosen), default=(math.inf,)
+    )
+
+
+@given(saves, policies)
+def test_deleting_what_may_go_changes_nothing_of_what_stays(there: list[Saved], keep: Keep) -> None:
+    staying = reasons(there, keep)
+    left = [one for one in there if one.step in staying]
+    assert reasons(left, keep) == staying

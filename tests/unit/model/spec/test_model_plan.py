@@ -1,0 +1,151 @@
+"""Plans: canonical, hashed, without secrets; and the command that a worker gets."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from slurmtrain.model.spec.plan import REDACTED, Plan, canonical_json, fill_command, make_plan
+from slurmtrain.model.spec.spec import read_spec
+
+
+def planned(data: dict[str, Any], workdir: str = "/w", python: str = "/usr/bin/python3") -> tuple[Plan, dict[str, str]]:
+    wrong: list[str] = []
+    spec = read_spec(data, lambda at, message: wrong.append(message))
+    assert wrong == []
+    return make_plan(spec, workdir=workdir, python=python, template=data)
+
+
+SPEC: dict[str, Any] = {"name": "x", "command": "python train.py", "params": {"lr": 0.1, "steps": 5}}
+
+
+def test_canonical_json_has_one_spelling_for_one_content() -> None:
+    assert canonical_json({"b": 1, "a": ["ü", None]}) == '{"a":["ü",null],"b":1}'
+    with pytest.raises(ValueError, match="JSON compliant"):
+        canonical_json({"a": float("nan")})
+
+
+def test_the_same_spec_has_the_same_hash_whatever_the_machine() -> None:
+    here, _ = planned(SPEC, "/home/a", "/usr/bin/python3")
+    there, _ = planned(SPEC, "/scratch/b", "/opt/env/bin/python")
+    assert here.hash == there.hash
+    assert here != there
+
+
+def test_the_order_of_keys_and_defaults_that_are_written_out_do_not_change_the_hash() -> None:
+    plain, _ = planned(SPEC)
+    spelled, _ = planned(
+        {"resources": {"nodes": 1, "procs_per_node": 1}, "params": {"steps": 5, "lr": 0.1},
+         "command": "python train.py", "name": "x", "tracking": {"mlflow": {"experiment": "x"}}}
+    )  # fmt: skip
+    assert plain.hash == spelled.hash
+
+
+@pytest.mark.parametrize(
+    "change", [{"params": {"lr": 0.2, "steps": 5}}, {"name": "y"}, {"resources": {"nodes": 2}}, {"env": {"A": "1"}}]
+)
+def test_another_content_has_another_hash(change: dict[str, Any]) -> None:
+    assert planned(SPEC)[0].hash != planned({**SPEC, **change})[0].hash
+
+
+def test_a_plan_has_nothing_left_to_fill_in() -> None:
+    plan, _ = planned({**SPEC, "resources": {"gpus_per_node": 4}})
+    assert plan.spec.resources.procs_per_node == 4
+    assert plan.spec.tracking.mlflow.experiment == "x"
+
+
+def test_a_plan_reads_back_from_its_json_as_itself() -> None:
+    plan, _ = planned(
+        {**SPEC, "resources": {"time": "1-2", "mem": "1.5GB"}, "checkpoint": {"every": {"minutes": 2}}, "setup": ["a"]}
+    )
+    again = Plan.from_json(json.loads(json.dumps(plan.to_json())))
+    assert again == plan
+    assert again.hash == plan.hash
+
+
+def test_a_plan_of_a_newer_schema_is_refused() -> None:
+    plan, _ = planned(SPEC)
+    with pytest.raises(ValueError, match="schema 99, this version reads 1"):
+        Plan.from_json({**plan.to_json(), "schema": 99})
+
+
+def test_a_plan_whose_spec_is_damaged_is_refused() -> None:
+    data = planned(SPEC)[0].to_json()
+    data["spec"]["resources"]["nodes"] = 0
+    with pytest.raises(ValueError, match=r"resources\.nodes: expected a whole number"):
+        Plan.from_json(data)
+
+
+def test_secrets_are_handed_over_and_stand_nowhere_in_the_plan() -> None:
+    plan, secrets = planned({**SPEC, "env": {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret", "A": "1"}})
+    assert secrets == {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret"}
+    text = json.dumps(plan.to_json())
+    assert "hunter2" not in text
+    assert "s3cret" not in text
+    assert plan.spec.env == {"API_TOKEN": REDACTED, "DB_PASSWORD": REDACTED, "A": "1"}
+
+
+def test_a_secret_that_was_left_out_before_is_not_taken_for_a_value() -> None:
+    plan, secrets = planned({**SPEC, "env": {"API_TOKEN": REDACTED}})
+    assert secrets == {}
+    assert plan.spec.env == {"API_TOKEN": REDACTED}
+
+
+def test_two_values_of_a_secret_give_the_same_hash() -> None:
+    hashes = {planned({**SPEC, "env": {"API_TOKEN": value}})[0].hash for value in ("a", "b")}
+    assert len(hashes) == 1
+
+
+def test_a_template_keeps_the_way_to_a_secret() -> None:
+    _, _ = planned(SPEC)
+    spec = read_spec({**SPEC, "env": {"API_TOKEN": "hunter2"}}, lambda at, message: pytest.fail(message))
+    template = {**SPEC, "env": {"API_TOKEN": "${oc.env:MY_TOKEN}", "B_TOKEN": "hunter2"}}
+    plan, _ = make_plan(spec, workdir="/w", python="p", template=template)
+    assert plan.template["env"] == {"API_TOKEN": "${oc.env:MY_TOKEN}", "B_TOKEN": REDACTED}
+
+
+FACTS: dict[str, str | None] = {
+    "resume_from": "/ckpt/5 a.pt",
+    "run_dir": "/runs/1",
+    "checkpoint_dir": "/runs/1/checkpoints",
+    "run_id": "1",
+    "attempt": "2",
+}
+
+
+def argv(command: str, **changes: str | None) -> list[str]:
+    plan, _ = planned({"name": "x", "command": command, "checkpoint": {"glob": "*.pt"}}, python="/opt/py")
+    return fill_command(plan, {**FACTS, **changes})
+
+
+def test_the_word_python_is_the_one_that_was_resolved_and_only_in_front() -> None:
+    assert argv("python -m python") == ["/opt/py", "-m", "python"]
+    assert argv("python3 x.py") == ["python3", "x.py"]
+
+
+def test_placeholders_are_filled_in_without_a_shell() -> None:
+    assert argv("run --out {run_dir}/out --id={run_id}-{attempt} '$HOME' {unknown}") == [
+        "run", "--out", "/runs/1/out", "--id=1-2", "$HOME", "{unknown}",
+    ]  # fmt: skip
+
+
+def test_a_value_with_blanks_stays_one_argument() -> None:
+    assert argv("run --resume {resume_from} --dir '{checkpoint_dir} x'") == [
+        "run", "--resume", "/ckpt/5 a.pt", "--dir", "/runs/1/checkpoints x",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "left"),
+    [
+        ("run --resume {resume_from} -v", ["run", "-v"]),
+        ("run --resume={resume_from} -v", ["run", "-v"]),
+        ("run {resume_from} -v", ["run", "-v"]),
+        ("run --a=b {resume_from}", ["run", "--a=b"]),
+        ("run a {resume_from} b", ["run", "a", "b"]),
+    ],
+)
+def test_at_a_first_start_the_argument_and_its_option_vanish(command: str, left: list[str]) -> None:
+    assert argv(command, resume_from=None) == left

@@ -1,0 +1,237 @@
+"""What a submission tells its job of interruptions, and a person of a grace that is too short."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+
+from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.ops.shared.interruption_stats import outlook
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submit
+
+PARTITIONS = (
+    "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4 GraceTime=60 PreemptMode=REQUEUE\n"
+    "PartitionName=paid Default=NO MaxTime=1:00:00 TotalNodes=4 GraceTime=0 PreemptMode=OFF\n"
+)
+SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\ntracking: {mlflow: {enabled: false}}\n"
+DAY = 86400.0
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    monkeypatch.chdir(tmp_path)
+    fake.says("scontrol", PARTITIONS)
+    fake.says("sbatch", "Submitted batch job 8\n")
+    fake.says("srun")
+    fake.says("squeue")
+    fake.says("sacct")
+    return fake
+
+
+def plan(**keys: Any) -> Plan:
+    data = {"name": "x", "command": "python x.py", **keys}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir="/w", python="python", template=data)[0]
+
+
+class Lives:
+    """Runs as their journals tell of them, each a day long on two nodes unless something else is said."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.count = 0
+
+    def add(
+        self,
+        cause: str | None,
+        *,
+        name: str = "x",
+        partition: str | None = "spot",
+        executor: str = "slurm",
+        ago: float = DAY,
+        lasted: float = DAY,
+        saves: tuple[tuple[float, float], ...] = (),
+        metrics_at: float | None = None,
+        **end: Any,
+    ) -> RunDir:
+        self.count += 1
+        run = self.workspace.root.run(f"{self.count:010d}")
+        job = str(100 + self.count)
+        attempt = run.attempt(job, 0)
+        run.journals.mkdir(parents=True)
+        attempt.path.mkdir(parents=True)
+        at = time.time() - ago - lasted
+        where = {"partition": partition} if partition else {}
+        submitting = {"submission": 1, "attempt": 1, "executor": executor, "host": "login", **where}
+        (run.journals / "submit.jsonl").write_bytes(
+            encode(at - 9, "created", {"name": name, "executor": executor})
+            + encode(at - 8, "submitting", submitting)
+            + encode(at - 7, "submitted", {"submission": 1, "job_id": job})
+        )
+        for node in range(2):
+            agent = {"node": node, "nodes": 2, "host": f"n{node}", "executor": executor, "submission": 1, "attempt": 1}
+            lines = encode(at, "agent", agent)
+            if cause in ("crash", "completed", "hang"):
+                said = {"cause": cause, "reason": "", "failed_at": at + lasted, "signal": None, **end}
+                lines += encode(at + lasted, "end", said)
+            attempt.node_journal(node).write_bytes(lines)
+        attempt.rank_journal(0).write_bytes(
+            b"".join(
+                encode(at + 1 + step, "saved", {
+                    "step": step, "path": f"checkpoints/step-{step}", "bytes": 1, "seconds": seconds,
+                    "stall_s": stall, "saved_at": at + 1 + step, "why": "interval", "metrics": {}, "request": None,
+                })
+                for step, (stall, seconds) in enumerate(saves, 1)
+            )
+        )  # fmt: skip
+        if metrics_at is not None:
+            line = {"t": at + metrics_at, "step": 1, "metrics": {"loss": 1.0}}
+            attempt.metrics.write_text(json.dumps(line) + "\n")
+        if cause in ("node_fail", "preempted", "timeout", "oom"):
+            state = {"node_fail": "NODE_FAIL", "oom": "OUT_OF_MEMORY"}.get(cause, cause.upper())
+            told = {"job_id": job, "restart": 0, "source": "sacct", "state": state, "started_at": at,
+                    "ended_at": at + lasted}  # fmt: skip
+            (run.journals / "observe.jsonl").write_bytes(encode(at + lasted + 1, "observed", told))
+        observe(self.workspace, [run.id], ask_slurm=False)
+        return run
+
+
+@pytest.fixture
+def lives(workspace: Workspace, slurm: FakeSlurm) -> Lives:
+    return Lives(workspace)
+
+
+def known(workspace: Workspace, executor: str = "slurm", run_id: str = "9999999999", **keys: Any) -> History:
+    return outlook(workspace, run_id, plan(**keys), executor).history
+
+
+# --- what was seen --------------------------------------------------------------------------------------------------
+
+
+def test_an_empty_registry_tells_nothing_and_is_not_made_for_it(workspace: Workspace, slurm: FakeSlurm) -> None:
+    assert known(workspace) == History(grace_s=60.0)
+    assert known(workspace, "local") == History()
+    assert not workspace.config.registry.exists()
+
+
+def test_attempts_count_by_the_node_seconds_that_they_lived_and_what_ended_them(
+    workspace: Workspace, lives: Lives
+) -> None:
+    for cause in ("node_fail", "preempted", "timeout", "completed", "oom", "hang"):
+        lives.add(cause, lasted=1000.0)
+    lives.add("crash", lasted=500.0, failures=[{"error": "ValueError: x"}])
+    lives.add("crash", lasted=500.0, failures=[{"signal": "SIGKILL"}])
+    seen = known(workspace)
+    assert seen.uptime_s == pytest.approx(2 * 7000.0)
+    assert (seen.interruptions, seen.announced) == (3, 2)
+
+
+def test_only_the_same_partition_counts(workspace: Workspace, lives: Lives) -> None:
+    lives.add("node_fail")
+    lives.add("node_fail", partition="paid", lasted=100.0)
+    lives.add("node_fail", partition=None)
+    lives.add("node_fail", partition=None, executor="local", lasted=50.0)
+    assert known(workspace).uptime_s == pytest.approx(2 * DAY)
+    assert known(workspace, slurm={"partition": "paid"}).uptime_s == pytest.approx(200.0)
+    assert known(workspace, "local").uptime_s == pytest.approx(100.0)
+
+
+def test_what_was_long_ago_says_nothing_of_the_nodes_of_today(workspace: Workspace, lives: Lives) -> None:
+    lives.add("node_fail", ago=91 * DAY)
+    lives.add("node_fail", ago=80 * DAY)
+    assert known(workspace).interruptions == 1
+
+
+def test_of_an_attempt_that_still_runs_that_time_counts_of_which_its_metrics_tell(
+    workspace: Workspace, lives: Lives
+) -> None:
+    lives.add(None, metrics_at=300.0)
+    lives.add(None)
+    assert known(workspace).uptime_s == pytest.approx(600.0)
+
+
+# --- what saving has cost -------------------------------------------------------------------------------------------
+
+
+def test_a_runs_own_last_save_tells_its_stall_and_its_duration(workspace: Workspace, lives: Lives) -> None:
+    run = lives.add("completed", saves=((0.5, 30.0), (0.25, 20.0)))
+    lives.add("completed", saves=((9.0, 90.0),))
+    seen = known(workspace, run_id=run.id)
+    assert (seen.stall_s, seen.save_s) == (0.25, 20.0)
+
+
+def test_a_new_run_knows_only_how_long_saving_took_the_newest_run_of_its_name(
+    workspace: Workspace, lives: Lives
+) -> None:
+    lives.add("completed", saves=((0.5, 30.0),), ago=2 * DAY)
+    lives.add("completed", saves=((0.5, 40.0), (0.5, 50.0)))
+    lives.add("completed", name="y", saves=((0.5, 99.0),))
+    lives.add("completed", executor="local", partition=None, saves=((0.5, 1.0),))
+    seen = known(workspace)
+    assert (seen.stall_s, seen.save_s) == (None, 50.0)
+    assert known(workspace, name="z").save_s is None
+
+
+# --- submitting -----------------------------------------------------------------------------------------------------
+
+
+def submitted(workspace: Workspace, tmp_path: Path, *overrides: str) -> tuple[RunDir, list[str]]:
+    spec = tmp_path / "x.yaml"
+    spec.write_text(SPEC)
+    [run_id], notes = submit(workspace, spec, overrides, executor="slurm")
+    return workspace.root.run(run_id), [note for note in notes if "GraceTime" in note]
+
+
+def test_a_job_is_told_what_its_partition_has_seen_and_asking_costs_nothing_more(
+    workspace: Workspace, lives: Lives, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    lives.add("node_fail", lasted=1000.0, saves=((0.5, 30.0),))
+    run, notes = submitted(workspace, tmp_path)
+    told = json.loads(run.submission(1).launch.read_text())["history"]
+    assert History.from_plain(told) == History(
+        uptime_s=pytest.approx(2000.0), interruptions=1, grace_s=60.0, save_s=30.0
+    )
+    assert notes == []
+    assert len(slurm.calls("scontrol")) == 1
+    [journal] = run.journals.glob("submit-*.jsonl")
+    assert '"partition":"spot"' in journal.read_text()
+
+
+def test_what_it_then_goes_through_counts_for_the_next_one(
+    workspace: Workspace, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    run, _ = submitted(workspace, tmp_path)
+    at = time.time()
+    attempt = run.attempt("8", 0)
+    attempt.path.mkdir(parents=True)
+    agent = {"node": 0, "nodes": 1, "host": "n0", "executor": "slurm", "submission": 1, "attempt": 1}
+    end = {"cause": "hang", "reason": "", "failed_at": at + 50, "signal": None}
+    attempt.node_journal(0).write_bytes(encode(at, "agent", agent) + encode(at + 50, "end", end))
+    observe(workspace, [run.id], ask_slurm=False)
+    assert known(workspace) == History(uptime_s=pytest.approx(50.0), interruptions=1, grace_s=60.0)
+
+
+def test_a_save_that_would_not_fit_the_grace_is_told_at_submission(
+    workspace: Workspace, lives: Lives, tmp_path: Path
+) -> None:
+    lives.add("completed", saves=((0.5, 95.0),))
+    _, notes = submitted(workspace, tmp_path)
+    assert len(notes) == 1
+    assert notes[0].startswith(
+        "a job that is preempted in partition spot has 60 s to save in, and the last save took 95.0"
+    )
+    _, notes = submitted(workspace, tmp_path, "slurm.partition=paid")
+    assert notes == []

@@ -1,0 +1,244 @@
+"""The node ledger of a runs root: what counts, forgiving, and the nodes that a submission goes without."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.config import Config
+from slurmtrain.errors import LaunchError, Refused, SlurmDown, UserError
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.plan import Plan, make_plan
+from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.shared.node_ledger import Exclusions, exclusions, forgive, listed
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.views import nodes_json
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.slurm.parse import NodeInfo, read_partitions
+
+HOUR = 3600.0
+
+
+@dataclass
+class FakeScheduler:
+    """Slurm with four nodes, as far as the ledger asks it."""
+
+    asked: list[str] = field(default_factory=list)
+    problem: str = ""
+
+    def partitions(self) -> dict[str, dict[str, str]]:
+        return read_partitions("PartitionName=spot Default=YES TotalNodes=4\n")
+
+    def nodes(self) -> list[NodeInfo]:
+        self.asked.append("sinfo")
+        if self.problem:
+            raise SlurmDown(self.problem)
+        return [NodeInfo(name=f"n{i}", partition="spot") for i in range(4)]
+
+
+@pytest.fixture
+def slurm() -> FakeScheduler:
+    return FakeScheduler()
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
+    config = Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None)
+    workspace = Workspace(config)
+    workspace.__dict__["scheduler"] = slurm  # where the cached property keeps it
+    return workspace
+
+
+def plan(nodes: int = 1, **keys: Any) -> Plan:
+    data = {"name": "x", "command": "python x.py", "resources": {"nodes": nodes}, **keys}
+    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+    return make_plan(spec, workdir="/w", python="python", template=data)[0]
+
+
+def against(workspace: Workspace, *hosts: str, ago: float = 60.0, run_id: str = "0123456789", job: str = "7") -> RunDir:
+    """A run whose preflight blamed these nodes, as its journals tell."""
+    run = workspace.root.run(run_id)
+    run.journals.mkdir(parents=True, exist_ok=True)
+    attempt = run.attempt(job, 0)
+    attempt.path.mkdir(parents=True)
+    at = time.time() - ago
+    (run.journals / "submit.jsonl").write_bytes(encode(at - 5, "created", {"name": "n", "executor": "slurm"}))
+    for index, host in enumerate(("n0", *hosts)):
+        said = {
+            "node": index,
+            "nodes": len(hosts) + 1,
+            "host": host,
+            "executor": "slurm",
+            "submission": 1,
+            "attempt": 1,
+        }
+        found = [{"check": "clock", "status": "fail", "summary": f"{index} s ahead", "evidence": {"offset_ms": index}}]
+        judged = {"blamed": index > 0, "findings": found if index else []}
+        end = {"cause": "preflight", "reason": "x", "failed_at": at, "cascade": index > 0}
+        lines = encode(at - 1, "agent", said) + encode(at, "preflight", judged) + encode(at, "end", end)
+        attempt.node_journal(index).write_bytes(lines)
+    observe(workspace, ask_slurm=False)
+    return run
+
+
+def states(workspace: Workspace) -> list[tuple[str, str]]:
+    return [(entry.host, state) for entry, state in listed(workspace)]
+
+
+# --- forgiving ----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_forgiven_stays_forgiven_after_a_rebuild_and_later_findings_count(workspace: Workspace) -> None:
+    against(workspace, "n1", "n2")
+    assert forgive(workspace, ["n1"]) == ["n1"]
+    assert states(workspace) == [("n1", "forgiven"), ("n2", "active")]
+    rebuild(workspace)
+    assert states(workspace) == [("n1", "forgiven"), ("n2", "active")]
+    against(workspace, "n1", ago=5, run_id="1123456789", job="8")
+    assert states(workspace) == [("n1", "forgiven"), ("n2", "active"), ("n1", "active")]
+
+
+def test_forgiving_says_who_did_it_in_a_private_journal(workspace: Workspace) -> None:
+    against(workspace, "n1")
+    forgive(workspace, ["n1"])
+    [path] = workspace.root.nodes.glob("*.jsonl")
+    assert '"host":"n1","by":"' in path.read_text()
+    assert path.stat().st_mode & 0o77 == 0
+
+
+def test_a_list_of_nodes_is_forgiven_at_once(workspace: Workspace) -> None:
+    against(workspace, "n1", "n2", "n3")
+    assert forgive(workspace, ["n[1-2]", "n1"]) == ["n1", "n2"]
+    assert [host for host, state in states(workspace) if state == "active"] == ["n3"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["n9", "n1"], "the node ledger does not hold n9; it holds n1, n2"),
+        (["n[1"], "its brackets do not match"),
+    ],
+)
+def test_a_node_that_is_not_listed_is_an_error_and_nothing_is_forgiven(
+    workspace: Workspace, names: list[str], message: str
+) -> None:
+    against(workspace, "n1", "n2")
+    with pytest.raises(UserError, match=message.replace("[", r"\[")):
+        forgive(workspace, names)
+    assert states(workspace) == [("n1", "active"), ("n2", "active")]
+
+
+def test_an_empty_ledger_says_so(workspace: Workspace) -> None:
+    with pytest.raises(UserError, match="does not hold n1; it is empty"):
+        forgive(workspace, ["n1"])
+
+
+def test_a_torn_line_of_a_journal_forgives_nothing(workspace: Workspace) -> None:
+    against(workspace, "n1")
+    workspace.root.nodes.mkdir()
+    (workspace.root.nodes / "torn.jsonl").write_bytes(b'{"t":1,"kind":"forgiven","host":"n1","findi')
+    assert states(workspace) == [("n1", "active")]
+
+
+# --- listing ------------------------------------------------------------------------------------------------------
+
+
+def test_the_last_finding_of_each_node_is_listed_the_newest_first(workspace: Workspace) -> None:
+    against(workspace, "n1", "n2", ago=2 * HOUR)
+    against(workspace, "n1", ago=HOUR, run_id="1123456789", job="8")
+    against(workspace, "n3", ago=25 * HOUR, run_id="2123456789", job="9")
+    nodes = nodes_json(workspace, everything=False)
+    assert [(one["host"], one["run_id"], one["state"]) for one in nodes] == [
+        ("n1", "1123456789", "active"),
+        ("n2", "0123456789", "active"),
+    ]
+    assert nodes[0]["reason"] == "clock: 1 s ahead"
+    assert nodes[0]["evidence"] == {"clock": {"offset_ms": 1}}
+    assert nodes[0]["seen_at"] < nodes[0]["expires_at"]
+    every = nodes_json(workspace, everything=True)
+    assert [(one["host"], one["state"]) for one in every] == [
+        ("n1", "active"), ("n2", "active"), ("n1", "active"), ("n3", "expired"),
+    ]  # fmt: skip
+
+
+# --- submissions --------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_asked_where_nothing_counts(workspace: Workspace, slurm: FakeScheduler) -> None:
+    assert exclusions(workspace, plan(), (), slurm=True) == Exclusions()
+    against(workspace, "n1", ago=25 * HOUR)
+    assert exclusions(workspace, plan(), (), slurm=True) == Exclusions()
+    assert slurm.asked == []
+
+
+def test_nodes_of_the_ledger_are_left_out_with_a_word(workspace: Workspace, slurm: FakeScheduler) -> None:
+    against(workspace, "n1", "n2", "stranger", ago=2 * HOUR + 60)
+    left_out = exclusions(workspace, plan(), (), slurm=True)
+    assert left_out.nodes == ("n1", "n2")
+    assert left_out.notes == [
+        "left out, because a preflight failed there: n1 (clock: 1 s ahead, 2 h ago), n2 (clock: 2 s ahead, 2 h ago); "
+        "'slurmtrain nodes' tells more"
+    ]
+    assert slurm.asked == ["sinfo"]
+
+
+def test_the_oldest_finding_is_let_back_in_where_the_request_could_not_be_met(workspace: Workspace) -> None:
+    against(workspace, "n1", ago=3 * HOUR)
+    against(workspace, "n2", ago=60, run_id="1123456789", job="8")
+    left_out = exclusions(workspace, plan(nodes=3), (), slurm=True)
+    assert left_out.nodes == ("n2",)
+    assert left_out.notes[1] == (
+        "n1 is in the node ledger (clock: 1 s ahead, 3 h ago), but the request cannot be met without it "
+        "(3 nodes are needed and 2 would be left): it is used"
+    )
+    assert exclusions(workspace, plan(nodes=4), (), slurm=True).nodes == ()
+
+
+@pytest.mark.parametrize("slurm_", [True, False])
+def test_a_plan_that_wants_no_node_excluded_and_one_for_this_machine_get_all(
+    workspace: Workspace, slurm: FakeScheduler, slurm_: bool
+) -> None:
+    against(workspace, "n1")
+    wanted = plan(preflight={"exclude": False}) if slurm_ else plan()
+    assert exclusions(workspace, wanted, (), slurm=slurm_) == Exclusions()
+    assert slurm.asked == []
+
+
+def test_the_expiry_is_that_of_the_configuration(workspace: Workspace) -> None:
+    against(workspace, "n1", ago=2 * HOUR)
+    for hours, nodes in ((1.0, ()), (3.0, ("n1",)), (0.0, ())):
+        object.__setattr__(workspace.config, "node_expiry_hours", hours)
+        assert exclusions(workspace, plan(), (), slurm=True).nodes == nodes
+
+
+def test_a_slurm_that_does_not_answer_keeps_no_run_from_being_submitted(
+    workspace: Workspace, slurm: FakeScheduler
+) -> None:
+    against(workspace, "n1")
+    slurm.problem = "sinfo: down"
+    left_out = exclusions(workspace, plan(), (), slurm=True)
+    assert (left_out.nodes, len(left_out.notes)) == ((), 1)
+    with pytest.raises(LaunchError, match="sinfo: down"):
+        exclusions(workspace, plan(), ("n1",), slurm=True)
+
+
+def test_nodes_that_must_be_left_out_come_first_and_are_no_matter_of_the_ledger(workspace: Workspace) -> None:
+    against(workspace, "n1")
+    left_out = exclusions(workspace, plan(nodes=3), ("n2",), slurm=True)
+    assert left_out.nodes == ("n2",)
+    assert "n1 is in the node ledger" in left_out.notes[0]
+    with pytest.raises(Refused, match="n2, n3 cannot be left out: 4 nodes are needed and 3 would be left"):
+        exclusions(workspace, plan(nodes=4), ("n2", "n3"), slurm=True)
+
+
+def test_nodes_that_must_be_left_out_are_where_only_slurm_can_tell_whether_they_can_be(workspace: Workspace) -> None:
+    against(workspace, "n1")
+    left_out = exclusions(workspace, plan(slurm={"reservation": "r"}), ("n2",), slurm=True)
+    assert left_out.nodes == ("n2",)
+    assert "only Slurm knows the nodes of slurm.reservation" in left_out.notes[0]

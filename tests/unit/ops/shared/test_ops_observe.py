@@ -1,0 +1,136 @@
+"""Looking at runs from a machine that may not be the one they are on."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.config import Config
+from slurmtrain.errors import RunBusy, RunNotFound
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.cancel import cancel
+from slurmtrain.ops.shared.find import choose
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.sync import sync
+from slurmtrain.system.files import locked
+from slurmtrain.system.process import Process, myself
+
+RUN_ID = "0123456789"
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None))
+
+
+@pytest.fixture
+def run(workspace: Workspace) -> RunDir:
+    directory = workspace.root.run(RUN_ID)
+    directory.journals.mkdir(parents=True)
+    directory.attempts.mkdir()
+    directory.checkpoints.mkdir()
+    tell(directory, 1.0, "created", name="n", executor="local")
+    return directory
+
+
+def tell(run: RunDir, at: float, kind: str, journal: str = "submit", **data: Any) -> None:
+    with (run.journals / f"{journal}.jsonl").open("ab") as file:
+        file.write(encode(at, kind, data))
+
+
+def submitting(run: RunDir, host: str) -> None:
+    tell(run, 2.0, "submitting", submission=1, job_id="job", attempt=1, host=host)
+
+
+def state(workspace: Workspace) -> tuple[str, str]:
+    listed = observe(workspace).runs[RUN_ID]
+    return listed.state, listed.run.reason
+
+
+def test_a_submission_that_died_before_its_job_began_never_was_an_attempt(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, socket.gethostname())
+    assert state(workspace) == ("created", "its submission was killed before the job began")
+    assert observe(workspace).runs[RUN_ID].attempt == 0
+
+
+def test_a_submission_that_still_holds_its_lock_is_left_alone(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, socket.gethostname())
+    with locked(run.lock):
+        assert state(workspace)[0] == "pending"
+
+
+def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, "elsewhere")
+    assert state(workspace)[0] == "pending"
+
+
+def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, socket.gethostname())
+    me = myself()
+    dead = Process(me.host, me.boot, me.pid, me.start + 1)
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=dead.plain())
+    assert state(workspace)[0] == "lost"
+    assert state(workspace)[0] == "lost"
+    assert len(list(run.journals.glob("observe-*.jsonl"))) == 1
+
+
+def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, socket.gethostname())
+    me = myself()
+    tell(
+        run, 3.0, "submitted", submission=1, job_id="job", process=Process(me.host, "before", me.pid, me.start).plain()
+    )
+    assert state(workspace)[0] == "lost"
+
+
+def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, socket.gethostname())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=myself().plain())
+    assert state(workspace)[0] == "pending"
+
+
+def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(workspace: Workspace, run: RunDir) -> None:
+    submitting(run, "elsewhere")
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=Process("elsewhere", "b", 1, 2).plain())
+    assert state(workspace)[0] == "pending"
+    with pytest.raises(RunBusy, match="is on elsewhere"):
+        cancel(workspace, [RUN_ID])
+    assert not list(run.journals.glob("cancel-*"))
+
+
+def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: RunDir) -> None:
+    cancel(workspace, [RUN_ID])
+    assert state(workspace)[0] == "cancelled"
+
+
+def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace: Workspace, run: RunDir) -> None:
+    old, young, held = (workspace.root.unborn(run_id) for run_id in ("2123456789", "3123456789", "4123456789"))
+    for directory in (old, young, held):
+        directory.path.mkdir()
+    later = time.time() + 3600
+    with locked(held.lock):
+        for directory, at in ((old, 1), (young, later), (held, 1)):
+            os.utime(directory.path, (at, at))
+        sync(workspace)
+    assert [directory.path.exists() for directory in (old, young, held)] == [False, True, True]
+
+
+def test_a_name_means_the_newest_run_and_goes_before_the_beginning_of_an_id(workspace: Workspace, run: RunDir) -> None:
+    later = workspace.root.run("1123456789")
+    later.journals.mkdir(parents=True)
+    tell(later, 1.0, "created", name="0", executor="local")
+    runs = observe(workspace).runs
+    assert choose(runs, "0") == "1123456789"
+    assert choose(runs, "01") == RUN_ID
+    assert choose(runs, "@last") == "1123456789"
+    with pytest.raises(RunNotFound, match="did you mean"):
+        choose(runs, "01234567890")
+    with pytest.raises(RunNotFound, match="there are no runs here"):
+        choose({}, "x")

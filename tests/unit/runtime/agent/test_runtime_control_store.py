@@ -1,0 +1,263 @@
+"""What agents tell each other: that they live, that all must stop, and words that belong to a round."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import pytest
+from helpers.site import PATIENCE_S, until
+from torch.distributed import HashStore, TCPStore
+
+from slurmtrain.model.interruption.exit_report import StopRequest
+from slurmtrain.runtime.agent import control_store
+from slurmtrain.runtime.agent.control_store import NODE_SILENCE_S, Peers
+
+PREEMPTED = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=1, signal="SIGTERM")
+CRASH = StopRequest(cause="crash", why="rank 0 exited with code 1", at=6.0, node=0)
+
+
+class Clock:
+    """The monotonic clock of all agents here."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 100.0
+        monkeypatch.setattr(control_store.time, "monotonic", lambda: self.now)
+
+    def pass_(self, seconds: float, *alive: Peers) -> None:
+        """Let time pass, in which these agents show that they live."""
+        end = self.now + seconds
+        while self.now < end:
+            self.now += 1.0
+            for one in alive:
+                one.keep_alive()
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def agents(count: int) -> list[Peers]:
+    store = HashStore()
+    found = [Peers(store, node, count) for node in range(count)]
+    for one in found:
+        one.begin(0, range(count))
+    return found
+
+
+# --- being alive ----------------------------------------------------------------------------------------------------
+
+
+def test_agents_that_are_heard_of_are_not_silent(clock: Clock) -> None:
+    nodes = agents(3)
+    clock.pass_(3 * NODE_SILENCE_S, *nodes)
+    assert [one.silent() for one in nodes] == [[], [], []]
+
+
+def test_node_0_notices_who_has_fallen_silent_and_the_others_notice_node_0(clock: Clock) -> None:
+    first, second, third = agents(3)
+    clock.pass_(5, first, second, third)
+    clock.pass_(NODE_SILENCE_S + 3, first, third)
+    assert first.silent() == [1]
+    assert third.silent() == []
+    clock.pass_(NODE_SILENCE_S + 3, second, third)
+    assert second.silent() == [0]
+    assert third.silent() == [0]
+
+
+def test_an_agent_that_never_came_is_silent_after_the_same_time(clock: Clock) -> None:
+    first, _ = agents(2)
+    clock.pass_(NODE_SILENCE_S - 2, first)
+    assert first.silent() == []
+    clock.pass_(4, first)
+    assert first.silent() == [1]
+
+
+def test_an_agent_that_is_heard_of_again_is_silent_no_more(clock: Clock) -> None:
+    first, second = agents(2)
+    clock.pass_(NODE_SILENCE_S + 3, first)
+    assert first.silent() == [1]
+    clock.pass_(3, first, second)
+    assert first.silent() == []
+
+
+def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -> None:
+    store = HashStore()
+    first = Peers(store, 0, 2)
+    for _ in range(50):
+        first.keep_alive()
+    assert store.get("agents/beat/0") == b"1"
+    clock.now += 1.0
+    first.keep_alive()
+    assert store.get("agents/beat/0") == b"2"
+
+
+def test_nobody_waits_for_those_that_are_lost(clock: Clock) -> None:
+    first, second, third = agents(3)
+    clock.pass_(2, first, second, third)
+    clock.pass_(NODE_SILENCE_S + 3, first, third)
+    first.forget([1])
+    assert first.silent() == []
+    third.say("here/2", {})
+    first.gather("here", given_up=lambda: False)
+    clock.pass_(NODE_SILENCE_S + 3, first, third)
+    assert first.silent() == []
+    assert first.stop_request() is None
+
+
+# --- stopping -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_request_to_stop_reaches_all_and_the_first_one_stands() -> None:
+    nodes = agents(3)
+    assert [one.stop_request() for one in nodes] == [None, None, None]
+    nodes[1].publish_stop(PREEMPTED)
+    nodes[0].publish_stop(CRASH)
+    assert [one.stop_request() for one in nodes] == [PREEMPTED, PREEMPTED, PREEMPTED]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_request_is_of_its_round() -> None:
+    nodes = agents(2)
+    nodes[1].publish_stop(PREEMPTED)
+    for one in nodes:
+        one.begin(1, [0, 1])
+    assert [one.stop_request() for one in nodes] == [None, None]
+    nodes[0].publish_stop(CRASH)
+    assert nodes[1].stop_request() == CRASH
+
+
+def test_a_node_with_ranks_that_falls_silent_stops_the_others(clock: Clock) -> None:
+    first, second = agents(2)
+    clock.pass_(2, first, second)
+    clock.pass_(NODE_SILENCE_S + 3, first)
+    request = first.stop_request()
+    assert request is not None
+    assert (request.cause, request.node, request.signal) == ("node_fail", 1, None)
+    assert request.why == f"node 1 has not been heard of for {NODE_SILENCE_S:.0f} s"
+
+
+def test_a_spare_node_that_falls_silent_stops_nobody(clock: Clock) -> None:
+    first, second, third = agents(3)
+    for one in (first, second, third):
+        one.begin(0, [0, 1])
+    clock.pass_(2, first, second, third)
+    clock.pass_(NODE_SILENCE_S + 3, first, second)
+    assert first.silent() == [2]
+    assert first.stop_request() is None
+
+
+def test_a_spare_node_that_comes_in_is_watched(clock: Clock) -> None:
+    first, second = agents(2)
+    first.begin(0, [0])
+    clock.pass_(2, first, second)
+    first.begin(1, [0, 1])
+    clock.pass_(NODE_SILENCE_S + 3, first)
+    assert first.stop_request() is not None
+
+
+@pytest.mark.usefixtures("clock")
+def test_one_node_alone_is_asked_by_nobody() -> None:
+    [alone] = agents(1)
+    alone.publish_stop(CRASH)
+    assert alone.stop_request() is None
+    alone.gather("here", given_up=lambda: False)
+    assert alone.silent() == []
+
+
+# --- meeting --------------------------------------------------------------------------------------------------------
+
+
+def test_agents_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_store, "NODE_SILENCE_S", PATIENCE_S)
+    first, second = agents(2)
+    through = threading.Event()
+
+    def wait() -> None:
+        first.gather("here", given_up=lambda: False)
+        through.set()
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert not through.is_set()
+    second.gather("here", given_up=lambda: False)
+    waiting.join(PATIENCE_S)
+    assert through.is_set()
+
+
+def test_a_place_is_of_its_round() -> None:
+    first, second = agents(2)
+    second.say("here/1", {})
+    second.begin(1, [0, 1])
+    first.begin(1, [0, 1])
+    looks = iter([False, False, False, True])
+    first.gather("here", given_up=lambda: next(looks))
+    assert list(looks) == []
+
+
+def test_who_waits_gives_up_when_it_is_to() -> None:
+    first, second = agents(2)
+    first.gather("here", given_up=lambda: True)
+    assert second.hear("here/1") is None
+
+
+def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, _ = agents(2)
+    looks: list[int] = []
+    monkeypatch.setattr(first, "silent", lambda: looks.append(1) or [1])
+    first.gather("here", given_up=lambda: False)
+    assert looks == [1]
+
+
+# --- words ----------------------------------------------------------------------------------------------------------
+
+
+def test_words_belong_to_a_round_and_the_newest_one_is_heard() -> None:
+    first, second = agents(2)
+    assert second.hear("next") is None
+    first.say("next", {"members": [0, 1], "why": "ü"})
+    first.say("next", {"members": None})
+    assert second.hear("next") == {"members": None}
+    for one in (first, second):
+        one.begin(1, [0, 1])
+    assert second.hear("next") is None
+
+
+# --- without node 0 -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orphan() -> Peers:
+    """The agent of node 1, whose node 0 with the store is no more."""
+    patience = timedelta(seconds=20)
+    server = TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, None, False, patience, wait_for_workers=False)
+    second = Peers(client, 1, 2)
+    second.begin(0, [0, 1])
+    assert second.stop_request() is None
+    del server
+    until(lambda: _is_dead(client), "the end of the store")
+    second._next_beat = 0.0
+    return second
+
+
+def _is_dead(store: TCPStore) -> bool:
+    try:
+        store.check(["x"])
+    except RuntimeError:
+        return True
+    return False
+
+
+def test_a_node_whose_node_0_is_gone_is_to_stop_and_nothing_else_fails(orphan: Peers) -> None:
+    request = orphan.stop_request()
+    assert request is not None
+    assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)
+    orphan.keep_alive()
+    orphan.say("ended/1", {})
+    orphan.publish_stop(PREEMPTED)
+    orphan.gather("left", given_up=lambda: False)
+    with pytest.raises(RuntimeError):
+        orphan.hear("next")

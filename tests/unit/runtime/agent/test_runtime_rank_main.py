@@ -1,0 +1,71 @@
+"""What a rank is before it becomes the user's command."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.runtime.agent import workers
+
+SHIM = Path(workers.__file__).with_name("rank_main.py")
+# The command: which signals it ignores, and which one it gets when the node agent dies.
+SAY = """
+import ctypes, os, signal
+answer = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(answer), 0, 0, 0)
+names = ("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT", "SIGHUP")
+print(*(name for name in names if signal.getsignal(signal.Signals[name]) == signal.SIG_IGN))
+print(signal.Signals(answer.value).name, "SLURMTRAIN_AGENT_PID" in os.environ, os.environ.get("SUBMITIT_X"))
+"""
+
+
+def run(folder: Path, *command: str, agent: int | None = None, **environ: str) -> tuple[int, list[str]]:
+    """Run a command by way of the shim, as rank 3; returns the exit code and the lines of its log."""
+    told = {
+        "RANK": "3",
+        "SLURMTRAIN_LOG_DIR": str(folder),
+        "SLURMTRAIN_AGENT_PID": str(os.getpid() if agent is None else agent),
+        "SUBMITIT_X": "1",
+    }
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(SHIM), *command], env={**os.environ, **told, **environ}, check=False
+    )
+    return done.returncode, (folder / "rank-3.log").read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "ignored"),
+    [
+        ("SIGTERM", "SIGUSR1 SIGUSR2"),
+        ("SIGUSR1", "SIGTERM SIGUSR2"),
+        ("SIGUSR2", "SIGTERM SIGUSR1"),
+        ("SIGINT", "SIGTERM SIGUSR1 SIGUSR2"),
+    ],
+)
+def test_what_is_sent_to_all_processes_is_ignored_but_for_the_chosen_signal(
+    chosen: str, ignored: str, tmp_path: Path
+) -> None:
+    code, said = run(tmp_path, sys.executable, "-c", SAY, SLURMTRAIN_STOP_SIGNAL=chosen)
+    assert (code, said) == (0, [ignored, f"{chosen} False None"])
+
+
+def test_a_script_outlives_the_others_and_is_ended_by_the_chosen_signal(tmp_path: Path) -> None:
+    kill = "import os, signal; [os.kill(os.getpid(), s) for s in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1)]"
+    code, said = run(tmp_path, sys.executable, "-c", f"{kill}; print('too far')", SLURMTRAIN_STOP_SIGNAL="SIGUSR1")
+    assert (code, said) == (-signal.SIGUSR1, [])
+
+
+def test_a_rank_does_not_begin_without_its_agent(tmp_path: Path) -> None:
+    assert run(tmp_path, "true", agent=1) == (1, ["the node agent is gone"])
+
+
+def test_a_command_that_cannot_be_run_is_named(tmp_path: Path) -> None:
+    code, said = run(tmp_path, str(tmp_path / "nothing"))
+    assert code == 127
+    assert "cannot run" in said[0]
+    assert "No such file" in said[0]

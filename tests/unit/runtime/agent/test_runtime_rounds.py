@@ -1,0 +1,603 @@
+"""The rounds of an attempt, without ranks: agents in threads over one store, and ranks that end as they are told to."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.site import until
+from torch.distributed import HashStore
+
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.interruption import history as pasts
+from slurmtrain.model.interruption.exit_report import STOPPED, Exit, Outcome, StopRequest
+from slurmtrain.model.interruption.policy import Past
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.runtime.agent import control_store, rounds, watchdog
+from slurmtrain.runtime.agent.control_store import Peers
+from slurmtrain.runtime.agent.job_query import Inquiry
+from slurmtrain.runtime.agent.rendezvous import MeetingPoint
+from slurmtrain.runtime.agent.rounds import Rounds, Setting
+from slurmtrain.runtime.agent.workers import Workers
+from slurmtrain.runtime.job import stacks
+from slurmtrain.runtime.job.heartbeat import Pulse
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.system.journal import Journal
+
+# What ranks of a node do in a round: end by themselves, fail, wait until they are asked to stop, hang, hang with the
+# others in the loop, or die with their agent.
+DONE, CRASH, WAIT, HANG, LOST = "done", "crash", "wait", "hang", "lost"
+_POLL_S = 0.002
+
+
+class Gone(BaseException):
+    """An agent that is no more; nothing catches it."""
+
+
+class Process:
+    """A rank's process, as far as the agent looks at it."""
+
+    def __init__(self, pid: int, what: str) -> None:
+        self.pid = pid
+        self.returncode: int | None = {DONE: 0, CRASH: 1}.get(what)
+        self.asked: list[int] = []
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.asked.append(number)
+        if self.returncode is None:
+            self.returncode = STOPPED
+
+
+class Ranks(Workers):
+    """The workers' own supervision, over processes that are none."""
+
+    world: World
+
+    def __init__(self, **given: Any) -> None:
+        self.given = given
+        self.peers: Peers = given["peers"]
+        self.request: StopRequest | None = None
+        self._node = given["node"]
+        self._flag = given["flag"]
+        self._deadline = given["deadline"]
+        self._stop_by = given["stop_by"]
+        self._grace = given["grace"]
+        self._hang = given["hang"]
+        self._stopping = given["stopping"]
+        self._first = given["members"].index(self._node)
+        self._round = given["attempt"].round
+        self.what = self.world.script.get((self._round, self._node), DONE)
+        self._own = [Process(1000 + 100 * self._round + self._node, self.what)]
+        self.world.ranks[self._round, self._node] = self
+
+    def run(self, role: str = "") -> Any:
+        if self.what == LOST:
+            self.world.lose(self._node, self.peers)
+        self.given["started"]({self._first: self._own[0].pid})
+        pulse = Pulse.open(self.world.boards[self._node], 0)
+        step = 0
+        while self.request is None and None in self._codes():
+            step += 0 if self.what == HANG else 1
+            pulse.beat(step if self.what == HANG else 5, Phase.TRAINING, step_s=0.01)
+            self.request = self._asked()
+            time.sleep(_POLL_S)
+        if pulse.phase is Phase.NONE:
+            pulse.beat(5, Phase.DONE)
+        if self.request is not None or self.what == CRASH:
+            self._end_workers(self.what == CRASH)
+
+    def exits(self) -> list[Exit]:
+        if self._node == 0:
+            self.world.when_ended()
+        codes = [one.returncode for one in self._own if one.returncode is not None]
+        said = [self.world.said] if self.what == CRASH else []
+        return [Exit(rank=self._first, pid=1, code=code, at=time.time(), last_lines=said) for code in codes]
+
+    def _processes(self) -> list[Any]:
+        return self._own
+
+
+@dataclass
+class World:
+    """The nodes of an attempt, each an agent in a thread; ``script``: what ranks do, by round and node."""
+
+    path: Path
+    resources: Mapping[str, Any]
+    script: Mapping[tuple[int, int], str]
+    requeue: Mapping[str, Any] = field(default_factory=dict)
+    before: Sequence[Past] = ()
+    said: str = "ValueError: 1"
+    committed: int = 3
+    dead: set[int] = field(default_factory=set)
+    ranks: dict[tuple[int, int], Ranks] = field(default_factory=dict)
+    boards: dict[int, str] = field(default_factory=dict)
+    outcomes: dict[int, Outcome | None] = field(default_factory=dict)
+    prepared: list[tuple[int, int, str | None]] = field(default_factory=list)
+    deadline: float | None = None
+    over: threading.Event = field(default_factory=threading.Event)
+    waits_for_begin: set[int] = field(default_factory=set)
+    unfit: int | None = None
+    when_ended: Callable[[], None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.spec = self._spec()
+        self.nodes = self.spec.resources.allocated.max
+        self.flags = {node: StopFlag() for node in range(self.nodes)}
+        self.attempt = RunDir(self.path / "RUN").attempt("7", 0)
+        self.attempt.logs.mkdir(parents=True)
+        self.store = HashStore()
+        self.threads: dict[int, threading.Thread] = {}
+
+    def _spec(self) -> Spec:
+        data = {"name": "x", "command": "true", "resources": {"procs_per_node": 1, **self.resources}}
+        data["requeue"] = dict(self.requeue)
+        return read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def begin(self, *absent: int) -> World:
+        """Start the agents, but for these, which never come."""
+        for node in range(self.nodes):
+            if node not in absent:
+                self.threads[node] = threading.Thread(target=self._agent, args=(node,), daemon=True)
+                self.threads[node].start()
+        return self
+
+    def end(self) -> World:
+        """Wait until all agents that live have ended."""
+        for node, thread in self.threads.items():
+            until(
+                lambda node=node, thread=thread: node in self.dead or not thread.is_alive(), f"the end of node {node}"
+            )
+        return self
+
+    def signal(self, *nodes: int, number: signal.Signals = signal.SIGTERM) -> None:
+        # Node 0 last: as soon as that has left, what else has not been signalled ends for want of it.
+        for node in nodes or reversed(range(self.nodes)):
+            self.flags[node].raised, self.flags[node].raised_at = number, time.time()
+
+    def lose(self, node: int, of: Peers) -> None:
+        """End the agent of a node without a word."""
+        self.dead.add(node)
+        of.gather = lambda *_, **__: None  # type: ignore[method-assign]
+        raise Gone
+
+    def until_running(self, number: int, *nodes: int) -> None:
+        until(lambda: all((number, node) in self.ranks for node in nodes), f"round {number}")
+
+    # --- what came of it ----------------------------------------------------------------------------------------------
+
+    def events(self, kind: str, node: int = 0) -> list[dict[str, Any]]:
+        path = self.attempt.node_journal(node)
+        told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [event for event in told if event["kind"] == kind]
+
+    def causes(self) -> dict[int, str]:
+        return {node: outcome.ending.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None}
+
+    @property
+    def root(self) -> tuple[str, str]:
+        outcome = self.outcomes[0]
+        assert outcome is not None
+        return outcome.root.cause, outcome.root.reason
+
+    def rounds_of(self, node: int) -> list[int]:
+        return sorted(number for number, one in self.ranks if one == node)
+
+    # --- the agents ---------------------------------------------------------------------------------------------------
+
+    def _agent(self, node: int) -> None:
+        with Journal(self.attempt.node_journal(node), durable=False) as journal:
+            try:
+                self.outcomes[node] = Rounds(self._setting(node, journal)).run()
+            except Gone:
+                self.over.wait()
+
+    def _setting(self, node: int, journal: Journal) -> Setting:
+        def prepare(attempt: Any, resume_from: str | None, board: str) -> list[str]:
+            self.boards[node] = board
+            if node == self.unfit:
+                raise SlurmtrainError("cannot enter the working directory /w")
+            self.prepared.append((attempt.round, node, resume_from))
+            return ["true"]
+
+        return Setting(
+            attempt=self.attempt,
+            spec=self.spec,
+            journal=journal,
+            flag=self.flags[node],
+            point=MeetingPoint(self.store, "127.0.0.1", 1),  # type: ignore[arg-type]
+            node=node,
+            nodes=self.nodes,
+            hosts={number: f"n{number}" for number in range(self.nodes)},
+            address="127.0.0.1",
+            inquiry=Inquiry(None, None),
+            deadline=self.deadline,
+            lead_s=30.0,
+            prepare=prepare,
+            resume_from=lambda: f"step-{self.committed}",
+            committed=lambda: self.committed,
+            history=self._history,
+            listen=_listen,
+            note_workers=lambda pids, resume_from: None,
+        )
+
+    def _history(self) -> list[Past]:
+        told = [pasts.past_in_place(event["past"], event["t"]) for event in self.events("restart")]
+        return [*self.before, *told]
+
+
+def _listen(address: str, _number: int) -> socket.socket:
+    listener = socket.socket()
+    listener.bind((address, 0))
+    listener.listen()
+    return listener
+
+
+Make = Callable[..., World]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Make a world. Who is silent in it is no matter of time."""
+    worlds: list[World] = []
+
+    def build(resources: Mapping[str, Any], script: Mapping[tuple[int, int], str], **more: Any) -> World:
+        world = World(tmp_path, resources, script, **more)
+        worlds.append(world)
+        monkeypatch.setattr(Ranks, "world", world, raising=False)
+        silent = lambda self: [node for node in self._beats if node in world.dead]  # noqa: E731
+        monkeypatch.setattr(Peers, "silent", silent)
+        hear = Rounds._hear
+
+        def noted(self: Rounds, name: str) -> dict[str, Any] | None:
+            if name == "begin":
+                world.waits_for_begin.add(self._of.node)
+            return hear(self, name)
+
+        monkeypatch.setattr(Rounds, "_hear", noted)
+        return world
+
+    monkeypatch.setattr(rounds, "Workers", Ranks)
+    monkeypatch.setattr(rounds, "_POLL_S", _POLL_S)
+    monkeypatch.setattr(control_store, "_POLL_S", _POLL_S)
+    monkeypatch.setattr(control_store, "_BEAT_S", 0.01)
+    # What the kernel of this machine has noted meanwhile is not for these tests.
+    monkeypatch.setattr(rounds, "explained", lambda ending, _before: ending)
+    monkeypatch.setattr(stacks, "collect", lambda pids, _logs, _beats: {rank: [] for rank in pids})
+    monkeypatch.setattr(stacks, "state_of", lambda _pid: "S")
+    yield build
+    for world in worlds:
+        world.over.set()
+
+
+# --- one round ------------------------------------------------------------------------------------------------------
+
+
+def test_all_ranks_complete_and_so_does_every_node(make: Make) -> None:
+    world = make({"nodes": 2}, {}).begin().end()
+    assert world.causes() == {0: "completed", 1: "completed"}
+    assert world.events("restart") == []
+    assert world.prepared.count((0, 1, "step-3")) == 1
+
+
+@pytest.mark.parametrize("unfit", [0, 1])
+def test_a_node_that_cannot_start_its_ranks_ends_the_others_and_says_why(make: Make, unfit: int) -> None:
+    script = {(0, 1 - unfit): WAIT}
+    world = make({"nodes": 2}, script, unfit=unfit, requeue={"restarts_in_place": 0}).begin().end()
+    assert world.causes() == {0: "crash", 1: "crash"}
+    assert world.root == ("crash", "cannot enter the working directory /w")
+    assert world.events("restart") == []
+
+
+def test_a_single_node_needs_nobody(make: Make) -> None:
+    world = make({"nodes": 1}, {}).begin().end()
+    assert world.causes() == {0: "completed"}
+
+
+def test_a_spare_node_that_stands_by_all_the_time_completes(make: Make) -> None:
+    world = make({"nodes": 1, "spares": 1}, {}).begin().end()
+    assert world.causes() == {0: "completed", 1: "completed"}
+    assert world.rounds_of(1) == []
+    outcome = world.outcomes[1]
+    assert outcome is not None
+    assert not outcome.ending.cascade
+
+
+# --- restarts in place ----------------------------------------------------------------------------------------------
+
+
+def test_ranks_start_again_where_they_are_after_a_crash(make: Make) -> None:
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}).begin().end()
+    assert world.causes() == {0: "completed", 1: "completed"}
+    [event] = world.events("restart")
+    assert (event["round"], event["members"], event["cause"], event["lost"]) == (1, [0, 1], "crash", [])
+    assert "rank 1 exited with code 1: ValueError: 1" in event["why"]
+    assert event["past"]["reached"] == 5
+    assert (event["past"]["began_at_step"], event["past"]["committed"]) == (3, 3)
+    assert (world.rounds_of(0), world.rounds_of(1)) == ([0, 1], [0, 1])
+
+
+def test_a_later_round_meets_at_a_store_of_its_own(make: Make) -> None:
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}).begin().end()
+    first, second = world.ranks[0, 1].given["where"], world.ranks[1, 1].given["where"]
+    assert first == ("127.0.0.1", 1)
+    assert second != first
+    assert second == world.ranks[1, 0].given["where"]
+
+
+def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make) -> None:
+    script = {(number, node): WAIT if node == 0 else CRASH for number in range(3) for node in range(2)}
+    world = make({"nodes": 2}, script, requeue={"restarts_in_place": 1, "max_failures": 9}).begin().end()
+    assert [event["round"] for event in world.events("restart")] == [1]
+    assert world.causes() == {0: "crash", 1: "crash"}
+    assert world.root[1].startswith("rank 1 exited with code 1")
+    # Node 0's own end follows from the other's.
+    ending = world.outcomes[0].ending  # type: ignore[union-attr]
+    assert ending.failed_at is None
+
+
+@pytest.mark.parametrize("requeue", [{"enabled": False}, {"restarts_in_place": 0}, {"max_failures": 0}])
+def test_a_spec_may_want_no_restart(make: Make, requeue: dict[str, Any]) -> None:
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}, requeue=requeue).begin().end()
+    assert world.events("restart") == []
+    assert world.causes() == {0: "crash", 1: "crash"}
+
+
+def test_the_same_failure_at_the_same_step_twice_ends_the_attempt(make: Make) -> None:
+    script = {(number, node): WAIT if node == 0 else CRASH for number in range(4) for node in range(2)}
+    world = make({"nodes": 2}, script).begin().end()
+    assert [event["round"] for event in world.events("restart")] == [1]
+    assert world.root[0] == "crash"
+
+
+def test_what_earlier_attempts_went_through_counts(make: Make) -> None:
+    earlier = Past(cause="crash", at=1.0, reached=5, committed=3, where="other")
+    script = {(0, 0): WAIT, (0, 1): CRASH}
+    world = make({"nodes": 2}, script, before=[earlier], requeue={"max_failures": 1}).begin().end()
+    assert world.events("restart") == []
+
+
+def test_other_ends_than_failures_end_the_attempt(make: Make) -> None:
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): WAIT}).begin()
+    world.until_running(0, 0, 1)
+    world.signal()
+    world.end()
+    assert world.causes() == {0: "preempted", 1: "preempted"}
+    assert world.events("restart") == []
+    assert [event["signal"] for event in world.events("stopping")] == ["SIGTERM"]
+
+
+def test_a_signal_to_one_node_alone_stops_all(make: Make) -> None:
+    world = make({"nodes": 3}, {(0, node): WAIT for node in range(3)}).begin()
+    world.until_running(0, 0, 1, 2)
+    world.signal(1, number=signal.SIGUSR2)
+    world.end()
+    assert world.causes() == {0: "timeout", 1: "timeout", 2: "timeout"}
+
+
+def test_a_signal_that_comes_when_ranks_have_failed_already_starts_nothing_again(make: Make) -> None:
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH})
+    world.when_ended = lambda: world.signal(0)
+    world.begin().end()
+    assert world.events("restart") == []
+    assert world.root[0] == "crash"
+
+
+def test_ranks_are_asked_to_stop_before_the_time_limit_and_not_started_again(make: Make) -> None:
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): WAIT}, deadline=time.monotonic() + 0.2).begin().end()
+    assert world.causes() == {0: "timeout", 1: "timeout"}
+    assert world.events("restart") == []
+
+
+# --- nodes that are lost --------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_can_do_with_fewer_nodes_goes_on_without_the_one_that_is_lost(make: Make) -> None:
+    script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT}
+    world = make({"nodes": {"min": 2, "max": 3}}, script).begin().end()
+    assert world.causes() == {0: "completed", 2: "completed"}
+    [event] = world.events("restart")
+    assert (event["members"], event["lost"], event["cause"]) == ([0, 2], [1], "node_fail")
+    assert "n1 is gone" in event["why"]
+    # Group ranks are numbered anew.
+    assert [world.ranks[1, node]._first for node in (0, 2)] == [0, 1]
+
+
+def test_ranks_of_all_other_nodes_are_asked_to_stop_when_one_is_lost(make: Make) -> None:
+    script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT}
+    world = make({"nodes": {"min": 2, "max": 3}}, script).begin().end()
+    for node in (0, 2):
+        assert world.ranks[0, node]._own[0].asked == [signal.SIGTERM]
+
+
+def test_a_spare_node_takes_the_place_of_one_that_is_lost(make: Make) -> None:
+    script = {(0, 0): WAIT, (0, 1): LOST}
+    world = make({"nodes": 2, "spares": 1}, script).begin().end()
+    assert world.causes() == {0: "completed", 2: "completed"}
+    assert [event["members"] for event in world.events("restart")] == [[0, 2]]
+    assert world.rounds_of(2) == [1]
+    assert world.prepared.count((1, 2, "step-3")) == 1
+
+
+def test_a_spare_node_that_is_lost_ends_no_round(make: Make) -> None:
+    world = make({"nodes": 2, "spares": 1}, {(0, 0): WAIT, (0, 1): WAIT}).begin()
+    world.until_running(0, 0, 1)
+    world.dead.add(2)
+    for node in (0, 1):
+        world.ranks[0, node]._own[0].returncode = 0
+    world.end()
+    assert world.causes()[0] == "completed"
+    assert world.ranks[0, 0]._own[0].asked == []
+
+
+def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make) -> None:
+    world = make({"nodes": 3}, {(0, 0): WAIT, (0, 1): WAIT, (0, 2): LOST}).begin().end()
+    assert world.causes()[0] == "node_fail"
+    assert world.root == ("node_fail", "n2 is gone: its agent has not been heard of any more")
+    ending = world.outcomes[0].ending  # type: ignore[union-attr]
+    assert list(ending.without) == ["n2"]
+    assert not ending.cascade
+
+
+def test_a_node_that_was_given_up_though_it_lives_ends_its_ranks_and_itself(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It waits for node 0 to leave this round, which goes on to another.
+    monkeypatch.setattr(rounds, "_LEAVING_S", 0.2)
+    world = make({"nodes": {"min": 2, "max": 3}}, {(0, node): WAIT for node in range(3)}).begin()
+    world.until_running(0, 0, 1, 2)
+    world.dead.add(1)
+    world.end()
+    until(lambda: not world.threads[1].is_alive(), "the end of node 1")
+    assert world.causes() == {0: "completed", 1: "node_fail", 2: "completed"}
+    assert world.ranks[0, 1]._own[0].asked == [signal.SIGTERM]
+    assert world.rounds_of(1) == [0]
+
+
+def test_two_nodes_are_lost_one_after_the_other(make: Make) -> None:
+    script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT, (1, 0): WAIT, (1, 2): LOST}
+    world = make({"nodes": {"min": 1, "max": 3}}, script).begin().end()
+    assert [event["members"] for event in world.events("restart")] == [[0, 2], [0]]
+    assert world.causes() == {0: "completed"}
+
+
+def test_a_node_on_which_ranks_fail_again_and_again_is_left_out(make: Make) -> None:
+    script = {(0, 0): WAIT, (0, 1): CRASH, (1, 0): WAIT, (1, 1): CRASH}
+    world = make({"nodes": 2, "spares": 1}, script, requeue={"restarts_in_place": 3})
+    world.committed = 1
+    # A failure elsewhere in the program each time, so that it is not taken for the same one.
+    said = iter(["OSError", "KeyError", "x", "y"])
+    exits = Ranks.exits
+
+    def told(self: Ranks) -> list[Exit]:
+        found = exits(self)
+        return [
+            Exit(rank=e.rank, pid=1, code=e.code, at=e.at, last_lines=[next(said)]) if e.failed else e for e in found
+        ]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Ranks, "exits", told)
+        world.begin().end()
+    assert [event["members"] for event in world.events("restart")] == [[0, 1], [0, 2]]
+    assert world.causes() == {0: "completed", 1: "completed", 2: "completed"}
+
+
+def test_the_others_end_when_node_0_is_gone(make: Make) -> None:
+    world = make({"nodes": {"min": 2, "max": 3}, "spares": 1}, {(0, 0): LOST, (0, 1): WAIT, (0, 2): WAIT}).begin().end()
+    assert world.causes() == {1: "node_fail", 2: "node_fail", 3: "node_fail"}
+    for node in (1, 2, 3):
+        outcome = world.outcomes[node]
+        assert outcome is not None
+        assert outcome.ending.cascade
+
+
+# --- hangs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
+    monkeypatch.setattr(watchdog, "limit", lambda *_: 0.1)
+
+
+@pytest.mark.usefixtures("quick_watchdog")
+def test_a_rank_that_hangs_is_named_and_ranks_start_again(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = Pulse.beat
+
+    def only_once(self: Pulse, step: int, phase: Phase, **times: float) -> None:
+        if self.phase is Phase.NONE:
+            beat(self, step, phase, **times)
+
+    monkeypatch.setattr(Pulse, "beat", only_once)
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): HANG}).begin().end()
+    [event] = world.events("restart")
+    assert event["cause"] == "hang"
+    assert event["why"] == "rank 1 (node 1) has finished 0 steps, others 5"
+    for node in range(2):
+        [seen] = world.events("hang", node)
+        assert [state["rank"] for state in seen["ranks"]] == [node]
+    assert world.causes() == {0: "completed", 1: "completed"}
+
+
+@pytest.mark.usefixtures("quick_watchdog")
+def test_a_node_on_which_ranks_hang_again_and_again_is_left_out(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = Pulse.beat
+    once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
+    monkeypatch.setattr(Pulse, "beat", once)
+    script = {(0, 0): WAIT, (0, 1): HANG, (1, 0): WAIT, (1, 1): HANG}
+    world = make({"nodes": 2, "spares": 1}, script)
+    monkeypatch.setattr(World, "committed", property(lambda self: 3 + max((n for n, _ in self.ranks), default=0)))
+    world.begin().end()
+    assert [event["members"] for event in world.events("restart")] == [[0, 1], [0, 2]]
+
+
+@pytest.mark.usefixtures("quick_watchdog")
+def test_a_hang_that_ends_the_attempt_names_the_ranks(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    beat = Pulse.beat
+    once = lambda self, step, phase, **times: beat(self, step, phase, **times) if not self.phase else None  # noqa: E731
+    monkeypatch.setattr(Pulse, "beat", once)
+    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): HANG}, requeue={"restarts_in_place": 0}).begin().end()
+    assert world.root == ("hang", "rank 1 (node 1) has finished 0 steps, others 5")
+    assert world.causes()[0] == "hang"
+
+
+# --- stopped before anything began ----------------------------------------------------------------------------------
+
+
+def test_a_signal_before_all_nodes_have_come_begins_nothing(make: Make) -> None:
+    world = make({"nodes": 2}, {}).begin(1)
+    world.signal()
+    world.dead.add(1)
+    world.end()
+    assert world.outcomes == {0: None}
+    assert world.ranks == {}
+
+
+def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Node 0 has seen node 1 come, which has not seen node 0 yet."""
+    gather = Peers.gather
+
+    def late(self: Peers, place: str, *, given_up: Callable[[], bool]) -> None:
+        if place == "here" and self._node == 1:
+            self.say("here/1", {})
+            until(given_up, "the signal")
+        else:
+            gather(self, place, given_up=given_up)
+
+    monkeypatch.setattr(Peers, "gather", late)
+    world = make({"nodes": 2}, {(0, 0): WAIT}).begin()
+    world.until_running(0, 0)
+    world.signal(1)
+    world.end()
+    assert world.outcomes[1] is None
+    assert world.root == ("preempted", "stopped by SIGTERM")
+    assert world.ranks[0, 0]._own[0].asked == [signal.SIGTERM]
+
+
+def test_a_node_that_waits_for_node_0_to_begin_ends_as_soon_as_that_leaves(make: Make) -> None:
+    world = make({"nodes": 3}, {}).begin(2)
+    until(lambda: 1 in world.waits_for_begin, "node 1")
+    world.signal()
+    world.dead.add(2)
+    world.end()
+    assert world.outcomes[0] is None
+    outcome = world.outcomes[1]
+    assert outcome is not None
+    assert (outcome.ending.cause, outcome.ending.signal) == ("preempted", "SIGTERM")
+    assert world.ranks == {}

@@ -1,0 +1,300 @@
+"""Published checkpoints: whole or not there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import xxhash
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint.files import Manifest, Staging
+
+ATTEMPT = "4711.0"
+NAMES = ("__0_0.distcp", ".metadata")
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    path = tmp_path / "checkpoints"
+    path.mkdir()
+    return path
+
+
+def manifest_of(step: int, written: dict[str, bytes], **more: Any) -> Manifest:
+    return Manifest(
+        step=step,
+        world_size=1,
+        saved_at=time.time(),
+        seconds=1.5,
+        stall_s=0.25,
+        plan_hash="abc",
+        attempt=ATTEMPT,
+        why="steps",
+        files={name: (len(content), xxhash.xxh3_128(content).hexdigest()) for name, content in written.items()},
+        **more,
+    )
+
+
+def stage(checkpoints: Path, step: int, content: bytes = b"weights", attempt: str = ATTEMPT) -> Staging:
+    staging = Staging(checkpoints, attempt, step)
+    for name in NAMES:
+        (staging.make() / name).write_bytes(content + name.encode())
+    return staging
+
+
+def publish(checkpoints: Path, step: int, content: bytes = b"weights", attempt: str = ATTEMPT, **more: Any) -> Path:
+    written = {name: content + name.encode() for name in NAMES}
+    return stage(checkpoints, step, content, attempt).publish(manifest_of(step, written, **more))
+
+
+def test_a_published_checkpoint_is_complete_and_private(checkpoints: Path) -> None:
+    path = publish(checkpoints, 5)
+    assert path == checkpoints / "step-5"
+    assert sorted(entry.name for entry in path.iterdir()) == [".metadata", "MANIFEST.json", "__0_0.distcp"]
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
+    assert all(stat.S_IMODE(entry.stat().st_mode) & 0o077 == 0 for entry in [path, path / "MANIFEST.json"])
+
+
+def test_a_manifest_says_what_was_written(checkpoints: Path) -> None:
+    kinds = {"model": {"kind": "module", "per_rank": False}}
+    path = publish(
+        checkpoints, 5, b"12345", metrics={"loss": 0.5}, params={"lr": 1}, objects=kinds, mesh=({"shape": [2]},)
+    )
+    manifest = files.read_manifest(path)
+    assert (manifest.step, manifest.world_size, manifest.plan_hash, manifest.why) == (5, 1, "abc", "steps")
+    assert (manifest.metrics, manifest.params, manifest.objects) == ({"loss": 0.5}, {"lr": 1}, kinds)
+    assert manifest.files["__0_0.distcp"] == (17, xxhash.xxh3_128(b"12345__0_0.distcp").hexdigest())
+    assert manifest.bytes == files.bytes_of(path) == 17 + 14
+    described = manifest.describe(path)
+    assert (described["step"], described["path"], described["bytes"]) == (5, "checkpoints/step-5", 31)
+    assert (described["seconds"], described["stall_s"]) == (1.5, 0.25)
+    files.verify(path, manifest, manifest.files)
+
+
+def test_until_it_is_published_a_checkpoint_is_not_there(checkpoints: Path) -> None:
+    staging = stage(checkpoints, 5)
+    assert files.published(checkpoints) == []
+    assert files.newest_published(checkpoints) is None
+    staging.discard()
+    assert list(checkpoints.iterdir()) == []
+
+
+def test_published_checkpoints_come_newest_first_by_number(checkpoints: Path) -> None:
+    for step in (9, 100, 10):
+        publish(checkpoints, step)
+    assert [path.name for path in files.published(checkpoints)] == ["step-100", "step-10", "step-9"]
+    assert files.newest_published(checkpoints) == checkpoints / "step-100"
+
+
+def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoints: Path) -> None:
+    publish(checkpoints, 5)
+    (checkpoints / "step-9").mkdir()
+    (checkpoints / "step-9" / "__0_0.distcp").write_bytes(b"x")
+    assert [path.name for path in files.published(checkpoints)] == ["step-5"]
+    with pytest.raises(CheckpointError, match="was never published"):
+        files.read_manifest(checkpoints / "step-9")
+
+
+def test_where_there_is_no_directory_there_are_no_checkpoints(tmp_path: Path) -> None:
+    assert files.published(tmp_path / "nowhere") == []
+
+
+def test_publishing_a_step_again_replaces_it(checkpoints: Path) -> None:
+    publish(checkpoints, 5, b"old")
+    path = publish(checkpoints, 5, b"new", attempt="4711.1")
+    assert (path / "__0_0.distcp").read_bytes() == b"new__0_0.distcp"
+    manifest = files.read_manifest(path)
+    files.verify(path, manifest, manifest.files)
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
+
+
+def test_a_manifest_that_cannot_be_written_leaves_the_old_checkpoint(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(checkpoints, 5, b"old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    staging = stage(checkpoints, 5, b"new", "4711.1")
+    monkeypatch.setattr(files, "write_json", full)
+    with pytest.raises(OSError, match="No space left"):
+        staging.publish(manifest_of(5, {}))
+    staging.discard()
+    [path] = files.published(checkpoints)
+    files.verify(path, files.read_manifest(path), NAMES)
+    assert (path / "__0_0.distcp").read_bytes() == b"old__0_0.distcp"
+
+
+def test_a_changed_byte_is_found_by_its_hash_alone(checkpoints: Path) -> None:
+    path = publish(checkpoints, 5, b"12345")
+    manifest = files.read_manifest(path)
+    content = bytearray((path / NAMES[0]).read_bytes())
+    content[2] ^= 1
+    (path / NAMES[0]).write_bytes(content)
+    files.verify(path, manifest, [NAMES[1]])
+    files.verify(path, manifest, NAMES, hashes=False)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is not what was written"):
+        files.verify(path, manifest, NAMES)
+
+
+def test_a_file_that_was_cut_short_is_found(checkpoints: Path) -> None:
+    path = publish(checkpoints, 5, b"12345")
+    os.truncate(path / NAMES[0], 4)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 4 bytes, its manifest says 17"):
+        files.verify(path, files.read_manifest(path), NAMES, hashes=False)
+
+
+def test_a_file_that_is_missing_is_found(checkpoints: Path) -> None:
+    path = publish(checkpoints, 5)
+    (path / NAMES[0]).unlink()
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is missing"):
+        files.verify(path, files.read_manifest(path), NAMES, hashes=False)
+
+
+def test_a_file_that_cannot_be_read_is_named_with_the_reason(
+    checkpoints: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(checkpoints, 5)
+
+    def fail(_: Path) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(files, "_hash", fail)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read: Input/output error"):
+        files.verify(path, files.read_manifest(path), NAMES)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\x00" * 64])
+def test_a_manifest_that_is_no_json_is_refused(checkpoints: Path, content: bytes) -> None:
+    path = publish(checkpoints, 5)
+    (path / "MANIFEST.json").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json"):
+        files.read_manifest(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"schema": 3},
+        {"schema": 1},
+        {"schema": "x"},
+        {"step": None},
+        {"step": "x"},
+        {"files": []},
+        {"files": {"a": 1}},
+        {"files": {"a": {"bytes": 1}}},
+        {"seconds": {}},
+        {"files": {"../a": {"bytes": 1, "xxh3_128": ""}}},
+        {"metrics": {"a": "b"}},
+    ],
+)
+def test_a_manifest_with_other_content_is_refused(checkpoints: Path, change: dict[str, object]) -> None:
+    path = publish(checkpoints, 5)
+    data = json.loads((path / "MANIFEST.json").read_text())
+    (path / "MANIFEST.json").write_text(json.dumps({**data, **change}))
+    with pytest.raises(CheckpointError, match=r"MANIFEST\.json"):
+        files.read_manifest(path)
+
+
+def test_a_manifest_of_a_newer_version_says_so(checkpoints: Path) -> None:
+    path = publish(checkpoints, 5)
+    data = json.loads((path / "MANIFEST.json").read_text())
+    (path / "MANIFEST.json").write_text(json.dumps({**data, "schema": 3}))
+    with pytest.raises(CheckpointError, match="a newer slurmtrain has written it"):
+        files.read_manifest(path)
+
+
+def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = stage(checkpoints, 5)
+    rename = Path.rename
+
+    def too_late(path: Path, target: Path) -> Path:
+        monkeypatch.setattr(Path, "rename", rename)
+        files.sweep(checkpoints, "4711.1")
+        return path.rename(target)
+
+    monkeypatch.setattr(Path, "rename", too_late)
+    with pytest.raises(FileNotFoundError):
+        staging.publish(manifest_of(5, {}))
+    assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
+
+
+def gone(checkpoints: Path, keep: Keep) -> list[str]:
+    return [each.path.name for each in files.disposable(checkpoints, keep)]
+
+
+def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: Path) -> None:
+    for step in (1, 2, 10, 20):
+        publish(checkpoints, step, metrics={"loss": 1 / step if step > 1 else 0.0})
+    assert gone(checkpoints, Keep(last=2)) == ["step-1", "step-2"]
+    assert gone(checkpoints, Keep(last=1, best=Best(metric="loss"))) == ["step-2", "step-10"]
+    assert gone(checkpoints, Keep(last=1, every_steps=10)) == ["step-1", "step-2"]
+    assert gone(checkpoints, Keep(last=9)) == []
+    assert [each.bytes for each in files.disposable(checkpoints, Keep(last=3))] == [35]
+
+
+def test_the_last_checkpoint_is_never_disposable(checkpoints: Path) -> None:
+    publish(checkpoints, 1)
+    assert gone(checkpoints, Keep(last=1)) == []
+
+
+def test_a_damaged_checkpoint_goes_first_once_there_is_a_newer_one(checkpoints: Path) -> None:
+    publish(checkpoints, 5)
+    publish(checkpoints, 10)
+    aside = files.set_aside(checkpoints / "step-10")
+    assert (aside.name, files.damaged(checkpoints)) == ("damaged-step-10", [aside])
+    assert gone(checkpoints, Keep(last=1)) == []
+    publish(checkpoints, 15)
+    assert gone(checkpoints, Keep(last=1)) == ["damaged-step-10", "step-5"]
+
+
+def test_two_damaged_checkpoints_of_one_step_are_both_put_aside(checkpoints: Path) -> None:
+    names = [files.set_aside(publish(checkpoints, 5)).name for _ in range(3)]
+    assert names == ["damaged-step-5", "damaged-step-5.1", "damaged-step-5.2"]
+    assert files.published(checkpoints) == []
+
+
+def test_what_is_deleted_is_gone_and_deleting_it_again_says_so(checkpoints: Path) -> None:
+    path = publish(checkpoints, 5)
+    files.delete(path)
+    assert list(checkpoints.iterdir()) == []
+    with pytest.raises(FileNotFoundError):
+        files.delete(path)
+
+
+def test_what_dead_attempts_left_is_swept_and_nothing_else(checkpoints: Path) -> None:
+    publish(checkpoints, 1)
+    for attempt in ("4711.0", "4711.1", "4711.10"):
+        stage(checkpoints, 2, attempt=attempt)
+    (checkpoints / ".trash-step-0").mkdir()
+    (checkpoints / "mine.txt").write_text("a user's file")
+    files.sweep(checkpoints, "4711.1")
+    assert sorted(entry.name for entry in checkpoints.iterdir()) == [".4711.1-step-2", "mine.txt", "step-1"]
+
+
+def test_sweeping_publishes_what_only_lacks_its_name(checkpoints: Path) -> None:
+    publish(checkpoints, 1)
+    for step, content in ((1, b"late"), (2, b"new")):
+        staging = stage(checkpoints, step, content)
+        written = {name: content + name.encode() for name in NAMES}
+        (staging.path / "MANIFEST.json").write_text(json.dumps(manifest_of(step, written).to_json()))
+    files.sweep(checkpoints, "4711.1")
+    assert sorted(entry.name for entry in checkpoints.iterdir()) == ["step-1", "step-2"]
+    for path in files.published(checkpoints):
+        files.verify(path, files.read_manifest(path), NAMES)
+    assert (checkpoints / "step-1" / NAMES[0]).read_bytes().startswith(b"weights")
+
+
+def test_sweeping_where_there_is_nothing_is_fine(tmp_path: Path) -> None:
+    files.sweep(tmp_path / "nowhere", ATTEMPT)
+    assert not (tmp_path / "nowhere").exists()

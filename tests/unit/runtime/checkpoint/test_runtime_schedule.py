@@ -1,0 +1,124 @@
+"""When rank 0 wants a checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.spec import Every
+from slurmtrain.runtime.checkpoint import schedule
+from slurmtrain.runtime.checkpoint.saver import Outcome
+from slurmtrain.runtime.checkpoint.schedule import Due, Schedule
+from slurmtrain.system.files import write_json
+from slurmtrain.system.journal import Journal
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(schedule, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def make(run: RunDir, every: Every, journal: Journal | None = None) -> Schedule:
+    made = Schedule(run, every, History(), 2, journal)
+    made.begin()
+    return made
+
+
+def journaled(run: RunDir) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run.path / "rank-0.jsonl").read_text().splitlines()]
+
+
+def test_an_interval_of_minutes_begins_anew_with_each_save(run: RunDir, clock: Clock) -> None:
+    plan = make(run, Every("minutes", 2))
+    clock.now += 119
+    assert plan.due() is Due.NOT
+    clock.now += 1
+    assert plan.due() is Due.INTERVAL
+    plan.began()
+    assert plan.due() is Due.NOT
+
+
+def test_an_interval_of_steps_asks_no_clock(run: RunDir, clock: Clock) -> None:
+    plan = make(run, Every("steps", 10))
+    clock.now += 1e6
+    assert plan.due() is Due.NOT
+    assert [step for step in range(1, 31) if plan.is_due_at(step)] == [10, 20, 30]
+    assert not any(make(run, Every("minutes", 10)).is_due_at(step) for step in range(100))
+
+
+def test_auto_follows_what_saves_cost_and_says_so(run: RunDir, clock: Clock) -> None:
+    with Journal(run.path / "rank-0.jsonl") as journal:
+        plan = make(run, Every("auto", 0), journal)
+        clock.now += 29
+        assert plan.due() is Due.NOT
+        clock.now += 1
+        assert plan.due() is Due.INTERVAL
+        plan.began()
+        plan.ended(Outcome(step=5, stall_s=1.0, seconds=4.0))
+        clock.now += 60
+        assert plan.due() is Due.NOT
+        plan.ended(Outcome(step=6, stall_s=1.0, seconds=4.0))
+    first, second = journaled(run)
+    assert (first["kind"], first["stall_s"]) == ("interval", None)
+    assert (second["stall_s"], second["save_s"]) == (1.0, 4.0)
+    assert float(str(second["seconds"])) > 60
+
+
+def test_a_save_that_failed_says_nothing_of_what_saves_cost(run: RunDir, clock: Clock) -> None:
+    with Journal(run.path / "rank-0.jsonl") as journal:
+        plan = make(run, Every("auto", 0), journal)
+        plan.ended(Outcome(step=5, problem="no space", stall_s=100.0))
+    assert [event["stall_s"] for event in journaled(run)] == [None]
+
+
+def test_a_wish_is_seen_within_a_second_and_fulfilled_once(run: RunDir, clock: Clock) -> None:
+    plan = make(run, Every("steps", 10))
+    write_json(run.request, {"request": "abc", "t": 1.0})
+    assert plan.due() is Due.NOT
+    clock.now += 1
+    assert plan.due() is Due.ASKED
+    assert plan.due() is Due.ASKED
+    assert plan.take_request() == "abc"
+    clock.now += 5
+    assert (plan.due(), plan.take_request()) == (Due.NOT, None)
+    write_json(run.request, {"request": "def", "t": 2.0})
+    clock.now += 1
+    assert (plan.due(), plan.take_request()) == (Due.ASKED, "def")
+
+
+def test_a_wish_from_before_the_attempt_is_not_its(run: RunDir, clock: Clock) -> None:
+    write_json(run.request, {"request": "abc", "t": 1.0})
+    plan = make(run, Every("steps", 10))
+    clock.now += 10
+    assert plan.due() is Due.NOT
+
+
+def test_a_wish_that_cannot_be_read_is_none(run: RunDir, clock: Clock) -> None:
+    plan = make(run, Every("steps", 10))
+    run.request.write_text("{")
+    clock.now += 1
+    assert plan.due() is Due.NOT
+    run.request.unlink()
+    clock.now += 1
+    assert plan.due() is Due.NOT

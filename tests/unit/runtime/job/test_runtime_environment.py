@@ -1,0 +1,168 @@
+"""What a job's processes read from their environment, and what is kept from a job that is submitted within one."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.errors import LaunchError
+from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.runtime.job.environment import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
+from slurmtrain.system.process import Process
+
+SLURM = {"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_STEP_NUM_NODES": "2"}
+LOCAL = {"SUBMITIT_LOCAL_GLOBALID": "1", "SUBMITIT_LOCAL_NTASKS": "2", **local_job("local-abc")}
+HANDED = Launch(attempt=3)
+
+
+@pytest.fixture(autouse=True)
+def _outside_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "SUBMITIT_", "SBATCH_")):
+            monkeypatch.delenv(name)
+
+
+def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launch = HANDED) -> Node:
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with tempfile.TemporaryDirectory() as folder:
+        submission = RunDir(Path(folder)).submission(2)
+        submission.path.mkdir(parents=True)
+        submission.launch.write_text(json.dumps(launch.plain()))
+        return this_node(submission)
+
+
+# --- which node of which attempt --------------------------------------------------------------------------------
+
+
+def test_a_node_of_a_job_of_slurms_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = node(monkeypatch, SLURM)
+    assert (found.index, found.count, found.host, found.job_id) == (1, 2, socket.gethostname(), "4711")
+    assert found.restart == 0
+    assert (found.executor, found.submission, found.launch, found.attempt) == ("slurm", 2, HANDED, 3)
+
+
+def test_the_nodes_of_a_job_are_those_of_its_step_which_may_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert node(monkeypatch, {**SLURM, "SLURM_NNODES": "3"}).count == 2
+    monkeypatch.delenv("SLURM_STEP_NUM_NODES")
+    assert node(monkeypatch, {"SLURM_NNODES": "3"}).count == 3
+
+
+def test_a_job_that_was_started_again_counts_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "2"})
+    assert (found.restart, found.attempt) == (2, 5)
+
+
+def test_an_element_of_an_array_goes_by_the_arrays_id_and_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    array = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
+    found = node(monkeypatch, {**SLURM, **array})
+    assert (found.job_id, found.restart) == ("4700_3", 1)
+    assert slurm_job_id(SLURM) == "4711"
+
+
+def test_a_node_of_a_local_job_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = node(monkeypatch, LOCAL)
+    assert (found.index, found.count, found.job_id, found.restart) == (1, 2, "local-abc", 0)
+    assert found.executor == "local"
+
+
+def test_a_local_job_within_a_job_of_slurms_is_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = node(monkeypatch, {**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL})
+    assert (found.index, found.count, found.job_id, found.restart) == (1, 2, "local-abc", 0)
+    assert found.executor == "local"
+
+
+def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="runs inside a job only"):
+        this_node(RunDir(tmp_path).submission(1))
+
+
+def test_a_node_that_does_not_see_the_run_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    with pytest.raises(LaunchError, match="is the run directory visible on this node"):
+        this_node(RunDir(tmp_path).submission(1))
+
+
+def test_only_the_nodes_of_a_local_run_share_a_host_and_are_told_apart_by_their_index() -> None:
+    local = Node(index=1, count=2, host="h", job_id="j", restart=0, executor="local", submission=1, launch=HANDED)
+    slurm = Node(index=1, count=2, host="h", job_id="j", restart=0, executor="slurm", submission=1, launch=HANDED)
+    assert (local.name(2), local.name(1), slurm.name(2)) == ("h/1", "h", "h")
+
+
+# --- what a submission hands over -------------------------------------------------------------------------------
+
+launches = st.builds(
+    Launch,
+    attempt=st.integers(1, 99),
+    after=st.none() | st.tuples(st.text(), st.builds(Process, st.text(), st.text(), st.integers(), st.integers())),
+    from_start=st.booleans(),
+    since=st.none() | st.floats(0, 2**40),
+    history=st.none() | st.builds(History, uptime_s=st.floats(0, 2**40), interruptions=st.integers(0, 99)),
+)
+
+
+@given(launches)
+def test_what_a_submission_hands_over_is_what_its_nodes_read(launch: Launch) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        assert node(monkeypatch, SLURM, launch).launch == launch
+
+
+def test_what_a_version_handed_over_that_knew_of_no_history_is_read() -> None:
+    told = Launch(attempt=2, history=History(interruptions=1)).plain()
+    del told["history"]
+    assert Launch.from_plain(told) == Launch(attempt=2)
+
+
+def test_only_the_first_start_of_a_job_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = Launch(attempt=1, from_start=True)
+    assert node(monkeypatch, SLURM, launch).from_start
+    assert not node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "1"}, launch).from_start
+
+
+# --- what is kept from a job within a job -----------------------------------------------------------------------
+
+INSIDE = {
+    "SLURM_JOB_ID": "1",
+    "SLURM_MEM_PER_NODE": "100",
+    "SLURM_CLUSTERS": "other",
+    "SLURMD_NODENAME": "n0",
+    "SRUN_DEBUG": "3",
+    "SUBMITIT_EXECUTOR": "slurm",
+    "TORCHELASTIC_RUN_ID": "x",
+    "RANK": "0",
+    "WORLD_SIZE": "2",
+    "MASTER_ADDR": "n0",
+    "MASTER_PORT": "1",
+    "SLURMTRAIN_GPUS": "0,1",
+    "SLURMTRAIN_SUBMISSION": "1",
+    "SLURMTRAIN_ATTEMPT": "1",
+    "SLURMTRAIN_FROM_START": "1",
+    **local_job("j"),
+}
+OUTSIDE = {"PATH": "/bin", "HOME": "/root", "SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "t", "RANKING": "1",
+           "SLURMTRAIN_RUNS": "/runs", "MY_SLURM_JOB_ID": "5"}  # fmt: skip
+
+
+def test_what_belongs_to_the_job_around_is_taken_out_and_all_else_stays() -> None:
+    assert scrubbed({**INSIDE, **OUTSIDE}) == OUTSIDE
+
+
+@pytest.mark.parametrize(("around", "kept"), [({}, True), ({"SLURM_JOB_ID": "1"}, False)])
+def test_defaults_for_sbatch_are_a_persons_own_only_outside_a_job(around: dict[str, str], kept: bool) -> None:
+    assert ("SBATCH_ACCOUNT" in scrubbed({**around, "SBATCH_ACCOUNT": "mine"})) is kept
+
+
+@given(st.dictionaries(st.text(), st.text()))
+def test_scrubbing_adds_and_changes_nothing_and_does_not_need_to_be_done_twice(environ: dict[str, str]) -> None:
+    once = scrubbed({**environ, **INSIDE})
+    assert once.items() <= environ.items()
+    assert scrubbed(once) == once

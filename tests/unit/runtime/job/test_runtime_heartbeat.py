@@ -1,0 +1,105 @@
+"""The memory in which ranks tell their agent what they do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.site import until
+
+from slurmtrain.model.diagnosis.hang import NEVER
+from slurmtrain.runtime.job.heartbeat import Beat, Board, Phase, Pulse
+
+BEATS_FOR_EVER = """
+import sys
+from slurmtrain.runtime.job.heartbeat import Phase, Pulse
+pulse = Pulse.open(sys.argv[1], int(sys.argv[2]))
+step = 0
+while True:
+    step += 1
+    pulse.beat(step, Phase.TRAINING, step_s=float(step), own_s=float(step))
+"""
+
+
+@pytest.fixture
+def board() -> Iterator[Board]:
+    board = Board(2)
+    yield board
+    board.close()
+
+
+def test_a_rank_that_was_never_heard_of_has_an_empty_beat(board: Board) -> None:
+    assert board.read() == [NEVER, NEVER]
+    assert NEVER.phase is Phase.NONE
+
+
+def test_a_beat_arrives_as_it_was_told(board: Board) -> None:
+    before = time.monotonic()
+    pulse = Pulse.open(board.path, 1)
+    pulse.saved(7.0)
+    pulse.saved(3.0)
+    pulse.beat(12, Phase.TRAINING, step_s=0.5, own_s=0.25)
+    first, second = board.read()
+    assert first == NEVER
+    assert before <= second.at <= time.monotonic()
+    assert second == Beat(12, Phase.TRAINING, second.at, 0.5, 0.25, 7.0, os.getpid())
+    assert pulse.phase is Phase.TRAINING
+
+
+def test_a_board_forgets_the_ranks_that_were_before(board: Board) -> None:
+    Pulse.open(board.path, 0).beat(1, Phase.DONE)
+    board.reset()
+    assert board.read() == [NEVER, NEVER]
+
+
+@pytest.mark.parametrize("index", [2, 1000])
+def test_a_rank_that_has_no_place_on_the_board_beats_into_nothing(board: Board, index: int) -> None:
+    Pulse.open(board.path, index).beat(1, Phase.TRAINING)
+    assert board.read() == [NEVER, NEVER]
+
+
+def test_without_a_board_beats_go_into_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty").write_bytes(b"")
+    (tmp_path / "other").write_bytes(b"x" * 4096)
+    for path in (None, str(tmp_path / "gone"), str(tmp_path / "empty"), str(tmp_path / "other"), str(tmp_path)):
+        pulse = Pulse.open(path, 0)
+        pulse.beat(1, Phase.TRAINING)
+        assert pulse.phase is Phase.TRAINING
+    assert (tmp_path / "other").read_bytes() == b"x" * 4096
+
+
+def test_a_damaged_record_leaves_the_beat_before_it(board: Board) -> None:
+    Pulse.open(board.path, 0).beat(5, Phase.TRAINING)
+    before = board.read()
+    with Path(board.path).open("r+b", buffering=0) as memory:
+        memory.seek(64)
+        memory.write(b"\xff")
+    assert board.read() == before
+
+
+def test_no_half_of_a_beat_is_ever_read_and_that_of_a_killed_rank_stays(board: Board) -> None:
+    rank = subprocess.Popen([sys.executable, "-c", BEATS_FOR_EVER, board.path, "0"])
+    try:
+        until(lambda: board.read()[0].step > 0)
+        seen: list[Beat] = []
+
+        def has_been_read_often() -> bool:
+            seen.extend(board.read()[0] for _ in range(1000))
+            return len({beat.step for beat in seen}) > 20
+
+        until(has_been_read_often)
+        assert all(beat.step == beat.step_s == beat.own_s and beat.pid == rank.pid for beat in seen)
+        assert [beat.step for beat in seen] == sorted(beat.step for beat in seen)
+        rank.send_signal(signal.SIGKILL)
+        rank.wait()
+        assert board.read()[0] == board.read()[0]
+        assert board.read()[0].step >= seen[-1].step
+    finally:
+        rank.kill()
+        rank.wait()

@@ -1,0 +1,89 @@
+"""What a run has been through, from its files alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.runtime.job import run_reader
+from slurmtrain.runtime.job.run_reader import last_step, read_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "RUN")
+    found.journals.mkdir(parents=True)
+    write(found.journals / "submit.jsonl", "created", 1.0, name="x", executor="slurm")
+    write(found.journals / "submit.jsonl", "submitting", 2.0, submission=1, attempt=1, executor="slurm", requeue={})
+    write(found.journals / "submit.jsonl", "submitted", 3.0, submission=1, job_id="7")
+    for node in range(2):
+        said = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1, "attempt": 1}
+        write(found.attempt("7", 0).node_journal(node), "agent", 4.0, **said)
+    return found
+
+
+def write(path: Path, kind: str, at: float, /, **data: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(encode(at, kind, data))
+
+
+def steps(run: RunDir, *numbers: int, restart: int = 0) -> Path:
+    path = run.attempt("7", restart).metrics
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps({"t": 5.0, "step": step, "metrics": {"loss": 1}}) + "\n" for step in numbers))
+    return path
+
+
+def test_a_run_is_what_its_journals_say(run: RunDir) -> None:
+    steps(run, 1, 2, 3)
+    found = read_run(run)
+    assert (found.id, found.name, found.state) == ("RUN", "x", "running")
+    assert [(attempt.key, attempt.last_step) for attempt in found.attempts] == [("7.0", 3)]
+
+
+def test_rank_0_of_every_round_is_heard_and_no_other_rank(run: RunDir) -> None:
+    place = run.attempt("7", 0)
+    write(place.path / "rank-0.jsonl", "session", 5.0, step=0)
+    write(place.path / "rank-0.1.jsonl", "session", 6.0, step=4)
+    write(place.path / "rank-1.jsonl", "session", 7.0, step=99)
+    write(place.path / "rank-0.jsonl.old", "session", 8.0, step=99)
+    write(place.node_journal(0), "restart", 5.5, round=1, members=[0, 1], cause="crash", why="w", lost=[])
+    assert (read_run(run).attempts[0].round_step, len(read_run(run).attempts[0].restarts)) == (4, 1)
+
+
+def test_a_run_without_any_file_is_known_by_its_name_alone(tmp_path: Path) -> None:
+    found = read_run(RunDir(tmp_path / "RUN"))
+    assert (found.id, list(found.attempts)) == ("RUN", [])
+
+
+def test_what_cannot_be_read_is_passed_over(run: RunDir) -> None:
+    with run.attempt("7", 0).node_journal(1).open("ab") as file:
+        file.write(b'garbage\n{"t": 5.0, "kind": "end", "cau')
+    (run.journals / "odd.jsonl").mkdir()
+    steps(run, 1).write_text('not json\n[1]\n{"t": 5.0, "step": 2}\n{"t": 6.0, "st')
+    assert read_run(run).attempts[0].last_step == 2
+
+
+@pytest.mark.parametrize("line", ['{"step": 9}', '{"t": null, "step": 9}', '{"t": "x", "step": 9}'])
+def test_a_line_of_metrics_that_is_no_record_is_passed_over(run: RunDir, line: str) -> None:
+    with steps(run, 2).open("a") as file:
+        file.write(line + "\n")
+    assert last_step(run.attempt("7", 0)) == 2
+
+
+def test_the_end_of_a_long_file_is_enough(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_reader, "_TAIL_BYTES", 100)
+    steps(run, *range(1, 200))
+    assert last_step(run.attempt("7", 0)) == 199
+
+
+def test_an_attempt_without_metrics_has_finished_no_step_that_is_known(run: RunDir) -> None:
+    assert last_step(run.attempt("7", 0)) is None
+    steps(run)
+    assert last_step(run.attempt("7", 0)) is None

@@ -1,0 +1,216 @@
+"""Where ranks are, asked of real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.site import PATIENCE_S, until
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.diagnosis.hang import Beat, Phase
+from slurmtrain.runtime.job import stacks
+
+# Waits in C for ever, and without letting any other thread run Python.
+WAITS_IN_C = """
+import ctypes, sys, threading, time
+from slurmtrain.runtime.job import stacks
+
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+
+def wait_in_c():
+    print("ready", flush=True)
+    while True:
+        ctypes.PyDLL(None).sleep(1000)
+
+stacks.answer()
+wait_in_c()
+"""
+DUMPED = """\
+some output
+Thread 0x00007ff1a77fe6c0 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 982 in run
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007ff1b0000740 (most recent call first):
+  File "/a dir/train.py", line 4 in <listcomp>
+of another thread's output
+  File "/a dir/train.py", line ??? in main
+  File "/a dir/train.py", line 9 in <module>
+"""
+PY_SPY = [
+    {"thread_name": "Thread-1", "os_thread_id": 8, "frames": [{"filename": "t.py", "line": 982, "name": "run"}]},
+    {"thread_name": "", "os_thread_id": 7, "frames": [{"filename": "/a/x.py", "line": 4, "name": "main"}]},
+]
+
+Begin = Callable[..., int]
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "rank-3.log"
+    path.write_text("before\n")
+    return path
+
+
+@pytest.fixture
+def begin(log: Path) -> Iterator[Begin]:
+    """Start a process with this log that says when it is ready, and return its id."""
+    started = []
+
+    def start(*command: str) -> int:
+        with log.open("ab") as output:
+            started.append(subprocess.Popen(command, stdout=output, stderr=output))
+        until(lambda: "ready" in log.read_text())
+        return started[-1].pid
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int, str], None]:
+    """Have a py-spy that ends with this code after it has printed this."""
+
+    def install(code: int, printed: str) -> None:
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "printed").write_text(printed)
+        program = tmp_path / "bin" / "py-spy"
+        program.write_text(f"#!/bin/sh\ncat '{tmp_path}/printed'\nexit {code}\n")
+        program.chmod(0o700)
+        for patience in ("_PY_SPY_S", "_PATIENCE_S"):
+            monkeypatch.setattr(stacks, patience, PATIENCE_S)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return install
+
+
+@pytest.fixture
+def no_py_spy(py_spy: Callable[[int, str], None]) -> None:
+    """As where it may not look into other processes."""
+    py_spy(1, "Error: Permission Denied")
+
+
+def beat(pid: int) -> Beat:
+    return Beat(12, Phase.TRAINING, 0.0, pid=pid)
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_a_rank_that_waits_in_c_tells_where_it_is(begin: Begin, log: Path) -> None:
+    pid = begin(sys.executable, "-c", WAITS_IN_C)
+
+    def asked() -> list[str] | None:
+        # One that gets no processor for a while has not said all yet.
+        stack = stacks.collect({3: pid}, {3: log}, {3: beat(pid)})[3]
+        return stack if stack and stack[-1].endswith(" <module>") else None
+
+    stack = until(asked, "the whole stack")
+    assert stack[0].endswith(" wait_in_c")
+    said = log.read_text()
+    assert f"slurmtrain: the threads of rank 3 (process {pid}, state " in said
+    assert "threading.py" in said, "the other thread is in the log too"
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_a_stopped_rank_is_named_stopped_and_left_alone(begin: Begin, log: Path) -> None:
+    pid = begin(sys.executable, "-c", WAITS_IN_C)
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: stacks.state_of(pid) == "T")
+    state = stacks.rank_states(1, {3: beat(0)}, {3: pid}, {3: log})[0]
+    assert (state.rank, state.node, state.step) == (3, 1, 12)
+    assert (state.state, state.stack) == ("T", ())
+    assert "state T" in log.read_text()
+    assert not pending(pid) & 1 << (stacks.SIGNAL - 1)
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_a_process_that_would_die_of_the_signal_is_not_sent_it(begin: Begin, log: Path) -> None:
+    pid = begin("/bin/sh", "-c", "echo ready; exec sleep 1000")
+    # Before that it may wait for a disk, which is told of.
+    until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n" and stacks.state_of(pid) == "S", "its sleep")
+    assert stacks.collect({3: pid}, {3: log}, {}) == {3: []}
+    assert stacks.state_of(pid) in ("S", "R")
+    assert pending(pid) == 0
+
+
+def test_what_py_spy_says_goes_to_the_log_and_is_believed(
+    py_spy: Callable[[int, str], None], begin: Begin, log: Path
+) -> None:
+    pid = begin("/bin/sh", "-c", "echo ready; exec sleep 1000")
+    main: dict[str, Any] = {**PY_SPY[1], "os_thread_id": pid}
+    py_spy(0, json.dumps([PY_SPY[0], main]))
+    assert stacks.collect({3: pid}, {3: log}, {3: beat(0)}) == {3: ["/a/x.py:4 main"]}
+    said = log.read_text()
+    assert f"Thread {pid}  (most recent call first):\n  /a/x.py:4 main\n" in said
+    assert "t.py:982 run" in said
+
+
+@pytest.mark.usefixtures("no_py_spy")
+def test_ranks_without_a_process_or_a_log_are_nowhere(log: Path, tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    logs = {0: log, 1: tmp_path / "none" / "rank-1.log"}
+    pids = dict.fromkeys(range(3), gone.pid)
+    assert stacks.collect(pids, logs, {}) == {0: [], 1: [], 2: []}
+
+
+def pending(pid: int) -> int:
+    """The signals that a process has been sent and not taken."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("ShdPnd:"))
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def test_the_current_thread_of_a_dump_is_read() -> None:
+    expected = ["/a dir/train.py:4 <listcomp>", "/a dir/train.py:0 main", "/a dir/train.py:9 <module>"]
+    assert stacks.read_faulthandler(DUMPED) == expected
+    assert stacks.read_faulthandler(DUMPED + "\n" + DUMPED) == expected
+    assert stacks.read_faulthandler("nothing of the kind\n") == []
+
+
+NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
+FRAMES = st.lists(st.tuples(NAMES, st.integers(1, 10**6), st.sampled_from(["main", "<module>", "f.<locals>.g"])))
+
+
+@given(st.lists(FRAMES, max_size=3), FRAMES, st.text())
+def test_a_dump_is_read_whatever_surrounds_it(others: list[Any], own: list[Any], noise: str) -> None:
+    dump = [f"Thread 0x{index:x} (most recent call first):\n{as_dumped(each)}\n" for index, each in enumerate(others)]
+    text = f"{noise}\n{''.join(dump)}Current thread 0x1 [python] (most recent call first):\n{as_dumped(own)}"
+    assert stacks.read_faulthandler(text) == [f"{file}:{line} {name}" for file, line, name in own]
+
+
+def as_dumped(frames: list[Any]) -> str:
+    return "".join(f'  File "{file}", line {line} in {name}\n' for file, line, name in frames)
+
+
+def test_the_main_thread_is_that_with_the_id_of_the_process() -> None:
+    threads = stacks.read_py_spy(json.dumps(PY_SPY))
+    assert threads is not None
+    assert stacks.main_thread(threads, 7) == ["/a/x.py:4 main"]
+    assert stacks.main_thread(threads, 1) == ["t.py:982 run"]
+
+
+JSON = st.recursive(
+    st.none() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["frames", "name", "filename", "line"]), inner),
+    max_leaves=10,
+)
+
+
+@given(JSON)
+def test_what_is_not_py_spys_is_not_taken_for_it(value: object) -> None:
+    threads = stacks.read_py_spy(json.dumps(value))
+    assert threads is None or all(isinstance(frame, str) for _, _, stack in threads for frame in stack)
+    assert stacks.read_py_spy(json.dumps(value)[:-1] + "{") is None

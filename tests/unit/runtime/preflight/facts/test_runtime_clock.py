@@ -1,0 +1,320 @@
+"""What keeps this node's clock: answers as the kernel and the services give them, and none."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.site import PATIENCE_S
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.runtime.preflight.facts import clock
+from slurmtrain.runtime.preflight.facts.clock import (
+    Timex,
+    ask_kernel,
+    conclude,
+    discipline,
+    read_chrony,
+    read_kernel,
+    read_ntpq,
+    read_timedatectl,
+)
+
+# chronyd 4.3: one that follows a server, one whose server does not answer, and one with "local stratum 8".
+CHRONY = (
+    "7F000001,127.0.0.1,9,1795270348.409004557,-0.000001490,-0.000000250,0.000001629,0.030,-0.004,0.285,"
+    "0.000006596,0.000001872,1.0,Normal\n"
+)
+CHRONY_ASTRAY = (
+    "00000000,,0,0.000000000,0.000000000,0.000000000,0.000000000,0.000,0.000,0.000,1.000000000,1.000000000,0.0,"
+    "Not synchronised\n"
+)
+CHRONY_ALONE = (
+    "7F7F0101,,8,1795270338.199221243,0.000000000,0.000000000,0.000000000,0.000,0.000,0.000,0.000000000,"
+    "0.000000000,0.0,Normal\n"
+)
+CHRONY_GONE = "506 Cannot talk to daemon\n"
+# In the form of ntpd 4.2.8.
+NTPD = """associd=0 status=0615 leap_none, sync_ntp, 1 event, clock_sync,
+version="ntpd 4.2.8p15@1.3728-o Wed Sep 23 11:46:38 UTC 2020 (1)",
+processor="x86_64", system="Linux/5.15.0", leap=00, stratum=3,
+precision=-24, rootdelay=2.500, rootdisp=10.250, refid=10.0.0.1,
+reftime=e9a1b2c3.12345678  Mon, Mar 18 2024 12:00:03.071,
+clock=e9a1b2d4.9abcdef0  Mon, Mar 18 2024 12:00:20.604, peer=4711, tc=10,
+mintc=3, offset=-0.500000, frequency=-12.345, sys_jitter=0.113289,
+clk_jitter=0.328, clk_wander=0.005
+"""
+NTPD_ASTRAY = """associd=0 status=c016 leap_alarm, sync_unspec, 1 event, restart,
+version="ntpd 4.2.8p15", processor="x86_64", system="Linux/5.15.0", leap=11,
+stratum=16, precision=-24, rootdelay=0.000, rootdisp=3.795, refid=INIT,
+offset=0.000000, frequency=4.418
+"""
+NTPD_ALONE = """associd=0 status=0515 leap_none, sync_local, 1 event, clock_sync,
+leap=00, stratum=11, precision=-24, rootdelay=0.000, rootdisp=11.015, refid=LOCAL(0), offset=0.000000
+"""
+
+Commands = Callable[..., None]
+
+
+# --- the kernel -------------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_the_kernel_calls_synchronised_is_kept_within_its_bound() -> None:
+    said = "error at most 12.3 ms by the kernel"
+    assert read_kernel(0, 12345) == {"disciplined": True, "source": "adjtimex", "said": said, "bound_ms": 12.345}
+
+
+@pytest.mark.parametrize("state", [1, 2, 3, 4])
+def test_a_leap_second_is_no_error(state: int) -> None:
+    assert (read_kernel(state, 500) or {})["disciplined"] is True
+
+
+@pytest.mark.parametrize("state", [0, 5])
+def test_a_clock_of_which_the_kernel_has_no_bound_is_not_synchronised(state: int) -> None:
+    answer = read_kernel(state, 16_000_000)
+    assert answer is not None
+    assert answer["disciplined"] is False
+    assert answer["bound_ms"] is None
+
+
+def test_a_bound_without_the_flag_of_a_synchronised_clock_leaves_the_kernel_in_doubt() -> None:
+    answer = read_kernel(5, 2_500_000)
+    assert answer is not None
+    assert answer["disciplined"] is None
+    assert answer["said"] == "error at most 2.5 s by the kernel, which has no word that it is synchronised"
+
+
+def test_a_kernel_that_may_not_be_asked_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden:
+        @staticmethod
+        def adjtimex(_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Forbidden)
+    assert ask_kernel() is None
+
+
+def test_a_system_without_the_call_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
+    assert ask_kernel() is None
+
+
+@pytest.mark.skipif(ctypes.sizeof(ctypes.c_long) != 8, reason="the layout is that of 64-bit Linux")
+def test_the_kernel_fills_the_structure_as_it_is_laid_out() -> None:
+    assert ctypes.sizeof(Timex) == 208
+    said = Timex(modes=0)
+    earliest = int(time.time())
+    if ctypes.CDLL(None).adjtimex(ctypes.byref(said)) < 0:
+        pytest.skip("adjtimex is forbidden here")
+    assert earliest <= said.seconds <= time.time()
+    assert 9_000 <= said.tick <= 11_000
+    assert said.maxerror >= 0
+
+
+def test_this_machine_gives_an_answer_of_the_kernel_or_none() -> None:
+    answer = ask_kernel()
+    assert answer is None or (answer["source"] == "adjtimex" and answer["said"])
+
+
+# --- what services print ----------------------------------------------------------------------------------------
+
+
+def test_chrony_gives_its_source_and_a_bound_of_correction_dispersion_and_half_the_delay() -> None:
+    answer = read_chrony(CHRONY)
+    assert answer is not None
+    assert answer["disciplined"] is True
+    assert answer["source"] == "chrony"
+    assert answer["bound_ms"] == pytest.approx(0.001490 + 0.001872 + 0.006596 / 2)
+    assert answer["said"] == "error at most 0.00666 ms, chrony follows 127.0.0.1"
+
+
+def test_chrony_that_follows_no_source_says_so() -> None:
+    assert read_chrony(CHRONY_ASTRAY) == {
+        "disciplined": False,
+        "source": "chrony",
+        "said": "chrony follows no source",
+        "bound_ms": None,
+    }
+
+
+def test_a_clock_that_follows_itself_is_not_kept() -> None:
+    chrony, ntpd = read_chrony(CHRONY_ALONE), read_ntpq(NTPD_ALONE)
+    assert chrony is not None
+    assert ntpd is not None
+    assert (chrony["disciplined"], chrony["said"]) == (False, "chrony follows no source but this clock itself")
+    assert (ntpd["disciplined"], ntpd["said"]) == (False, "ntpd follows no source but this clock itself")
+
+
+@pytest.mark.parametrize(
+    "text", [CHRONY_GONE, "", CHRONY.replace("0.000001872", "nan"), CHRONY.replace("0.000001872", "-")]
+)
+def test_what_chrony_never_prints_says_nothing(text: str) -> None:
+    assert read_chrony(text) is None
+
+
+def test_timedatectl_says_yes_or_no() -> None:
+    assert read_timedatectl("yes\n") == {
+        "disciplined": True,
+        "source": "timesyncd",
+        "said": "synchronised, by timedatectl",
+        "bound_ms": None,
+    }
+    assert (read_timedatectl("no\n") or {})["disciplined"] is False
+    assert read_timedatectl("") is None
+
+
+def test_ntpd_gives_its_source_and_a_bound_of_offset_dispersion_and_half_the_delay() -> None:
+    assert read_ntpq(NTPD) == {
+        "disciplined": True,
+        "source": "ntpd",
+        "said": "error at most 12 ms, ntpd follows 10.0.0.1",
+        "bound_ms": 12.0,
+    }
+
+
+def test_ntpd_that_names_no_figures_gives_no_bound() -> None:
+    answer = read_ntpq(NTPD.replace("rootdisp", "rootdispersion"))
+    assert answer is not None
+    assert (answer["disciplined"], answer["bound_ms"]) == (True, None)
+
+
+@pytest.mark.parametrize("leap", ["11", "3", "03", "00"])
+def test_ntpd_that_follows_no_source_says_so(leap: str) -> None:
+    answer = read_ntpq(NTPD_ASTRAY.replace("leap=11", f"leap={leap}"))
+    assert answer is not None
+    assert (answer["disciplined"], answer["said"]) == (False, "ntpd follows no source")
+
+
+@pytest.mark.parametrize("text", ["", "ntpq: read: Connection refused\n", "leap=00", "stratum=3"])
+def test_what_ntpd_never_prints_says_nothing(text: str) -> None:
+    assert read_ntpq(text) is None
+
+
+_CELLS = st.text(alphabet='0123456789.-+eEnaif,"= \nabcleapstratum', max_size=80)
+
+
+@given(
+    st.one_of(
+        st.text(),
+        _CELLS,
+        st.lists(st.sampled_from(CHRONY.split(",")) | st.text(max_size=5), min_size=14, max_size=14).map(",".join),
+        st.lists(st.sampled_from(NTPD.split(", ")), max_size=12).map(", ".join),
+    )
+)
+def test_any_text_gives_a_whole_answer_or_none(text: str) -> None:
+    for read, source in ((read_chrony, "chrony"), (read_timedatectl, "timesyncd"), (read_ntpq, "ntpd")):
+        answer = read(text)
+        if answer is not None:
+            assert set(answer) == {"disciplined", "source", "said", "bound_ms"}
+            assert answer["source"] == source
+            assert answer["disciplined"] in (True, False)
+            assert answer["said"]
+            json.dumps(answer, allow_nan=False)
+
+
+# --- who is believed --------------------------------------------------------------------------------------------
+
+SYNCHRONISED, IN_DOUBT, ASTRAY = read_kernel(0, 5000), read_kernel(5, 5000), read_kernel(5, 16_000_000)
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
+    """Give this machine these commands and no others, and a kernel that says this.
+
+    Those that answer have time to, on a busy machine too; one that sleeps has as much as it is given.
+    """
+    output = clock._output
+
+    def patiently(command: Sequence[str], timeout_s: float) -> str:
+        script = tmp_path / command[0]
+        hangs = script.exists() and b"sleep" in script.read_bytes()
+        return output(command, timeout_s if hangs else PATIENCE_S)
+
+    def have(kernel: dict[str, Any] | None, **scripts: str) -> None:
+        for name, script in scripts.items():
+            path = tmp_path / name
+            path.write_text(f"#!/bin/sh\n{script}\n")
+            path.chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path))
+        monkeypatch.setattr(clock, "_SYSTEM_PATHS", ())
+        monkeypatch.setattr(clock, "ask_kernel", lambda: kernel)
+        monkeypatch.setattr(clock, "_output", patiently)
+
+    return have
+
+
+def printing(text: str) -> str:
+    return f"while read -r line; do echo \"$line\"; done <<'END'\n{text}END"
+
+
+def test_a_kernel_that_calls_the_clock_synchronised_is_enough(commands: Commands, tmp_path: Path) -> None:
+    commands(SYNCHRONISED, chronyc=f"echo asked > {tmp_path}/asked")
+    assert discipline() == SYNCHRONISED
+    assert not (tmp_path / "asked").exists()
+
+
+def test_chrony_is_believed_where_the_kernel_has_no_word(commands: Commands) -> None:
+    for kernel in (None, IN_DOUBT, ASTRAY):
+        commands(kernel, chronyc=printing(CHRONY))
+        assert discipline() == read_chrony(CHRONY)
+
+
+def test_the_first_service_that_keeps_the_clock_is_believed(commands: Commands) -> None:
+    commands(None, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no", ntpq=printing(NTPD))
+    assert discipline() == read_ntpq(NTPD)
+
+
+def test_a_service_that_denies_it_outranks_the_kernel(commands: Commands) -> None:
+    for kernel in (None, IN_DOUBT, ASTRAY):
+        commands(kernel, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no")
+        assert discipline() == read_chrony(CHRONY_ASTRAY)
+
+
+def test_a_kernel_in_doubt_is_believed_where_no_service_answers(commands: Commands) -> None:
+    commands(IN_DOUBT)
+    found = discipline()
+    assert (found["disciplined"], found["source"], found["bound_ms"]) == (True, "adjtimex", 5.0)
+
+
+def test_a_kernel_that_denies_it_is_believed_where_no_service_answers(commands: Commands) -> None:
+    commands(ASTRAY, chronyc=f"echo '{CHRONY_GONE.strip()}'; exit 1")
+    assert discipline() == ASTRAY
+
+
+def test_where_nobody_answers_nothing_is_known(commands: Commands) -> None:
+    commands(None)
+    nothing = {"disciplined": None, "source": "none", "said": "no time service answers", "bound_ms": None}
+    assert discipline() == nothing
+    assert conclude(None, None) == nothing
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param("exec /bin/sleep 600", id="hangs"),
+        pytest.param(printing(CHRONY) + "\nexit 1", id="fails"),
+        pytest.param("printf '\\377\\376'", id="no text"),
+    ],
+)
+def test_a_command_that_hangs_or_fails_is_passed_over(commands: Commands, script: str) -> None:
+    commands(None, chronyc=script, timedatectl="echo yes")
+    assert discipline(timeout_s=0.5)["source"] == "timesyncd"
+
+
+def test_a_file_that_cannot_be_executed_is_passed_over(commands: Commands, tmp_path: Path) -> None:
+    commands(None, timedatectl="echo yes")
+    (tmp_path / "chronyc").write_bytes(b"\x7fELF")
+    (tmp_path / "chronyc").chmod(0o755)
+    assert discipline()["source"] == "timesyncd"
+
+
+def test_commands_are_asked_in_the_language_that_is_read_and_without_input(commands: Commands) -> None:
+    language, arguments = '[ "$LC_ALL" = C ]', '[ "$*" = "show -p NTPSynchronized --value" ]'
+    commands(None, timedatectl=f"{language} && {arguments} && ! read -r line && echo yes")
+    assert discipline()["disciplined"] is True

@@ -1,0 +1,187 @@
+"""Checks that other packages bring along."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from slurmtrain.runtime.preflight.facts import plugins
+from slurmtrain.runtime.preflight.facts.plugins import CheckedNode, find, measure
+
+PAGE = Path(__file__).resolve().parents[5] / "docs" / "preflight.md"
+OWN = {"disk", "gpu"}
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a package with entry points, ``name=module:callable``, and a module of this text."""
+
+    def put(package: str, *points: str, module: str = "sitecheck", text: str = "") -> Path:
+        place = tmp_path / package
+        metadata = place / f"{package}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = "\n".join([f"[{plugins.GROUP}]", *(point.replace("=", " = ", 1) for point in points)])
+        (metadata / "entry_points.txt").write_text(lines + "\n")
+        (place / f"{module}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(place))
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return place
+
+    return put
+
+
+def node(**changes: object) -> CheckedNode:
+    values: dict[str, object] = {
+        "index": 1,
+        "nodes": 4,
+        "host": "node1",
+        "executor": "slurm",
+        "run_dir": Path("/runs/x"),
+        "params": {"lr": 0.1},
+        "gpus_per_node": 8,
+    }
+    return CheckedNode(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def point(text: str, install: Install) -> EntryPoint:
+    """An entry point whose callable ``check`` is defined by this text."""
+    install("site-checks", "licence=sitecheck:check", text=text)
+    found, _, _ = find({}, OWN)
+    return found["licence"]
+
+
+# --- which there are --------------------------------------------------------------------------------------------
+
+
+def test_an_installed_check_is_found_by_the_name_of_its_entry_point(install: Install) -> None:
+    install("site-checks", "licence=sitecheck:check", "scratch=sitecheck:other")
+    found, facts, clashes = find({}, OWN)
+    assert found.keys() == {"licence", "scratch"}
+    assert (facts, clashes) == ({}, "")
+
+
+def test_a_check_that_is_off_is_not_even_loaded(install: Install) -> None:
+    install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
+    assert find({"licence": "off"}, OWN) == ({}, {}, "")
+
+
+def test_finding_a_check_does_not_load_it(install: Install) -> None:
+    install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
+    find({}, OWN)
+    assert "sitecheck" not in sys.modules
+
+
+@pytest.mark.parametrize("level", ["warn", "fail"])
+def test_a_level_for_a_check_that_is_not_installed_is_told(level: str) -> None:
+    found, facts, clashes = find({"licence": level}, OWN)
+    assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
+    assert (found, clashes) == ({}, "")
+
+
+def test_a_check_that_is_off_need_not_be_installed() -> None:
+    assert find({"licence": "off"}, OWN) == ({}, {}, "")
+
+
+def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install) -> None:
+    install("site-checks", "disk=sitecheck:check", "licence=sitecheck:check")
+    found, facts, clashes = find({}, OWN)
+    assert found.keys() == {"licence"}
+    assert facts == {}
+    assert clashes == "the entry point 'disk' of site-checks has the name of a check of slurmtrain's own"
+
+
+def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None:
+    install("site-checks", "licence=sitecheck:check")
+    install("lab-checks", "licence=labcheck:check", module="labcheck")
+    found, facts, _ = find({}, OWN)
+    assert found == {}
+    assert facts["licence"]["error"] == "several packages have a check of this name: lab-checks, site-checks"
+
+
+# --- what they say ----------------------------------------------------------------------------------------------
+
+
+def test_a_check_says_status_and_summary(install: Install) -> None:
+    check = point("def check(node): return 'warn', f'{node.host} of {node.nodes}'", install)
+    assert measure(check, node()) == {"status": "warn", "summary": "node1 of 4", "evidence": {}}
+
+
+def test_a_check_may_give_evidence(install: Install) -> None:
+    check = point("def check(node): return 'fail', 'none left', {'left': 0, 'asked': (1, 2)}", install)
+    assert measure(check, node())["evidence"] == {"left": 0, "asked": [1, 2]}
+
+
+def test_a_summary_is_one_line_of_a_bounded_length(install: Install) -> None:
+    check = point("def check(node): return 'pass', 'a\\n  b ' + 'c' * 9999", install)
+    summary = measure(check, node())["summary"]
+    assert summary.startswith("a b ccc")
+    assert len(summary) == 500
+
+
+@pytest.mark.parametrize(
+    ("returned", "why"),
+    [
+        ("None", "returned None, not"),
+        ("'pass'", "not \\(status, summary"),
+        ("('pass',)", "not \\(status, summary"),
+        ("('pass', 'a', {}, 1)", "not \\(status, summary"),
+        ("['pass', 'a']", "not \\(status, summary"),
+        ("('fine', 'a')", "the status 'fine'; use one of skip, pass, warn, fail"),
+        ("([], 'a')", "the status \\[\\]"),
+        ("('pass', 3)", "a summary that is no text"),
+        ("('pass', 'a', [1])", "evidence that is no mapping"),
+        ("('pass', 'a', {'x': object()})", "not JSON serializable"),
+        ("('pass', 'a', {'x': float('nan')})", "not JSON compliant"),
+    ],
+)
+def test_anything_else_that_a_check_returns_is_an_error(install: Install, returned: str, why: str) -> None:
+    check = point(f"def check(node): return {returned}", install)
+    with pytest.raises((TypeError, ValueError), match=why):
+        measure(check, node())
+
+
+@pytest.mark.parametrize(
+    "text", ["raise ImportError('no')", "def other(node): pass", "def check(node): raise OSError('no')"]
+)
+def test_what_goes_wrong_in_a_check_is_raised(install: Install, text: str) -> None:
+    with pytest.raises((ImportError, AttributeError, OSError)):
+        measure(point(text, install), node())
+
+
+def test_a_check_cannot_change_what_it_is_told(install: Install) -> None:
+    check = point("def check(node): node.index = 0", install)
+    with pytest.raises(AttributeError):
+        measure(check, node())
+
+
+# --- the page ---------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_runs(install: Install, tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    block = dict(re.findall(r"^```(python|toml)\n(.*?)^```$", text, re.M | re.S))
+    points = tomllib.loads(block["toml"])["project"]["entry-points"][plugins.GROUP]
+    ((name, value),) = points.items()
+    module = value.partition(":")[0]
+    install("site-checks", f"{name}={value}", module=module, text=block["python"])
+    importlib.invalidate_caches()
+    found, _, _ = find({}, OWN)
+    assert measure(found[name], node(params={}))["status"] == "skip"
+    assert measure(found[name], node(params={"data": str(tmp_path)}))["status"] == "pass"
+    missing = measure(found[name], node(params={"data": str(tmp_path / "nothing")}))
+    assert (missing["status"], missing["evidence"]) == ("fail", {"path": str(tmp_path / "nothing")})
+
+
+def test_the_page_names_everything_that_a_check_is_told() -> None:
+    text = PAGE.read_text()
+    assert [name for name in CheckedNode.__dataclass_fields__ if f"`{name}`" not in text] == []

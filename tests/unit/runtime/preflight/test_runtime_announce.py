@@ -1,0 +1,115 @@
+"""What the batch script tells all tasks of where node 0 will be."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from slurmtrain.model.preflight.election import Candidate
+from slurmtrain.runtime.job.environment import Invitation, take_invitation
+from slurmtrain.runtime.preflight import announce, ports
+from slurmtrain.runtime.preflight.facts.interfaces import candidates
+from slurmtrain.runtime.preflight.sockets import listen_anywhere
+
+
+@pytest.fixture(autouse=True)
+def _in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_RESTART_COUNT", "SLURM_ARRAY_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+
+
+def have(monkeypatch: pytest.MonkeyPatch, addresses: Sequence[str], routes: dict[str, str | None]) -> None:
+    """Give this machine these addresses, and these ways to elsewhere."""
+    found = [Candidate(interface="eth0", address=each, prefix=24) for each in addresses]
+    monkeypatch.setattr(announce, "candidates", lambda node: (found, []))
+    monkeypatch.setattr(announce, "source_towards", routes.get)
+
+
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Invitation:
+    """What a task learns after a shell has evaluated what is printed."""
+    announce.main()
+    script = f"{capsys.readouterr().out}\nenv -0"
+    shell = subprocess.run(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True)
+    for variable in shell.stdout.decode().split("\0"):
+        name, _, value = variable.partition("=")
+        if name.startswith("SLURMTRAIN_"):
+            monkeypatch.setenv(name, value)
+    invitation = take_invitation()
+    assert invitation is not None
+    return invitation
+
+
+def test_a_shell_passes_on_all_addresses_that_of_the_default_route_first(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have(
+        monkeypatch,
+        ["10.1.0.1", "10.0.0.1", "fd01::1", "fd00::1"],
+        {"192.0.2.1": "10.0.0.1", "2001:db8::1": "fd00::1"},
+    )
+    invitation = told(capsys, monkeypatch)
+    assert invitation.addresses == ("10.0.0.1", "fd00::1", "10.1.0.1", "fd01::1")
+    assert len(invitation.secret) == 32
+
+
+@pytest.mark.parametrize("source", [None, "172.17.0.1"])
+def test_a_default_route_over_nothing_of_use_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str | None
+) -> None:
+    have(monkeypatch, ["10.1.0.1", "10.0.0.1"], {"192.0.2.1": source})
+    assert told(capsys, monkeypatch).addresses == ("10.1.0.1", "10.0.0.1")
+
+
+def test_every_invitation_has_a_secret_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have(monkeypatch, ["10.0.0.1"], {})
+    assert told(capsys, monkeypatch).secret != told(capsys, monkeypatch).secret
+
+
+def test_the_port_is_one_of_the_job_and_its_restart_that_is_free(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have(monkeypatch, ["10.0.0.1"], {})
+    asked: list[tuple[str, int, str]] = []
+
+    def choices(job_id: str, restart: int, salt: str) -> list[int]:
+        asked.append((job_id, restart, salt))
+        return [taken, free]
+
+    with listen_anywhere(0) as listener, listen_anywhere(0) as other:
+        taken, free = listener.getsockname()[1], other.getsockname()[1]
+        other.close()
+        monkeypatch.setattr(ports, "choices", choices)
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4700")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "11")
+        assert told(capsys, monkeypatch).port == free
+    assert asked == [("4700_11", 2, "bootstrap")]
+
+
+def test_a_node_without_an_address_says_why_it_exports_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    have(monkeypatch, [], {})
+    with pytest.raises(SystemExit, match="no network address that others could reach; they will look for a file"):
+        announce.main()
+    assert capsys.readouterr().out == ""
+
+
+def test_the_command_of_the_batch_script_works_on_this_machine() -> None:
+    if not candidates(0)[0]:
+        pytest.skip("this machine has no network")
+    shell = 'invitation="$("$0" -m slurmtrain.runtime.preflight.announce)" && eval "$invitation" && env'
+    ended = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, check=True)
+    said = dict(line.partition("=")[::2] for line in ended.stdout.splitlines() if line.startswith("SLURMTRAIN_HOME"))
+    port, *addresses = said["SLURMTRAIN_HOME"].split()
+    assert int(port) in range(1024, 65536)
+    assert set(addresses) == {one.address for one in candidates(0)[0]}
+    assert len(bytes.fromhex(said["SLURMTRAIN_HOME_SECRET"])) == 32
+    assert ended.stderr == ""

@@ -1,0 +1,302 @@
+"""The agent in the preflight: what it brings from this machine, what a signal does, and what it journals."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slurmtrain.errors import LaunchError
+from slurmtrain.model.interruption.exit_report import Ending
+from slurmtrain.model.preflight.finding import Finding
+from slurmtrain.model.run.layout import AttemptDir, RunsRoot
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.runtime.job.environment import Launch, Node
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.preflight import entry
+from slurmtrain.runtime.preflight.entry import assemble
+from slurmtrain.runtime.preflight.meeting import Late, Left
+from slurmtrain.runtime.preflight.participant import Outcome
+from slurmtrain.system.journal import Journal
+
+LONG_S = 60.0
+_OFF = ("shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment")
+
+
+def spec(nodes: int = 1, **preflight: Any) -> Spec:
+    """Nothing is measured but what a test switches on."""
+    sections = {"timeout_s": LONG_S, **dict.fromkeys(_OFF, "off"), **preflight}
+    plain = {"command": "true", "resources": {"nodes": nodes}, "preflight": sections}
+    return read_spec(plain, lambda at, message: pytest.fail(f"{at}: {message}"))
+
+
+def node(index: int = 0, executor: str = "local", count: int = 1) -> Node:
+    return Node(
+        index=index,
+        count=count,
+        host="alpha",
+        job_id="7",
+        restart=0,
+        executor=executor,
+        submission=1,
+        launch=Launch(attempt=1),
+    )
+
+
+class Agent:
+    """One node's agent, up to the verdict."""
+
+    def __init__(self, attempt: AttemptDir, of: Node, spec: Spec) -> None:
+        self._attempt = attempt
+        self._node = of
+        self._plan = Plan(spec=spec, workdir="/", python=sys.executable, template={})
+        self.flag = StopFlag()
+
+    def run(self) -> Outcome | Ending:
+        with Journal(self._attempt.node_journal(self._node.index), durable=False) as journal:
+            ended = assemble(self._attempt, self._node, self._plan, journal, self.flag)
+        if isinstance(ended, Outcome) and ended.listener is not None:
+            ended.listener.close()
+        return ended
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        journal = self._attempt.node_journal(self._node.index)
+        return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
+
+
+Agents = Callable[..., Agent]
+
+
+@pytest.fixture
+def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
+    """An agent of an attempt in a directory of this test; torch is not imported for it."""
+    attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
+    attempt.path.mkdir(parents=True)
+    monkeypatch.setattr(entry, "_import_torch", lambda: None)
+    monkeypatch.setattr(entry.clock, "discipline", lambda: {"disciplined": True, "source": "chrony", "said": "ok"})
+    return lambda of=None, its=None: Agent(attempt, of or node(), its or spec())
+
+
+@pytest.fixture
+def hanging() -> Iterator[Callable[..., Any]]:
+    """A function that hangs until the test is over; ``begun`` is set when it is called."""
+    over = threading.Event()
+
+    def hang(*_: Any) -> Any:
+        hang.begun.set()  # type: ignore[attr-defined]
+        over.wait(LONG_S)
+
+    hang.begun = threading.Event()  # type: ignore[attr-defined]
+    yield hang
+    over.set()
+
+
+# --- a verdict --------------------------------------------------------------------------------------------------
+
+
+def test_a_single_node_is_checked_and_holds_a_port(agent: Agents) -> None:
+    alone = agent(its=spec(disk="fail"))
+    ended = alone.run()
+    assert isinstance(ended, Outcome)
+    assert ended.problem is None
+    assert ended.master is not None
+    assert (ended.master[0], ended.interface) == ("127.0.0.1", "lo")
+    clock, preflight = alone.events
+    assert (clock["kind"], clock["node"], clock["source"]) == ("clock", 0, "chrony")
+    assert (preflight["kind"], preflight["node"]) == ("preflight", 0)
+    assert (preflight["status"], preflight["blamed"]) == ("pass", False)
+    assert [one["check"] for one in preflight["findings"]] == ["clock", "network", "disk", "port"]
+    assert preflight["findings"][2]["summary"].endswith(" free")
+    assert preflight["seconds"] >= 0
+
+
+def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A machine that stood still for a while is no reason to give a node up.
+    for patience in ("meeting.SILENCE_S", "participant._ANSWER_S", "leader._PARTING_S"):
+        monkeypatch.setattr(f"slurmtrain.runtime.preflight.{patience}", LONG_S)
+    its = spec(3, disk="fail")
+    agents = [agent(node(index, count=3), its) for index in range(3)]
+    ended: dict[int, Outcome | Ending] = {}
+    threads = [
+        threading.Thread(target=lambda index=index: ended.update({index: agents[index].run()})) for index in range(3)
+    ]
+    for thread in reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join(LONG_S)
+    outcomes = [one for one in ended.values() if isinstance(one, Outcome)]
+    assert len(outcomes) == 3
+    assert {one.problem for one in outcomes} == {None}
+    assert len({one.master for one in outcomes}) == 1
+    for index in range(3):
+        clock, preflight = agents[index].events
+        assert clock["node"] == preflight["node"] == index
+        assert clock["samples"] == (0 if index == 0 else 32)
+
+
+def outcome(**changes: Any) -> Callable[..., Coroutine[Any, Any, Outcome]]:
+    """A conversation that comes to this."""
+
+    async def come(*_: Any) -> Outcome:
+        return Outcome(**{"findings": [Finding("disk", "warn", "little")], **changes})
+
+    return come
+
+
+@pytest.mark.parametrize(("blamed", "expected"), [(["alpha"], True), (["beta"], False)])
+def test_a_node_journals_whether_it_is_the_one_to_blame(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch, blamed: list[str], expected: bool
+) -> None:
+    told: Mapping[str, Any] = {"networks": [], "excluded": [], "elected": None, "tests": 0}
+    monkeypatch.setattr(entry, "host", outcome(blamed=blamed, problem="it is full", election=told))
+    alone = agent()
+    ended = alone.run()
+    assert isinstance(ended, Outcome)
+    assert ended.problem == "it is full"
+    election, preflight = alone.events
+    assert (election["kind"], election["tests"]) == ("election", 0)
+    assert (preflight["blamed"], preflight["status"]) == (expected, "warn")
+    assert preflight["findings"] == [{"check": "disk", "status": "warn", "summary": "little"}]
+
+
+# --- no verdict -------------------------------------------------------------------------------------------------
+
+
+def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Outcome]]:
+    async def fail(*_: Any) -> Outcome:
+        raise error
+
+    return fail
+
+
+def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> Ending:
+    monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", 0.05)
+    monkeypatch.setattr(entry, "attend", failing(error))
+    other = agent(node(1, options.get("executor", "local"), 3), spec(3))
+    other.flag.raised = options.get("raised")
+    ended = other.run()
+    assert isinstance(ended, Ending)
+    assert other.events == []
+    return ended
+
+
+def test_a_node_that_died_is_named_and_this_end_follows_from_that(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = ended_by(agent, monkeypatch, Left(0, "it closed the connection"))
+    assert (ended.cause, ended.cascade, ended.signal) == ("node_fail", True, None)
+    assert ended.reason == "node 0 is gone: it closed the connection"
+
+
+def test_a_node_that_died_is_called_by_the_host_that_slurm_gave(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "rack1-node[7-9]")
+    ended = ended_by(agent, monkeypatch, Left(2, "it has not been heard of for 15 s"), executor="slurm")
+    assert ended.reason == "rack1-node9 is gone: it has not been heard of for 15 s"
+
+
+def test_a_node_that_was_stopped_stops_this_one_by_the_same_signal(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = ended_by(agent, monkeypatch, Left(0, "it was stopped", "SIGUSR2"))
+    assert (ended.cause, ended.signal, ended.failed_at) == ("preempted", "SIGUSR2", None)
+    assert ended.reason == "stopped by SIGUSR2 before it began"
+
+
+def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_gone(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", LONG_S)
+    other = agent(node(1, count=2), spec(2))
+
+    async def leave(*_: Any) -> Outcome:
+        threading.Timer(0.1, setattr, (other.flag, "raised", signal.SIGTERM)).start()
+        raise Left(0, "it closed the connection")
+
+    monkeypatch.setattr(entry, "attend", leave)
+    ended = other.run()
+    assert isinstance(ended, Ending)
+    assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
+
+
+def test_a_node_0_that_says_nothing_is_gone(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = ended_by(agent, monkeypatch, Late([0]))
+    assert (ended.cause, ended.reason, ended.cascade) == ("node_fail", "node 0 never came to a verdict", True)
+
+
+def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(entry, "attend", failing(LaunchError("node 0 could not be found within 300 s")))
+    with pytest.raises(LaunchError, match="could not be found"):
+        agent(node(1, count=2), spec(2)).run()
+
+
+# --- signals ----------------------------------------------------------------------------------------------------
+
+
+def stopped_while(agent: Agent, hanging: Any, name: signal.Signals) -> Ending:
+    """How an agent ends that gets a signal while something hangs."""
+    ended: list[Any] = []
+    thread = threading.Thread(target=lambda: ended.append(agent.run()), daemon=True)
+    thread.start()
+    assert hanging.begun.wait(LONG_S)
+    agent.flag.raised = name
+    thread.join(LONG_S / 2)
+    assert not thread.is_alive()
+    assert isinstance(ended[0], Ending)
+    return ended[0]
+
+
+@pytest.mark.parametrize("what", ["measure", "warm_up", "discipline"])
+def test_a_signal_is_obeyed_whatever_hangs(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch, hanging: Any, what: str
+) -> None:
+    if what == "measure":
+        monkeypatch.setattr(entry.measure, "measure_all", hanging)
+    elif what == "warm_up":
+        monkeypatch.setattr(entry, "_import_torch", hanging)
+    else:
+        monkeypatch.setattr(entry.clock, "discipline", hanging)
+    alone = agent()
+    ended = stopped_while(alone, hanging, signal.SIGTERM)
+    assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
+    assert ended.reason == "stopped by SIGTERM before it began"
+    assert ended.failed_at is not None
+    assert alone.events == []
+
+
+def test_a_signal_is_obeyed_while_the_other_nodes_are_waited_for(agent: Agents, hanging: Any) -> None:
+    first = agent(node(count=2), spec(2))
+    threading.Timer(0.2, hanging.begun.set).start()
+    assert stopped_while(first, hanging, signal.SIGUSR2).signal == "SIGUSR2"
+
+
+def test_a_signal_is_obeyed_while_node_0_is_looked_for(agent: Agents, hanging: Any) -> None:
+    other = agent(node(1, count=2), spec(2))
+    threading.Timer(0.2, hanging.begun.set).start()
+    assert stopped_while(other, hanging, signal.SIGTERM).signal == "SIGTERM"
+
+
+def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:
+    first = agent(node(count=2), spec(2))
+    first.flag.raised = signal.SIGTERM
+    ended = first.run()
+    assert isinstance(ended, Ending)
+    assert ended.signal == "SIGTERM"
+
+
+# --- what is left behind ----------------------------------------------------------------------------------------
+
+
+def test_nothing_that_was_written_for_the_checks_is_left(agent: Agents, tmp_path: Path) -> None:
+    agent(its=spec(shared="fail", disk="fail")).run()
+    attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
+    assert {each.name for each in attempt.path.iterdir()} == {"node-0.jsonl"}

@@ -1,0 +1,353 @@
+"""The port that training meets at."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from slurmtrain.errors import LaunchError
+from slurmtrain.runtime.preflight import ports
+from slurmtrain.runtime.preflight.ports import choices, listen, pool
+
+DEFAULT = pool("32768\t60999\n", "\n")
+JOBS = st.one_of(st.integers(1, 10**9).map(str), st.from_regex(r"[1-9][0-9]{0,6}_[0-9]{1,4}", fullmatch=True))
+SIDES = st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted)
+
+
+def numbers(ranges: list[range]) -> list[int]:
+    return [port for each in ranges for port in each]
+
+
+def has_ipv6() -> bool:
+    try:
+        with socket.create_server(("::1", 0), family=socket.AF_INET6):
+            return True
+    except OSError:
+        return False
+
+
+# --- which ports there are --------------------------------------------------------------------------------------
+
+
+def test_by_default_the_pool_is_on_both_sides_of_linux_ephemeral_range() -> None:
+    found = numbers(DEFAULT)
+    assert found[0] == 10000
+    assert found[-1] == 65535
+    assert set(found).isdisjoint(range(32768, 61000))
+    assert {32767, 61000} <= set(found)
+
+
+@given(
+    SIDES,
+    st.lists(SIDES | st.integers(1, 65535).map(lambda port: [port, port]), max_size=6),
+)
+@example([1024, 65535], [])
+@example([32768, 60999], [[1, 65535]])
+@example([10001, 64600], [])
+def test_no_port_of_the_pool_is_ephemeral_reserved_or_somebody_elses(
+    ephemeral: list[int], reserved: list[list[int]]
+) -> None:
+    text = ",".join(f"{low}-{high}" if low != high else str(low) for low, high in reserved)
+    found = numbers(pool(f"{ephemeral[0]}\t{ephemeral[1]}\n", text + "\n"))
+    assert found == sorted(set(found))
+    taken = set(range(ephemeral[0], ephemeral[1] + 1)).union(*(range(low, high + 1) for low, high in reserved))
+    others = {5000, 6379, 6817, 6818, 6819, 8265, 10001, 18515, 20049, 29400, 29500}
+    assert set(found).isdisjoint(taken | others)
+    allowed = set(range(1024, 65536)) - taken - others
+    assert set(found) in (allowed, {port for port in allowed if port >= 10000})
+
+
+def test_ports_below_10000_are_taken_only_where_there_are_too_few_above() -> None:
+    assert numbers(pool("10000 64535", ""))[0] == 64536
+    assert numbers(pool("10000 64536", ""))[0] == 1024
+
+
+@pytest.mark.parametrize("text", ["", "x", "1", "1 2 3", "-1 5", "a b", "²  ³"])
+def test_an_ephemeral_range_that_cannot_be_read_is_linux_default(text: str) -> None:
+    assert pool(text, "") == DEFAULT
+
+
+@pytest.mark.parametrize("text", ["", "\n", ",", "x", "x-y", "12000-y", "-", "²"])
+def test_reserved_ports_that_cannot_be_read_are_none(text: str) -> None:
+    assert pool("32768 60999", text) == DEFAULT
+
+
+@given(st.text(), st.text())
+def test_any_text_gives_ports_that_a_user_may_bind(ephemeral: str, reserved: str) -> None:
+    assert all(1024 <= port < 65536 for port in numbers(pool(ephemeral, reserved)))
+
+
+def test_an_ephemeral_range_that_takes_all_ports_leaves_none_outside() -> None:
+    assert pool("1024 65535", "") == []
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, place: Path, ephemeral: str | None, reserved: str | None) -> None:
+    """Have this machine say this of its ports; None is a file that is not there."""
+    for name, text in (("ip_local_port_range", ephemeral), ("ip_local_reserved_ports", reserved)):
+        if text is not None:
+            (place / name).write_text(text)
+    monkeypatch.setattr(ports, "_PROC", place)
+
+
+def test_what_the_machine_says_is_heeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
+    found = set(choices("7", 0)) | set(choices("7", 0, "x"))
+    assert found == set(numbers(pool("20000 60999", "11000-12000")))
+
+
+def test_a_machine_that_says_nothing_has_linux_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine(monkeypatch, tmp_path, None, None)
+    assert list(choices("7", 0)) == list(choices("7", 0, ranges=DEFAULT))
+
+
+def test_where_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    machine(monkeypatch, tmp_path, "1024\t65535\n", "10000-20000\n")
+    found = set(choices("7", 0))
+    assert len(found) > 10000
+    assert found.isdisjoint([*range(20001), 29500])
+
+
+# --- which one is first -----------------------------------------------------------------------------------------
+
+
+@given(JOBS, st.integers(0, 100), st.sampled_from(["", "bootstrap"]))
+def test_the_ports_of_a_start_are_the_same_each_time_and_no_port_comes_twice(job: str, restart: int, salt: str) -> None:
+    found = list(choices(job, restart, salt, DEFAULT))
+    assert found == list(choices(job, restart, salt, DEFAULT))
+    assert len(found) == len(set(found)) == pytest.approx(len(numbers(DEFAULT)) / 2, abs=1)
+
+
+def test_the_first_port_of_a_job_never_changes() -> None:
+    # Processes that have to meet compute it each by itself.
+    assert [next(choices("123_4", restart, ranges=DEFAULT)) for restart in (0, 1)] == [10781, 10881]
+
+
+@given(JOBS, st.integers(0, 1000), st.sampled_from(["", "bootstrap"]))
+def test_consecutive_restarts_try_different_ports(job: str, restart: int, salt: str) -> None:
+    one, other = (set(islice(choices(job, each, salt, DEFAULT), 50)) for each in (restart, restart + 1))
+    assert one.isdisjoint(other)
+
+
+@given(JOBS, st.integers(0, 1000), st.integers(2, 200), st.sampled_from(["", "bootstrap"]))
+def test_consecutive_restarts_begin_elsewhere_however_few_ports_there_are(
+    job: str, restart: int, count: int, salt: str
+) -> None:
+    few = [range(10000, 10000 + count)]
+    mine = list(choices(job, restart, salt, few))
+    assume(len(mine) > 1)
+    assert mine[0] != next(choices(job, restart + 1, salt, few))
+
+
+@given(JOBS, JOBS, st.integers(0, 50), st.integers(0, 50), st.integers(2, 300))
+def test_with_a_salt_there_are_other_ports(job: str, other: str, one: int, two: int, count: int) -> None:
+    few = [range(10000, 10000 + count)]
+    assert set(choices(job, one, "bootstrap", few)).isdisjoint(choices(other, two, "", few))
+
+
+def test_tasks_of_an_array_begin_at_different_ports() -> None:
+    first = {next(choices(f"77_{task}", 0, ranges=DEFAULT)) for task in range(100)}
+    assert len(first) > 95
+
+
+def test_a_single_port_is_tried_with_and_without_a_salt() -> None:
+    assert list(choices("1", 0, "", [range(10000, 10001)])) == [10000]
+    assert list(choices("1", 0, "bootstrap", [range(10000, 10001)])) == [10000]
+
+
+def test_no_ports_give_no_choices() -> None:
+    assert list(choices("1", 0, "", [])) == []
+
+
+# --- listening --------------------------------------------------------------------------------------------------
+
+
+def is_free(port: int) -> bool:
+    try:
+        with socket.create_server(("127.0.0.1", port)):
+            return True
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def free_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the pool be four free ports, which the kernel gives to no connection of another test meanwhile."""
+    found = sorted(islice(filter(is_free, choices(f"tests of {os.getpid()}", 0)), 4))
+    monkeypatch.setattr(ports, "_of_this_machine", lambda: [range(port, port + 1) for port in found])
+    return found
+
+
+def test_a_listening_socket_takes_connections_at_the_first_port_that_is_free() -> None:
+    with listen("127.0.0.1", "991", 0) as listener:
+        address, port = listener.getsockname()
+        assert address == "127.0.0.1"
+        assert port in set(islice(choices("991", 0), 50))
+        with socket.create_connection((address, port), timeout=30):
+            accepted, _ = listener.accept()
+            accepted.close()
+
+
+def test_the_port_of_a_socket_that_was_closed_with_a_connection_is_free_again(free_ports: list[int]) -> None:
+    with listen("127.0.0.1", "1", 0) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
+            accepted, _ = listener.accept()
+            accepted.close()  # this side closes first, and so is the one to wait
+            assert client.recv(1) == b""
+    with listen("127.0.0.1", "1", 0) as listener:
+        assert listener.getsockname()[1] == port
+
+
+def test_a_port_that_is_taken_is_passed_over(free_ports: list[int]) -> None:
+    first, second = choices("1", 0)
+    with socket.create_server(("127.0.0.1", first)), listen("127.0.0.1", "1", 0) as listener:
+        assert listener.getsockname()[1] == second
+
+
+def test_it_leaves_the_ports_of_a_salt_alone(free_ports: list[int]) -> None:
+    with listen("127.0.0.1", "1", 0) as listener:
+        assert listener.getsockname()[1] in free_ports[::2]
+    assert sorted(choices("1", 0, salt="bootstrap")) == free_ports[1::2]
+
+
+def test_that_no_port_is_free_is_told_with_the_address_and_the_reason(free_ports: list[int]) -> None:
+    with ExitStack() as stack:
+        for port in free_ports:
+            stack.enter_context(socket.create_server(("127.0.0.1", port)))
+        with pytest.raises(LaunchError) as raised:
+            listen("127.0.0.1", "1", 0)
+    first = next(choices("1", 0))
+    assert str(raised.value) == (
+        f"cannot listen on 127.0.0.1: none of 2 ports from {first} on is free (Address already in use)"
+    )
+
+
+def test_no_more_than_fifty_ports_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def refuse(address: tuple[str, int], **_: object) -> socket.socket:
+        tried.append(address[1])
+        raise OSError(errno.EADDRINUSE, "taken")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    with pytest.raises(LaunchError, match=r"none of 50 ports from \d+ on is free \(Address already in use\)"):
+        listen("10.0.0.1", "1", 0)
+    assert tried == list(islice(choices("1", 0), 50))
+
+
+def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ports, "_of_this_machine", list)
+    with pytest.raises(
+        LaunchError, match=r"cannot listen on 10\.0\.0\.1: there is no port to try \(no port is outside"
+    ):
+        listen("10.0.0.1", "1", 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(errno.EADDRNOTAVAIL, "not here"), "cannot listen on 10.0.0.1: node3 has no such address"),
+        (OSError(errno.EAFNOSUPPORT, "x"), "cannot listen on 10.0.0.1: Address family not supported by protocol"),
+        (socket.gaierror(-2, "Name or service not known"), "cannot listen on 10.0.0.1: Name or service not known"),
+        (OSError("odd"), "cannot listen on 10.0.0.1: odd"),
+    ],
+)
+def test_what_another_port_would_not_change_is_told_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
+) -> None:
+    tried = []
+
+    def refuse(address: tuple[str, int], **_: object) -> socket.socket:
+        tried.append(address[1])
+        raise error
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    monkeypatch.setattr(socket, "gethostname", lambda: "node3")
+    with pytest.raises(LaunchError) as raised:
+        listen("10.0.0.1", "1", 0)
+    assert str(raised.value) == message
+    assert len(tried) == 1
+
+
+def test_an_address_that_this_machine_does_not_have_is_told() -> None:
+    with pytest.raises(LaunchError, match=r"cannot listen on 203\.0\.113\.7: .* has no such address"):
+        listen("203.0.113.7", "1", 0)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_an_address_of_the_newer_kind_is_listened_on() -> None:
+    with listen("::1", "992", 0) as listener:
+        assert listener.family == socket.AF_INET6
+        with socket.create_connection(listener.getsockname()[:2], timeout=30):
+            accepted, _ = listener.accept()
+            accepted.close()
+
+
+_LISTENER = """
+import sys
+from slurmtrain.runtime.preflight.ports import listen
+with listen("127.0.0.1", "993", 0) as listener:
+    print(listener.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_two_processes_that_listen_for_the_same_job_get_different_ports() -> None:
+    command = [sys.executable, "-c", _LISTENER]
+    with ExitStack() as stack:
+        running = []
+        for _ in range(2):
+            process = stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            running.append(process)
+        found = [int(process.stdout.readline()) for process in running if process.stdout]
+        assert len(set(found)) == 2
+        assert set(found) <= set(islice(choices("993", 0), 50))
+
+
+def test_threads_that_listen_for_the_same_job_at_the_same_time_get_different_ports() -> None:
+    start, found = threading.Barrier(8), []
+
+    def one() -> None:
+        start.wait(30)
+        found.append(listen("127.0.0.1", "994", 0))
+
+    threads = [threading.Thread(target=one) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({listener.getsockname()[1] for listener in found}) == 8
+    for listener in found:
+        listener.close()
+
+
+def test_it_is_imported_with_nothing_but_the_standard_library() -> None:
+    code = "import sys, slurmtrain.runtime.preflight.ports; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = set(done.stdout.split())
+    assert {name for name in names if name.startswith("slurmtrain")} == {
+        "slurmtrain",
+        "slurmtrain.version",
+        "slurmtrain.errors",
+        "slurmtrain.runtime.preflight.sockets",
+        "slurmtrain.runtime",
+        "slurmtrain.runtime.preflight",
+        "slurmtrain.runtime.preflight.ports",
+    }
+    assert names.isdisjoint({"torch", "numpy", "psutil", "yaml", "sqlalchemy", "asyncio"})

@@ -1,0 +1,451 @@
+"""The library inside a script, in one process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import slurmtrain
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.interruption import interval
+from slurmtrain.model.interruption.exit_report import STOPPED
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.spec.plan import make_plan
+from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job.heartbeat import Board
+from slurmtrain.system.files import write_json
+
+Start = Callable[..., AttemptDir]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    directory = RunDir(tmp_path / "0123456789")
+    directory.attempts.mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Make this process a worker of the next attempt of the run."""
+    numbers = iter(range(1, 100))
+    handlers = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)}
+
+    def start_attempt(
+        *, params: dict[str, Any] | None = None, from_start: bool = False, **checkpoint: Any
+    ) -> AttemptDir:
+        number = next(numbers)
+        attempt = run.attempt(f"job{number}", 0)
+        attempt.path.mkdir()
+        data = {"name": "n", "command": "python x.py", "checkpoint": checkpoint, "params": params or {}}
+        problems: list[str] = []
+        spec = read_spec(data, lambda at, message: problems.append(f"{at}: {message}"))
+        assert problems == []
+        plan, _ = make_plan(spec, workdir=str(run.path), python="python", template=data)
+        submission = run.submission(number)
+        submission.path.mkdir(parents=True)
+        write_json(submission.plan, plan.to_json())
+        lease.grant(submission)
+        assert lease.claim(attempt, number)
+        monkeypatch.setenv("SLURMTRAIN_SUBMISSION", str(number))
+        monkeypatch.setenv("SLURMTRAIN_ATTEMPT_DIR", str(attempt.path))
+        monkeypatch.setenv("SLURMTRAIN_ATTEMPT", str(number))
+        monkeypatch.setenv("SLURMTRAIN_PARAMS", json.dumps(params or {}))
+        if from_start:
+            monkeypatch.setenv("SLURMTRAIN_FROM_START", "1")
+        return attempt
+
+    yield start_attempt
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    for each, handler in handlers.items():
+        signal.signal(each, handler)
+
+
+def events(attempt: AttemptDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in attempt.rank_journal(0).read_text().splitlines()]
+
+
+def kinds(attempt: AttemptDir) -> list[str]:
+    return [event["kind"] for event in events(attempt)]
+
+
+def lines(attempt: AttemptDir) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in attempt.metrics.read_text().splitlines()]
+
+
+def steps_on_disk(run: RunDir) -> list[int]:
+    return sorted(int(path.name.split("-")[1]) for path in files.published(run.checkpoints))
+
+
+class Counter:
+    """Something of a script's own with a state."""
+
+    def __init__(self, state: Any = 0) -> None:
+        self.state = state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"state": self.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state["state"]
+
+
+def test_steps_are_counted_logged_and_saved(run: RunDir, start: Start) -> None:
+    attempt = start(params={"lr": 0.5}, every={"steps": 2}, keep=2)
+    with slurmtrain.session(params={"lr": 0.1, "wd": 3}) as session:
+        assert session.params == {"lr": 0.5, "wd": 3}
+        assert (session.rank, session.world_size, session.attempt, session.dir) == (0, 1, 1, run.path)
+        session.checkpoint(model=nn.Linear(2, 2), counter=Counter())
+        seen = []
+        for step in session.steps(5):
+            seen.append(step)
+            session.log(loss=torch.tensor(float(step)), skipped=np.float32(2))
+            session.log({"val/acc": 1})
+        session.log(final=9)
+    assert seen == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in lines(attempt)] == [1, 2, 3, 4, 5, 5]
+    assert lines(attempt)[0]["metrics"] == {"loss": 0.0, "skipped": 2.0, "val/acc": 1}
+    assert lines(attempt)[-1]["metrics"] == {"final": 9}
+    assert steps_on_disk(run) == [4, 5]
+    assert kinds(attempt) == ["session", "registered", "total", "saved", "saved", "saved", "pruned"]
+    saved = [event for event in events(attempt) if event["kind"] == "saved"]
+    assert [(event["step"], event["why"]) for event in saved] == [(2, "steps"), (4, "steps"), (5, "end")]
+    assert saved[0]["metrics"] == {"loss": 1.0, "skipped": 2.0, "val/acc": 1.0}
+    assert all(0 < event["stall_s"] <= event["seconds"] for event in saved)
+
+
+def test_a_metric_that_is_no_number_is_refused_by_name(start: Start) -> None:
+    start()
+    with slurmtrain.session() as session, pytest.raises(TypeError, match="'words' must be one number, not str"):
+        session.log(words="many")
+
+
+def test_everything_comes_back_random_numbers_included(run: RunDir, start: Start) -> None:
+    def draw() -> tuple[float, float, float]:
+        return random.random(), float(np.random.rand()), float(torch.rand(()))
+
+    start(every={"steps": 3})
+    with slurmtrain.session() as session:
+        model = nn.Linear(3, 1)
+        optimizer = torch.optim.Adam(model.parameters())
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        counter = Counter({"seen": [1, 2.5, "x", None, {"deep": torch.ones(2)}]})
+        session.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, counter=counter)
+        for _ in session.steps(3):
+            optimizer.zero_grad()
+            model(torch.rand(2, 3)).sum().backward()
+            optimizer.step()
+            scheduler.step()
+        weights, drawn = {k: v.clone() for k, v in model.state_dict().items()}, draw()
+
+    start(every={"steps": 3})
+    with slurmtrain.session() as session:
+        fresh = nn.Linear(3, 1)
+        fresh_optimizer = torch.optim.Adam(fresh.parameters())
+        fresh_scheduler = torch.optim.lr_scheduler.StepLR(fresh_optimizer, 1)
+        fresh_counter = Counter()
+        session.checkpoint(
+            model=torch.compile(fresh, backend="eager"),
+            optimizer=fresh_optimizer,
+            scheduler=fresh_scheduler,
+            counter=fresh_counter,
+        )
+        assert session.step == 3
+        torch.rand(100)  # what setting up draws does not count
+        for _ in session.steps(4):
+            assert draw() == drawn
+    assert all(torch.equal(weights[key], value) for key, value in fresh.state_dict().items())
+    assert fresh_scheduler.last_epoch == 3
+    assert fresh_counter.state["seen"][:4] == [1, 2.5, "x", None]
+
+
+def test_a_finished_run_that_is_started_again_does_nothing(run: RunDir, start: Start) -> None:
+    for _ in range(2):
+        attempt = start()
+        with slurmtrain.session() as session:
+            session.checkpoint(counter=Counter())
+            done = list(session.steps(3))
+    assert done == []
+    assert kinds(attempt) == ["session", "registered", "restored", "total", "interval"]
+
+
+def test_from_the_start_means_without_a_checkpoint(run: RunDir, start: Start) -> None:
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        list(session.steps(2))
+    start(from_start=True)
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        assert session.step == 0
+
+
+def test_a_stop_signal_saves_and_leaves_between_steps(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 1000})
+    after = []
+    with pytest.raises(SystemExit) as left, slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100_000):
+            if step == 7:
+                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGTERM)
+        after.append("not reached")
+    assert (left.value.code, after) == (STOPPED, [])
+    assert kinds(attempt)[-2:] == ["saved", "stopped"]
+    assert steps_on_disk(run) == [events(attempt)[-1]["step"]]
+
+
+def test_a_script_that_leaves_its_loop_early_has_finished_that_step(run: RunDir, start: Start) -> None:
+    attempt = start()
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100):
+            session.log(loss=step)
+            if step == 4:
+                break
+    assert lines(attempt)[-1] == {"t": lines(attempt)[-1]["t"], "step": 5, "metrics": {"loss": 4}}
+    assert steps_on_disk(run) == [5]
+
+
+def test_a_script_that_exits_with_success_has_finished_too(run: RunDir, start: Start) -> None:
+    start()
+    with pytest.raises(SystemExit), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100):
+            if step == 2:
+                dist.destroy_process_group()
+                raise SystemExit(0)
+    assert steps_on_disk(run) == [3]
+
+
+def test_an_exception_saves_nothing_of_the_step_it_broke(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 2})
+    with pytest.raises(ZeroDivisionError), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100):
+            session.log(loss=1 / (5 - step))
+    assert steps_on_disk(run) == [2, 4]
+    assert lines(attempt)[-1]["step"] == 5
+    raised = next(event for event in events(attempt) if event["kind"] == "raised")
+    assert raised["type"] == "ZeroDivisionError"
+
+
+def test_a_save_that_fails_is_reported_and_training_goes_on(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 2})
+    in_the_way = [run.checkpoints / f".{attempt.path.name}-step-{step}" for step in (4, 6)]
+    run.checkpoints.mkdir()
+    for path in in_the_way:
+        path.touch()
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter(torch.ones(1000)))
+        for step in session.steps(10):
+            if step == 7:
+                assert "save_failed" in kinds(attempt)
+    failed = [(event["step"], event["reason"]) for event in events(attempt) if event["kind"] == "save_failed"]
+    why = "rank 0: cannot create the directory {}: file exists"
+    assert failed == [(step, why.format(path)) for step, path in zip((4, 6), in_the_way, strict=True)]
+    assert steps_on_disk(run) == [2, 8, 10]
+
+
+def test_a_run_whose_last_save_fails_has_failed(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 1000})
+    run.checkpoints.mkdir()
+    (run.checkpoints / f".{attempt.path.name}-step-3").touch()
+    with (
+        pytest.raises(CheckpointError, match="its last checkpoint could not be saved"),
+        slurmtrain.session() as session,
+    ):
+        session.checkpoint(counter=Counter())
+        list(session.steps(3))
+
+
+def test_a_state_that_could_not_be_loaded_safely_is_refused_at_the_first_save(run: RunDir, start: Start) -> None:
+    start(every={"steps": 1})
+    with pytest.raises(CheckpointError, match="weights_only=True"), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter(state=Path("a")))
+        list(session.steps(3))
+    assert steps_on_disk(run) == []
+
+
+class Malice:
+    """Touches a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.path,))
+
+
+def test_a_malicious_pickle_in_a_checkpoint_does_not_run(run: RunDir, start: Start, tmp_path: Path) -> None:
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        list(session.steps(2))
+    [directory] = files.published(run.checkpoints)
+    index = directory / ".metadata"
+    index.write_bytes(pickle.dumps(Malice(tmp_path / "touched")))
+    manifest = files.read_manifest(directory)
+    told = {**manifest.files, ".metadata": (index.stat().st_size, files._hash(index))}
+    write_json(directory / "MANIFEST.json", replace(manifest, files=told).to_json())
+    start()
+    with pytest.raises(CheckpointError, match="has no place in it"), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+    assert not (tmp_path / "touched").exists()
+
+
+def test_an_attempt_that_another_has_replaced_publishes_nothing(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 2})
+    with pytest.raises(CheckpointError, match="another attempt has taken over"), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(10):
+            if step == 6:
+                assert kinds(attempt).count("saved") == 2
+                run.submission(9).path.mkdir()
+                lease.grant(run.submission(9))
+    assert steps_on_disk(run) == [2, 4]
+
+
+@pytest.mark.parametrize("every", [{"minutes": 0.0005}, "auto"])
+def test_saves_by_time_come_again_and_again(
+    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, every: Any
+) -> None:
+    for bound in ("FIRST_SAVE_S", "SHORTEST_S", "LONGEST_S"):
+        monkeypatch.setattr(interval, bound, 0.03)
+    for part in ("CHEAP", "MOST_OVERHEAD"):  # a save that is slow by chance may not put off the next one for minutes
+        monkeypatch.setattr(interval, part, 1.0)
+    attempt = start(every=every, keep=100)
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for _ in session.steps(1_000_000):
+            if kinds(attempt).count("saved") >= 3:
+                break
+    assert len(steps_on_disk(run)) >= 3
+
+
+def test_what_the_script_registers_must_fit_the_checkpoint(run: RunDir, start: Start) -> None:
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(model=nn.Linear(2, 2))
+        list(session.steps(1))
+    start()
+    with pytest.raises(CheckpointError, match="it holds no 'optimizer'"), slurmtrain.session() as session:
+        model = nn.Linear(2, 2)
+        session.checkpoint(model=model, optimizer=torch.optim.Adam(model.parameters()))
+    dist.destroy_process_group()
+    start()
+    with (
+        pytest.raises(CheckpointError, match=r"'model\.weight' has shape 2x2, in the script 2x3"),
+        slurmtrain.session() as session,
+    ):
+        session.checkpoint(model=nn.Linear(3, 2))
+
+
+def test_what_has_no_state_cannot_be_registered(start: Start) -> None:
+    start()
+    with slurmtrain.session() as session, pytest.raises(TypeError, match=r"'words' \(str\) has no state_dict"):
+        session.checkpoint(words="many")  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_attempt_left_half_built_is_swept_away(run: RunDir, start: Start) -> None:
+    litter = run.checkpoints / ".job0.0-step-7"
+    litter.mkdir(parents=True)
+    (litter / "state.pt").write_bytes(b"half")
+    (run.checkpoints / ".trash-step-3").mkdir()
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        list(session.steps(1))
+    assert [path.name for path in run.checkpoints.iterdir()] == ["step-1"]
+
+
+@pytest.mark.parametrize("total", [-1, 2.5, True, "ten"])
+def test_a_number_of_steps_that_is_none_is_refused(start: Start, total: Any) -> None:
+    start()
+    with slurmtrain.session() as session, pytest.raises(ValueError, match="whole number of steps"):
+        list(session.steps(total))
+
+
+class Onlooker(Counter):
+    """Something with a state that notes what the agent is told while it is saved and restored."""
+
+    def __init__(self, board: Board) -> None:
+        super().__init__()
+        self.board = board
+        self.seen: list[Phase] = []
+
+    def now(self) -> tuple[Phase, int]:
+        beat = self.board.read()[0]
+        return beat.phase, beat.step
+
+    def state_dict(self) -> dict[str, Any]:
+        self.seen.append(self.now()[0])
+        return super().state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen.append(self.now()[0])
+        super().load_state_dict(state)
+
+
+@pytest.fixture
+def onlooker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Onlooker]:
+    board = Board(1)
+    monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
+    yield Onlooker(board)
+    board.close()
+
+
+def test_the_agent_is_told_what_a_session_does(start: Start, onlooker: Onlooker) -> None:
+    start(every={"steps": 2})
+    model = nn.Linear(1, 1)
+    told = []
+    with slurmtrain.session() as session:
+        assert onlooker.now() == (Phase.READY, 0)
+        session.checkpoint(onlooker=onlooker, model=model)
+        for _ in session.steps(3):
+            told.append(onlooker.now())
+            model(torch.zeros(1))
+        assert onlooker.now() == (Phase.READY, 3)
+    assert told == [(Phase.FIRST, 0), (Phase.TRAINING, 1), (Phase.TRAINING, 2)]
+    assert onlooker.now() == (Phase.DONE, 3)
+    assert set(onlooker.seen) == {Phase.SAVING}
+    beat = onlooker.board.read()[0]
+    assert beat.pid == os.getpid()
+    assert beat.step_s > 0
+    assert beat.own_s > 0
+    assert beat.save_s > 0
+
+
+def test_a_restore_is_watched_as_a_save_and_a_stop_is_told(start: Start, onlooker: Onlooker) -> None:
+    start()
+    with slurmtrain.session() as session:
+        session.checkpoint(onlooker=onlooker)
+        for _ in session.steps(1):
+            pass
+    start()
+    onlooker.seen.clear()
+    with pytest.raises(SystemExit), slurmtrain.session() as session:
+        session.checkpoint(onlooker=onlooker)
+        assert onlooker.seen == [Phase.SAVING]
+        for _ in session.steps(9):
+            onlooker.seen.clear()
+            os.kill(os.getpid(), signal.SIGTERM)
+    assert onlooker.seen[-1] is Phase.STOPPING
+    assert onlooker.now()[0] is Phase.DONE

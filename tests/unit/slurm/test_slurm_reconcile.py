@@ -1,0 +1,502 @@
+"""What Slurm's answers add to what is known of a run: each way in which its job can end, and any order of answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from helpers.story import DOWN, LIMIT_S, Story
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from slurmtrain.model.run.job_state import ABSENT, GONE
+from slurmtrain.model.run.run import ENDED, RUN_STATES, Attempt
+from slurmtrain.slurm.parse import Job
+from slurmtrain.slurm.reconcile import GIVEN_UP_S, is_open, news, wants_accounting
+from slurmtrain.slurm.scheduler import Accounting, Queue
+
+NO_ACCOUNTING = "sacct: Slurm accounting storage is disabled"
+
+# --- what is asked ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_without_an_attempt_is_nothing_to_ask_slurm_about() -> None:
+    story = Story().command("created", name="n", executor="slurm")
+    assert not is_open(story.run)
+    assert not wants_accounting(story.run, story.queue())
+    assert news(story.run, story.queue(), story.accounting(), story.now) == []
+
+
+def test_a_run_is_open_until_its_end_is_beyond_doubt() -> None:
+    story = Story().submitted()
+    assert is_open(story.run)
+    assert is_open(story.started().run)
+    assert is_open(story.asked().run)
+    story.observed(story.slurm("PREEMPTED"))
+    assert not is_open(story.run)
+
+
+def test_a_run_that_completed_is_not_open() -> None:
+    assert not is_open(Story().submitted().started().ended("completed").run)
+
+
+@pytest.mark.parametrize(
+    ("state", "wanted"), [("PENDING", False), ("RUNNING", False), ("COMPLETED", False), ("FAILED", True)]
+)
+def test_sacct_is_asked_for_what_squeue_leaves_open(state: str, wanted: bool) -> None:
+    story = Story().submitted().started()
+    assert wants_accounting(story.run, story.queue(story.slurm(state, restart=0))) is wanted
+
+
+def test_sacct_is_asked_for_a_job_that_squeue_does_not_know_but_not_while_squeue_is_down() -> None:
+    story = Story().submitted()
+    assert wants_accounting(story.run, story.queue())
+    assert not wants_accounting(story.run, DOWN)
+
+
+def test_sacct_is_asked_for_a_submission_whose_job_nobody_knows() -> None:
+    story = Story().command("created", name="n", executor="slurm")
+    story.command("submitting", submission=1, attempt=1, executor="slurm")
+    assert wants_accounting(story.run, story.queue())
+
+
+def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended() -> None:
+    story = Story().submitted().started()
+    assert wants_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
+
+
+# --- jobs that wait or run --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "SOMETHING_NEW"])
+def test_a_job_that_is_under_way_is_no_news(state: str) -> None:
+    story = Story().submitted()
+    assert story.look(story.queue(story.slurm(state, restart=0))) == []
+    assert story.run.state == "pending"
+
+
+def test_a_job_that_cannot_be_asked_about_is_no_news() -> None:
+    story = Story().submitted().started()
+    assert story.look(DOWN, story.accounting(story.slurm("FAILED"))) == []
+    assert story.run.state == "running"
+
+
+def test_a_submission_that_named_no_job_is_no_news() -> None:
+    story = Story().command("created", name="n", executor="slurm")
+    story.command("submitting", submission=1, attempt=1, executor="slurm")
+    assert story.look(story.queue(story.slurm("RUNNING")), story.accounting()) == []
+
+
+def test_a_job_of_somebody_else_is_no_news() -> None:
+    story = Story().submitted()
+    other = replace(story.slurm("FAILED"), id="8")
+    own = story.slurm("PENDING", restart=0)
+    assert story.look(story.queue(other, own)) == []
+
+
+# --- jobs that ended --------------------------------------------------------------------------------------------
+
+
+def test_a_preempted_job_that_was_asked_to_stop_is_preempted_once_sacct_says_so() -> None:
+    story = Story().submitted().started().later(100).asked()
+    [observed] = story.look(story.queue(), story.accounting(story.slurm("PREEMPTED")))
+    assert (observed["source"], observed["state"], observed["restart"]) == ("sacct", "PREEMPTED", 0)
+    assert story.causes == ["preempted"]
+    assert story.run.state == "failed"
+
+
+def test_a_job_that_left_in_its_grace_is_preempted_though_sacct_says_timeout() -> None:
+    story = Story().submitted().started().later(600).asked()
+    story.look(story.queue(), story.accounting(story.slurm("TIMEOUT", lasted=600.0)))
+    assert story.causes == ["preempted"]
+
+
+def test_a_job_that_ran_into_its_limit_timed_out() -> None:
+    story = Story().submitted().started().later(LIMIT_S)
+    story.look(story.queue(), story.accounting(story.slurm("TIMEOUT", lasted=LIMIT_S)))
+    assert story.causes == ["timeout"]
+
+
+def test_a_job_one_of_whose_nodes_failed_in_silence_is_told_by_slurm() -> None:
+    story = Story().submitted().started(nodes=2).later(100).asked(0)
+    assert story.look(story.queue(story.slurm("RUNNING", restart=0))) == []
+    assert story.run.state == "running"
+    story.look(story.queue(story.slurm("NODE_FAIL", restart=0, nodes="n[0-1]")))
+    assert (story.causes, story.newest.reason) == (["node_fail"], "a node failed (n[0-1])")
+
+
+def test_a_crash_that_followed_from_a_node_failure_is_told_by_slurm() -> None:
+    story = Story().submitted().started(nodes=2)
+    story.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=story.now)
+    story.look(story.queue(), story.accounting(story.slurm("NODE_FAIL")))
+    assert story.causes == ["node_fail"]
+
+
+@pytest.mark.parametrize("state", ["FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "CANCELLED by 1001"])
+def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> None:
+    story = Story().submitted().started().ended("crash", reason="boom", failed_at=1005.0)
+    assert story.look(story.queue(), story.accounting(story.slurm(state))) == []
+    assert (story.causes, story.run.reason) == (["crash"], "boom")
+
+
+@pytest.mark.parametrize(
+    ("job", "cause", "reason"),
+    [
+        ({"state": "FAILED", "signal": 9}, "crash", "Slurm says FAILED with signal 9"),
+        ({"state": "FAILED", "exit_code": 1}, "crash", "Slurm says FAILED with exit code 1"),
+        ({"state": "OUT_OF_MEMORY"}, "oom", "it used more memory than it had asked for"),
+        ({"state": "CANCELLED by 1001"}, "cancelled", "cancelled in Slurm"),
+        ({"state": "COMPLETED"}, "lost", "Slurm says that the job completed, but the job itself never did"),
+    ],
+)
+@pytest.mark.parametrize("spoke", [True, False])
+def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
+    job: dict[str, object], cause: str, reason: str, spoke: bool
+) -> None:
+    story = Story().submitted()
+    if spoke:
+        story.started()
+    story.later(100)
+    story.look(story.queue(), story.accounting(story.slurm(**job)))  # type: ignore[arg-type]
+    assert (story.newest.cause, story.newest.reason, story.newest.confirmed) == (cause, reason, True)
+
+
+def test_squeue_alone_tells_of_a_job_that_ended_just_now() -> None:
+    story = Story().submitted().started().later(100)
+    [observed] = story.look(story.queue(story.slurm("OUT_OF_MEMORY", restart=0)))
+    assert (observed["source"], story.causes) == ("squeue", ["oom"])
+
+
+def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
+    story = Story().submitted().started().later(100)
+    [observed] = story.look(
+        story.queue(story.slurm("FAILED", restart=0)), story.accounting(story.slurm("OUT_OF_MEMORY"))
+    )
+    assert (observed["source"], story.causes) == ("sacct", ["oom"])
+
+
+@pytest.mark.parametrize("accounting", [None, "behind", "down"])
+def test_a_failed_job_is_told_by_squeue_where_sacct_does_not_know(accounting: str | None) -> None:
+    story = Story().submitted().started().later(100)
+    answers = {
+        None: None,
+        "behind": story.accounting(story.slurm("RUNNING", ends_at=None)),
+        "down": Accounting(problem="sacct: down"),
+    }
+    story.look(story.queue(story.slurm("FAILED", restart=0, exit_code=2)), answers[accounting])
+    assert (story.causes, story.newest.reason) == (["crash"], "Slurm says FAILED with exit code 2")
+
+
+def test_a_final_state_that_is_told_again_is_no_news() -> None:
+    story = Story().submitted().started().later(100)
+    over = story.slurm("NODE_FAIL", restart=0)
+    assert len(story.look(story.queue(over))) == 1
+    for _ in range(3):
+        assert news(story.run, story.queue(over), story.accounting(over), story.later(60).now) == []
+
+
+def test_a_job_that_a_person_cancelled_was_cancelled_whatever_slurm_says_of_it_then() -> None:
+    for state in ("CANCELLED by 0", "COMPLETED", "FAILED", "TIMEOUT"):
+        story = Story().submitted().started().cancel().later(30)
+        story.look(story.queue(), story.accounting(story.slurm(state)))
+        assert story.causes == ["cancelled"]
+        assert story.run.state == "cancelled"
+
+
+def test_a_job_that_had_failed_before_a_person_cancelled_it_has_failed() -> None:
+    story = Story().submitted().started().later(100)
+    over = story.slurm("NODE_FAIL")
+    story.later(60).cancel()
+    story.look(story.queue(), story.accounting(over))
+    assert story.causes == ["node_fail"]
+
+
+@pytest.mark.parametrize("source", ["squeue", "sacct"])
+def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(source: str) -> None:
+    story = Story(job="26_2").submitted().later(30)
+    array = replace(story.slurm("CANCELLED by 0"), id="26", restart=0)
+    whole = {"26": [array]}
+    queue = story.queue(array) if source == "squeue" else story.queue()
+    [observed] = story.look(queue, Accounting(whole, at=story.now))
+    assert (observed["job_id"], observed["source"]) == ("26_2", source)
+    assert (story.causes, story.newest.job_id) == (["cancelled"], "26_2")
+
+
+def test_an_element_of_an_array_that_is_told_by_its_own_id_is_not_told_by_the_arrays() -> None:
+    story = Story(job="26_2").submitted().later(30)
+    array = replace(story.slurm("CANCELLED by 0"), id="26", restart=0)
+    queue = story.queue(array, story.slurm("RUNNING", restart=0))
+    assert story.look(queue, Accounting({"26": [array]}, at=story.now)) == []
+
+
+# --- jobs that Slurm starts again -------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_put_back_into_the_queue_is_requeued_and_then_runs() -> None:
+    story = Story().submitted().started().later(100).asked()
+    first = story.slurm("REQUEUED")
+    again = story.slurm("PENDING", restart=1)
+    found = story.look(story.queue(again), story.accounting(first))
+    assert [(each["restart"], each["state"]) for each in found] == [(0, "REQUEUED"), (1, "PENDING")]
+    assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
+    story.later(60).started(1)
+    assert story.look(story.queue(replace(again, state="RUNNING")), story.accounting(first)) == []
+    assert (story.run.state, story.newest.number) == ("running", 2)
+
+
+def test_a_start_that_squeue_shows_over_is_preempted_also_while_sacct_is_silent() -> None:
+    for accounting in (None, Accounting(problem=NO_ACCOUNTING, absent=True), Accounting(problem="sacct: down")):
+        story = Story().submitted().started().later(100).asked()
+        story.look(story.queue(story.slurm("PENDING", restart=1)), accounting)
+        assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
+
+
+@pytest.mark.parametrize(("state", "cause"), [("NODE_FAIL", "node_fail"), ("PREEMPTED", "preempted")])
+def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_runs_again(state: str, cause: str) -> None:
+    story = Story().submitted().started(nodes=2).later(100).asked(0)
+    over = story.slurm(state)
+    story.later(60).started(1, nodes=2)
+    assert len(story.run.attempts) == 2
+    [observed] = story.look(story.queue(story.slurm("RUNNING", restart=1)), story.accounting(over))
+    assert (observed["restart"], story.causes, story.run.state) == (0, [cause, None], "running")
+
+
+def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_has_ended_well() -> None:
+    story = Story().submitted().started(nodes=2).later(100).asked(0)
+    over = story.slurm("NODE_FAIL")
+    story.later(60).started(1, nodes=2).ended("completed", 0, 1).ended("completed", 1, 1)
+    story.look(story.queue(), story.accounting(over, story.slurm("COMPLETED")))
+    assert (story.causes, story.run.state) == (["node_fail", "completed"], "completed")
+    assert not is_open(story.run)
+
+
+def test_a_cancel_by_slurm_of_a_start_that_went_on_is_heard_once() -> None:
+    story = Story().submitted().started().asked().later(60).started(1)
+    assert len(story.look(story.queue(story.slurm("CANCELLED by 0", restart=0)))) == 1
+    assert story.causes == ["preempted", None]
+
+
+def test_starts_that_nobody_saw_are_known_from_sacct() -> None:
+    story = Story().submitted().later(1000)
+    starts = [
+        story.slurm("PREEMPTED", starts_at=1100.0, ends_at=1200.0),
+        story.slurm("NODE_FAIL", starts_at=1300.0, ends_at=1400.0),
+        story.slurm("OUT_OF_MEMORY", starts_at=1500.0, ends_at=1600.0),
+    ]
+    story.look(story.queue(), story.accounting(*starts))
+    assert story.causes == ["preempted", "node_fail", "oom"]
+    assert [attempt.number for attempt in story.run.attempts] == [1, 2, 3]
+    assert [attempt.started_at for attempt in story.run.attempts] == [1100.0, 1300.0, 1500.0]
+
+
+def test_a_row_of_sacct_that_is_final_by_an_old_answer_does_not_end_a_start_that_squeue_shows_alive() -> None:
+    story = Story().submitted().started().later(100)
+    stale = story.accounting(story.slurm("REQUEUED"))
+    assert story.look(story.queue(story.slurm("RUNNING", restart=0)), stale) == []
+    assert story.run.state == "running"
+
+
+def test_an_old_answer_of_squeue_does_not_undo_what_a_node_said_since() -> None:
+    story = Story().submitted().started().later(100).asked()
+    old = story.queue(story.slurm("RUNNING", restart=0))
+    story.later(60).started(1)
+    assert story.look(old, None) == []
+    assert (story.run.state, story.newest.restart) == ("running", 1)
+
+
+def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start() -> None:
+    story = Story().submitted().started().asked().later(60).started(1)
+    story.look(story.queue(story.slurm("NODE_FAIL", restart=None)), story.accounting(story.slurm("PREEMPTED")))
+    assert story.causes == ["preempted", "node_fail"]
+
+
+# --- jobs that nobody knows -------------------------------------------------------------------------------------
+
+
+def test_a_job_that_nobody_knows_is_first_missed_and_given_up_only_after_a_while() -> None:
+    story = Story().submitted().started().later(100)
+    [missed] = story.look(story.queue(), story.accounting())
+    assert missed["state"] == ABSENT
+    assert story.run.state == "running"
+    assert story.newest.absent_since is not None
+    story.later(GIVEN_UP_S - 10)
+    assert story.look(story.queue(), story.accounting()) == []
+    story.later(20)
+    [given_up] = story.look(story.queue(), story.accounting())
+    assert given_up["state"] == GONE
+    assert (story.run.state, story.causes) == ("lost", ["lost"])
+    assert "Slurm knows nothing of its job any more" in story.run.reason
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
+def test_a_job_that_is_back_is_missed_no_more(state: str) -> None:
+    story = Story().submitted().later(100)
+    story.look(story.queue(), story.accounting())
+    [back] = story.look(story.queue(story.slurm(state, restart=0)))
+    assert back["state"] == state
+    assert story.newest.absent_since is None
+    story.later(2 * GIVEN_UP_S)
+    [missed] = story.look(story.queue(), story.accounting())
+    assert missed["state"] == ABSENT
+
+
+def test_a_job_whose_agent_speaks_is_missed_no_more() -> None:
+    story = Story().submitted().later(100)
+    story.look(story.queue(), story.accounting())
+    assert story.started().newest.absent_since is None
+
+
+def test_a_missed_job_that_sacct_knows_at_last_ended_as_sacct_says() -> None:
+    story = Story().submitted().started().later(100)
+    story.look(story.queue(), story.accounting())
+    story.later(2 * GIVEN_UP_S)
+    story.look(story.queue(), story.accounting(story.slurm("OUT_OF_MEMORY")))
+    assert story.causes == ["oom"]
+
+
+@pytest.mark.parametrize("which", ["squeue", "sacct", "not asked"])
+def test_a_job_is_not_missed_unless_both_squeue_and_sacct_have_answered(which: str) -> None:
+    story = Story().submitted().started().later(2 * GIVEN_UP_S)
+    queue = DOWN if which == "squeue" else story.queue()
+    answers = {
+        "squeue": story.accounting(),
+        "sacct": Accounting(problem="sacct: down", at=story.now),
+        "not asked": None,
+    }
+    assert story.look(queue, answers[which]) == []
+    assert story.run.state == "running"
+
+
+def test_a_missed_job_is_not_given_up_while_sacct_is_down() -> None:
+    story = Story().submitted().started().later(100)
+    story.look(story.queue(), story.accounting())
+    story.later(2 * GIVEN_UP_S)
+    assert story.look(story.queue(), Accounting(problem="sacct: down", at=story.now)) == []
+    assert story.look(DOWN, story.accounting()) == []
+    assert not story.run.ended
+
+
+def test_a_job_is_not_missed_by_answers_from_before_it_was_submitted() -> None:
+    before = Story()
+    queue, accounting = before.queue(), before.accounting()
+    story = Story().submitted()
+    assert story.look(queue, story.accounting()) == []
+    assert story.look(story.queue(), accounting) == []
+    assert len(story.look(story.queue(), story.accounting())) == 1
+
+
+def test_a_site_without_accounting_gives_a_job_up_by_squeue_alone() -> None:
+    story = Story().submitted().started().later(100)
+
+    def absent() -> Accounting:
+        return Accounting(problem=NO_ACCOUNTING, absent=True, at=story.now)
+
+    story.look(story.queue(), absent())
+    assert not story.run.ended
+    story.later(GIVEN_UP_S)
+    story.look(story.queue(), absent())
+    assert story.causes == ["lost"]
+
+
+def test_a_job_of_which_sacct_only_knows_that_it_ran_is_given_up_all_the_same() -> None:
+    story = Story().submitted().started().later(100)
+    runs = story.slurm("RUNNING", ends_at=None)
+    story.look(story.queue(), story.accounting(runs))
+    story.later(GIVEN_UP_S)
+    story.look(story.queue(), story.accounting(runs))
+    assert story.causes == ["lost"]
+
+
+def test_a_run_that_is_over_is_not_missed() -> None:
+    story = Story().submitted().started().ended("completed").later(2 * GIVEN_UP_S)
+    assert story.look(story.queue(), story.accounting()) == []
+    assert story.run.state == "completed"
+
+
+# --- any order of answers ---------------------------------------------------------------------------------------
+
+WORDS = ["PENDING", "RUNNING", "COMPLETING", "SOMETHING_NEW", "REQUEUE_HOLD", "SUSPENDED"]
+LAST_WORDS = ["PREEMPTED", "REQUEUED", "NODE_FAIL", "TIMEOUT", "FAILED", "OUT_OF_MEMORY", "CANCELLED by 0", "COMPLETED",
+              "BOOT_FAIL", "DEADLINE"]  # fmt: skip
+restarts = st.integers(0, 2)
+
+
+class AnyStory(RuleBasedStateMachine):
+    """Nodes, a person and Slurm say whatever they like in any order; answers are late, wrong or missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.story = Story().submitted()
+        self.over: dict[str, Attempt] = {}
+
+    @rule(restart=restarts, nodes=st.integers(1, 2))
+    def agents_speak(self, restart: int, nodes: int) -> None:
+        self.story.started(restart, nodes)
+
+    @rule(restart=restarts, node=st.integers(0, 1), cascade=st.booleans())
+    def a_node_crashes(self, restart: int, node: int, cascade: bool) -> None:
+        self.story.ended("crash", node, restart, reason="boom", failed_at=self.story.now, cascade=cascade)
+
+    @rule(restart=restarts, node=st.integers(0, 1))
+    def a_node_is_asked_to_stop(self, restart: int, node: int) -> None:
+        self.story.asked(node, restart)
+
+    @rule(restart=restarts, node=st.integers(0, 1))
+    def a_node_completes(self, restart: int, node: int) -> None:
+        self.story.ended("completed", node, restart)
+
+    @rule()
+    def a_person_cancels(self) -> None:
+        self.story.cancel()
+
+    @rule(seconds=st.sampled_from([1.0, 60.0, GIVEN_UP_S + 1, LIMIT_S]))
+    def time_passes(self, seconds: float) -> None:
+        self.story.later(seconds)
+
+    @rule(
+        queued=st.none() | st.tuples(st.sampled_from(WORDS + LAST_WORDS), st.none() | restarts),
+        starts=st.none() | st.lists(st.sampled_from(WORDS + LAST_WORDS), max_size=3),
+        squeue_down=st.booleans(),
+        sacct_down=st.booleans(),
+        age=st.sampled_from([0.0, 10.0, 1000.0]),
+    )
+    def slurm_is_asked(
+        self,
+        queued: tuple[str, int | None] | None,
+        starts: list[str] | None,
+        squeue_down: bool,
+        sacct_down: bool,
+        age: float,
+    ) -> None:
+        self.note_what_is_over()
+        story, now = self.story, self.story.now
+        jobs = [] if queued is None else [story.slurm(queued[0], restart=queued[1])]
+        queue = DOWN if squeue_down else Queue({job.id: job for job in jobs}, at=now - age)
+        rows: list[Job] = [story.slurm(state) for state in starts or []]
+        accounting = Accounting({story.job: rows} if starts is not None else {}, at=now - age)
+        # It checks, too, that to ask again adds nothing.
+        story.look(queue, Accounting(problem="sacct: down", at=now) if sacct_down else accounting)
+        self.what_was_over_is_as_it_was()
+
+    def note_what_is_over(self) -> None:
+        self.over = {a.key: a for a in self.story.run.attempts if a.ended and a.confirmed}
+
+    def what_was_over_is_as_it_was(self) -> None:
+        attempts = {attempt.key: attempt for attempt in self.story.run.attempts}
+        for key, before in self.over.items():
+            # When Slurm says when it began, the end of the queue moves.
+            assert replace(attempts[key], number=0, spent={}) == replace(before, number=0, spent={})
+
+    @invariant()
+    def the_run_makes_sense(self) -> None:
+        run = self.story.run
+        assert run.state in RUN_STATES
+        for attempt in run.attempts:
+            assert (attempt.state in ENDED) == (attempt.cause is not None)
+            assert attempt.ended or not attempt.confirmed
+        assert [attempt.number for attempt in run.attempts] == list(range(1, len(run.attempts) + 1))
+
+
+AnyStory.TestCase.settings = settings(max_examples=200, stateful_step_count=20, deadline=None)
+TestAnyOrderOfAnswersKeepsWhatIsKnown = AnyStory.TestCase

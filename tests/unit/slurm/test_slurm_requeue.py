@@ -1,0 +1,280 @@
+"""Putting a job back into the queue without some nodes: what Slurm is told, in which order, and what a refusal does."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import FakeSlurm
+from helpers.site import PATIENCE_S, until
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.slurm import requeue
+from slurmtrain.slurm.requeue import InJob, let_go
+
+RECORD = """\
+JobId=7 JobName=digits Requeue=9 ExcNodeList=evil
+   UserId=me(1000) GroupId=me(1000) MCS_label=N/A
+   Priority=1 Nice=0 Account=team QOS=normal
+   JobState={state} Reason={reason} Dependency=(null)
+   Requeue={requeue} Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   Partition=spot AllocNode:Sid=login:1
+   ReqNodeList=(null) ExcNodeList={excluded}
+   NodeList=node[0-1]
+   NumNodes=2 NumCPUs=2 NumTasks=2 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   Features=(null) DelayBoot=00:00:00
+   Command=/runs/x ExcNodeList=evil
+   WorkDir=/runs/x
+"""
+SCRIPT = "#!/bin/bash\n#SBATCH --account=lab\n#SBATCH --nodes=2\nsrun true\n"
+# A scontrol that keeps a job: its state is the file job.json beside it, and each call is noted.
+SCONTROL = """\
+#!{python} -IS
+import json, os, signal, sys
+here = os.path.dirname(os.path.abspath(sys.argv[0]))
+with open(here + "/calls.jsonl", "a") as file:
+    file.write(json.dumps({{"name": "scontrol", "args": sys.argv[1:], "env": dict(os.environ), "cwd": "/"}}) + "\\n")
+with open(here + "/job.json") as file:
+    job = json.load(file)
+verb = sys.argv[1]
+def refuse(why):
+    sys.stderr.write(why + "\\n")
+    sys.exit(1)
+if verb == "show":
+    sys.stdout.write(job["record"].format(**job))
+elif verb == "write":
+    sys.stdout.write(job["script"])
+elif verb == "requeue":
+    if job["requeue"] == "0":
+        refuse("Requested operation is presently disabled for job 7")
+    job["state"] = "PENDING"
+    if job["strict"]:
+        os.kill(os.getppid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+elif verb == "update":
+    if job["refusals"]:
+        job["refusals"] -= 1
+        with open(here + "/job.json", "w") as file:
+            json.dump(job, file)
+        refuse("slurm_update error: Job is no longer pending execution")
+    told = dict(word.split("=", 1) for word in sys.argv[2:])
+    job["excluded"] = told.get("ExcNodeList", job["excluded"])
+    job["starts"] = told.get("StartTime", job["starts"])
+elif verb == "hold":
+    job["reason"] = "JobHeldUser"
+elif verb == "release":
+    job["reason"] = "None"
+with open(here + "/job.json", "w") as file:
+    json.dump(job, file)
+"""
+
+
+class Slurm(FakeSlurm):
+    """Slurm with one job."""
+
+    def job(self, **more: Any) -> None:
+        told = {"record": RECORD, "script": SCRIPT, "state": "RUNNING", "reason": "None", "requeue": "1",
+                "excluded": "(null)", "starts": "now", "refusals": 0, "strict": False, **more}  # fmt: skip
+        (self.path / "job.json").write_text(json.dumps(told))
+        script = self.path / "scontrol"
+        script.write_text(SCONTROL.format(python=sys.executable))
+        script.chmod(0o755)
+
+    @property
+    def now(self) -> dict[str, Any]:
+        state: dict[str, Any] = json.loads((self.path / "job.json").read_text())
+        return state
+
+    @property
+    def verbs(self) -> list[str]:
+        return [call.args[0] for call in self.calls("scontrol")]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    fake = Slurm(tmp_path / "bin")
+    monkeypatch.setenv("PATH", fake.on_path())
+    monkeypatch.setattr(requeue, "_PAUSES_S", (0.0, 0.0))
+    # What Slurm itself leaves is too little for a program to start in on a machine that is busy.
+    monkeypatch.setattr(requeue, "_PATIENCE_S", PATIENCE_S)
+    fake.job()
+    fake.says("sbatch", stderr="sbatch: Job 9 to start at 2026-01-01T00:00:00 using 2 processors on nodes node[0,2]\n")
+    fake.says("sinfo", "".join(f"node{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(3)))
+    return fake
+
+
+def put_back(without: Sequence[str] = (), delay_s: float = 0.0, intent: Path = Path("/nowhere/requeue")) -> None:
+    """Have the job put back; where nothing is said of it, no intent can be left."""
+    InJob().put_back("7", without, delay_s, intent)
+
+
+# --- putting back -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_goes_without_no_node_is_requeued_and_no_more(slurm: Slurm) -> None:
+    put_back()
+    assert [call.args for call in slurm.calls("scontrol")] == [["requeue", "incomplete", "7"]]
+
+
+def test_a_job_that_is_to_wait_is_told_when_to_start_in_whole_seconds(slurm: Slurm) -> None:
+    put_back(delay_s=29.2)
+    assert slurm.verbs == ["requeue", "update"]
+    assert slurm.now["starts"] == "now+30"
+
+
+def test_a_job_that_cannot_be_told_to_wait_is_put_back_all_the_same(slurm: Slurm) -> None:
+    slurm.job(refusals=3)
+    put_back(["node1"], delay_s=60)
+    assert slurm.verbs == ["show", "requeue", "update", "update", "update", "update"]
+    assert (slurm.now["starts"], slurm.now["excluded"]) == ("now", "node1")
+
+
+def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Slurm) -> None:
+    put_back(["node1"])
+    assert [call.args for call in slurm.calls("scontrol")] == [
+        ["show", "job", "7"],
+        ["requeue", "incomplete", "7"],
+        ["update", "JobId=7", "ExcNodeList=node1"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("node2", "node[1-2]"), ("node[1,3]", "node[1,3]"), ("odd]", "odd],node1")]
+)
+def test_what_was_excluded_before_stays_excluded(slurm: Slurm, before: str, after: str) -> None:
+    slurm.job(excluded=before)
+    put_back(["node1"])
+    assert slurm.now["excluded"] == after
+
+
+def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
+    slurm.job(refusals=2)
+    put_back(["node1"])
+    assert slurm.verbs == ["show", "requeue", "update", "update", "update"]
+    assert slurm.now["excluded"] == "node1"
+
+
+def test_a_job_whose_nodes_cannot_be_left_out_is_held_and_the_agent_told(slurm: Slurm) -> None:
+    slurm.job(refusals=99)
+    with pytest.raises(SlurmDown, match="Job is no longer pending execution"):
+        put_back(["node1"])
+    assert slurm.verbs == ["show", "requeue", "update", "update", "update", "hold"]
+    assert slurm.now["reason"] == "JobHeldUser"
+
+
+def test_a_job_that_may_not_be_requeued_is_left_as_it_is(slurm: Slurm) -> None:
+    slurm.job(requeue="0")
+    with pytest.raises(SlurmDown, match="presently disabled"):
+        put_back(["node1"])
+    assert slurm.verbs == ["show", "requeue"]
+
+
+def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slurm) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    try:
+        slurm.job(strict=True)
+        put_back(["node1"])
+        assert slurm.now["excluded"] == "node1"
+        # Another thread of this process may take it, and pass it on to this one a moment later.
+        until(lambda: heard, "the signal")
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_where_there_is_no_scontrol_the_batch_script_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    put_back(["node1"], 30.0, tmp_path / "requeue")
+    assert json.loads((tmp_path / "requeue").read_text()) == {"requeue": "7"}
+    with pytest.raises(SlurmDown, match="no scontrol"):
+        InJob().record("7")
+    assert InJob().objection("7", ["node1"]) is None
+
+
+def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
+    record = InJob().record("7")
+    assert (record["JobState"], record["Partition"], record["Requeue"]) == ("RUNNING", "spot", "1")
+    assert "ExcNodeList" not in record
+
+
+# --- objections ---------------------------------------------------------------------------------------------------
+
+
+def test_a_job_that_slurm_would_start_without_the_node_has_no_objection(slurm: Slurm) -> None:
+    slurm.job(excluded="node7")
+    assert InJob().objection("7", ["node1"]) is None
+    [call] = slurm.calls("sbatch")
+    # What the script says itself comes from there; the rest may have come from the submitter's environment.
+    assert call.args == ["--test-only", "--exclude=node[1,7]", "--partition=spot", "--qos=normal"]
+    assert slurm.calls("sinfo") == []
+
+
+def test_a_job_that_may_not_be_requeued_cannot_start_again(slurm: Slurm) -> None:
+    slurm.job(requeue="0")
+    assert InJob().objection("7", ["node1"]) == "its job may not be put back into the queue (Requeue=0)"
+    assert slurm.calls("sbatch") == []
+
+
+def test_too_few_nodes_are_counted_in_words(slurm: Slurm) -> None:
+    slurm.job(excluded="node2")
+    slurm.says("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
+    said = InJob().objection("7", ["node1"])
+    assert said == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
+
+
+def test_nodes_that_are_down_are_not_counted(slurm: Slurm) -> None:
+    slurm.says("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(["idle", "mixed", "down*"])))
+    slurm.says("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
+    assert InJob().objection("7", ["node1"]) == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
+
+
+def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
+    slurm.says("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
+    said = InJob().objection("7", ["node1"])
+    assert said == (
+        "node1 cannot be left out: Slurm says: allocation failure: Requested node configuration is not available"
+    )
+
+
+def test_a_node_that_slurm_does_not_know_is_named(slurm: Slurm) -> None:
+    slurm.says("sbatch", stderr="allocation failure: Invalid node name specified\n", code=1)
+    assert InJob().objection("7", ["node9"]) == "node9 cannot be left out: Slurm knows no node node9"
+
+
+def test_a_refusal_that_is_not_about_nodes_is_no_objection(slurm: Slurm) -> None:
+    slurm.says("sbatch", stderr="sbatch: error: Job violates accounting/QOS policy (job submit limit)\n", code=1)
+    assert InJob().objection("7", ["node1"]) is None
+
+
+# --- releasing ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reason", ["JobHeldUser", "job_requeued_in_held_state"])
+def test_a_job_that_is_held_with_its_nodes_is_let_go_without_them(slurm: Slurm, reason: str) -> None:
+    slurm.job(state="PENDING", reason=reason, excluded="node3")
+    assert let_go("7", ["node1"], always=False)
+    assert slurm.verbs == ["show", "update", "release"]
+    assert slurm.now["excluded"] == "node[1,3]"
+
+
+def test_a_job_that_a_person_holds_stays_held(slurm: Slurm) -> None:
+    slurm.job(state="PENDING", reason="JobHeldUser", excluded="node[0-2]")
+    assert not let_go("7", ["node1"], always=False)
+    assert slurm.verbs == ["show"]
+    assert let_go("7", ["node1"], always=True)
+    assert slurm.verbs == ["show", "show", "release"]
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [("RUNNING", "None"), ("PENDING", "Priority"), ("PENDING", "JobHeldAdmin")]
+)
+def test_a_job_that_its_user_cannot_let_go_is_left_alone(slurm: Slurm, state: str, reason: str) -> None:
+    slurm.job(state=state, reason=reason)
+    assert not let_go("7", ["node1"], always=True)
+    assert slurm.verbs == ["show"]

@@ -24,7 +24,7 @@ from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.preflight import channel
 from slurmtrain.runtime.preflight.leader import host
 from slurmtrain.runtime.preflight.meeting import Door
-from slurmtrain.runtime.preflight.participant import Outcome, Party, attend
+from slurmtrain.runtime.preflight.participant import Party, PreflightOutcome, attend
 from slurmtrain.runtime.preflight.sockets import listen
 
 GPUS = 8
@@ -52,7 +52,7 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
     spec = _spec(nodes)
     parties = [_party(node, nodes, spec) for node in range(first, first + count)]
 
-    async def take_part() -> list[Outcome]:
+    async def take_part() -> list[PreflightOutcome]:
         door = Door(_HOME, port, secret)
         return await asyncio.gather(
             *(attend(one, lambda: [door]) if one.node else host(one, secret, listener) for one in parties)
@@ -64,7 +64,7 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
     print(json.dumps({**taken, "agents": [_told(one) for one in outcomes]}), flush=True)
 
 
-def _told(outcome: Outcome) -> dict[str, Any]:
+def _told(outcome: PreflightOutcome) -> dict[str, Any]:
     """How much an agent did, and what of its findings is not as it is to be."""
     warnings = [f"{one.check}: {one.summary}" for one in outcome.findings if one.status != "pass"]
     return {"sent": outcome.sent, "tests": outcome.tests, "problem": outcome.problem, "warnings": warnings}

@@ -63,7 +63,7 @@ def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
     named, attempt = {"submission": 1, "job_id": job_id}, run.attempt(job_id, 0)
     attempt.path.mkdir(mode=DIRECTORY_MODE)
     # No process of this boot started at its first clock tick, so a run that has ended is never found alive.
-    process = (Process(here.host, here.boot, here.pid, 1) if ended else here).plain()
+    process = (Process(here.host, here.boot, here.pid, 1) if ended else here).to_dict()
     _write_created(run, plan, "local")
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:
         more = {"host": here.host, "overrides": [], "from_start": False}

@@ -188,7 +188,7 @@ class Bench:
     saves: int
     plain_s: float = 0.0
 
-    def plain(self, case: Case) -> Job:
+    def to_dict(self, case: Case) -> Job:
         """The limit: one process writes as many bytes to one file, and fsyncs it."""
         block = os.urandom(2**23)
         saves = []
@@ -314,7 +314,7 @@ def _last_word(out: Path, rank: int, exitcode: int | None) -> str:
 def _controller(run: RunDir) -> Process:
     """The process that everything of a local run hangs on."""
     told = [event for path in run.journals.glob("*.jsonl") for event in _events(path) if event["kind"] == "submitted"]
-    return Process.from_plain(told[0]["process"])
+    return Process.from_dict(told[0]["process"])
 
 
 def _wait_for_end(attempt: AttemptDir) -> None:
@@ -460,11 +460,11 @@ def measure(bench: Bench, case: Case, rounds: int, report: Report) -> dict[str, 
     """All ways once a round, every other one backwards; a way that fails is left out, and is a failure."""
     ways: dict[str, Callable[[Case], Job]] = {
         **{name: partial(bench.by_torch, name) for name in WAYS},
-        "plain": bench.plain,
+        "plain": bench.to_dict,
         "slurmtrain": bench.slurmtrain,
     }
     # The first to write as much as this finds no memory for it in the page cache yet.
-    bench.plain(case)
+    bench.to_dict(case)
     found: dict[str, list[Job]] = {name: [] for name in ways}
     for number in range(rounds):
         for name in reversed(list(ways)) if number % 2 else list(ways):

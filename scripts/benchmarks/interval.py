@@ -18,7 +18,7 @@ from pathlib import Path
 
 from _measure import ROOT, Report, say
 
-from slurmtrain.model.interruption.interval import FIRST_SAVE_S, Choice, History, choose, optimum
+from slurmtrain.model.interruption.interval import FIRST_SAVE_S, InterruptionStats, IntervalChoice, choose, optimum
 
 TRACES = Path(__file__).with_name("traces")
 DAY_S = 86400.0
@@ -233,7 +233,7 @@ def fixed(interval_s: float, cost: Cost, attempts: Sequence[Attempt]) -> float:
 
 def auto(cost: Cost, nodes: int, attempts: Sequence[Attempt]) -> tuple[float, float]:
     """Seconds lost with the intervals that slurmtrain chooses, and the mean of these intervals."""
-    history, lost, saves = History(), 0.0, 0
+    history, lost, saves = InterruptionStats(), 0.0, 0
     for attempt in attempts:
         done = committed = 0.0  # work, and what of it is in a published checkpoint
         for stretch in _stretches(history, cost, nodes, attempt.seconds):
@@ -261,7 +261,7 @@ class _Stretch:
     end_s: float
 
 
-def _stretches(history: History, cost: Cost, nodes: int, seconds: float) -> Iterator[_Stretch]:
+def _stretches(history: InterruptionStats, cost: Cost, nodes: int, seconds: float) -> Iterator[_Stretch]:
     """The saves of an attempt of so many seconds."""
     now = 0.0
     choice = _chosen(history, nodes, now, None)
@@ -277,7 +277,7 @@ def _stretches(history: History, cost: Cost, nodes: int, seconds: float) -> Iter
         choice = _chosen(history, nodes, now, cost)
 
 
-def _chosen(history: History, nodes: int, uptime_s: float, cost: Cost | None) -> Choice:
+def _chosen(history: InterruptionStats, nodes: int, uptime_s: float, cost: Cost | None) -> IntervalChoice:
     """What a session would choose now; before the first save of the attempt without its cost."""
     stall_s, save_s = (cost.stall_s, cost.save_s) if cost else (None, None)
     choice = choose(history, nodes=nodes, uptime_s=uptime_s, stall_s=stall_s, save_s=save_s)

@@ -147,7 +147,7 @@ def processes_of(attempt: AttemptDir) -> list[Process]:
     for journal in [*attempt.run.journals.glob("*.jsonl"), attempt.node_journal(0)]:
         for event in map(json.loads, journal.read_text().splitlines()):
             told += [event["process"]] if "process" in event else list(event.get("processes", {}).values())
-    known = {Process.from_plain(one) for one in told}
+    known = {Process.from_dict(one) for one in told}
     return sorted({*known, *(below for one in known for below in descendants(one))}, key=lambda one: one.pid)
 
 

@@ -10,7 +10,7 @@ from slurmtrain.cli import common, text
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.ask import Answer, Wish
+    from slurmtrain.ops.ask import Answer, SaveRequest
 
 
 @click.command("checkpoint", short_help="Let a run save now.")
@@ -42,14 +42,14 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
         click.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
         raise
     if as_json:
-        common.print_json(given.plain(workspace, wish))
+        common.print_json(given.to_dict(workspace, wish))
     elif given.checkpoint is not None:
         click.echo(str(workspace.root.run(run_id).path / given.checkpoint.path))
     click.echo(_words(given, wish, timeout), err=True)
     return 0 if given.outcome in ("asked", "saved") or given.checkpoint is not None else 1
 
 
-def _words(given: Answer, wish: Wish, timeout: float) -> str:
+def _words(given: Answer, wish: SaveRequest, timeout: float) -> str:
     run_id, saved = wish.run_id, given.checkpoint
     if saved is not None:
         stall = f"; training stood still for {text.number(saved.stall_s)} s" if saved.stall_s is not None else ""

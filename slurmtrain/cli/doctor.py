@@ -12,8 +12,8 @@ from slurmtrain.cli import common, text
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.patterns import Found
-    from slurmtrain.model.interruption.outlook import Finding, Outlook
+    from slurmtrain.model.diagnosis.patterns import PatternMatch
+    from slurmtrain.model.interruption.outlook import Outlook, SiteFinding
     from slurmtrain.ops.diagnose import Diagnosed
     from slurmtrain.ops.doctor import Examined
 
@@ -73,7 +73,7 @@ def _examine(
     chosen = common.default_executor(executor or workspace.config.executor)
     examined = examine(workspace, Path(what) if what is not None else None, overrides, chosen)
     if as_json:
-        common.print_json(examined.plain())
+        common.print_json(examined.to_dict())
     elif what is None and examined.executor == "slurm":
         _print_table(examined)
     else:
@@ -101,9 +101,9 @@ def _print_table(examined: Examined) -> None:
     _print_unknown(examined)
 
 
-def _shared(outlooks: Sequence[Outlook]) -> list[tuple[str, Finding]]:
+def _shared(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]]:
     """Findings, each once, with the partitions that it is of; those of all partitions without names."""
-    places: dict[Finding, list[str]] = {}
+    places: dict[SiteFinding, list[str]] = {}
     for one in outlooks:
         for finding in one.findings:
             places.setdefault(finding, []).append(one.partition)
@@ -120,7 +120,7 @@ def _print_outlooks(examined: Examined) -> None:
     _print_unknown(examined)
 
 
-def _print_findings(findings: list[tuple[str, Finding]]) -> None:
+def _print_findings(findings: list[tuple[str, SiteFinding]]) -> None:
     for where, one in findings:
         click.echo(_wrapped(f"{one.severity:<5}{f'[{where}] ' if where else ''}{one.text}", " " * 5))
         if one.fix:
@@ -152,7 +152,7 @@ def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: 
     common.warn_of(observed)
     diagnosed = diagnose(workspace, run_id, attempt)
     if as_json:
-        common.print_json(diagnosed.plain())
+        common.print_json(diagnosed.to_dict())
     else:
         _print_diagnosis(diagnosed)
     return 0
@@ -196,7 +196,7 @@ def _print_diagnosis(diagnosed: Diagnosed) -> None:
         click.echo(f"note: of {len(diagnosed.partly)} long log(s) only beginning and end were read", err=True)
 
 
-def _print_found(found: Found) -> None:
+def _print_found(found: PatternMatch) -> None:
     first = found.first
     where = ", ".join(
         filter(
@@ -216,7 +216,7 @@ def _print_found(found: Found) -> None:
         click.echo(f"    -> {first.fix}")
 
 
-def _when(found: Found) -> str:
+def _when(found: PatternMatch) -> str:
     from slurmtrain.ops.shared.views import iso
 
     if found.first.at is None:

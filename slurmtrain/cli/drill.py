@@ -12,7 +12,7 @@ from slurmtrain.model.diagnosis.drill import FAULTS
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.drill import Verdict
+    from slurmtrain.model.diagnosis.drill import FaultVerdict
     from slurmtrain.ops.drill import Report
 
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
@@ -47,10 +47,10 @@ def command(
     came through, else with 1.
     """
     from slurmtrain.cli.progress import teller
-    from slurmtrain.ops.drill import Order, drill
+    from slurmtrain.ops.drill import DrillOptions, drill
 
     chosen = common.default_executor(executor or workspace.config.executor)
-    order = Order(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
+    order = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
     workspace = workspace.looking_again()
     try:
         with teller(workspace) as look:
@@ -61,7 +61,7 @@ def command(
         )
         raise
     if as_json:
-        common.print_json(report.plain())
+        common.print_json(report.to_dict())
     else:
         _print(report)
     return 0 if report.passed else 1
@@ -71,7 +71,7 @@ def _print(report: Report) -> None:
     from slurmtrain.cli.text import print_table
 
     run = report.reference
-    took = report.plain()["drill"]["reference"]["seconds"]
+    took = report.to_dict()["drill"]["reference"]["seconds"]
     said = f": {run.reason}" if run.reason else ""
     click.echo(f"undisturbed: run {run.id} {run.state}" + (f" after {took:.0f} s" if took is not None else "") + said)
     if report.again is not None:
@@ -89,7 +89,7 @@ def _print(report: Report) -> None:
             click.echo(f"{verdict.fault}: {note}")
 
 
-def _row(verdict: Verdict) -> tuple[str, ...]:
+def _row(verdict: FaultVerdict) -> tuple[str, ...]:
     in_time = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f} s"
     stopped = "-" if verdict.stopped_s is None else f"{verdict.stopped_s:.1f} s{in_time}"
     again = "nobody" if verdict.by is None and verdict.injected else "-"

@@ -41,7 +41,7 @@ def command(
     if done.left_out:
         common.warn([f"left out, since a .safetensors file holds dense tensors alone: {', '.join(done.left_out)}"])
     if as_json:
-        common.print_json(done.plain())
+        common.print_json(done.to_dict())
     else:
         click.echo(str(done.to))
         click.echo(f"{done.object!r} of step {done.step}: {done.tensors} tensors, {text.size(done.bytes)}", err=True)

@@ -33,7 +33,7 @@ def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int
     pruned = prune(workspace, run_id, dry=dry_run)
     common.warn(pruned.problems)
     if as_json:
-        common.print_json(pruned.plain())
+        common.print_json(pruned.to_dict())
     else:
         _print(pruned)
     return 1 if pruned.problems else 0

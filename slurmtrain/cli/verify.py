@@ -35,7 +35,7 @@ def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_js
         found = verify(workspace, run_id, step=step, hashes=not sizes, tell=tell)
     common.warn(found.problems)
     if as_json:
-        common.print_json(found.plain())
+        common.print_json(found.to_dict())
     else:
         rows = [(str(one.step), text.size(one.bytes), one.result, one.reason or "-") for one in found.checked]
         text.print_table(_HEADERS, rows)

@@ -14,7 +14,7 @@ from slurmtrain.cli import common
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.watch import Holder, News
+    from slurmtrain.ops.watch import Holder, WatchEvent
 
 _INTERRUPTED = 130
 
@@ -46,7 +46,7 @@ def command(workspace: Workspace, every: float, once: bool, install: str | None,
 
     problems: list[str] = []
 
-    def tell(news: News) -> None:
+    def tell(news: WatchEvent) -> None:
         if once and news.kind == "problem":
             problems.append(news.message)
         _print(news, as_json=as_json)
@@ -59,13 +59,13 @@ def command(workspace: Workspace, every: float, once: bool, install: str | None,
         return _INTERRUPTED if stop.raised == signal.SIGINT else 0
 
 
-def _print(news: News, *, as_json: bool) -> None:
+def _print(news: WatchEvent, *, as_json: bool) -> None:
     """One line. A place that takes no more output, such as a full disk, is no reason to watch no longer."""
     try:
         if as_json:
             import json
 
-            click.echo(json.dumps(news.plain(), allow_nan=False))
+            click.echo(json.dumps(news.to_dict(), allow_nan=False))
         else:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news.at))
             click.echo(f"{at} {'problem: ' if news.kind == 'problem' else ''}{' '.join(news.message.split())}")

@@ -70,7 +70,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         raise LaunchError(
             f"the local job could not be started: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
         )
-    return Process.from_plain(json.loads(done.stdout))
+    return Process.from_dict(json.loads(done.stdout))
 
 
 def find(submission: SubmissionDir) -> tuple[Process | None, bool]:

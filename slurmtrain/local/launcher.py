@@ -47,7 +47,7 @@ def main() -> None:
     # It may have ended already, over a line of setup: as its parent this process can still tell who it was.
     process = identify(int(job.job_id), ended=True)
     assert process is not None
-    os.write(answer, json.dumps(process.plain()).encode())
+    os.write(answer, json.dumps(process.to_dict()).encode())
 
 
 if __name__ == "__main__":

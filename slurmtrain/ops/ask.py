@@ -23,7 +23,7 @@ _LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class SaveRequest:
     """A checkpoint that a person wants of a run now. ``step``: where the run was then.
 
     ``before``: what had been journaled of saves by then; clocks of nodes differ, so times do not tell.
@@ -48,7 +48,7 @@ class Answer:
     checkpoint: Checkpoint | None = None
     reason: str = ""
 
-    def plain(self, workspace: Workspace, wish: Wish) -> dict[str, Any]:
+    def to_dict(self, workspace: Workspace, wish: SaveRequest) -> dict[str, Any]:
         """What ``checkpoint --json`` prints."""
         directory = workspace.root.run(wish.run_id)
         return {
@@ -61,7 +61,7 @@ class Answer:
         }
 
 
-def ask(workspace: Workspace, run_id: str) -> Wish:
+def ask(workspace: Workspace, run_id: str) -> SaveRequest:
     """Ask a run that trains for a checkpoint. It saves at the end of a step; :func:`answer` waits for that.
 
     Killed at any moment, this has asked or has not. Raises RunBusy for a run that does not train, NotAvailable for one
@@ -70,7 +70,7 @@ def ask(workspace: Workspace, run_id: str) -> Wish:
     directory = workspace.root.run(run_id)
     run = loaded(workspace, run_id, ask_slurm=True)
     attempt = _check_trains(workspace, directory, run)
-    wish = Wish(run_id, secrets.token_hex(8), attempt.key, run.step or 0, frozenset(_saves(workspace, run_id)))
+    wish = SaveRequest(run_id, secrets.token_hex(8), attempt.key, run.step or 0, frozenset(_saves(workspace, run_id)))
     try:
         with workspace.journal(directory, "checkpoint") as journal:
             journal.write("asked", request=wish.id, by=person())
@@ -117,7 +117,7 @@ def _saves(workspace: Workspace, run_id: str) -> dict[tuple[str, int], Event]:
     return {(event.source, event.offset): event for event in told}
 
 
-def answer(workspace: Workspace, wish: Wish, timeout_s: float) -> Answer:
+def answer(workspace: Workspace, wish: SaveRequest, timeout_s: float) -> Answer:
     """Wait until a wish is fulfilled, or cannot be any more, for so many seconds at most. Slurm is not asked."""
     gc.enable()
     workspace = workspace.looking_again()
@@ -143,7 +143,7 @@ def _stands_for(directory: RunDir) -> set[str]:
     return set()
 
 
-def _answered(workspace: Workspace, run: Run, wish: Wish, ids: set[str]) -> Answer | None:
+def _answered(workspace: Workspace, run: Run, wish: SaveRequest, ids: set[str]) -> Answer | None:
     new = [event for at, event in _saves(workspace, run.id).items() if at not in wish.before]
     mine = sorted((e for e in new if attempt_of(e.source) == wish.attempt), key=lambda event: event.order)
     for event in mine:

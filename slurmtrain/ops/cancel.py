@@ -93,7 +93,7 @@ def _local(runs: Collection[Run]) -> list[Run]:
 
 
 def _processes(run: Run) -> list[Process]:
-    return [Process.from_plain(process) for process in run.newest.processes] if run.newest else []
+    return [Process.from_dict(process) for process in run.newest.processes] if run.newest else []
 
 
 def _ask_processes(runs: Sequence[Run]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis import patterns
-from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, Diagnosis, Found, Hit
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, Diagnosis, Hit, PatternMatch
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.layout import attempt_of, node_of
@@ -56,7 +56,7 @@ class Failing:
     how: str
     last_lines: Sequence[str]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"rank": self.rank, "host": self.host, "how": self.how, "last_lines": list(self.last_lines)}
 
@@ -76,7 +76,7 @@ class Diagnosed:
     partly: Sequence[str] = ()
     problems: Sequence[str] = ()
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What ``doctor RUN --json`` prints."""
         attempt, found = self.attempt, self.diagnosis
         return {
@@ -90,12 +90,12 @@ class Diagnosed:
             "others": [found_json(one) for one in found.others],
             "laggard": {"ranks": list(found.laggard.ranks), "why": found.laggard.why} if found.laggard else None,
             "ordered": found.ordered,
-            "failing": self.failing.plain() if self.failing else None,
+            "failing": self.failing.to_dict() if self.failing else None,
             "logs": {"read": self.read, "partly": list(self.partly), "problems": list(self.problems)},
         }
 
 
-def found_json(found: Found) -> dict[str, Any]:
+def found_json(found: PatternMatch) -> dict[str, Any]:
     """FOUND of the JSON contract. ``at_by``: whether the line says when, or the end of its process does."""
     first = found.first
     return {

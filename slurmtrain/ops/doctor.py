@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.interruption.outlook import Finding, Job, Outlook, locally, outlook, worst
+from slurmtrain.model.interruption.outlook import JobFacts, Outlook, SiteFinding, locally, outlook, worst
 from slurmtrain.model.interruption.preemption import may_use
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.views import SCHEMA
@@ -34,7 +34,7 @@ class Examined:
     executor: str
     name: str = ""
     outlooks: Sequence[Outlook] = ()
-    findings: Sequence[Finding] = ()
+    findings: Sequence[SiteFinding] = ()
     config: Mapping[str, str] = field(default_factory=dict)
     unknown: Sequence[str] = ()
 
@@ -44,15 +44,15 @@ class Examined:
         found = [*self.findings, *(finding for one in self.outlooks for finding in one.findings)]
         return worst(found) != "fail"
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What ``doctor --json`` prints."""
         return {
             "schema": SCHEMA,
             "executor": self.executor,
             "name": self.name or None,
             "good": self.good,
-            "partitions": [one.plain() for one in self.outlooks],
-            "findings": [finding.plain() for finding in self.findings],
+            "partitions": [one.to_dict() for one in self.outlooks],
+            "findings": [finding.to_dict() for finding in self.findings],
             "config": dict(self.config),
             "unknown": list(self.unknown),
         }
@@ -74,7 +74,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     findings = []
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := limits.impossible(plan, raw)) is not None:
-        findings.append(Finding("fail", "request", f"no partition can run it: {why}", "change the spec"))
+        findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job(workspace, plan, executor, site)
     names = limits.partition(plan, raw).split(",") if plan is not None else _usable(site)
     everywhere = list(site.partitions.values())
@@ -107,17 +107,17 @@ def _plan(path: Path, overrides: Sequence[str]) -> Plan:
     return load(path, overrides, ()).runs[0].plan
 
 
-def _job(workspace: Workspace, plan: Plan | None, executor: str, site: Site | None) -> Job:
+def _job(workspace: Workspace, plan: Plan | None, executor: str, site: Site | None) -> JobFacts:
     """What the plan asks for, and what its last save took; without a plan, a run that leaves all to the defaults."""
     watched = is_watched(workspace.root)
     qos = _default_qos(site, None)
     if plan is None:
-        return Job(watched=watched, qos=qos)
+        return JobFacts(watched=watched, qos=qos)
     from slurmtrain.ops.shared.interruption_stats import outlook as past
 
     spec, resources = plan.spec, plan.spec.resources
     named = spec.slurm.get("qos")
-    return Job(
+    return JobFacts(
         time_s=None if resources.time is None else float(resources.time),
         lead_s=_lead(workspace, plan) if executor == "slurm" else 0.0,
         qos=str(named) if named else _default_qos(site, spec.slurm.get("account")),

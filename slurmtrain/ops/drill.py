@@ -19,9 +19,9 @@ from slurmtrain.errors import RunBusy, SlurmDown, SlurmtrainError, UserError
 from slurmtrain.model.diagnosis.drill import (
     FAULTS,
     Comparison,
-    Facts,
+    DrillFacts,
+    FaultVerdict,
     Injected,
-    Verdict,
     judge,
     never_hit,
     never_submitted,
@@ -54,7 +54,7 @@ Look = Callable[[Mapping[str, Listed]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class DrillOptions:
     """What is to be tried. ``faults``: their names; empty for all that are not only inflicted where asked for.
 
     ``twice``: make the undisturbed run twice, which tells whether the script ends alike at all.
@@ -74,14 +74,14 @@ class Report:
     executor: str
     reference: Run
     again: Comparison | None = None
-    verdicts: Sequence[Verdict] = field(default_factory=tuple)
+    verdicts: Sequence[FaultVerdict] = field(default_factory=tuple)
 
     @property
     def passed(self) -> bool:
         """Whether the undisturbed run completed and every other one came through its fault."""
         return self.reference.state == "completed" and all(verdict.passed for verdict in self.verdicts)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What ``drill --json`` prints."""
         run = self.reference
         return {
@@ -96,13 +96,13 @@ class Report:
                     "step": run.step,
                     "seconds": _took(run),
                 },
-                "again": self.again.plain() if self.again else None,
-                "faults": [verdict.plain() for verdict in self.verdicts],
+                "again": self.again.to_dict() if self.again else None,
+                "faults": [verdict.to_dict() for verdict in self.verdicts],
             },
         }
 
 
-def drill(workspace: Workspace, order: Order, say: Say, look: Look) -> Report:
+def drill(workspace: Workspace, order: DrillOptions, say: Say, look: Look) -> Report:
     """Make an undisturbed run, then one for each fault, and judge them. ``workspace`` is one that looks again.
 
     Raises a UserError, with nothing created, for what is wrong with the order, else what submitting raises.
@@ -128,7 +128,7 @@ class _Planned:
     specs: Mapping[str, SpecFile]
 
     @classmethod
-    def of(cls, order: Order) -> _Planned:
+    def of(cls, order: DrillOptions) -> _Planned:
         """Raises UserError, SpecError."""
         spec = load(order.path, order.overrides, ())
         if len(spec.runs) != 1:
@@ -167,7 +167,7 @@ class _Course:
     """The runs of a drill, one after the other."""
 
     workspace: Workspace
-    order: Order
+    order: DrillOptions
     planned: _Planned
     say: Say
     look: Look
@@ -176,7 +176,7 @@ class _Course:
         """A run that nothing is done to, at its end."""
         return self._ended(self._submitted(name, "nothing is done to it"))
 
-    def struck(self, name: str, reference: Run, deterministic: bool | None) -> Verdict:
+    def struck(self, name: str, reference: Run, deterministic: bool | None) -> FaultVerdict:
         """A run that a fault is inflicted on, judged at its end."""
         try:
             run_id = self._submitted(name, FAULTS[name].words)
@@ -198,7 +198,7 @@ class _Course:
         )
         kinds = ("session", "restored", "requeue")
         return judge(
-            Facts(
+            DrillFacts(
                 run=run,
                 injected=hit,
                 events=[event for kind in kinds for event in self.workspace.store.events(run_id, kind)],

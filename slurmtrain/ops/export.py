@@ -36,7 +36,7 @@ class Exported:
     tensors: int
     left_out: tuple[str, ...]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What ``export --json`` prints."""
         return {
             "schema": SCHEMA,

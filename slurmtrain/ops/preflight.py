@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import Checkpoint, Mlflow, Nodes, Requeue, Spec, Tracking, write_spec
+from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, Nodes, RequeueSpec, Spec, TrackingSpec, write_spec
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.specfile import Planned, SpecFile, replan
@@ -56,9 +56,9 @@ def _checks_only(spec: Spec, nodes: int | None) -> Spec:
         params={},
         resources=resources if nodes is None else replace(resources, nodes=Nodes(nodes, nodes), spares=0),
         preflight=replace(spec.preflight, exclude=False),
-        checkpoint=Checkpoint(),
-        requeue=Requeue(enabled=False),
-        tracking=Tracking(mlflow=Mlflow(enabled=False)),
+        checkpoint=CheckpointSpec(),
+        requeue=RequeueSpec(enabled=False),
+        tracking=TrackingSpec(mlflow=MlflowSpec(enabled=False)),
     )
 
 

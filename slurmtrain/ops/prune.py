@@ -13,7 +13,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.retention import Saved, reasons
 from slurmtrain.model.run.run import PUBLISHED, Run
-from slurmtrain.model.spec.spec import Keep
+from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive
@@ -56,7 +56,7 @@ class Pruned:
         litter = [left.bytes for left in self.leftovers if not left.complete]
         return sum([*litter, *(one.bytes for one in self.checkpoints)])
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What ``prune --json`` prints."""
         return {
             "schema": SCHEMA,
@@ -123,7 +123,7 @@ def _note(journal: Journal, pruned: Pruned, kind: str, **data: Any) -> None:
         pruned.problems.append(f"{journal.path} cannot be written: {reason_of(error)}")
 
 
-def _disposable(directory: RunDir, run: Run, keep: Keep) -> list[files.Disposable]:
+def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[files.Disposable]:
     """What the policy lets go, choosing what stays among those that nobody has found to be bad.
 
     A bad one is at its place until the run puts it aside, and must not stand for a good one meanwhile.

@@ -13,7 +13,7 @@ from slurmtrain.ops.shared.current_plan import current_plan, follows, last_start
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start import Wanted, check_executor, hidden_values, start
+from slurmtrain.ops.shared.start import AttemptRequest, check_executor, hidden_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import locked, make_directory
@@ -46,7 +46,7 @@ def resume(
         hidden = hidden_values(planned.plan, planned.secrets)
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
-        wanted = Wanted(
+        wanted = AttemptRequest(
             plan=planned.plan,
             executor=run.executor,
             number=len(run.attempts) + 1,

@@ -19,7 +19,7 @@ from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start import Wanted, check_executor, hidden_values, start
+from slurmtrain.ops.shared.start import AttemptRequest, check_executor, hidden_values, start
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.specfile import Planned, SpecFile, load_spec
 from slurmtrain.system.files import (
@@ -78,7 +78,7 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
         for run, lock, planned in runs:
             handed_over = _handed_over(run, planned.plan)
             hidden = hidden_values(planned.plan, planned.secrets)
-            wanted = Wanted(plan=planned.plan, executor=executor, number=1, hidden=hidden, after=after)
+            wanted = AttemptRequest(plan=planned.plan, executor=executor, number=1, hidden=hidden, after=after)
             try:
                 started = start(workspace, run, lock, wanted, command="submit")
             except (LaunchError, Refused) as error:

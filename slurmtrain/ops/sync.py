@@ -18,7 +18,7 @@ from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.current_plan import current_plan, follows, last_start
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.start import Wanted, check_executor, hidden_values, start
+from slurmtrain.ops.shared.start import AttemptRequest, check_executor, hidden_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process
@@ -93,7 +93,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 check_executor(workspace, run.executor, [plan])
                 hidden = hidden_values(plan, {})
                 after = (after or _under_way(workspace, synced, run.name)) if run.executor == "local" else None
-                wanted = Wanted(plan=plan, executor=run.executor, number=1, hidden=hidden, after=after)
+                wanted = AttemptRequest(plan=plan, executor=run.executor, number=1, hidden=hidden, after=after)
                 started = start(workspace, directory, lock, wanted, command="sync")
                 synced.notes += started.notes
                 after = (run_id, started.process) if started.process else None
@@ -108,7 +108,7 @@ def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Pr
     for run_id in reversed([one for one, listed in synced.observed.runs.items() if listed.name == name]):
         run = workspace.store.load(run_id)
         if run is not None and run.newest is not None and not run.ended and run.newest.processes:
-            return run_id, Process.from_plain(run.newest.processes[0])
+            return run_id, Process.from_dict(run.newest.processes[0])
     return None
 
 
@@ -223,7 +223,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
         hidden = hidden_values(plan, {})
         check_executor(workspace, run.executor, [plan])
         _end_last_job(workspace, run)
-        wanted = Wanted(
+        wanted = AttemptRequest(
             plan=plan,
             executor=run.executor,
             number=len(run.attempts) + 1,

@@ -39,7 +39,7 @@ class Checked:
     result: str
     reason: str | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """CHECKED of the JSON that ``verify`` prints."""
         return {
             "step": self.step,
@@ -73,13 +73,13 @@ class Verified:
         """The step that a run would go on from, as far as was looked."""
         return max((one.step for one in self.checked if one.result == "good"), default=None)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """What ``verify --json`` prints."""
         return {
             "schema": SCHEMA,
             "run_id": self.run.id,
             "hashes": self.hashes,
-            "checkpoints": [one.plain() for one in self.checked],
+            "checkpoints": [one.to_dict() for one in self.checked],
             "newest_good": self.newest_good,
         }
 

@@ -36,7 +36,7 @@ _SILENT_PAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class News:
+class WatchEvent:
     """Something that a watch did or found, at a time in seconds since 1970.
 
     ``kind``: watching, started, released, cancelled, finished, mirrored, problem, over, note or stopped.
@@ -48,7 +48,7 @@ class News:
     run: str | None = None
     state: str | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``--json`` prints it."""
         return {
             "schema": 1,
@@ -64,7 +64,7 @@ class News:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class WatchRound:
     """One round: what it did, or why it came to nothing; the runs' states before it, and whether squeue answered."""
 
     synced: Synced | None = None
@@ -73,7 +73,7 @@ class Found:
     slurm_down: bool = False
 
 
-def look(config: Config) -> Found:
+def look(config: Config) -> WatchRound:
     """One round, with answers of Slurm's that are new. Never raises: a round that failed says why.
 
     Slurm is asked by one squeue, and by sacct only for what squeue leaves open.
@@ -84,13 +84,15 @@ def look(config: Config) -> Found:
         if config.registry.exists():
             before = {run_id: listed.state for run_id, listed in workspace.store.listed().items()}
         synced = sync(workspace)
-        return Found(synced, before=before, slurm_down=_is_down(workspace, synced))
+        return WatchRound(synced, before=before, slurm_down=_is_down(workspace, synced))
     except SlurmtrainError as error:
-        return Found(failure=str(error), before=before)
+        return WatchRound(failure=str(error), before=before)
     except OSError as error:
-        return Found(failure=f"{error.filename or config.runs}: {reason_of(error)}", before=before)
+        return WatchRound(failure=f"{error.filename or config.runs}: {reason_of(error)}", before=before)
     except Exception as error:  # noqa: BLE001 (whatever one round stumbles over, the next may find gone)
-        return Found(failure=f"an error that slurmtrain does not know: {type(error).__name__}: {error}", before=before)
+        return WatchRound(
+            failure=f"an error that slurmtrain does not know: {type(error).__name__}: {error}", before=before
+        )
     finally:
         if "store" in vars(workspace):
             workspace.store.close()
@@ -102,7 +104,7 @@ def _is_down(workspace: Workspace, synced: Synced) -> bool:
     return bool(synced.observed.problems) and not acted and not workspace.scheduler.queue().answered
 
 
-class Memory:
+class ReportFilter:
     """What was told already: runs by state, and problems that are not over yet."""
 
     def __init__(self) -> None:
@@ -112,7 +114,7 @@ class Memory:
         self._routine: set[tuple[str, str]] = set()
         self._failures = 0
 
-    def news(self, found: Found, at: float) -> list[News]:
+    def news(self, found: WatchRound, at: float) -> list[WatchEvent]:
         """What of a round has not been told yet."""
         self._failures = self._failures + 1 if found.slurm_down else 0
         if found.synced is None:
@@ -127,7 +129,7 @@ class Memory:
         """Seconds until the next round."""
         return pause_after(self._failures, every)
 
-    def _of_runs(self, synced: Synced, before: Mapping[str, str], at: float) -> list[News]:
+    def _of_runs(self, synced: Synced, before: Mapping[str, str], at: float) -> list[WatchEvent]:
         runs = synced.observed.runs
         states = {run_id: listed.state for run_id, listed in runs.items()}
         known = before if self._states is None else self._states
@@ -135,9 +137,9 @@ class Memory:
         over = {run_id for run_id, state in states.items() if state in ENDED}
         finished = [run_id for run_id in states if run_id in over and known.get(run_id, "") not in ENDED]
 
-        def tell(kind: str, run_id: str, what: str) -> News:
+        def tell(kind: str, run_id: str, what: str) -> WatchEvent:
             name = f" ({runs[run_id].name})" if run_id in runs else ""
-            return News(at, kind, f"run {run_id}{name} {what}", run_id, states.get(run_id))
+            return WatchEvent(at, kind, f"run {run_id}{name} {what}", run_id, states.get(run_id))
 
         def first(kind: str, run_id: str) -> bool:
             """Whether something that may happen in every round has not been told since the run began, or has ended."""
@@ -155,20 +157,20 @@ class Memory:
         self._routine = {(kind, run_id) for kind, run_id in self._routine if run_id in states.keys() - over}
         return news
 
-    def _of_notes(self, synced: Synced, at: float) -> list[News]:
+    def _of_notes(self, synced: Synced, at: float) -> list[WatchEvent]:
         notes = list(dict.fromkeys([*synced.notes, *_unreadable(synced.observed)]))
-        new = [News(at, "note", note) for note in notes if note not in self._notes]
+        new = [WatchEvent(at, "note", note) for note in notes if note not in self._notes]
         self._notes = set(notes)
         return new
 
-    def _of_problems(self, problems: list[str], at: float, *, whole: bool) -> list[News]:
+    def _of_problems(self, problems: list[str], at: float, *, whole: bool) -> list[WatchEvent]:
         """Problems that are new, and, after a round that was ``whole``, those that are over."""
-        new = [News(at, "problem", text) for text in dict.fromkeys(problems) if text not in self._problems]
+        new = [WatchEvent(at, "problem", text) for text in dict.fromkeys(problems) if text not in self._problems]
         gone = [text for text in self._problems if text not in problems] if whole else []
         self._problems.update(dict.fromkeys(problems))
         for text in gone:
             del self._problems[text]
-        return [*new, *(News(at, "over", f"no longer so: {text}") for text in gone)]
+        return [*new, *(WatchEvent(at, "over", f"no longer so: {text}") for text in gone)]
 
 
 def pause_after(failures: int, every: float) -> float:
@@ -226,7 +228,7 @@ class Post:
 
     def take(self, every: float) -> None:
         """Write who watches, for people, and for those to whom the kernel's lock says nothing."""
-        said = {**myself().plain(), "since": iso(time.time()), "every": every}
+        said = {**myself().to_dict(), "since": iso(time.time()), "every": every}
         self._write(json.dumps(said, indent=1).encode() + b"\n")
 
     def beat(self) -> None:
@@ -277,7 +279,7 @@ def read_holder(path: Path) -> Holder | None:
     """Who the file says watches; None where it does not say so, whatever else is in it."""
     try:
         said = json.loads(path.read_bytes())
-        return Holder(Process.from_plain(said), str(said["since"]), float(said["every"]))
+        return Holder(Process.from_dict(said), str(said["since"]), float(said["every"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
@@ -307,7 +309,7 @@ def _opened(path: Path) -> Iterator[int]:
 # --- until it is ended ------------------------------------------------------------------------------------------------
 
 
-def watch(config: Config, every: float, tell: Callable[[News], None], stop: Stop) -> Holder | None:
+def watch(config: Config, every: float, tell: Callable[[WatchEvent], None], stop: Stop) -> Holder | None:
     """Do rounds, ``every`` so many seconds, until asked to stop; returns who else watches already, if anybody does.
 
     Raises PlaceError, before the first round alone, where the runs root cannot be written.
@@ -317,25 +319,25 @@ def watch(config: Config, every: float, tell: Callable[[News], None], stop: Stop
     with post(RunsRoot(config.runs).watch_lock, every) as place:
         if place.other is not None:
             return place.other
-        tell(News(time.time(), "watching", f"watching {config.runs} every {every:g} s"))
-        memory = Memory()
+        tell(WatchEvent(time.time(), "watching", f"watching {config.runs} every {every:g} s"))
+        memory = ReportFilter()
         while not stop.raised:
             _round(config, memory, tell)
             _rest(memory.pause(every), every, place, stop)
-        tell(News(time.time(), "stopped", f"stopped by {stop.raised.name}; runs go on"))
+        tell(WatchEvent(time.time(), "stopped", f"stopped by {stop.raised.name}; runs go on"))
     return None
 
 
-def watch_once(config: Config, every: float, tell: Callable[[News], None]) -> Holder | None:
+def watch_once(config: Config, every: float, tell: Callable[[WatchEvent], None]) -> Holder | None:
     """A single round, unless somebody watches: then who does is returned, and nothing done. Raises PlaceError."""
     Workspace(config).prepare()
     with post(RunsRoot(config.runs).watch_lock, every) as place:
         if place.other is None:
-            _round(config, Memory(), tell)
+            _round(config, ReportFilter(), tell)
         return place.other
 
 
-def _round(config: Config, memory: Memory, tell: Callable[[News], None]) -> None:
+def _round(config: Config, memory: ReportFilter, tell: Callable[[WatchEvent], None]) -> None:
     for news in memory.news(look(config), time.time()):
         tell(news)
 

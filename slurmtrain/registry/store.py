@@ -10,7 +10,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slurmtrain.model.interruption.statistics import Lived
+from slurmtrain.model.interruption.statistics import AttemptSpan
 from slurmtrain.model.preflight.node_ledger import Entry
 from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.journal import Garbage
@@ -91,10 +91,10 @@ class Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PartitionHistory:
     """What attempts have seen where a run is to go, and what its own last save, or one of its namesakes', has cost."""
 
-    lived: Sequence[Lived] = ()
+    lived: Sequence[AttemptSpan] = ()
     stall_s: float | None = None
     save_s: float | None = None
     own: bool = False
@@ -169,7 +169,7 @@ class Store:
             rows = connection.execute(sa.select(schema.ledger).order_by(*order)).all()
         return [Entry(**_only(_mapping(row), _LEDGER_COLUMNS)) for row in rows]
 
-    def past(self, run_id: str, name: str, executor: str, partition: str, since: float) -> Past:
+    def past(self, run_id: str, name: str, executor: str, partition: str, since: float) -> PartitionHistory:
         """What is known of interruptions in a partition since then, and of the saves of a run, or of its namesakes.
 
         ``partition`` is as ``submitting`` events have it; of attempts that are not over only the time counts of which
@@ -179,10 +179,14 @@ class Store:
             attempts = connection.execute(_lived(executor, partition, since)).all()
             save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
         lived = [
-            Lived(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
+            AttemptSpan(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
             for row in attempts
         ]
-        return Past(lived, save.stall_s, save.seconds, save.run_id == run_id) if save else Past(lived)
+        return (
+            PartitionHistory(lived, save.stall_s, save.seconds, save.run_id == run_id)
+            if save
+            else PartitionHistory(lived)
+        )
 
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are no records."""

@@ -37,7 +37,7 @@ _HINTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Handing:
+class Handover:
     """A request on its way: the lock of its run stays held, by this handle, as long as anybody may still submit it.
 
     ``without``: nodes to leave out. ``follows``: another job of the run came before.
@@ -67,7 +67,7 @@ def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
             raise Refused(reason)
 
 
-def launch(handing: Handing, environment: Mapping[str, str]) -> str:
+def launch(handing: Handover, environment: Mapping[str, str]) -> str:
     """Submit the job and return its id.
 
     ``environment``: variables that reach the job and are written nowhere. Raises Refused where sbatch says no, Unsure

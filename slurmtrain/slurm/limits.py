@@ -22,7 +22,7 @@ _ENDED_BY = {"REQUEUE", "CANCEL"}
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class PartitionChoice:
     """Nodes that a request goes without, and those that it cannot do without, each with the reason.
 
     ``weighed``: whether it could be told what the request needs.
@@ -63,7 +63,9 @@ def grace(plan: Plan, partitions: Partitions) -> float | None:
     return min((float(seconds) for seconds in times if seconds.isdecimal()), default=None)
 
 
-def leave_out(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], unwanted: Sequence[str]) -> Choice:
+def leave_out(
+    plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], unwanted: Sequence[str]
+) -> PartitionChoice:
     """Which of the unwanted nodes, the least wanted one first, a plan can do without.
 
     Nodes that no wanted partition has are passed over. What cannot be weighed (a reservation, features that are
@@ -74,15 +76,15 @@ def leave_out(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], unw
     known = {node.name for node in nodes if node.partition in wanted}
     asked = [name for name in dict.fromkeys(unwanted) if name in known]
     if "/" in options.get("exclude", ""):  # which sbatch takes for a file
-        return Choice(needed=dict.fromkeys(asked, "slurm.exclude is a file"))
+        return PartitionChoice(needed=dict.fromkeys(asked, "slurm.exclude is a file"))
     if (why := _cannot_weigh(options)) is not None:
-        return Choice(needed=dict.fromkeys(asked, why), weighed=False)
+        return PartitionChoice(needed=dict.fromkeys(asked, why), weighed=False)
     try:
         excluded, named = set(expand(options.get("exclude", ""))), set(expand(options.get("nodelist", "")))
     except ValueError:
-        return Choice()  # sbatch has words for what is no list of nodes
+        return PartitionChoice()  # sbatch has words for what is no list of nodes
     fitting = [node for node in nodes if node.partition in wanted and _fits(node, plan, options)]
-    choice = Choice()
+    choice = PartitionChoice()
     for name in [name for name in asked if name not in excluded]:
         gone = excluded | {*choice.left_out, name}
         left = max(sum(node.partition == one and node.name not in gone for node in fitting) for one in wanted)

@@ -25,12 +25,12 @@ class Process:
     pid: int
     start: int
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As it stands in a journal."""
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, data: Mapping[str, Any]) -> Process:
+    def from_dict(cls, data: Mapping[str, Any]) -> Process:
         return cls(str(data["host"]), str(data["boot"]), int(data["pid"]), int(data["start"]))
 
     def alive(self) -> bool | None:

@@ -18,11 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
-from slurmtrain.model.spec.spec import Keep
-from slurmtrain.runtime.checkpoint.publisher import About, Policy
+from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.saver import Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, Stateful
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal
@@ -31,7 +31,7 @@ from slurmtrain.system.process import myself
 ATTEMPT = "1.0"
 # A process of another machine: nobody here can say that it is gone.
 ELSEWHERE = {"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
-_ALL = Keep(last=1000)
+_ALL = KeepSpec(last=1000)
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -62,7 +62,7 @@ def make_run(
 def gone() -> dict[str, Any]:
     """A process of this machine that runs no more."""
     me = myself()
-    return {**me.plain(), "host": socket.gethostname(), "start": me.start + 1}
+    return {**me.to_dict(), "host": socket.gethostname(), "start": me.start + 1}
 
 
 def end_run(run: RunDir, cause: str = "crash", *, reason: str = "", attempt: str = ATTEMPT) -> None:
@@ -104,9 +104,9 @@ def make_checkpoints(
     objects: Mapping[str, Stateful] | None = None,
     at_step: Callable[[Mapping[str, Any], int], None] = fill,
     metrics: Mapping[int, Mapping[str, float]] | None = None,
-    keep: Keep = _ALL,
+    keep: KeepSpec = _ALL,
     attempt: str = ATTEMPT,
-    ranks: Ranks | None = None,
+    ranks: RankGroup | None = None,
     told: bool = True,
 ) -> list[Path]:
     """Save these steps as an attempt's ranks do; the checkpoints' directories, in the order of ``steps``.
@@ -116,7 +116,7 @@ def make_checkpoints(
     the run's lease.
     """
     objects = small_objects() if objects is None else objects
-    ranks = ranks or Ranks(0, 1, torch.device("cpu"))
+    ranks = ranks or RankGroup(0, 1, torch.device("cpu"))
     place = AttemptDir(run.attempts / attempt)
     for folder in (place.path, run.checkpoints):
         folder.mkdir(parents=True, exist_ok=True)
@@ -124,10 +124,10 @@ def make_checkpoints(
     if ranks.rank == 0:
         write_json(run.lease, {"submission": 1, "attempt": attempt})
         journal = Journal(place.rank_journal(0) if told else run.path / "untold.jsonl")
-    saver = Saver(place, Objects(objects), Policy(keep=keep, plan_hash="h"), ranks, journal)
+    saver = Saver(place, Objects(objects), PublishPolicy(keep=keep, plan_hash="h"), ranks, journal)
     for step in steps:
         at_step(objects, step)
-        problem = saver.begin(About(step=step, why="steps", metrics=(metrics or {}).get(step, {})))
+        problem = saver.begin(SaveInfo(step=step, why="steps", metrics=(metrics or {}).get(step, {})))
         outcome = None if problem else saver.finish()
         assert outcome is not None, problem
         assert not outcome.problem, outcome.problem
@@ -175,7 +175,7 @@ def _save_as_rank(rank: int, run: RunDir, strategies: Mapping[int, str], world_s
         else:
             model = DistributedDataParallel(model)
         objects = {"model": model, "optimizer": train_alike(model)}
-        ranks = Ranks(rank, world_size, torch.device("cpu"))
+        ranks = RankGroup(rank, world_size, torch.device("cpu"))
         make_checkpoints(run, [step], objects=objects, at_step=_as_it_is, ranks=ranks)
         ranks.close()
     dist.barrier()

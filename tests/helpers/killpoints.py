@@ -25,7 +25,7 @@ from typing import Any
 
 from slurmtrain.model.run import retention
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.model.spec.spec import Best, KeepSpec
 from slurmtrain.runtime.checkpoint import files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 
@@ -178,7 +178,7 @@ class Save:
 
     step: int
     ranks: int = 1
-    keep: Keep = field(default_factory=lambda: Keep(last=3))
+    keep: KeepSpec = field(default_factory=lambda: KeepSpec(last=3))
     life: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -215,7 +215,7 @@ class Save:
         )
 
 
-def prune(run: RunDir, attempt: str, keep: Keep, missing: int | None = None) -> None:
+def prune(run: RunDir, attempt: str, keep: KeepSpec, missing: int | None = None) -> None:
     place = str(AttemptDir(run.attempts / attempt).path)
     writer_process.prune({"attempt": place, "keep": asdict(keep), "missing": missing})
 
@@ -286,7 +286,7 @@ class Scenario:
     """Whether the attempt that acts could go on."""
 
 
-def _third(keep: Keep, *, ranks: int = 1, metrics: tuple[float, ...] = ()) -> Scenario:
+def _third(keep: KeepSpec, *, ranks: int = 1, metrics: tuple[float, ...] = ()) -> Scenario:
     """Two or more are there, another comes, and the policy lets go of one."""
     known = metrics or (1.0, 2.0, 3.0, 4.0)
     before = tuple(Save(10 * (i + 1), ranks, keep, metrics={"loss": loss}) for i, loss in enumerate(known[:-2]))
@@ -316,13 +316,13 @@ def _put_aside(asides: int) -> Scenario:
     return Scenario((Save(1), Save(2)), act, Save(4), frozenset({2}), prepare, acting=(3,))
 
 
-def _pruned(missing: int, keep: Keep) -> Scenario:
+def _pruned(missing: int, keep: KeepSpec) -> Scenario:
     """Room is made for so many bytes, before a save."""
 
     def act(run: RunDir) -> None:
         prune(run, FIRST, keep, missing)
 
-    return Scenario(tuple(Save(step, keep=Keep(last=9)) for step in (1, 2, 3, 4)), act, Save(5, keep=keep))
+    return Scenario(tuple(Save(step, keep=KeepSpec(last=9)) for step in (1, 2, 3, 4)), act, Save(5, keep=keep))
 
 
 def _discarded() -> Scenario:
@@ -387,7 +387,7 @@ def _drawn(seed: int) -> Scenario:
     """Any."""
     draw = random.Random(seed)
     best = Best(metric="loss", mode=draw.choice(["min", "max"]), n=draw.randint(1, 2)) if draw.random() < 0.5 else None
-    keep = Keep(last=draw.randint(1, 3), every_steps=draw.choice([None, 2, 3, 5]), best=best)
+    keep = KeepSpec(last=draw.randint(1, 3), every_steps=draw.choice([None, 2, 3, 5]), best=best)
     steps = sorted(draw.sample(range(1, 20), draw.randint(2, 6)))
     saves = [Save(step, draw.randint(1, 2), keep, metrics={"loss": draw.random()}) for step in steps]
     new = saves[-1] if draw.random() < 0.7 else Save(saves[-2].step, 1, keep, life=1, metrics={"loss": draw.random()})
@@ -398,19 +398,19 @@ def _drawn(seed: int) -> Scenario:
 SCENARIOS: dict[str, Scenario] = {
     "the first save": Scenario((), lambda run: Save(1).do(run, FIRST), Save(2), acting=(1,)),
     "the first save of two ranks": Scenario((), lambda run: Save(1, 2).do(run, FIRST), Save(2, 2), acting=(1,)),
-    "the third save, of which two are kept": _third(Keep(last=2)),
-    "the third save of two ranks": _third(Keep(last=2), ranks=2),
-    "a save of which only the newest is kept": _third(Keep(last=1)),
-    "a save that keeps every second": _third(Keep(last=1, every_steps=20)),
+    "the third save, of which two are kept": _third(KeepSpec(last=2)),
+    "the third save of two ranks": _third(KeepSpec(last=2), ranks=2),
+    "a save of which only the newest is kept": _third(KeepSpec(last=1)),
+    "a save that keeps every second": _third(KeepSpec(last=1, every_steps=20)),
     "a save that keeps the best": _third(
-        Keep(last=1, best=Best(metric="loss", mode="min", n=2)), metrics=(1.0, 3.0, 2.0, 5.0, 0.5)
+        KeepSpec(last=1, best=Best(metric="loss", mode="min", n=2)), metrics=(1.0, 3.0, 2.0, 5.0, 0.5)
     ),
     "the same step again": _again((1, 2)),
     "the same and only step again": _again((2,), ranks=2),
     "a damaged one put aside": _put_aside(0),
     "another damaged one put aside": _put_aside(2),
-    "room for one": _pruned(3_000, Keep(last=2)),
-    "room for more than there is": _pruned(10**9, Keep(last=1)),
+    "room for one": _pruned(3_000, KeepSpec(last=2)),
+    "room for more than there is": _pruned(10**9, KeepSpec(last=1)),
     "a save that is given up": _discarded(),
     "a sweep": _swept(),
     "deleting": _deleted(),

@@ -15,12 +15,12 @@ from typing import Any
 from unittest import mock
 
 from slurmtrain.model.preflight.election import Candidate, Excluded
-from slurmtrain.model.spec.spec import Preflight, Spec, read_spec
+from slurmtrain.model.spec.spec import PreflightSpec, Spec, read_spec
 from slurmtrain.runtime.preflight import probe
 from slurmtrain.runtime.preflight.channel import Channel, connect
 from slurmtrain.runtime.preflight.leader import host
 from slurmtrain.runtime.preflight.meeting import Door, Guest
-from slurmtrain.runtime.preflight.participant import Outcome, Party, attend
+from slurmtrain.runtime.preflight.participant import Party, PreflightOutcome, attend
 from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET = bytes(range(32))
@@ -95,7 +95,7 @@ class Meeting:
         self._blocked: set[tuple[str, str]] = set()
         self._ends: dict[tuple[int, str], str | BaseException | None] = {}
         self._signals: dict[int, str] = {}
-        self._tasks: dict[int, asyncio.Task[Outcome]] = {}
+        self._tasks: dict[int, asyncio.Task[PreflightOutcome]] = {}
         self._over = threading.Event()
         self._reported = {topic: threading.Semaphore(0) for topic in ("join", "work")}
         self._spec = _spec(nodes, interface, sections)
@@ -117,7 +117,7 @@ class Meeting:
         """
         self._ends[node, at] = error or signal
 
-    def hold(self) -> list[Outcome | BaseException]:
+    def hold(self) -> list[PreflightOutcome | BaseException]:
         """Let all nodes do their part; what each one came to, a CancelledError where it died."""
         report = Guest.report
 
@@ -134,7 +134,7 @@ class Meeting:
         finally:
             gc.unfreeze()
 
-    async def _hold(self) -> list[Outcome | BaseException]:
+    async def _hold(self) -> list[PreflightOutcome | BaseException]:
         door = listen("127.0.0.1", 0)
         there = Door("127.0.0.1", door.getsockname()[1], SECRET)
         for node, member in enumerate(self.members):
@@ -151,7 +151,7 @@ class Meeting:
         collecting.cancel()
         door.close()
         for one in ended:
-            if isinstance(one, Outcome) and one.listener is not None:
+            if isinstance(one, PreflightOutcome) and one.listener is not None:
                 one.listener.close()
         return ended
 
@@ -182,7 +182,7 @@ class Meeting:
             self._await("work", [member for member in self.members[1:] if not member.hangs])
         if self.members[node].hangs:
             self._over.wait(LONG_S)
-        checks = [each.name for each in fields(Preflight) if each.name not in _NOT_MEASURED]
+        checks = [each.name for each in fields(PreflightSpec) if each.name not in _NOT_MEASURED]
         return {**{check: {"skip": "not looked at"} for check in checks}, **self.members[node].facts}
 
     def _ask(self, node: int, what: str, with_what: object = None) -> None:

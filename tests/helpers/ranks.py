@@ -17,12 +17,12 @@ import torch
 from torch import distributed as dist
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.spec import Keep
-from slurmtrain.runtime.checkpoint.publisher import About, Policy
+from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
-from slurmtrain.runtime.checkpoint.saver import Outcome, Saver
+from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.journal import Journal
 
@@ -32,9 +32,9 @@ CPU = torch.device("cpu")
 _TIMEOUT_S = 500.0
 
 
-def alone() -> Ranks:
+def alone() -> RankGroup:
     """The one rank of a world of one, which needs no process group."""
-    return Ranks(0, 1, CPU)
+    return RankGroup(0, 1, CPU)
 
 
 class Attempt:
@@ -43,11 +43,11 @@ class Attempt:
     def __init__(
         self,
         root: Path,
-        ranks: Ranks,
+        ranks: RankGroup,
         objects: Mapping[str, Any],
         *,
         restart: int = 0,
-        keep: Keep | None = None,
+        keep: KeepSpec | None = None,
         quota: int | None = None,
         hashes: bool = True,
         params: Mapping[str, Any] | None = None,
@@ -61,7 +61,7 @@ class Attempt:
             self.take_lease()
         self.journal = Journal(self.attempt.rank_journal(0), durable=False) if ranks.rank == 0 else None
         self.objects = Objects(objects)
-        policy = Policy(keep=keep or Keep(last=3), quota=quota, plan_hash="plan", params=params or {})
+        policy = PublishPolicy(keep=keep or KeepSpec(last=3), quota=quota, plan_hash="plan", params=params or {})
         self.saver = Saver(self.attempt, self.objects, policy, ranks, self.journal)
         self.restorer = Restorer(self.attempt, self.objects, ranks, self.journal, hashes=hashes, plan_hash="plan")
 
@@ -77,7 +77,7 @@ class Attempt:
         write_json(self.run.lease, {"submission": 1, "attempt": self.attempt.path.name})
 
     def begin(self, step: int, **metrics: float) -> str | None:
-        return self.saver.begin(About(step=step, why="steps", metrics=metrics))
+        return self.saver.begin(SaveInfo(step=step, why="steps", metrics=metrics))
 
     def save(self, step: int, **metrics: float) -> str:
         """Save and wait for it; returns why it failed, or nothing."""
@@ -85,7 +85,7 @@ class Attempt:
         if problem:
             return problem
         outcome = self.saver.finish()
-        assert isinstance(outcome, Outcome)
+        assert isinstance(outcome, SaveOutcome)
         assert outcome.step == step
         return outcome.problem
 
@@ -171,7 +171,7 @@ def _serve(connection: Connection, rank: int, size: int, meeting: str) -> None:
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=size)
-    ranks = Ranks(rank, size, CPU)
+    ranks = RankGroup(rank, size, CPU)
     while True:
         try:
             function, arguments = connection.recv()

@@ -48,7 +48,7 @@ class Told:
         submission = self.run.submission(number)
         submission.path.mkdir(parents=True)
         write_json(submission.plan, wanted.to_json())
-        write_json(submission.launch, Launch(attempt=number).plain())
+        write_json(submission.launch, Launch(attempt=number).to_dict())
         named: dict[str, Any] = {"submission": number, **({"job_id": self.job} if self.executor == "local" else {})}
         policy = write_requeue(wanted.spec.requeue)
         self.command("submitting", **named, attempt=number, executor=self.executor, host="h", by=by, requeue=policy)

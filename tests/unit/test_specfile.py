@@ -316,7 +316,7 @@ def test_the_message_of_the_error_has_a_line_for_each_mistake(load: Load, tmp_pa
 def test_an_override_wins_over_the_file(load: Load) -> None:
     run = only(load(SWEPT, "params.lr=1e-3", "resources.nodes=4", "name=other", "slurm.partition=gpu"))
     assert run.plan.content["params"]["lr"] == 0.001
-    assert run.plan.spec.resources.nodes.plain() == 4
+    assert run.plan.spec.resources.nodes.to_dict() == 4
     assert run.plan.spec.name == "other"
     assert run.plan.spec.slurm == {"partition": "gpu"}
     assert run.overrides == ("params.lr=1e-3", "resources.nodes=4", "name=other", "slurm.partition=gpu")
@@ -325,14 +325,14 @@ def test_an_override_wins_over_the_file(load: Load) -> None:
 def test_an_override_reads_its_value_as_yaml_but_leaves_a_time_as_text(load: Load) -> None:
     run = only(load(BASE, "resources.time=12:00:00", "checkpoint.every={steps: 5}", "setup=[a, b]", "env.A='1'"))
     assert run.plan.spec.resources.time == 43200
-    assert run.plan.spec.checkpoint.every.plain() == {"steps": 5}
+    assert run.plan.spec.checkpoint.every.to_dict() == {"steps": 5}
     assert run.plan.spec.setup == ("a", "b")
     assert run.plan.spec.env == {"A": "1"}
 
 
 def test_an_override_inside_a_value_replaces_the_value(load: Load) -> None:
     run = only(load(BASE + "checkpoint: {every: {minutes: 5}}\n", "checkpoint.every.steps=7"))
-    assert run.plan.spec.checkpoint.every.plain() == {"steps": 7}
+    assert run.plan.spec.checkpoint.every.to_dict() == {"steps": 7}
 
 
 def test_a_new_parameter_is_added_with_a_plus(load: Load) -> None:
@@ -477,7 +477,7 @@ def test_setup_lines_belong_to_the_shell(load: Load) -> None:
 
 def test_a_sweep_in_the_file_becomes_one_run_for_each_combination(load: Load) -> None:
     loaded = load(SWEPT + "sweep: {params.lr: [1, 2], resources.nodes: [1, 3]}\n")
-    assert [(run.plan.content["params"]["lr"], run.plan.spec.resources.nodes.plain()) for run in loaded.runs] == [
+    assert [(run.plan.content["params"]["lr"], run.plan.spec.resources.nodes.to_dict()) for run in loaded.runs] == [
         (1, 1),
         (1, 3),
         (2, 1),

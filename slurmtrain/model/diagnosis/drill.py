@@ -84,7 +84,7 @@ class Comparison:
     difference: float | None = None
     where: str = ""
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``--json`` has it."""
         return {
             "identical": self.identical,
@@ -96,7 +96,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DrillProblem:
     """Something that is not as it should be, and what to do about it; both without their full stops."""
 
     what: str
@@ -104,7 +104,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DrillFacts:
     """What a verdict is made of. ``run``: as it was at its end; ``events``: all of its journals.
 
     ``grace_s``: seconds that an announced stop may take. ``hang_after``: as the spec has it. ``deterministic``: whether
@@ -123,7 +123,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class FaultVerdict:
     """How a run came through a fault. Seconds count from the fault; None: it does not apply, or nobody knows.
 
     ``stopped_s``: until the last rank had ended. ``allowed_s``: how long that may have taken. ``again_s``: until the
@@ -146,7 +146,7 @@ class Verdict:
     restarts: int = 0
     state: str = ""
     comparison: Comparison = field(default_factory=lambda: Comparison(identical=None))
-    problems: Sequence[Problem] = ()
+    problems: Sequence[DrillProblem] = ()
     notes: Sequence[str] = ()
 
     @property
@@ -154,7 +154,7 @@ class Verdict:
         """Whether nothing is wrong."""
         return not self.problems
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As ``--json`` has it."""
         hit = self.injected
         return {
@@ -174,7 +174,7 @@ class Verdict:
             "attempts": self.attempts,
             "restarts": self.restarts,
             "state": self.state,
-            "comparison": self.comparison.plain(),
+            "comparison": self.comparison.to_dict(),
             "problems": [{"what": one.what, "advice": one.advice} for one in self.problems],
             "notes": list(self.notes),
         }
@@ -191,13 +191,13 @@ class _Next:
     first_step: int | None
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: DrillFacts) -> FaultVerdict:
     """The verdict on one run; raises nothing."""
     run, hit = facts.run, facts.injected
     struck = next((one for one in run.attempts if one.key == hit.attempt), None)
     followed = _next(facts, struck, hit)
     lost = struck.lost_steps if struck is not None else None
-    verdict = Verdict(
+    verdict = FaultVerdict(
         fault=hit.fault,
         run_id=run.id,
         injected=hit,
@@ -218,17 +218,19 @@ def judge(facts: Facts) -> Verdict:
     return replace(verdict, problems=tuple(problems), notes=tuple(_notes(verdict, facts)))
 
 
-def never_hit(fault: str, run: Run, why: str = "") -> Verdict:
+def never_hit(fault: str, run: Run, why: str = "") -> FaultVerdict:
     """The verdict on a run that ended before the fault could be inflicted; or on which it could not be: ``why``."""
-    return Verdict(
+    return FaultVerdict(
         fault=fault, run_id=run.id, attempts=len(run.attempts), state=run.state, problems=[_never_hit(run, why)]
     )
 
 
-def never_submitted(fault: str, why: str) -> Verdict:
+def never_submitted(fault: str, why: str) -> FaultVerdict:
     """The verdict where there is no run: it could not be submitted."""
     advice = "try the fault again, alone, with --fault"
-    return Verdict(fault=fault, run_id="", state="-", problems=[Problem(f"it could not be submitted: {why}", advice)])
+    return FaultVerdict(
+        fault=fault, run_id="", state="-", problems=[DrillProblem(f"it could not be submitted: {why}", advice)]
+    )
 
 
 # --- what happened ----------------------------------------------------------------------------------------------------
@@ -243,7 +245,7 @@ def _cause(struck: Attempt | None, hit: Injected) -> str | None:
     return struck.cause
 
 
-def _next(facts: Facts, struck: Attempt | None, hit: Injected) -> _Next | None:
+def _next(facts: DrillFacts, struck: Attempt | None, hit: Injected) -> _Next | None:
     """How the run went on; None if it did not."""
     if struck is None:
         return None
@@ -263,7 +265,7 @@ def _next(facts: Facts, struck: Attempt | None, hit: Injected) -> _Next | None:
     return _Next(by, began, began, following.key, first)
 
 
-def _first_step(facts: Facts, attempt: Attempt, since: float) -> int | None:
+def _first_step(facts: DrillFacts, attempt: Attempt, since: float) -> int | None:
     """The step that the ranks of an attempt went on from, the first time after ``since``; None without a session."""
     told = [e for e in facts.events if e.kind in ("session", "restored") and attempt_of(e.source) == attempt.key]
     later = sorted((event for event in told if event.time >= since), key=lambda event: event.order)
@@ -285,7 +287,7 @@ def _stopped(struck: Attempt | None, hit: Injected, followed: _Next | None) -> f
     return None if struck.ended_at is None else max(0.0, struck.ended_at - hit.at)
 
 
-def _allowed(facts: Facts, hit: Injected) -> float | None:
+def _allowed(facts: DrillFacts, hit: Injected) -> float | None:
     """How long the ranks may have taken to end; None where nobody can say."""
     if FAULTS[hit.fault].announced:
         return facts.grace_s
@@ -294,7 +296,7 @@ def _allowed(facts: Facts, hit: Injected) -> float | None:
     return None if hit.fault == "all" else NOTICED_S
 
 
-def _step(facts: Facts, hit: Injected, followed: _Next | None) -> float | None:
+def _step(facts: DrillFacts, hit: Injected, followed: _Next | None) -> float | None:
     if followed is None:
         return None
     times = [t for t, _ in facts.steps.get(followed.key, ()) if t >= max(hit.at, followed.trains_since)]
@@ -304,25 +306,27 @@ def _step(facts: Facts, hit: Injected, followed: _Next | None) -> float | None:
 # --- what of it is wrong ----------------------------------------------------------------------------------------------
 
 
-def _of_stop(verdict: Verdict) -> list[Problem]:
+def _of_stop(verdict: FaultVerdict) -> list[DrillProblem]:
     problems = []
     fault = FAULTS[verdict.fault]
     if verdict.stopped_s is not None and verdict.allowed_s is not None and verdict.stopped_s > verdict.allowed_s:
         what = f"its ranks ended after {verdict.stopped_s:.0f} s, and had {verdict.allowed_s:.0f} s"
         saves = "make saves faster (docs/checkpoint-interval.md), or ask the site for a longer GraceTime"
-        problems.append(Problem(what, saves if fault.announced else "see 'slurmtrain show' for what it waited for"))
+        problems.append(
+            DrillProblem(what, saves if fault.announced else "see 'slurmtrain show' for what it waited for")
+        )
     if verdict.cause is not None and verdict.cause not in fault.causes:
         meant = " or ".join(sorted(fault.causes))
         advice = "another end may have come first: repeat the drill, and look at 'slurmtrain show' if it is so again"
-        problems.append(Problem(f"the run took it for {verdict.cause}, not {meant}", advice))
+        problems.append(DrillProblem(f"the run took it for {verdict.cause}, not {meant}", advice))
     return problems
 
 
-def _of_steps(verdict: Verdict, facts: Facts) -> list[Problem]:
+def _of_steps(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem]:
     lost = verdict.lost_steps
     if FAULTS[verdict.fault].announced and lost:
         return [
-            Problem(
+            DrillProblem(
                 f"{_steps(lost)} lost, though the stop was announced",
                 "it did not save within its grace: save with slurmtrain.session(), and make saves, or steps, faster "
                 "(docs/runs.md)",
@@ -331,7 +335,7 @@ def _of_steps(verdict: Verdict, facts: Facts) -> list[Problem]:
     saved = _saved(facts)
     if verdict.resumed_at is not None and saved and verdict.resumed_at < max(saved):
         return [
-            Problem(
+            DrillProblem(
                 f"it went on from step {verdict.resumed_at}, though step {max(saved)} was saved",
                 f"'slurmtrain verify {verdict.run_id}' tells whether that checkpoint is damaged",
             )
@@ -339,29 +343,29 @@ def _of_steps(verdict: Verdict, facts: Facts) -> list[Problem]:
     return []
 
 
-def _saved(facts: Facts) -> list[int]:
+def _saved(facts: DrillFacts) -> list[int]:
     """The steps that were saved when the fault struck."""
     before = [one for one in facts.run.checkpoints if one.complete and one.saved_at < facts.injected.at]
     return [one.step for one in before if one.step is not None]
 
 
-def _of_start(verdict: Verdict, run: Run) -> list[Problem]:
+def _of_start(verdict: FaultVerdict, run: Run) -> list[DrillProblem]:
     if verdict.by is not None:
         return []
     return [
-        Problem(
+        DrillProblem(
             f"nobody started it again: {run.reason or run.state}",
             "see section 'requeue' of docs/spec.md for what starts again, and docs/watch.md for who does it",
         )
     ]
 
 
-def _of_end(verdict: Verdict, facts: Facts) -> list[Problem]:
+def _of_end(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem]:
     if facts.run.state != "completed" and verdict.by is None:
         return []  # that says it all
     if facts.run.state != "completed":
         said = f": {facts.run.reason}" if facts.run.reason else ""
-        return [Problem(f"it ended as {facts.run.state}{said}", f"'slurmtrain doctor {verdict.run_id}' says more")]
+        return [DrillProblem(f"it ended as {facts.run.state}{said}", f"'slurmtrain doctor {verdict.run_id}' says more")]
     found = facts.comparison
     if found.identical is not False or _may_differ(facts):
         return []
@@ -371,27 +375,29 @@ def _of_end(verdict: Verdict, facts: Facts) -> list[Problem]:
         if facts.deterministic
         else "a second undisturbed run would tell whether the script ends alike twice at all: --twice makes one"
     )
-    return [Problem(f"its last checkpoint {in_words(found)}", advice)]
+    return [DrillProblem(f"its last checkpoint {in_words(found)}", advice)]
 
 
-def _may_differ(facts: Facts) -> bool:
+def _may_differ(facts: DrillFacts) -> bool:
     """Whether a different end says nothing: the script never ends alike, or other numbers of ranks took part."""
     return facts.deterministic is False or _resized(facts)
 
 
-def _resized(facts: Facts) -> bool:
+def _resized(facts: DrillFacts) -> bool:
     told = {int(event.data.get("world_size", 0)) for event in facts.events if event.kind == "session"}
     return len(told | set(facts.world_sizes)) > 1
 
 
-def _never_hit(run: Run, why: str) -> Problem:
+def _never_hit(run: Run, why: str) -> DrillProblem:
     if why:
         advice = "it needs srun --overlap inside a job, and scancel --signal: ask the site whether they are allowed"
-        return Problem(f"the fault could not be inflicted: {why}", advice)
+        return DrillProblem(f"the fault could not be inflicted: {why}", advice)
     if run.state != "completed":
         said = f": {run.reason}" if run.reason else ""
-        return Problem(f"it ended as {run.state} before the fault{said}", f"'slurmtrain doctor {run.id}' says more")
-    return Problem(
+        return DrillProblem(
+            f"it ended as {run.state} before the fault{said}", f"'slurmtrain doctor {run.id}' says more"
+        )
+    return DrillProblem(
         "it was over before the fault: nothing was tried",
         "make it longer, or have it save sooner, as with checkpoint.every.steps=5 behind the spec",
     )
@@ -410,7 +416,7 @@ def in_words(found: Comparison) -> str:
 # --- what a person should know ----------------------------------------------------------------------------------------
 
 
-def _notes(verdict: Verdict, facts: Facts) -> list[str]:
+def _notes(verdict: FaultVerdict, facts: DrillFacts) -> list[str]:
     notes = []
     more = len(facts.run.attempts) + verdict.restarts - 1 - int(verdict.by is not None)
     if more > 0:

@@ -101,7 +101,7 @@ class RankState:
     state: str = ""
     stack: tuple[str, ...] = ()
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "rank": self.rank,
@@ -114,8 +114,8 @@ class RankState:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> RankState:
-        """Read what :meth:`plain` gave."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> RankState:
+        """Read what :meth:`to_dict` gave."""
         return cls(
             rank=int(plain["rank"]),
             node=int(plain["node"]),

@@ -63,7 +63,7 @@ class Hit:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PatternMatch:
     """All hits of one pattern: the first of them, how many there were, and on which ranks."""
 
     first: Hit
@@ -87,8 +87,8 @@ class Diagnosis:
     is that of files and their lines.
     """
 
-    root: Found | None
-    others: Sequence[Found] = ()
+    root: PatternMatch | None
+    others: Sequence[PatternMatch] = ()
     laggard: Laggard | None = None
     ordered: bool = True
 
@@ -444,7 +444,7 @@ def diagnose(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     return Diagnosis(root=root, others=others, laggard=laggard(hits, ranks), ordered=timed)
 
 
-def _certain(roots: Sequence[Found]) -> Sequence[Found]:
+def _certain(roots: Sequence[PatternMatch]) -> Sequence[PatternMatch]:
     """Roots, without those that another one explains: one that may have come from a rank's death.
 
     Such a one is a root by itself only where it came before all others, as far as their lines say when they came.
@@ -465,13 +465,13 @@ def _order(one: Hit) -> tuple[bool, float, str, int]:
     return (one.at is None, one.at or 0.0, one.origin, one.line)
 
 
-def _grouped(hits: Sequence[Hit]) -> list[Found]:
+def _grouped(hits: Sequence[Hit]) -> list[PatternMatch]:
     """Hits by pattern, and cause where a pattern has several, each at the place of its first one."""
     groups: dict[tuple[str, str], list[Hit]] = {}
     for one in hits:
         groups.setdefault((one.name, one.cause if one.name in _SEVERAL else ""), []).append(one)
     return [
-        Found(members[0], len(members), sorted({one.rank for one in members if one.rank is not None}))
+        PatternMatch(members[0], len(members), sorted({one.rank for one in members if one.rank is not None}))
         for members in groups.values()
     ]
 

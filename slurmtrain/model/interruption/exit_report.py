@@ -64,7 +64,7 @@ class Exit:
         how = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
         return f"rank {self.rank} {how}" + (f": {said.strip()}" if said else "")
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -91,7 +91,7 @@ class StopRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
+class ExitReport:
     """What a node says of its end. ``failed_at`` is None unless the reason lies with this node.
 
     ``without``: hosts without which it may be worth another try.
@@ -108,7 +108,7 @@ class Ending:
     """Whether the scheduler was asked what the signal stands for."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As the journal has it."""
         return {
             "cause": self.cause,
@@ -122,8 +122,8 @@ class Ending:
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Ending:
-        """Read what :meth:`plain` gave."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> ExitReport:
+        """Read what :meth:`to_dict` gave."""
         return cls(**{name: plain[name] for name in ("cause", "reason", "failed_at", "cascade", "signal", "sure",
                                                      "failures", "evidence")})  # fmt: skip
 
@@ -134,11 +134,11 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class AttemptOutcome:
     """How an attempt ended: on this node, and, at node 0, the end that all others follow from."""
 
-    ending: Ending
-    root: Ending
+    ending: ExitReport
+    root: ExitReport
 
 
 def are_gone(names: Sequence[str]) -> str:
@@ -147,13 +147,13 @@ def are_gone(names: Sequence[str]) -> str:
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents} not been heard of any more"
 
 
-def root_of(endings: Sequence[Ending]) -> Ending:
+def root_of(endings: Sequence[ExitReport]) -> ExitReport:
     """The end that all others follow from."""
     failed = [one for one in endings if one.cause != "completed"]
     return min(failed, key=lambda one: one.blame) if failed else endings[0]
 
 
-def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Ending:
+def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> ExitReport:
     """The cause of a node's end, from the exits of all its workers and what they were asked before.
 
     A worker that failed before anybody asked for a stop is the cause. After a request, whatever the workers exit with
@@ -162,19 +162,19 @@ def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> End
     failed = sorted((one for one in exits if one.failed and not _follows(one, request)), key=lambda one: one.blame)
     if failed:
         first = failed[0]
-        return Ending(
+        return ExitReport(
             cause="crash",
             reason=first.describe(),
             failed_at=first.failed_at,
             cascade=first.cascade,
-            failures=[one.plain() for one in failed],
+            failures=[one.to_dict() for one in failed],
         )
     if all(one.code == 0 for one in exits):
-        return Ending(cause="completed", reason="")
+        return ExitReport(cause="completed", reason="")
     if request is not None:
         at = request.at if request.node == node else None
-        return Ending(cause=request.cause, reason=request.why, failed_at=at, signal=request.signal)
-    return Ending(cause="cancelled", reason="the workers were asked to stop, saved and left")
+        return ExitReport(cause=request.cause, reason=request.why, failed_at=at, signal=request.signal)
+    return ExitReport(cause="cancelled", reason="the workers were asked to stop, saved and left")
 
 
 def _follows(one: Exit, request: StopRequest | None) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.interruption.policy import Decision, Past, decide, signature
+from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, signature
 from slurmtrain.model.interruption.statistics import UNNOTICED, kind
 from slurmtrain.model.run.run import Attempt, Checkpoint
-from slurmtrain.model.spec.spec import Requeue, read_requeue
+from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
 
 
 def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> Decision:
@@ -16,17 +16,17 @@ def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> 
     return decide(past_of(attempts, checkpoints), policy_of(attempts[-1]))
 
 
-def policy_of(attempt: Attempt) -> Requeue:
+def policy_of(attempt: Attempt) -> RequeueSpec:
     """The spec's ``requeue`` that the attempt was started with."""
     return read_requeue(attempt.policy or {})
 
 
-def past_of(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> list[Past]:
+def past_of(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> list[PriorEnd]:
     """The ends of these attempts, and of their ranks inside the allocation, since a person last started the run."""
     by_hand = max(
         (i for i, attempt in enumerate(attempts) if attempt.asked_by != "sync" and not attempt.restart), default=0
     )
-    past: list[Past] = []
+    past: list[PriorEnd] = []
     for attempt in attempts[by_hand:]:
         past += [
             past_in_place(restart["past"], float(restart["at"])) for restart in attempt.restarts if "past" in restart
@@ -36,10 +36,10 @@ def past_of(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> l
     return past
 
 
-def past_in_place(plain: Mapping[str, Any], at: float) -> Past:
+def past_in_place(plain: Mapping[str, Any], at: float) -> PriorEnd:
     """The end of ranks that were started again where they were, from what :func:`plain` gave of it."""
     reached = plain.get("reached")
-    return Past(
+    return PriorEnd(
         cause=str(plain["cause"]),
         at=at,
         began_at_step=int(plain["began_at_step"]),
@@ -51,7 +51,7 @@ def past_in_place(plain: Mapping[str, Any], at: float) -> Past:
     )
 
 
-def plain(past: Past) -> dict[str, Any]:
+def plain(past: PriorEnd) -> dict[str, Any]:
     """As JSON has it."""
     return {
         "cause": past.cause,
@@ -82,9 +82,9 @@ def committed(checkpoints: Sequence[Checkpoint], until: float) -> int:
     return max((c.step for c in checkpoints if c.step is not None and c.complete and c.saved_at <= until), default=0)
 
 
-def _end(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> Past:
+def _end(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
     at, cause = attempt.ended_at or 0.0, _cause(attempt)
-    return Past(
+    return PriorEnd(
         cause=cause,
         at=at,
         began_at_step=attempt.round_step or 0,

@@ -46,7 +46,7 @@ AGREE_SAVING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class InterruptionStats:
     """What is known of interruptions where a job runs, and of its saves, before it begins.
 
     ``uptime_s`` is in node-seconds. ``interruptions`` came without notice, ``announced`` ones (preemptions, time
@@ -62,16 +62,16 @@ class History:
     stall_s: float | None = None
     save_s: float | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> History:
-        """Read what :meth:`plain` gave, by this version or another; what is missing is unknown."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> InterruptionStats:
+        """Read what :meth:`to_dict` gave, by this version or another; what is missing is unknown."""
         return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
 
-    def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> History:
+    def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> InterruptionStats:
         """With so much more seen."""
         return replace(
             self,
@@ -82,7 +82,7 @@ class History:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class IntervalChoice:
     """How often to save, in seconds between the end of one stall and the next save, and why so.
 
     ``optimum_s`` is before bounds, ``bounded_by`` the one that holds: ``shortest``, ``longest``, ``save`` (what a save
@@ -99,7 +99,7 @@ class Choice:
     bounded_by: str | None
     why: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As it is journaled."""
         return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
@@ -134,7 +134,9 @@ class Cost:
         return max((save for _, save in self._saves), default=None)
 
 
-def choose(history: History, *, nodes: int, uptime_s: float, stall_s: float | None, save_s: float | None) -> Choice:
+def choose(
+    history: InterruptionStats, *, nodes: int, uptime_s: float, stall_s: float | None, save_s: float | None
+) -> IntervalChoice:
     """How often a job on ``nodes`` nodes saves that has run for ``uptime_s``, and whose saves cost this much.
 
     ``stall_s`` and ``save_s`` are None before the attempt's first save; the run's own earlier ones stand in for it.
@@ -151,7 +153,7 @@ def choose(history: History, *, nodes: int, uptime_s: float, stall_s: float | No
     best = None if stall_s is None else optimum(stall_s, mtbf)
     seconds, bound = _bounded(best, stall_s, save_s, seen)
     risk = _risk(nodes, mtbf, seen, observed, ahead)
-    return Choice(
+    return IntervalChoice(
         seconds=seconds,
         optimum_s=best,
         stall_s=stall_s,
@@ -196,7 +198,7 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
     )
 
 
-def is_due(every: Every, choice: Choice, *, since_save_s: float) -> bool:
+def is_due(every: Every, choice: IntervalChoice, *, since_save_s: float) -> bool:
     """Whether to save now, ``since_save_s`` seconds after the last save; for intervals of time, not of steps."""
     if every.unit == "steps":
         return False

@@ -29,7 +29,7 @@ _EARLY_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobFacts:
     """What a plan asks of Slurm, as far as it matters here, and what is known of its saves. Times are seconds.
 
     ``qos`` is None where neither the plan nor an association of the user's tells it. ``lead_s``: how long before the
@@ -56,7 +56,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class SiteFinding:
     """Something that a person should know. ``fix``: what to do, empty where nothing need be done."""
 
     severity: str
@@ -64,7 +64,7 @@ class Finding:
     text: str
     fix: str = ""
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
 
@@ -84,7 +84,7 @@ class Case:
     delay_s: float | None
     text: str
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return asdict(self)
 
@@ -95,14 +95,14 @@ class Outlook:
 
     partition: str
     cases: Sequence[Case]
-    findings: Sequence[Finding]
+    findings: Sequence[SiteFinding]
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "partition": self.partition,
-            "cases": [case.plain() for case in self.cases],
-            "findings": [finding.plain() for finding in self.findings],
+            "cases": [case.to_dict() for case in self.cases],
+            "findings": [finding.to_dict() for finding in self.findings],
         }
 
     def case(self, event: str) -> Case:
@@ -110,7 +110,7 @@ class Outlook:
         return next(case for case in self.cases if case.event == event)
 
 
-def worst(findings: Sequence[Finding]) -> str:
+def worst(findings: Sequence[SiteFinding]) -> str:
     """The worst severity among these; ``ok`` where there are none."""
     return max((finding.severity for finding in findings), key=SEVERITIES.index, default="ok")
 
@@ -119,7 +119,11 @@ def worst(findings: Sequence[Finding]) -> str:
 
 
 def outlook(
-    cluster: Cluster, partition: Partition, partitions: Collection[Partition], qos: Mapping[str, Qos] | None, job: Job
+    cluster: Cluster,
+    partition: Partition,
+    partitions: Collection[Partition],
+    qos: Mapping[str, Qos] | None,
+    job: JobFacts,
 ) -> Outlook:
     """What becomes of a job in a partition at each kind of interruption, and what stands in the way of its return."""
     by = preemption(cluster, partition, partitions, qos, job.qos)
@@ -143,7 +147,7 @@ def outlook(
     return Outlook(partition=partition.name, cases=cases, findings=sorted(findings, key=_gravest_first))
 
 
-def locally(job: Job) -> Outlook:
+def locally(job: JobFacts) -> Outlook:
     """What becomes of a run of the local executor: there is no scheduler that ends it, or starts it again."""
     again = "`slurmtrain watch` and `slurmtrain wait` start it again, as a new attempt on this machine"
     limit = "nothing limits its time"
@@ -179,7 +183,7 @@ def locally(job: Job) -> Outlook:
     return Outlook(partition="", cases=cases, findings=sorted(findings, key=_gravest_first))
 
 
-def _preempted(cluster: Cluster, by: Preemption, job: Job) -> Case:
+def _preempted(cluster: Cluster, by: Preemption, job: JobFacts) -> Case:
     if not by.possible:
         text = f"not known: {by.why}" if by.possible is None else f"does not happen: {by.why}"
         return Case(event="preemption", seconds=None, starts="nobody", delay_s=None, text=text)
@@ -216,7 +220,7 @@ def _preempted(cluster: Cluster, by: Preemption, job: Job) -> Case:
     )
 
 
-def _limit(partition: Partition, job: Job) -> tuple[float | None, str]:
+def _limit(partition: Partition, job: JobFacts) -> tuple[float | None, str]:
     """The time limit of a job, and who has set it."""
     if job.time_s is not None:
         return job.time_s, "resources.time"
@@ -225,7 +229,7 @@ def _limit(partition: Partition, job: Job) -> tuple[float | None, str]:
     return partition.max_time_s, f"the limit of partition {partition.name}"
 
 
-def _timed_out(cluster: Cluster, partition: Partition, job: Job) -> Case:
+def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Case:
     limit, whose = _limit(partition, job)
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
@@ -245,7 +249,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: Job) -> Case:
     )
 
 
-def _node_failed(cluster: Cluster, job: Job) -> Case:
+def _node_failed(cluster: Cluster, job: JobFacts) -> Case:
     lost = "the lost node says nothing, and the work since the last checkpoint is lost"
     noticed = f"Slurm notices after {_span(cluster.slurmd_timeout_s)} (SlurmdTimeout)"
     again = f"puts the job back; it may start {_span(cluster.requeue_delay_s)} later"
@@ -288,7 +292,7 @@ def _given_up(case: Case) -> Case:
 
 # --- what to know ---------------------------------------------------------------------------------------------------
 
-_DISABLED = Finding(
+_DISABLED = SiteFinding(
     "warn",
     "requeue.enabled",
     "requeue.enabled is false: a run that was interrupted stays where it is",
@@ -296,95 +300,97 @@ _DISABLED = Finding(
 )
 
 
-def _of_partition(partition: Partition, qos: Mapping[str, Qos] | None, job: Job) -> list[Finding]:
+def _of_partition(partition: Partition, qos: Mapping[str, Qos] | None, job: JobFacts) -> list[SiteFinding]:
     found = []
     if not partition.up:
         text = f"partition {partition.name} is not up: no job starts in it"
-        found.append(Finding("fail", "State", text, "name another one in slurm.partition"))
+        found.append(SiteFinding("fail", "State", text, "name another one in slurm.partition"))
     own = qos.get(job.qos or "") if qos is not None else None
     too_long = job.time_s is not None and partition.max_time_s is not None and job.time_s > partition.max_time_s
     if too_long and not (own is not None and own.own_limit):
         assert partition.max_time_s is not None
         assert job.time_s is not None
         text = f"partition {partition.name} lets a job run for {_span(partition.max_time_s)}, not {_span(job.time_s)}"
-        found.append(Finding("fail", "MaxTime", text, "ask for less in resources.time; it goes on where it was"))
+        found.append(SiteFinding("fail", "MaxTime", text, "ask for less in resources.time; it goes on where it was"))
     if job.qos is not None and partition.qos is not None and job.qos not in partition.qos:
         text = f"partition {partition.name} does not take jobs of QOS {job.qos}"
-        found.append(Finding("fail", "AllowQos", text, f"use one of {', '.join(sorted(partition.qos))} in slurm.qos"))
+        found.append(
+            SiteFinding("fail", "AllowQos", text, f"use one of {', '.join(sorted(partition.qos))} in slurm.qos")
+        )
     return found
 
 
-def _of_requeue(cluster: Cluster, job: Job) -> list[Finding]:
+def _of_requeue(cluster: Cluster, job: JobFacts) -> list[SiteFinding]:
     if not job.requeue:
         return [_DISABLED]
     found = []
     if not cluster.job_requeue:
         text = "JobRequeue=0: jobs are not put back unless they ask for it; those of slurmtrain do (--requeue)"
-        found.append(Finding("ok", "JobRequeue", text))
+        found.append(SiteFinding("ok", "JobRequeue", text))
     if cluster.requeue_delay_s > CRED_EXPIRE_S and not job.elastic:
         text = f"a job that was put back is held for {_span(cluster.requeue_delay_s)} before it may start"
         fix = "an administrator may set a shorter cred_expire in AuthInfo; resources.spares goes on without a requeue"
-        found.append(Finding("ok", "AuthInfo", text, fix))
+        found.append(SiteFinding("ok", "AuthInfo", text, fix))
     if cluster.requeue_exit:
         text = f"Slurm itself puts back jobs that exit with {cluster.requeue_exit} (RequeueExit), crashed ones too"
         fix = "an administrator should leave RequeueExit empty: requeue.max_failures does not count such starts"
-        found.append(Finding("warn", "RequeueExit", text, fix))
+        found.append(SiteFinding("warn", "RequeueExit", text, fix))
     return found
 
 
-def _of_preemption(cluster: Cluster, by: Preemption) -> list[Finding]:
+def _of_preemption(cluster: Cluster, by: Preemption) -> list[SiteFinding]:
     if by.possible is None:
-        return [Finding("warn", "PreemptType", by.why, "name a QOS in slurm.qos, or ask the administrators")]
+        return [SiteFinding("warn", "PreemptType", by.why, "name a QOS in slurm.qos, or ask the administrators")]
     if not by.possible:
         return []
     if by.mode == "SUSPEND":
         text = "a preempted job is stopped for as long as another one takes; its collectives may time out meanwhile"
         fix = "use a partition or QOS that requeues, or an administrator sets PreemptMode=REQUEUE"
-        return [Finding("warn", "PreemptMode", text, fix)]
+        return [SiteFinding("warn", "PreemptMode", text, fix)]
     found = []
     if by.grace_s <= 0:
         text = f"a preempted job has no grace: {_span(cluster.kill_wait_s)} after the first word it is killed"
         fix = f"an administrator sets {by.setting}; until then checkpoint.every should be short"
-        found.append(Finding("warn", "GraceTime", text, fix))
+        found.append(SiteFinding("warn", "GraceTime", text, fix))
     if by.mode == "CANCEL" and by.grace_s <= 0:
         text = "a preempted job is cancelled, and cannot put itself back without a grace"
         fix = "run `slurmtrain watch`; an administrator may set PreemptMode=REQUEUE"
-        found.append(Finding("warn", "PreemptMode", text, fix))
+        found.append(SiteFinding("warn", "PreemptMode", text, fix))
     if cluster.user_signal:
         text = f"a preempted job gets SIGUSR2 in place of SIGTERM ({cluster.user_signal}); both are understood"
-        found.append(Finding("ok", "PreemptParameters", text))
+        found.append(SiteFinding("ok", "PreemptParameters", text))
     if by.grace_s > 0 and cluster.version is not None:
         found.append(_of_exits(cluster))
     return found
 
 
-def _of_exits(cluster: Cluster) -> Finding:
+def _of_exits(cluster: Cluster) -> SiteFinding:
     assert cluster.version is not None
     version = "{}.{:02}".format(*cluster.version)
     if cluster.version < _COUNTS_EXITS:
         text = f"Slurm {version} does not put back a job that leaves within its grace; the agent does so before it ends"
-        return Finding("ok", "SLURM_VERSION", text)
+        return SiteFinding("ok", "SLURM_VERSION", text)
     text = (
         f"Slurm {version} puts back a job that leaves within its grace, and holds it after {cluster.max_requeues} "
         "times (MaxBatchRequeue); the agent puts it back before that, which does not count"
     )
-    return Finding("ok", "SLURM_VERSION", text)
+    return SiteFinding("ok", "SLURM_VERSION", text)
 
 
-def _of_saves(cases: Sequence[Case], setting: str, job: Job) -> list[Finding]:
+def _of_saves(cases: Sequence[Case], setting: str, job: JobFacts) -> list[SiteFinding]:
     """Whether the last save would have fitted into each time that there is for one."""
     chances = [case for case in cases if case.seconds and case.event in ("preemption", "time limit")]
     if not chances:
         return []
     if job.save_s is None:
         text = "no save has been measured yet: whether one fits into the grace is not known"
-        return [Finding("ok", "save", text, "ask again after the first checkpoint of a run of this name")]
+        return [SiteFinding("ok", "save", text, "ask again after the first checkpoint of a run of this name")]
     found = []
     for case in chances:
         assert case.seconds is not None
         if fits_grace(job.save_s, case.seconds):
             text = f"the last save took {_span(job.save_s)}, and fits into the {_span(case.seconds)} of a {case.event}"
-            found.append(Finding("ok", "save", text))
+            found.append(SiteFinding("ok", "save", text))
             continue
         wanted = math.ceil(job.save_s * GRACE_MARGIN)
         late = job.save_s > case.seconds
@@ -395,21 +401,21 @@ def _of_saves(cases: Sequence[Case], setting: str, job: Job) -> list[Finding]:
         fix = "more ranks share the writing; checkpoint.every: auto saves ahead"
         if case.event == "preemption":
             fix = f"an administrator sets {setting} to {wanted} s; {fix}"
-        found.append(Finding("fail" if late else "warn", "save", text, fix))
+        found.append(SiteFinding("fail" if late else "warn", "save", text, fix))
     return found
 
 
-def _of_watch(cases: Sequence[Case], job: Job) -> list[Finding]:
+def _of_watch(cases: Sequence[Case], job: JobFacts) -> list[SiteFinding]:
     events = [case.event for case in cases if case.starts == "watch"]
     if job.watched:
-        return [Finding("ok", "watch", "`slurmtrain watch` runs, and starts again what no agent and no Slurm does")]
+        return [SiteFinding("ok", "watch", "`slurmtrain watch` runs, and starts again what no agent and no Slurm does")]
     if events:
         text = f"after a {' or a '.join(events)} only `slurmtrain watch` starts the run again, and none runs here"
-        return [Finding("warn", "watch", text, "run `slurmtrain watch`, or `slurmtrain sync` from cron")]
+        return [SiteFinding("warn", "watch", text, "run `slurmtrain watch`, or `slurmtrain sync` from cron")]
     return []
 
 
-def _of_records(cluster: Cluster, qos: Mapping[str, Qos] | None) -> list[Finding]:
+def _of_records(cluster: Cluster, qos: Mapping[str, Qos] | None) -> list[SiteFinding]:
     found = []
     if not cluster.accounting:
         text = (
@@ -417,25 +423,25 @@ def _of_records(cluster: Cluster, qos: Mapping[str, Qos] | None) -> list[Finding
             "longer says why"
         )
         fix = "run `slurmtrain watch`, which asks in time; an administrator may set up slurmdbd"
-        found.append(Finding("warn", "AccountingStorageType", text, fix))
+        found.append(SiteFinding("warn", "AccountingStorageType", text, fix))
     elif qos is None:
         text = "accounting does not answer: limits, modes and graces of QOS are not known"
-        found.append(Finding("warn", "QOS", text, "see why `sacctmgr show qos` fails"))
+        found.append(SiteFinding("warn", "QOS", text, "see why `sacctmgr show qos` fails"))
     return found
 
 
-def _of_others(cluster: Cluster) -> list[Finding]:
+def _of_others(cluster: Cluster) -> list[SiteFinding]:
     found = []
     if not cluster.gathers_usage:
         text = "JobAcctGatherType is none: nobody can say how much memory a job had used"
-        found.append(Finding("ok", "JobAcctGatherType", text))
+        found.append(SiteFinding("ok", "JobAcctGatherType", text))
     if "FORCEREQUEUEONFAIL" in cluster.prolog_flags:
         text = "a job whose prolog fails is put back by Slurm itself (PrologFlags=ForceRequeueOnFail)"
-        found.append(Finding("ok", "PrologFlags", text))
+        found.append(SiteFinding("ok", "PrologFlags", text))
     return found
 
 
-def _gravest_first(finding: Finding) -> int:
+def _gravest_first(finding: SiteFinding) -> int:
     return -SEVERITIES.index(finding.severity)
 
 

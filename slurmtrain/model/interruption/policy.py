@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from slurmtrain.model.spec.spec import Requeue
+from slurmtrain.model.spec.spec import RequeueSpec
 
 MAX_DELAY_S = 3600.0
 # So many ends in a row without a new checkpoint, or failures at one step, are the program's doing or the data's.
@@ -35,7 +35,7 @@ _MAX_DOUBLINGS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Past:
+class PriorEnd:
     """One end of a run's ranks: of an attempt, or of a round of it that was followed by another in the same job.
 
     ``at``: when it ended, in seconds since 1970. ``began_at_step``: the step that it went on from, 0 for the beginning.
@@ -69,7 +69,7 @@ class Decision:
         return self.action == "requeue"
 
 
-def decide(history: Sequence[Past], requeue: Requeue) -> Decision:
+def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     """What is to follow the last end of ``history``, which has all since a person last started the run; raises nothing.
 
     * ``completed`` and ``cancelled`` are what was wanted: never again. All else only if ``requeue.enabled``.
@@ -117,12 +117,12 @@ def signature(error: str) -> str:
     return " ".join(said.split())[:_SIGNATURE_LENGTH].rstrip()
 
 
-def past_failures(history: Sequence[Past]) -> int:
+def past_failures(history: Sequence[PriorEnd]) -> int:
     """How many crashes and hangs there were, restarts in place included."""
     return sum(past.cause in _FAILURES for past in history)
 
 
-def _after_timeout(history: Sequence[Past]) -> Decision:
+def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     last = history[-1]
     if last.committed > _attempt(history)[0].began_at_step:
         return Decision("requeue", f"the time limit was reached; it goes on {_from(last)}")
@@ -131,7 +131,7 @@ def _after_timeout(history: Sequence[Past]) -> Decision:
     return Decision("stop", "the time limit does not suffice for a checkpoint: raise resources.time or save more often")
 
 
-def _after_failure(history: Sequence[Past], requeue: Requeue) -> Decision:
+def _after_failure(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     last, count = history[-1], past_failures(history)
     if last.cause == "crash" and not last.foreign and not any(map(_finished_a_step, history)):
         return Decision("stop", "it failed before it finished a step, and would again")
@@ -142,7 +142,7 @@ def _after_failure(history: Sequence[Past], requeue: Requeue) -> Decision:
     return Decision("requeue", f"failure {count} of {requeue.max_failures}; it goes on {_from(last)}", delay_s)
 
 
-def _after_nodes(history: Sequence[Past], requeue: Requeue) -> Decision:
+def _after_nodes(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     last = history[-1]
     count = sum(past.cause not in _KNOWN for past in _since_progress(history))
     if count > requeue.max_node_failures:
@@ -157,7 +157,7 @@ def _after_nodes(history: Sequence[Past], requeue: Requeue) -> Decision:
     )
 
 
-def _poison(history: Sequence[Past]) -> str | None:
+def _poison(history: Sequence[PriorEnd]) -> str | None:
     """Why the run cannot get past where it is; None if it may."""
     last = history[-1]
     if last.cause in _NO_POISON:
@@ -176,7 +176,7 @@ def _poison(history: Sequence[Past]) -> str | None:
     return None
 
 
-def _same_again(history: Sequence[Past]) -> str | None:
+def _same_again(history: Sequence[PriorEnd]) -> str | None:
     last = history[-1]
     failures = [past for past in _since_progress(history) if past.cause in _FAILURES]
     if last.cause not in _FAILURES or not last.where or len(failures) < 2:
@@ -188,7 +188,7 @@ def _same_again(history: Sequence[Past]) -> str | None:
     return f"it failed twice{at} in the same way ({last.where})"
 
 
-def _attempt(history: Sequence[Past]) -> Sequence[Past]:
+def _attempt(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
     """The rounds of the last attempt."""
     first = len(history) - 1
     while first > 0 and history[first - 1].in_place:
@@ -196,7 +196,7 @@ def _attempt(history: Sequence[Past]) -> Sequence[Past]:
     return history[first:]
 
 
-def _advanced(history: Sequence[Past], index: int) -> bool:
+def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
     """Whether this end left a newer checkpoint than it went on from, and than the one before it had left.
 
     A script of its own kind of checkpoints may not say what it went on from.
@@ -206,7 +206,7 @@ def _advanced(history: Sequence[Past], index: int) -> bool:
     return past.committed > max(past.began_at_step, before)
 
 
-def _stuck(history: Sequence[Past]) -> Sequence[Past]:
+def _stuck(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
     """The last ends that left no newer checkpoint."""
     first = len(history)
     while first > 0 and not _advanced(history, first - 1):
@@ -214,23 +214,23 @@ def _stuck(history: Sequence[Past]) -> Sequence[Past]:
     return history[first:]
 
 
-def _since_progress(history: Sequence[Past]) -> Sequence[Past]:
+def _since_progress(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
     """The last ends, from the one on that left the newest checkpoint."""
     return history[max(0, len(history) - len(_stuck(history)) - 1) :]
 
 
-def _finished_a_step(past: Past) -> bool:
+def _finished_a_step(past: PriorEnd) -> bool:
     """Whether it finished a step, as far as is known; a checkpoint proves that it can."""
     if past.reached is not None:
         return past.reached > past.began_at_step
     return past.committed > 0
 
 
-def _from(past: Past) -> str:
+def _from(past: PriorEnd) -> str:
     return f"from step {past.committed}" if past.committed else "from the beginning"
 
 
-def _after(past: Past) -> str:
+def _after(past: PriorEnd) -> str:
     return f"after step {past.committed}" if past.committed else "at all"
 
 

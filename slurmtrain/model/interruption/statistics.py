@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 
 UNNOTICED = "unnoticed"
 ANNOUNCED = "announced"
@@ -44,7 +44,7 @@ _LAST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Lived:
+class AttemptSpan:
     """An attempt as far as it tells of interruptions: for how many node-seconds it ran, and why it ended, if it has."""
 
     node_seconds: float
@@ -59,7 +59,7 @@ def kind(cause: str | None, failures: Sequence[Mapping[str, Any]] = ()) -> str |
     return _OF_CAUSE.get(cause or "")
 
 
-def add(history: History, lived: Iterable[Lived]) -> History:
+def add(history: InterruptionStats, lived: Iterable[AttemptSpan]) -> InterruptionStats:
     """The history, with these attempts."""
     for one in lived:
         found = kind(one.cause, one.failures)

@@ -12,7 +12,7 @@ from statistics import median_low
 from typing import Any
 
 from slurmtrain.model.preflight.finding import Finding, at_level
-from slurmtrain.model.spec.spec import Preflight, Spec
+from slurmtrain.model.spec.spec import PreflightSpec, Spec
 
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.
@@ -71,7 +71,7 @@ def blamed(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
 
 def _levels(facts: Mapping[int, Mapping[str, Facts]], spec: Spec) -> Iterator[tuple[str, str]]:
     """Checks that are judged here and their levels, the spec's own first."""
-    own = [field.name for field in fields(Preflight)]
+    own = [field.name for field in fields(PreflightSpec)]
     for check in own:
         if check in _JUDGES:
             yield check, getattr(spec.preflight, check).level

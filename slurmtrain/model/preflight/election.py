@@ -84,7 +84,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class NetworkProblem:
     """What went wrong between two nodes: ``source`` tried to reach ``target``."""
 
     source: int
@@ -93,7 +93,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class NodeAddresses:
     """What a node says of itself: its candidates, and the address by which it reached node 0, and node 0's then."""
 
     candidates: Sequence[Candidate]
@@ -106,7 +106,7 @@ class Tried:
     """A network after its proof. ``rate``: bytes a second between neighbours, where it was measured."""
 
     network: Network
-    problems: Sequence[Problem] = ()
+    problems: Sequence[NetworkProblem] = ()
     rate: float | None = None
 
     @property
@@ -114,7 +114,7 @@ class Tried:
         return not self.problems
 
 
-def networks(places: Mapping[int, Place], pinned: str | None) -> tuple[list[Network], list[Excluded]]:
+def networks(places: Mapping[int, NodeAddresses], pinned: str | None) -> tuple[list[Network], list[Excluded]]:
     """The networks that these nodes may have in common, the most promising ones, and what was left out.
 
     ``pinned``: the interface that the spec names, on every node.
@@ -136,7 +136,7 @@ def networks(places: Mapping[int, Place], pinned: str | None) -> tuple[list[Netw
     return [one for index, (key, one) in enumerate(kept) if index < _PROVED or key == known], excluded
 
 
-def lacking(places: Mapping[int, Place], pinned: str) -> list[int]:
+def lacking(places: Mapping[int, NodeAddresses], pinned: str) -> list[int]:
     """Nodes without a usable address on the pinned interface."""
     return [node for node, place in places.items() if not any(c.interface == pinned for c in place.candidates)]
 
@@ -187,7 +187,7 @@ def better_but_unproved(tried: Sequence[Tried], elected: int) -> list[Tried]:
     return [one for one in tried if not one.proved and better(one)]
 
 
-def culprits(problems: Iterable[Problem], nodes: int) -> list[int]:
+def culprits(problems: Iterable[NetworkProblem], nodes: int) -> list[int]:
     """The fewest nodes without which no problem would be left, if that is certainly the only such choice; else nobody.
 
     It is where each of them, once those before it are left out, has problems with more others than there are culprits
@@ -215,7 +215,7 @@ def natural(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def _guesses(
-    places: Mapping[int, Place], usable: Mapping[int, Sequence[Candidate]]
+    places: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]
 ) -> Iterator[tuple[str, dict[int, Candidate]]]:
     """Names and members of what may be networks: by subnet, by name, by speed, by the route that was taken."""
     for family in (4, 6):
@@ -243,7 +243,7 @@ def _choose(there: Mapping[int, Sequence[Candidate]], matches: Any) -> dict[int,
     return chosen
 
 
-def _by_route(places: Mapping[int, Place], usable: Mapping[int, Sequence[Candidate]]) -> dict[int, Candidate]:
+def _by_route(places: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]) -> dict[int, Candidate]:
     """How the nodes found node 0: it works already, though nothing else may be known of it."""
     homes = Counter(place.home for place in places.values() if place.home is not None).most_common(1)
     wanted = {node: place.via for node, place in places.items()}
@@ -253,7 +253,7 @@ def _by_route(places: Mapping[int, Place], usable: Mapping[int, Sequence[Candida
     }  # fmt: skip
 
 
-def _shared_addresses(places: Mapping[int, Place]) -> Iterator[Excluded]:
+def _shared_addresses(places: Mapping[int, NodeAddresses]) -> Iterator[Excluded]:
     """Addresses that several nodes have: bridges of containers, which lead nowhere."""
     owners: dict[str, list[int]] = {}
     for node, place in places.items():

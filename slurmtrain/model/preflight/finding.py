@@ -19,7 +19,7 @@ class Finding:
     summary: str
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As it is journaled; empty evidence is left out."""
         plain: dict[str, Any] = {"check": self.check, "status": self.status, "summary": self.summary}
         return {**plain, "evidence": dict(self.evidence)} if self.evidence else plain

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.preflight.election import Excluded, Place, Problem, Tried, better_but_unproved, culprits, lacking
+from slurmtrain.model.preflight.election import (
+    Excluded,
+    NetworkProblem,
+    NodeAddresses,
+    Tried,
+    better_but_unproved,
+    culprits,
+    lacking,
+)
 from slurmtrain.model.preflight.finding import Finding, at_level
 
 _CHECK = "network"
@@ -17,7 +25,7 @@ Hosts = Mapping[int, str]
 def judge(
     tried: Sequence[Tried],
     elected: int | None,
-    places: Mapping[int, Place],
+    places: Mapping[int, NodeAddresses],
     *,
     pinned: str | None,
     level: str,
@@ -72,13 +80,13 @@ def evidence(
     }
 
 
-def in_words(problem: Problem, hosts: Hosts) -> str:
+def in_words(problem: NetworkProblem, hosts: Hosts) -> str:
     """What one node could not do."""
     return f"{hosts[problem.source]} cannot reach {hosts[problem.target]}: {problem.why}"
 
 
 def _failures(
-    tried: Sequence[Tried], elected: int | None, places: Mapping[int, Place], pinned: str | None, hosts: Hosts
+    tried: Sequence[Tried], elected: int | None, places: Mapping[int, NodeAddresses], pinned: str | None, hosts: Hosts
 ) -> dict[int, tuple[str, dict[str, Any]]]:
     """Summary and evidence for the nodes that fail."""
     if elected is not None and (pinned is None or tried[elected].network.pinned):
@@ -94,7 +102,9 @@ def _failures(
     return _apart(asked, places, hosts)
 
 
-def _apart(tried: Sequence[Tried], places: Mapping[int, Place], hosts: Hosts) -> dict[int, tuple[str, dict[str, Any]]]:
+def _apart(
+    tried: Sequence[Tried], places: Mapping[int, NodeAddresses], hosts: Hosts
+) -> dict[int, tuple[str, dict[str, Any]]]:
     """The nodes at fault, where none of these networks connects all."""
     everywhere = [set(culprits(one.problems, len(places))) for one in tried]
     guilty = set.intersection(*everywhere) if everywhere else set()
@@ -130,6 +140,6 @@ def _described(one: Tried) -> str:
     return f"{'/'.join(names[:_NAMED])} on {one.network.name}{fast}"
 
 
-def _has(place: Place) -> str:
+def _has(place: NodeAddresses) -> str:
     names = dict.fromkeys(one.interface for one in place.candidates)
     return f"it has {', '.join(names)}" if names else "it has no usable interface"

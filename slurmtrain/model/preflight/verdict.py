@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.model.preflight import checks, clock, network
 from slurmtrain.model.preflight.clock import Offset
-from slurmtrain.model.preflight.election import Place, Tried
+from slurmtrain.model.preflight.election import NodeAddresses, Tried
 from slurmtrain.model.preflight.finding import Finding, at_level
 from slurmtrain.model.spec.spec import Spec
 
@@ -16,14 +16,14 @@ _TOLD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class NodeReport:
     """What the nodes reported, by number. ``elected``: the index of the network, None where there is none.
 
     ``tried`` is None where no network is needed: one node, or all on one machine.
     """
 
     hosts: Mapping[int, str]
-    places: Mapping[int, Place]
+    places: Mapping[int, NodeAddresses]
     facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
     offsets: Mapping[int, Offset | None]
     disciplines: Mapping[int, Mapping[str, Any]]
@@ -61,7 +61,7 @@ class Verdict:
         return Verdict(added, self.hosts)
 
 
-def judge(seen: Seen, spec: Spec) -> Verdict:
+def judge(seen: NodeReport, spec: Spec) -> Verdict:
     """Every check's findings: the clock and the network first."""
     found: dict[int, list[Finding]] = {node: [] for node in seen.facts}
     preflight = spec.preflight

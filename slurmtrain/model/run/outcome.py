@@ -13,7 +13,7 @@ from typing import Any
 from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, in_words, is_final
 from slurmtrain.model.run.layout import node_of
-from slurmtrain.model.run.requeue import PREFLIGHT, Requeue, requeue_of
+from slurmtrain.model.run.requeue import PREFLIGHT, RequeueRecord, requeue_of
 from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt
 
 # A job that ends this long before its limit did not time out, though Slurm says so of one that leaves in its grace.
@@ -93,7 +93,9 @@ def begin(attempt: Attempt) -> float:
     return attempt.submitted_at or attempt.started_at or 0.0
 
 
-def _put_back(attempt: Attempt, back: Requeue, events: Sequence[Event], seen: Event | None, last_end: float) -> Attempt:
+def _put_back(
+    attempt: Attempt, back: RequeueRecord, events: Sequence[Event], seen: Event | None, last_end: float
+) -> Attempt:
     """The attempt whose job is to start again, without the nodes that its agent has named.
 
     No cancel of ours closes it: until Slurm says that the job is over, it may be in the queue. Somebody who has ended
@@ -113,7 +115,7 @@ def _put_back(attempt: Attempt, back: Requeue, events: Sequence[Event], seen: Ev
     )
 
 
-def _closed_by(back: Requeue, attempt: Attempt, at: float) -> Attempt:
+def _closed_by(back: RequeueRecord, attempt: Attempt, at: float) -> Attempt:
     reason = "; ".join(filter(None, (back.reason, back.given_up if back.cause == PREFLIGHT else "")))
     at_step = _at_step(attempt) if back.cause in _AT_A_STEP else ""
     return closed(attempt, back.cause, reason + at_step, at, confirmed=True)

@@ -19,7 +19,7 @@ _COMMANDS = "journal/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
+class RequeueRecord:
     """What is known of it.
 
     ``asked``: whether it is, or was, to be put back into the queue. ``excluded``: nodes that the next start goes
@@ -45,7 +45,7 @@ class Requeue:
         return "sync" if self.over else "slurm"
 
 
-def requeue_of(events: Sequence[Event]) -> Requeue | None:
+def requeue_of(events: Sequence[Event]) -> RequeueRecord | None:
     """What the events of a start tell of its being put back, or of a preflight that failed; None if neither.
 
     A start whose node 0 did not live to say more than ``requeue`` was to be put back too.
@@ -64,7 +64,7 @@ def requeue_of(events: Sequence[Event]) -> Requeue | None:
     end = root if cause == PREFLIGHT else None
     failed = [event for event in events if event.kind == "requeue_failed"]
     repaired = any(event.source.startswith(_COMMANDS) for event in asked)
-    return Requeue(
+    return RequeueRecord(
         cause=cause,
         reason=str(end.data.get("reason", "") if end else first.data.get("why", "") if first else ""),
         at=float((end.data.get("failed_at") if end else None) or _time(end, first)),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.model.spec.spec import Best, KeepSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Saved:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
-def reasons(saved: Sequence[Saved], keep: Keep) -> dict[int, str]:
+def reasons(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
     """Why each checkpoint that stays does so, by its step, the oldest first; the newest always stays.
 
     ``saved``: all that are complete, in any order, each step once.
@@ -36,7 +36,7 @@ def reasons(saved: Sequence[Saved], keep: Keep) -> dict[int, str]:
     return {step: ", ".join(said) for step, said in why.items() if said}
 
 
-def disposable(saved: Sequence[Saved], keep: Keep) -> list[int]:
+def disposable(saved: Sequence[Saved], keep: KeepSpec) -> list[int]:
     """The steps of the checkpoints that may be deleted, oldest first."""
     staying = reasons(saved, keep)
     return sorted(one.step for one in saved if one.step not in staying)

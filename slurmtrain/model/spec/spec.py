@@ -203,7 +203,7 @@ class Every:
     unit: str
     amount: float
 
-    def plain(self) -> object:
+    def to_dict(self) -> object:
         """As it stands in YAML and JSON."""
         return "auto" if self.unit == "auto" else {self.unit: self.amount}
 
@@ -215,7 +215,7 @@ class Nodes:
     min: int
     max: int
 
-    def plain(self) -> object:
+    def to_dict(self) -> object:
         """As it stands in YAML and JSON."""
         return self.max if self.min == self.max else {"min": self.min, "max": self.max}
 
@@ -227,12 +227,12 @@ class Nodes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
+class ResourcesSpec:
     """What a run asks for, node by node."""
 
     nodes: Nodes = option(
         Nodes(1, 1),
-        Scalar("whole number, or `{min: N, max: N}`", _read_nodes, lambda nodes: nodes.plain()),
+        Scalar("whole number, or `{min: N, max: N}`", _read_nodes, lambda nodes: nodes.to_dict()),
         "Nodes that train. With `{min: 2, max: 4}` an attempt begins with as many as it gets, and goes on with fewer "
         "when one is lost, without giving the others back.",
     )
@@ -285,7 +285,7 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Network:
+class NetworkSpec:
     """How nodes reach each other."""
 
     interface: str = option(
@@ -425,7 +425,7 @@ class BandwidthCheck:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preflight:
+class PreflightSpec:
     """Checks of the nodes before training starts. Each takes a level alone (`dns: off`) or a mapping."""
 
     exclude: bool = option(
@@ -463,7 +463,7 @@ class Best:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
+class KeepSpec:
     """Which checkpoints stay; the others are deleted after a save. `keep: 3` alone is `keep: {last: 3}`."""
 
     last: int = option(
@@ -478,15 +478,17 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class CheckpointSpec:
     """When to save, and what to keep."""
 
     every: Every = option(
         Every("auto", 0),
-        Scalar("`auto`, `{steps: N}` or `{minutes: N}`", _read_every, lambda every: every.plain()),
+        Scalar("`auto`, `{steps: N}` or `{minutes: N}`", _read_every, lambda every: every.to_dict()),
         "When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk.",
     )
-    keep: Keep = option(Keep(), Short(Keep, "last"), "Which checkpoints stay; a number alone: so many of the newest.")
+    keep: KeepSpec = option(
+        KeepSpec(), Short(KeepSpec, "last"), "Which checkpoints stay; a number alone: so many of the newest."
+    )
     verify: str = option(
         "hashes",
         kinds.choice(*VERIFY),
@@ -508,7 +510,7 @@ class Checkpoint:
     def conflicts(self) -> Iterator[Conflict]:
         if not self.glob:
             return
-        untouched = Checkpoint()
+        untouched = CheckpointSpec()
         for key, does in _OF_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):
                 yield "glob", f"'glob' and {key!r} exclude each other: with 'glob' your own script {does}"
@@ -524,7 +526,7 @@ _OF_THE_SCRIPT = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Requeue:
+class RequeueSpec:
     """What becomes of a run that was interrupted. Preemptions are free, and time limits while it makes progress."""
 
     enabled: bool = option(True, kinds.flag(), "Whether a run that was interrupted is started again by itself.")
@@ -558,7 +560,7 @@ class Requeue:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mlflow:
+class MlflowSpec:
     """Where metrics are mirrored to."""
 
     enabled: bool = option(True, kinds.flag(), "Whether `sync` mirrors this run to MLflow.")
@@ -571,10 +573,10 @@ class Mlflow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tracking:
+class TrackingSpec:
     """Experiment tracking."""
 
-    mlflow: Mlflow = option(Mlflow(), Section(Mlflow), "MLflow.")
+    mlflow: MlflowSpec = option(MlflowSpec(), Section(MlflowSpec), "MLflow.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -597,7 +599,7 @@ class Spec:
         Entries(_Param(), "mapping of parameters", _check_param),
         "Parameters: they reach the script, sweeps vary them, MLflow logs them.",
     )
-    resources: Resources = option(Resources(), Section(Resources), "What a run asks for.")
+    resources: ResourcesSpec = option(ResourcesSpec(), Section(ResourcesSpec), "What a run asks for.")
     slurm: dict[str, Any] = option(
         {},
         Entries(
@@ -605,11 +607,13 @@ class Spec:
         ),
         "Any sbatch option by its long name, with `-` or `_`. True gives the bare flag, false or null leaves it out.",
     )
-    network: Network = option(Network(), Section(Network), "How nodes reach each other.")
-    preflight: Preflight = option(Preflight(), Section(Preflight), "Checks of the nodes before training starts.")
-    checkpoint: Checkpoint = option(Checkpoint(), Section(Checkpoint), "When to save, and what to keep.")
-    requeue: Requeue = option(Requeue(), Section(Requeue), "What becomes of a run that was interrupted.")
-    tracking: Tracking = option(Tracking(), Section(Tracking), "Experiment tracking.")
+    network: NetworkSpec = option(NetworkSpec(), Section(NetworkSpec), "How nodes reach each other.")
+    preflight: PreflightSpec = option(
+        PreflightSpec(), Section(PreflightSpec), "Checks of the nodes before training starts."
+    )
+    checkpoint: CheckpointSpec = option(CheckpointSpec(), Section(CheckpointSpec), "When to save, and what to keep.")
+    requeue: RequeueSpec = option(RequeueSpec(), Section(RequeueSpec), "What becomes of a run that was interrupted.")
+    tracking: TrackingSpec = option(TrackingSpec(), Section(TrackingSpec), "Experiment tracking.")
     env: dict[str, str] = option(
         {},
         Entries(Scalar("text or number", _read_variable), "mapping of environment variables", _check_variable),
@@ -641,15 +645,15 @@ def read_spec(data: object, report: Callable[[Path, str], None]) -> Spec:
     return spec
 
 
-def read_requeue(plain: Mapping[str, Any]) -> Requeue:
+def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
     """The section ``requeue`` from what :func:`write_requeue` gave, by this version or another one."""
-    known = {f.name for f in fields(Requeue)}
-    return Requeue(**{name: value for name, value in plain.items() if name in known})
+    known = {f.name for f in fields(RequeueSpec)}
+    return RequeueSpec(**{name: value for name, value in plain.items() if name in known})
 
 
-def write_requeue(requeue: Requeue) -> dict[str, Any]:
+def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:
     """The section ``requeue`` as plain data."""
-    return {f.name: getattr(requeue, f.name) for f in fields(Requeue)}
+    return {f.name: getattr(requeue, f.name) for f in fields(RequeueSpec)}
 
 
 def write_spec(spec: Spec) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def _newest(workspace: Workspace, run: Run) -> Path:
     return found
 
 
-def _newest_own(workspace: Workspace, run: Run) -> external.Found:
+def _newest_own(workspace: Workspace, run: Run) -> external.ExternalCheckpoint:
     """The newest checkpoint of a script's own kind."""
     directory = workspace.root.run(run.id)
     plan = current_plan(directory, run)
@@ -55,7 +55,7 @@ def _newest_own(workspace: Workspace, run: Run) -> external.Found:
 # --- a script's own ---------------------------------------------------------------------------------------------------
 
 
-def _own(one: external.Found, other: external.Found) -> Comparison:
+def _own(one: external.ExternalCheckpoint, other: external.ExternalCheckpoint) -> Comparison:
     if one.step != other.step:
         return Comparison(identical=None, why=f"they are {one.path.name} and {other.path.name}")
     return Comparison(identical=_hashes(one.path) == _hashes(other.path), how="files")

@@ -32,7 +32,7 @@ _STEP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class FaultTarget:
     """Where the newest attempt runs: the host, agent and ranks of each node, by number. Ranks go by global number.
 
     ``nodes``: how many there are. Spare ones have no ranks.
@@ -56,7 +56,7 @@ class Place:
         return rank, node, self.ranks[node][rank]
 
 
-def place_of(workspace: Workspace, run: Run) -> Place | None:
+def place_of(workspace: Workspace, run: Run) -> FaultTarget | None:
     """Where a run is, by its journals; None where its agents have not spoken yet."""
     newest = run.newest
     if newest is None:
@@ -67,13 +67,13 @@ def place_of(workspace: Workspace, run: Run) -> Place | None:
     ranks: dict[int, Mapping[int, Process]] = {}
     for event in _told(workspace, run, newest, "agent"):
         node, nodes = int(event.data["node"]), max(nodes, int(event.data["nodes"]))
-        hosts[node], agents[node] = str(event.data["host"]), Process.from_plain(event.data["process"])
+        hosts[node], agents[node] = str(event.data["host"]), Process.from_dict(event.data["process"])
     by_source = {f"attempts/{newest.key}/node-{node}.jsonl": node for node in agents}
     for event in _told(workspace, run, newest, "workers"):
         if event.source in by_source:
             told = event.data.get("processes", {})
-            ranks[by_source[event.source]] = {int(rank): Process.from_plain(one) for rank, one in told.items()}
-    return Place(newest, nodes, hosts, agents, ranks) if agents else None
+            ranks[by_source[event.source]] = {int(rank): Process.from_dict(one) for rank, one in told.items()}
+    return FaultTarget(newest, nodes, hosts, agents, ranks) if agents else None
 
 
 def inject(workspace: Workspace, run: Run, name: str) -> Injected:
@@ -99,7 +99,7 @@ def _told(workspace: Workspace, run: Run, attempt: Attempt, kind: str) -> Iterat
 # --- on this machine --------------------------------------------------------------------------------------------------
 
 
-def _here(place: Place, name: str) -> str:
+def _here(place: FaultTarget, name: str) -> str:
     if name in _ANNOUNCED:
         return _send([*place.agents.values()], _ANNOUNCED[name], _agents_in_words(place))
     if name in _TO_RANK:
@@ -110,7 +110,7 @@ def _here(place: Place, name: str) -> str:
         return _send([place.agents[node]], signal.SIGKILL, f"the agent of node {node}")
     # The ranks first: who is left must have nobody to restart.
     ranks = [process for ranks in place.ranks.values() for process in ranks.values()]
-    others = [Process.from_plain(process) for process in place.attempt.processes]
+    others = [Process.from_dict(process) for process in place.attempt.processes]
     every = [each for one in (*ranks, *others, *place.agents.values()) for each in (one, *descendants(one))]
     return _send(list(dict.fromkeys(every)), signal.SIGKILL, "all of its processes")
 
@@ -128,7 +128,7 @@ def _send(processes: Sequence[Process], number: signal.Signals, on: str) -> str:
 # --- on Slurm's nodes -------------------------------------------------------------------------------------------------
 
 
-def _in_slurm(place: Place, name: str) -> str:
+def _in_slurm(place: FaultTarget, name: str) -> str:
     from slurmtrain.slurm.command import ask
 
     job_id = place.attempt.job_id
@@ -177,5 +177,5 @@ def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Si
     )
 
 
-def _agents_in_words(place: Place) -> str:
+def _agents_in_words(place: FaultTarget) -> str:
     return "the agent" if len(place.agents) == 1 else f"all {len(place.agents)} agents"

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.interruption.interval import History, too_slow
+from slurmtrain.model.interruption.interval import InterruptionStats, too_slow
 from slurmtrain.model.interruption.statistics import add
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
@@ -16,28 +16,28 @@ _WINDOW_S = 90 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class PartitionStats:
     """What is known of the partition that a run goes to, and what a person should know of that.
 
     ``partition`` is empty on this machine, and where Slurm does not tell its default.
     """
 
     partition: str
-    history: History
+    history: InterruptionStats
     notes: tuple[str, ...] = ()
 
 
-def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Outlook:
+def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> PartitionStats:
     """What this registry tells of interruptions where a run is about to go. Slurm is asked nothing new."""
     partition, grace_s = _partition(workspace, plan) if executor == "slurm" else ("", None)
-    history = History(grace_s=grace_s)
+    history = InterruptionStats(grace_s=grace_s)
     if workspace.config.registry.exists() and (partition or executor == "local"):
         since = time.time() - _WINDOW_S
         past = workspace.store.past(run_id, plan.spec.name, executor, partition, since)
-        known = History(grace_s=grace_s, stall_s=past.stall_s if past.own else None, save_s=past.save_s)
+        known = InterruptionStats(grace_s=grace_s, stall_s=past.stall_s if past.own else None, save_s=past.save_s)
         history = add(known, past.lived)
     note = too_slow(history.save_s, grace_s, plan.spec.checkpoint.every, f"partition {partition}")
-    return Outlook(partition, history, (note,) if note else ())
+    return PartitionStats(partition, history, (note,) if note else ())
 
 
 def _partition(workspace: Workspace, plan: Plan) -> tuple[str, float | None]:

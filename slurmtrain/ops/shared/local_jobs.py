@@ -17,7 +17,7 @@ def alive(run: Run) -> bool | None:
     """Whether any process of the newest attempt runs; None if that cannot be told from this machine."""
     if run.newest is None:
         return False
-    said = [Process.from_plain(process).alive() for process in run.newest.processes]
+    said = [Process.from_dict(process).alive() for process in run.newest.processes]
     return True if any(said) else (None if None in said else False)
 
 
@@ -44,7 +44,7 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         journal = stack.enter_context(workspace.journal(directory, "adopt"))
         named = {"submission": attempt.submission, "job_id": attempt.job_id}
         if process is not None:
-            journal.write("submitted", **named, process=process.plain(), adopted=True)
+            journal.write("submitted", **named, process=process.to_dict(), adopted=True)
         elif not _has_agents(directory.attempt(attempt.job_id, attempt.restart)):
             journal.write("unstarted", **named, reason="its submission was killed before the job began")
     return True

@@ -37,7 +37,7 @@ _CLAIM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class AttemptRequest:
     """An attempt to be started.
 
     ``number`` is the attempt's. ``hidden``: environment variables that reach the job and are written nowhere.
@@ -78,7 +78,7 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -
         check_local(plan)
 
 
-def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, command: str) -> Started:
+def start(workspace: Workspace, run: RunDir, lock: int, wanted: AttemptRequest, *, command: str) -> Started:
     """Start an attempt of a run whose lock the caller holds, by this handle.
 
     Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure. RunBusy where another
@@ -101,7 +101,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
         since=wanted.since,
         history=seen.history,
     )
-    write_json(submission.launch, told.plain())
+    write_json(submission.launch, told.to_dict())
     named: dict[str, Any] = {"submission": submission.number}
     if wanted.executor == "local":
         named["job_id"] = _new_job_id()
@@ -134,11 +134,11 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: Wanted, *, comma
         journal.write("submitted", **{**named, **more})
     workspace.scheduler.forget()
     process = more.get("process")
-    return Started(Process.from_plain(process) if process else None, [*excluded.notes, *seen.notes, *notes])
+    return Started(Process.from_dict(process) if process else None, [*excluded.notes, *seen.notes, *notes])
 
 
 def _hand_over(
-    wanted: Wanted,
+    wanted: AttemptRequest,
     submission: SubmissionDir,
     named: Mapping[str, Any],
     lock: int,
@@ -146,18 +146,18 @@ def _hand_over(
 ) -> dict[str, Any]:
     """Start the job; returns what is to be journaled of it."""
     if wanted.executor == "slurm":
-        from slurmtrain.slurm.launch import Handing
+        from slurmtrain.slurm.launch import Handover
         from slurmtrain.slurm.launch import launch as launch_slurm
 
         follows = wanted.follows is not None
-        handing = Handing(wanted.plan, submission, lock, wanted.without, follows=follows)
+        handing = Handover(wanted.plan, submission, lock, wanted.without, follows=follows)
         return {"job_id": launch_slurm(handing, variables)}
     from slurmtrain.local.launch import launch as launch_here
 
-    return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), variables).plain()}
+    return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), variables).to_dict()}
 
 
-def _claim(wanted: Wanted, submission: SubmissionDir) -> None:
+def _claim(wanted: AttemptRequest, submission: SubmissionDir) -> None:
     """Be the one that starts the run after the attempt that this one follows. Raises RunBusy where somebody else is.
 
     The run's lock sees to that already, but for file systems without locks. A claim of whoever was killed before it
@@ -178,7 +178,7 @@ def _is_void(submission: SubmissionDir, said: Mapping[str, Any]) -> bool:
     from slurmtrain.runtime.job.run_reader import read_run
 
     process = said.get("process")
-    dead = process is not None and Process.from_plain(process).alive() is False
+    dead = process is not None and Process.from_dict(process).alive() is False
     if not dead and abs(time.time() - float(said.get("t", 0.0))) < _CLAIM_S:
         return False
     number = said.get("submission")

@@ -162,10 +162,10 @@ def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
         rounds.setdefault(sum(restart["at"] <= hang["at"] for restart in attempt.restarts), []).append(hang)
     found = []
     for number, told in rounds.items():
-        states = [RankState.from_plain(plain) for hang in told for plain in hang.get("ranks", ())]
+        states = [RankState.from_dict(plain) for hang in told for plain in hang.get("ranks", ())]
         states.sort(key=lambda state: state.rank)
         blamed, why = culprits(states)
-        ranks = [state.plain() for state in states]
+        ranks = [state.to_dict() for state in states]
         at = iso(min(hang["at"] for hang in told))
         found.append({"at": at, "round": number, "culprits": blamed, "why": why, "ranks": ranks})
     return found

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption import history as pasts
-from slurmtrain.model.interruption.exit_report import Ending, Outcome, are_gone
-from slurmtrain.model.interruption.policy import Decision, Past, decide
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, are_gone
+from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
 from slurmtrain.model.interruption.stop_cause import cause_of_stop
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, checkpoint_step
 from slurmtrain.model.spec.plan import Plan, fill_command
-from slurmtrain.runtime.agent.job_query import Inquiry
+from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published
 from slurmtrain.runtime.job import environment, lease, run_reader
@@ -35,7 +35,7 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify, myself
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.preflight.participant import Outcome as Checked
+    from slurmtrain.runtime.preflight.participant import PreflightOutcome as Checked
 
 _TURN_POLL_S = 0.5
 # How long before the time limit ranks are asked to stop: at most this, and a tenth of the limit, but where saves are
@@ -46,7 +46,7 @@ _SAVE_MARGIN_S = 10.0
 _ORDERLY = frozenset({"completed", "cancelled", "timeout", "preempted"})
 
 
-class Queue(Protocol):
+class JobQueue(Protocol):
     """What an agent can ask of the scheduler for its own job."""
 
     def record(self, job_id: str) -> Mapping[str, str]:
@@ -63,7 +63,7 @@ class Queue(Protocol):
         """
 
 
-def run_node(submission_dir: str, queue: Queue | None = None) -> None:
+def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     """Run this node's part of an attempt, then exit: with 0 where it did as it was told or starts again, else with 1.
 
     Elsewhere than on node 0 it is always 0: srun would end node 0's agent on anything else, who may be busy putting the
@@ -87,8 +87,8 @@ def run_node(submission_dir: str, queue: Queue | None = None) -> None:
         try:
             outcome = agent.run()
         except SlurmtrainError as error:
-            ending = Ending(cause="crash", reason=str(error), failed_at=time.time())
-            outcome = Outcome(ending, ending)
+            ending = ExitReport(cause="crash", reason=str(error), failed_at=time.time())
+            outcome = AttemptOutcome(ending, ending)
         except Exception as error:
             said = f"the node agent failed: {type(error).__name__}: {error}"
             journal.write("end", cause="crash", reason=said, failed_at=time.time(), failures=[])
@@ -100,7 +100,7 @@ def run_node(submission_dir: str, queue: Queue | None = None) -> None:
 
 class _Agent:
     def __init__(
-        self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float, queue: Queue | None
+        self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float, queue: JobQueue | None
     ) -> None:
         self._attempt = attempt
         self._node = node
@@ -114,13 +114,13 @@ class _Agent:
         history = node.launch.history
         # One node asks for all.
         ask = queue if node.index == 0 else None
-        self._inquiry = Inquiry(
+        self._inquiry = JobQuery(
             (lambda: ask.record(node.job_id)) if ask is not None else None, history.grace_s if history else None
         )
 
     # --- the last word ----------------------------------------------------------------------------------------------
 
-    def end(self, outcome: Outcome) -> bool:
+    def end(self, outcome: AttemptOutcome) -> bool:
         """Say the last word, and have the job start again where the policy says so; returns whether it will."""
         own, root = self._told(outcome.ending), self._told(outcome.root)
         if self._node.index != 0 or self._queue is None:
@@ -144,7 +144,7 @@ class _Agent:
         self._close(root)
         return again and self._put_back(without, decision.delay_s)
 
-    def _told(self, ending: Ending) -> Ending:
+    def _told(self, ending: ExitReport) -> ExitReport:
         """The ending with what a signal stood for, as far as it can be told from here."""
         local = self._node.executor == "local"
         if ending.signal is None or ending.sure or not (local or self._node.index == 0):
@@ -160,12 +160,12 @@ class _Agent:
             return replace(ending, cause="node_fail", reason=are_gone(gone), signal=None, evidence=told, without=gone)
         return replace(ending, cause=cause.cause, reason=cause.why, sure=cause.sure, evidence=told)
 
-    def _decision(self, root: Ending) -> Decision:
+    def _decision(self, root: ExitReport) -> Decision:
         """Whether the run goes on after this end, by all that it has been through."""
         if root.cause in ("completed", "cancelled"):
-            return decide([Past(cause=root.cause, at=time.time())], self._plan.spec.requeue)
+            return decide([PriorEnd(cause=root.cause, at=time.time())], self._plan.spec.requeue)
         reached = run_reader.last_step(self._attempt)
-        now = Past(
+        now = PriorEnd(
             cause=root.cause,
             at=time.time(),
             began_at_step=self._round_step,
@@ -176,7 +176,7 @@ class _Agent:
         )
         return decide([*self._history(), now], self._plan.spec.requeue)
 
-    def _history(self) -> list[Past]:
+    def _history(self) -> list[PriorEnd]:
         """What the run has been through since a person last started it, without the end of this attempt."""
         run = run_reader.read_run(self._attempt.run)
         known = [
@@ -185,10 +185,10 @@ class _Agent:
         ]
         return pasts.past_of(known, run.checkpoints)
 
-    def _say(self, ending: Ending) -> None:
-        self._journal.write("end", **ending.plain())
+    def _say(self, ending: ExitReport) -> None:
+        self._journal.write("end", **ending.to_dict())
 
-    def _close(self, root: Ending) -> None:
+    def _close(self, root: ExitReport) -> None:
         """A run that is over starts no more, whoever puts its job back."""
         if self._node.index == 0 and (root.cause == "completed" or (root.cause == "cancelled" and root.sure)):
             lease.close(self._attempt.run, self._node.submission, root.cause)
@@ -204,14 +204,14 @@ class _Agent:
 
     # --- the attempt ------------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self) -> AttemptOutcome:
         """This node's part of the attempt, up to the last word. Raises SlurmtrainError."""
         ending = self._begin()
         if ending is not None:
-            return Outcome(ending, ending)
+            return AttemptOutcome(ending, ending)
         return self._train(self._node.count)
 
-    def _begin(self) -> Ending | None:
+    def _begin(self) -> ExitReport | None:
         """Say that this node is here, and wait until it may begin; why it may not, if so."""
         nodes = self._node.count
         self._journal.write(
@@ -219,21 +219,21 @@ class _Agent:
             node=self._node.index,
             nodes=nodes,
             host=self._node.name(nodes),
-            process=myself().plain(),
+            process=myself().to_dict(),
             executor=self._node.executor,
             submission=self._node.submission,
             attempt=self._node.attempt,
         )
         if not self._may_start():
-            return Ending(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
+            return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
         self._wait_for_turn()
         return self._stopped_early() if self._flag.raised is not None else None
 
-    def _stopped_early(self) -> Ending:
+    def _stopped_early(self) -> ExitReport:
         said = self._flag.raised
         assert said is not None
         why = f"stopped by {said.name} before it began"
-        return Ending(cause="preempted", reason=why, failed_at=time.time(), signal=said.name)
+        return ExitReport(cause="preempted", reason=why, failed_at=time.time(), signal=said.name)
 
     def _may_start(self) -> bool:
         submission = self._node.submission
@@ -251,17 +251,17 @@ class _Agent:
             time.sleep(_TURN_POLL_S)
         self._began = time.monotonic()
 
-    def _train(self, nodes: int) -> Outcome:
+    def _train(self, nodes: int) -> AttemptOutcome:
         # Here, not above: these import torch, and a run may have to wait for its turn for hours.
         from slurmtrain.runtime.preflight.entry import assemble
 
         checked = assemble(self._attempt, self._node, self._plan, self._journal, self._flag)
-        if isinstance(checked, Ending):
-            return Outcome(checked, checked)
+        if isinstance(checked, ExitReport):
+            return AttemptOutcome(checked, checked)
         index = self._node.index
         if checked.problem is not None or checked.master is None:
             refused = self._refused(checked)
-            return Outcome(refused, refused)
+            return AttemptOutcome(refused, refused)
         from slurmtrain.runtime.agent.rendezvous import meet
         from slurmtrain.runtime.agent.rounds import Rounds, Setting
 
@@ -296,13 +296,13 @@ class _Agent:
             self._note_found()
         if outcome is None:
             stopped = self._stopped_early()
-            return Outcome(stopped, stopped)
+            return AttemptOutcome(stopped, stopped)
         return outcome
 
-    def _refused(self, checked: Checked) -> Ending:
+    def _refused(self, checked: Checked) -> ExitReport:
         """The nodes are not fit to train. Node 0 has the reason; what the others say follows from it."""
         without = checked.blamed if self._node.index == 0 and self._plan.spec.preflight.exclude else ()
-        return Ending(
+        return ExitReport(
             cause="preflight",
             reason=checked.problem or "the nodes found no place to meet",
             failed_at=time.time(),
@@ -352,14 +352,14 @@ class _Agent:
         found = self._find()
         return (found.step if found else None) or 0
 
-    def _note_found(self) -> external.Found | None:
+    def _note_found(self) -> external.ExternalCheckpoint | None:
         """Journal the newest checkpoint of the script's own kind, where the spec says how to find one."""
         found = self._find()
         if found is not None:
-            self._journal.write("found", **found.plain())
+            self._journal.write("found", **found.to_dict())
         return found
 
-    def _find(self) -> external.Found | None:
+    def _find(self) -> external.ExternalCheckpoint | None:
         pattern = self._plan.spec.checkpoint.glob
         if pattern is None:
             return None
@@ -376,11 +376,11 @@ class _Agent:
         return max(min(_TIME_LIMIT_LEAD_S, limit / 10), needed)
 
     def _note_workers(self, pids: Mapping[int, int], resume_from: str | None) -> None:
-        processes = {str(rank): process.plain() for rank, pid in pids.items() if (process := identify(pid))}
+        processes = {str(rank): process.to_dict() for rank, pid in pids.items() if (process := identify(pid))}
         self._journal.write("workers", processes=processes, resume_from=resume_from)
 
 
-def _is_leaving(ending: Ending) -> bool:
+def _is_leaving(ending: ExitReport) -> bool:
     """Whether Slurm was ending the job already, for a reason that only its accounting can tell: it has seen to it."""
     return ending.signal is not None and not ending.sure and bool(ending.evidence.get("slurm", {}).get("state"))
 

@@ -24,7 +24,7 @@ _POLL_S = 0.02
 T = TypeVar("T")
 
 
-class Peers:
+class ControlStore:
     """One agent's side of it. What is said belongs to a round of ranks; being alive does not."""
 
     def __init__(self, store: Store, node: int, nodes: int) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmtrain.model.interruption.exit_report import Ending
-from slurmtrain.runtime.agent.kernel_log import Memory, last_record, look, oom_reason, xids
+from slurmtrain.model.interruption.exit_report import ExitReport
+from slurmtrain.runtime.agent.kernel_log import MemoryEvents, last_record, look, oom_reason, xids
 
 # Errors of a GPU itself, after which others of its node may do better (NVIDIA's catalogue of Xid errors).
 _OF_GPU = frozenset({48, 63, 64, 74, 79, 92, 95, 119, 120})
@@ -17,7 +17,7 @@ _OF_GPU = frozenset({48, 63, 64, 74, 79, 92, 95, 119, 120})
 class Before:
     """What the kernel had noted before the ranks started."""
 
-    memory: Memory
+    memory: MemoryEvents
     record: int | None
 
     @classmethod
@@ -26,7 +26,7 @@ class Before:
         return cls(look(), last_record())
 
 
-def explained(ending: Ending, before: Before) -> Ending:
+def explained(ending: ExitReport, before: Before) -> ExitReport:
     """The ending of a node, with what was noted since: a rank that was killed for memory has not crashed."""
     memory, errors = look().since(before.memory), xids(before.record)
     found: dict[str, Any] = {}
@@ -40,12 +40,12 @@ def explained(ending: Ending, before: Before) -> Ending:
     return replace(ending, evidence={**ending.evidence, **found}) if found else ending
 
 
-def gpu_failed(ending: Ending) -> bool:
+def gpu_failed(ending: ExitReport) -> bool:
     """Whether a GPU of the node is to blame."""
     return any(error.get("code") in _OF_GPU for error in ending.evidence.get("xids", ()))
 
 
-def _out_of_memory(ending: Ending, memory: Memory) -> Ending:
+def _out_of_memory(ending: ExitReport, memory: MemoryEvents) -> ExitReport:
     # Of a whole machine, some other job's may have been killed.
     kills = (memory.kills or 0) if memory.own else 0
     for failure in ending.failures[:1]:

@@ -13,7 +13,7 @@ from slurmtrain.model.interruption.stop_cause import JobView, budget, read_view,
 PATIENCE_S = 6.0
 
 
-class Inquiry:
+class JobQuery:
     """One question, in a thread of its own: whoever waits for Slurm does not keep ranks from stopping."""
 
     def __init__(self, ask: Callable[[], Mapping[str, str]] | None, grace_s: float | None) -> None:

@@ -34,7 +34,7 @@ _WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MemoryEvents:
     """Processes that were killed for memory, and the limit in bytes (None: none is known).
 
     ``kills`` counts those of this process's own cgroup, so of its job; where the kernel does not tell, those of the
@@ -45,14 +45,14 @@ class Memory:
     limit_bytes: int | None = None
     own: bool = True
 
-    def since(self, before: Memory) -> Memory:
+    def since(self, before: MemoryEvents) -> MemoryEvents:
         """What has come to pass since an earlier look: ``kills`` is 0 where it cannot be known."""
         comparable = self.own == before.own and self.kills is not None and before.kills is not None
         kills = max(0, (self.kills or 0) - (before.kills or 0)) if comparable else 0
-        return Memory(kills=kills, limit_bytes=self.limit_bytes, own=self.own)
+        return MemoryEvents(kills=kills, limit_bytes=self.limit_bytes, own=self.own)
 
 
-def look(root: Path = _ROOT) -> Memory:
+def look(root: Path = _ROOT) -> MemoryEvents:
     """What the kernel says now, of the cgroup that this process is in. ``root`` stands for ``/``, in tests."""
     found = _memory_cgroup(root)
     if found is not None:
@@ -61,8 +61,8 @@ def look(root: Path = _ROOT) -> Memory:
         limits = [limit for folder in folders if (limit := _number(folder / names.limit)) is not None]
         limit = min(limits, default=_NO_LIMIT)
         if kills is not None:
-            return Memory(kills=kills, limit_bytes=limit if limit < _NO_LIMIT else None)
-    return Memory(kills=_count(root / "proc/vmstat", "oom_kill"), own=False)
+            return MemoryEvents(kills=kills, limit_bytes=limit if limit < _NO_LIMIT else None)
+    return MemoryEvents(kills=_count(root / "proc/vmstat", "oom_kill"), own=False)
 
 
 def oom_reason(
@@ -70,7 +70,7 @@ def oom_reason(
 ) -> str | None:
     """Why a rank ended for lack of memory, as a sentence without its full stop; None if it did not, as far as is known.
 
-    ``signal``: the name of the one that killed it. ``kills`` and ``limit_bytes``: of :class:`Memory`, since its start.
+    ``signal``: the name of the one that killed it. ``kills`` and ``limit_bytes``: of :class:`MemoryEvents` since then.
     ``error``: what it raised, or the last that it said.
     """
     who, said = "a rank" if rank is None else f"rank {rank}", error or ""

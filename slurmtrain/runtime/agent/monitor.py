@@ -9,7 +9,7 @@ from slurmtrain.model.diagnosis.hang import RankState
 from slurmtrain.model.diagnosis.stragglers import Stragglers
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.agent.control_store import Peers
+from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
@@ -18,7 +18,7 @@ from slurmtrain.system.journal import Journal
 _PACE_S = 10.0
 
 
-class Vigil:
+class RankMonitor:
     """One node's part. Node 0 compares the ranks of all."""
 
     def __init__(
@@ -26,7 +26,7 @@ class Vigil:
         *,
         board: Board,
         attempt: AttemptDir,
-        peers: Peers,
+        peers: ControlStore,
         journal: Journal,
         node: int,
         hosts: Mapping[int, str],
@@ -76,7 +76,7 @@ class Vigil:
         beats = dict(zip(self._ranks, self._board.read(), strict=True))
         logs = {rank: self._attempt.rank_log(rank) for rank in self._pids}
         self.states = stacks.rank_states(self._node, beats, self._pids, logs)
-        self._journal.write("hang", node=self._node, ranks=[state.plain() for state in self.states])
+        self._journal.write("hang", node=self._node, ranks=[state.to_dict() for state in self.states])
 
     def _compare(self) -> None:
         """Tell node 0 how fast the ranks are here; at node 0, find those that hold the others up."""

@@ -18,16 +18,16 @@ from typing import Any
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, culprits
 from slurmtrain.model.interruption import history as pasts
-from slurmtrain.model.interruption.exit_report import Ending, Outcome, StopRequest, are_gone, root_of
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, StopRequest, are_gone, root_of
 from slurmtrain.model.interruption.exit_report import decide as decide_ending
 from slurmtrain.model.interruption.members import choose
-from slurmtrain.model.interruption.policy import Past, decide
+from slurmtrain.model.interruption.policy import PriorEnd, decide
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.agent.control_store import Peers
+from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.diagnosis import Before, explained, gpu_failed
-from slurmtrain.runtime.agent.job_query import Inquiry
-from slurmtrain.runtime.agent.monitor import Vigil
+from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint, meet
 from slurmtrain.runtime.agent.workers import Workers
 from slurmtrain.runtime.job.heartbeat import Board
@@ -59,13 +59,13 @@ class Setting:
     nodes: int
     hosts: Mapping[int, str]
     address: str
-    inquiry: Inquiry
+    inquiry: JobQuery
     deadline: float | None
     lead_s: float
     prepare: Callable[[AttemptDir, str | None, str], list[str]]
     resume_from: Callable[[], str | None]
     committed: Callable[[], int]
-    history: Callable[[], list[Past]]
+    history: Callable[[], list[PriorEnd]]
     listen: Callable[[str, int], socket.socket]
     note_workers: Callable[[Mapping[int, int], str | None], None]
 
@@ -75,7 +75,7 @@ class Rounds:
 
     def __init__(self, setting: Setting) -> None:
         self._of = setting
-        self._peers = Peers(setting.point.store, setting.node, setting.nodes)
+        self._peers = ControlStore(setting.point.store, setting.node, setting.nodes)
         self._board = Board(setting.spec.resources.local_world_size)
         self._number = 0
         self._members: Sequence[int] = range(min(setting.nodes, setting.spec.resources.nodes.max))
@@ -86,7 +86,7 @@ class Rounds:
         self._store: Any = None  # of the ranks, as long as their round lasts
         self._reached: int | None = None
 
-    def run(self) -> Outcome | None:
+    def run(self) -> AttemptOutcome | None:
         """Start ranks until they need not be started again. None: stopped by a signal before the first began."""
         try:
             while True:
@@ -111,9 +111,9 @@ class Rounds:
         at, node = stopped.failed_at or time.time(), self._of.node
         request = StopRequest(cause=stopped.cause, why=stopped.reason, at=at, node=node, signal=stopped.signal)
         self._peers.publish_stop(request)
-        self._peers.say(f"ended/{node}", {"ending": stopped.plain(), "states": []})
+        self._peers.say(f"ended/{node}", {"ending": stopped.to_dict(), "states": []})
 
-    def _take_part(self) -> Ending:
+    def _take_part(self) -> ExitReport:
         """This node's ranks, from start to end. What keeps them from starting ends the round everywhere."""
         node = self._of.node
         try:
@@ -123,9 +123,9 @@ class Rounds:
                 raise  # the others still wait for a word, and end when this node leaves
             why, now = str(error), time.time()
             self._peers.publish_stop(StopRequest(cause="crash", why=why, at=now, node=node))
-            return Ending(cause="crash", reason=why, failed_at=now)
+            return ExitReport(cause="crash", reason=why, failed_at=now)
 
-    def _train(self) -> Ending:
+    def _train(self) -> ExitReport:
         of, spec = self._of, self._of.spec
         attempt = replace(of.attempt, round=self._number)
         if of.node == 0:
@@ -138,7 +138,7 @@ class Rounds:
         resume_from = told["resume_from"]
         self._board.reset()
         argv = self._peers.meanwhile(lambda: of.prepare(attempt, resume_from, self._board.path))
-        vigil = Vigil(
+        vigil = RankMonitor(
             board=self._board,
             attempt=attempt,
             peers=self._peers,
@@ -188,7 +188,7 @@ class Rounds:
         self._store = meet((address, port), 0, self._of.nodes, listener).store
         return port
 
-    def _stopping(self, request: StopRequest, vigil: Vigil) -> None:
+    def _stopping(self, request: StopRequest, vigil: RankMonitor) -> None:
         """The ranks are about to be asked to stop, or ended."""
         self._of.journal.write("stopping", cause=request.cause, why=request.why, signal=request.signal)
         if request.signal is not None and self._of.node == 0:
@@ -210,7 +210,7 @@ class Rounds:
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
-    def _next_of_all(self, own: Ending | None) -> Outcome | None:
+    def _next_of_all(self, own: ExitReport | None) -> AttemptOutcome | None:
         """At node 0: hear how the round ended everywhere, and have another one, if it may be."""
         assert own is not None  # node 0 always has ranks
         endings, states, lost = self._collect(own)
@@ -218,28 +218,28 @@ class Rounds:
         self._lost |= set(lost)
         blamed = self._to_blame(root, endings, states)
         members = self._again(root, blamed, lost) if root.cause in _RESTARTED else None
-        said = {"members": members, "lost": sorted(lost), "root": root.plain()}
+        said = {"members": members, "lost": sorted(lost), "root": root.to_dict()}
         self._peers.say("next", said)
         self._peers.forget(lost)
         if members is None:
             # What a lost node or a hang has caused, node 0 says for all.
-            return Outcome(root if lost or root.cause == "hang" else own, root)
+            return AttemptOutcome(root if lost or root.cause == "hang" else own, root)
         self._go_on(members)
         return None
 
-    def _next_by_node_0(self, own: Ending | None) -> Outcome | None:
+    def _next_by_node_0(self, own: ExitReport | None) -> AttemptOutcome | None:
         """Elsewhere: say how the round ended here, and hear what node 0 makes of it."""
         if own is not None:
-            said = {"ending": own.plain(), "states": [state.plain() for state in self._states]}
+            said = {"ending": own.to_dict(), "states": [state.to_dict() for state in self._states]}
             self._peers.say(f"ended/{self._of.node}", said)
         told = self._hear("next")
         if told is None:
             ending = own if own is not None and own.cause == "completed" else self._without_node_0()
-            return Outcome(ending, ending)
+            return AttemptOutcome(ending, ending)
         if told["members"] is None or self._of.node in told["lost"]:
-            root = Ending.from_plain(told["root"])
+            root = ExitReport.from_dict(told["root"])
             ending = own if own is not None else replace(root, cascade=root.cause != "completed", failed_at=None)
-            return Outcome(ending, root)
+            return AttemptOutcome(ending, root)
         self._go_on(told["members"])
         return None
 
@@ -247,7 +247,7 @@ class Rounds:
         self._members = members
         self._number += 1
 
-    def _collect(self, own: Ending) -> tuple[dict[int, Ending], list[RankState], list[int]]:
+    def _collect(self, own: ExitReport) -> tuple[dict[int, ExitReport], list[RankState], list[int]]:
         """How the round ended on each node, what ranks were doing if it hung, and which nodes were lost."""
         endings, states = {self._of.node: own}, list(self._states)
         waiting = set(self._members) - {self._of.node}
@@ -258,8 +258,8 @@ class Rounds:
                 said = self._peers.hear(f"ended/{node}")
                 if said is not None:
                     waiting.discard(node)
-                    endings[node] = Ending.from_plain(said["ending"])
-                    states += [RankState.from_plain(plain) for plain in said["states"]]
+                    endings[node] = ExitReport.from_dict(said["ending"])
+                    states += [RankState.from_dict(plain) for plain in said["states"]]
             if self._of.flag.raised is not None and not asked:
                 asked = True
                 name = self._of.flag.raised.name
@@ -269,7 +269,9 @@ class Rounds:
             time.sleep(_POLL_S)
         return endings, states, sorted({*waiting, *self._peers.silent()})
 
-    def _root(self, endings: Mapping[int, Ending], states: Sequence[RankState], lost: Collection[int]) -> Ending:
+    def _root(
+        self, endings: Mapping[int, ExitReport], states: Sequence[RankState], lost: Collection[int]
+    ) -> ExitReport:
         """Why the round ended."""
         root = root_of(list(endings.values()))
         gone = sorted(set(lost) & set(self._members))
@@ -279,7 +281,7 @@ class Rounds:
         if gone and root.signal is not None:
             return replace(root, evidence={**root.evidence, "gone": names})
         if gone and root.cause != "completed":
-            return Ending(
+            return ExitReport(
                 cause="node_fail",
                 reason=are_gone(names),
                 failed_at=root.failed_at or time.time(),
@@ -287,7 +289,9 @@ class Rounds:
             )
         return root
 
-    def _to_blame(self, root: Ending, endings: Mapping[int, Ending], states: Sequence[RankState]) -> Collection[int]:
+    def _to_blame(
+        self, root: ExitReport, endings: Mapping[int, ExitReport], states: Sequence[RankState]
+    ) -> Collection[int]:
         """The nodes on which ranks have failed, or hang while those of others wait for them."""
         blamed = {node for node, ending in endings.items() if ending is root or gpu_failed(ending)}
         if root.cause == "hang":
@@ -296,14 +300,14 @@ class Rounds:
             blamed |= hanging if len(hanging) < len(self._members) else set()
         return blamed
 
-    def _again(self, root: Ending, blamed: Collection[int], lost: Sequence[int]) -> list[int] | None:
+    def _again(self, root: ExitReport, blamed: Collection[int], lost: Sequence[int]) -> list[int] | None:
         """The nodes that have ranks in the next round; None if there is to be none. Journals why there is."""
         of, requeue = self._of, self._of.spec.requeue
         if self._number >= requeue.restarts_in_place or of.flag.raised is not None or not requeue.enabled:
             return None
         if of.deadline is not None and time.monotonic() >= of.deadline:
             return None
-        past = Past(
+        past = PriorEnd(
             cause=root.cause,
             at=time.time(),
             began_at_step=self._began_at_step,
@@ -354,11 +358,11 @@ class Rounds:
             return self._peers.hear(name)
         return None
 
-    def _without_node_0(self) -> Ending:
+    def _without_node_0(self) -> ExitReport:
         if self._of.flag.raised is not None:
             name = self._of.flag.raised.name
-            return Ending(cause="preempted", reason=f"stopped by {name}", failed_at=time.time(), signal=name)
-        return Ending(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
+            return ExitReport(cause="preempted", reason=f"stopped by {name}", failed_at=time.time(), signal=name)
+        return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
 
     def _leave(self) -> None:
         """Stay until the other nodes have ended too, so that the store outlives whoever uses it."""

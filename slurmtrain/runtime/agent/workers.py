@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.agent.control_store import Peers
+from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
 from slurmtrain.runtime.job.signals import StopFlag
 
@@ -71,7 +71,7 @@ class Workers(LocalElasticAgent):
         attempt: AttemptDir,
         point: MeetingPoint,
         where: tuple[str, int],
-        peers: Peers,
+        peers: ControlStore,
         node: int,
         members: Sequence[int],
         local_addr: str,

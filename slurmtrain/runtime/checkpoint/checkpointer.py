@@ -7,16 +7,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.checkpoint.publisher import About, Policy
+from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
-from slurmtrain.runtime.checkpoint.saver import Outcome, Saver
+from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver
 from slurmtrain.runtime.checkpoint.schedule import Due, Schedule
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.job.metrics import as_number
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
@@ -32,13 +32,13 @@ class Checkpointer:
         attempt: AttemptDir,
         objects: Objects,
         plan: Plan,
-        history: History,
-        ranks: Ranks,
+        history: InterruptionStats,
+        ranks: RankGroup,
         journal: Journal | None,
     ) -> None:
         """``journal`` is rank 0's; the other ranks have none."""
         spec = plan.spec.checkpoint
-        policy = Policy(keep=spec.keep, quota=spec.quota, plan_hash=plan.hash, params=plan.spec.params)
+        policy = PublishPolicy(keep=spec.keep, quota=spec.quota, plan_hash=plan.hash, params=plan.spec.params)
         self._ranks = ranks
         self._objects = objects
         self._saver = Saver(attempt, objects, policy, ranks, journal)
@@ -134,7 +134,7 @@ class Checkpointer:
         self._end(outcome)
         return outcome.problem or None if outcome else None
 
-    def _begin(self, about: About) -> str | None:
+    def _begin(self, about: SaveInfo) -> str | None:
         self._began = time.monotonic()
         return self._saver.begin(about)
 
@@ -142,11 +142,11 @@ class Checkpointer:
         """The latest metrics, which go into manifests: numbers, or what is one once it is read."""
         self._metrics.update(metrics)
 
-    def _about(self, step: int, why: str, request: str | None = None) -> About:
+    def _about(self, step: int, why: str, request: str | None = None) -> SaveInfo:
         metrics = {name: float(as_number(name, value)) for name, value in self._metrics.items()}
-        return About(step=step, why=why, metrics=metrics, request=request)
+        return SaveInfo(step=step, why=why, metrics=metrics, request=request)
 
-    def _end(self, outcome: Outcome | None) -> None:
+    def _end(self, outcome: SaveOutcome | None) -> None:
         if outcome is None:
             return
         self.longest_s = max(self.longest_s, time.monotonic() - self._began)

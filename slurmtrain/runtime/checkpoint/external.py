@@ -20,7 +20,7 @@ _SAFETENSORS_HEADER_LIMIT = 100 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ExternalCheckpoint:
     """A complete checkpoint of a user's script. ``step`` is the last number in its name, if it has one."""
 
     path: Path
@@ -28,7 +28,7 @@ class Found:
     bytes: int
     saved_at: float
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         return {"path": str(self.path), "step": self.step, "bytes": self.bytes, "saved_at": self.saved_at}
 
 
@@ -39,7 +39,7 @@ def absolute(pattern: str, workdir: str, run: RunDir) -> str:
     return os.path.join(glob.escape(workdir), os.path.expanduser(filled))  # noqa: PTH111, PTH118 (a pattern, not a path)
 
 
-def newest(pattern: str, since: float | None = None) -> Found | None:
+def newest(pattern: str, since: float | None = None) -> ExternalCheckpoint | None:
     """The newest complete checkpoint that the glob ``pattern`` (absolute) matches, none older than ``since``.
 
     Newest is the highest last number of the names where all have one (``ckpt-10.pt`` over ``ckpt-9.pt``), since clocks
@@ -56,7 +56,7 @@ def newest(pattern: str, since: float | None = None) -> Found | None:
     return max(found, key=lambda candidate: candidate.saved_at)
 
 
-def _look_at(path: Path) -> Found | None:
+def _look_at(path: Path) -> ExternalCheckpoint | None:
     try:
         status = path.stat()
         if path.name.endswith(_UNFINISHED) or not is_complete(path):
@@ -65,7 +65,7 @@ def _look_at(path: Path) -> Found | None:
     except OSError:
         return None
     numbers = _NUMBER.findall(path.stem)
-    return Found(path, int(numbers[-1]) if numbers else None, size, status.st_mtime)
+    return ExternalCheckpoint(path, int(numbers[-1]) if numbers else None, size, status.st_mtime)
 
 
 def is_complete(path: Path) -> bool:

@@ -35,7 +35,7 @@ from slurmtrain.model.run.layout import (
     staging_name,
     trash_name,
 )
-from slurmtrain.model.spec.spec import Keep
+from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.system.files import fsync_directory, make_directory, read_json, write_json
 
 SCHEMA = 2
@@ -355,7 +355,7 @@ class Disposable:
     why: str
 
 
-def disposable(checkpoints: Path, keep: Keep) -> list[Disposable]:
+def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
     """What may be deleted, what is needed least first: damaged ones, then what ``keep`` does not name.
 
     A checkpoint whose manifest cannot be read counts as one without metrics. Damaged ones stay until there is a newer

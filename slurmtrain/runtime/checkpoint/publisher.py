@@ -16,7 +16,7 @@ import torch
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.spec import Keep
+from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
@@ -30,17 +30,17 @@ _BOUNDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Policy:
+class PublishPolicy:
     """What a spec says of checkpoints, and what their manifests say of the run. ``quota``: bytes that all may take."""
 
-    keep: Keep
+    keep: KeepSpec
     quota: int | None = None
     plan_hash: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
+class SaveInfo:
     """What is said of one save. ``request``: the id of the wish that it fulfils."""
 
     step: int
@@ -52,7 +52,9 @@ class About:
 class Publisher:
     """Publishes what all ranks have written. The writer does the work; its answers come back to :meth:`take`."""
 
-    def __init__(self, attempt: AttemptDir, policy: Policy, world_size: int, writer: ShardWriter, journal: Journal):
+    def __init__(
+        self, attempt: AttemptDir, policy: PublishPolicy, world_size: int, writer: ShardWriter, journal: Journal
+    ):
         self._attempt = attempt
         self._policy = policy
         self._world_size = world_size
@@ -112,7 +114,7 @@ class Publisher:
 
     def order(
         self,
-        about: About,
+        about: SaveInfo,
         *,
         began: float,
         stall_s: float,
@@ -155,12 +157,12 @@ class Publisher:
     def _prune_order(self) -> dict[str, Any]:
         return {"attempt": str(self._attempt.path), "keep": asdict(self._policy.keep)}
 
-    def give_up(self, about: About, reason: str) -> None:
+    def give_up(self, about: SaveInfo, reason: str) -> None:
         """Clean up after a save that failed; earlier checkpoints are as they were."""
         files.Staging(self._attempt.run.checkpoints, self._attempt.owner, about.step).discard()
         self.failed(about, reason)
 
-    def recover(self, about: About) -> float | None:
+    def recover(self, about: SaveInfo) -> float | None:
         """What became of a publication in which the writer was killed: what the save has taken, if it was published."""
         directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, about.step).finish()
         try:
@@ -181,7 +183,7 @@ class Publisher:
         for pruned in answer.get("pruned", ()):
             self._write("pruned", **pruned)
 
-    def failed(self, about: About, reason: str) -> None:
+    def failed(self, about: SaveInfo, reason: str) -> None:
         """Journal that a save has failed."""
         self._write("save_failed", step=about.step, why=about.why, reason=reason, request=about.request)
 

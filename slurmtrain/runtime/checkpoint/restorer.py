@@ -18,7 +18,7 @@ from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.saver import SHARED, own_name
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import reason_of
 from slurmtrain.system.journal import Journal
 
@@ -48,7 +48,7 @@ class Restorer:
         self,
         attempt: AttemptDir,
         objects: Objects,
-        ranks: Ranks,
+        ranks: RankGroup,
         journal: Journal | None,
         *,
         hashes: bool,

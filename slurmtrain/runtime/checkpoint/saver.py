@@ -22,11 +22,11 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
-from slurmtrain.runtime.checkpoint.publisher import About, Policy, Publisher
+from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.shard_plan import Sharding, Sheet, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import reason_of
 from slurmtrain.system.journal import Journal
 
@@ -40,7 +40,7 @@ def own_name(rank: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class SaveOutcome:
     """How a save ended: ``problem`` is empty if it was published. Seconds are rank 0's."""
 
     step: int
@@ -78,7 +78,7 @@ class _Taken:
 class _Save:
     """A save under way. ``began``: monotonic. ``places``: (start, length) of values in this rank's file."""
 
-    about: About
+    about: SaveInfo
     began: float
     mesh: list[dict[str, Any]]
     places: Mapping[str, tuple[int, int]]
@@ -97,7 +97,7 @@ class Saver:
     """All saves of one attempt, one at a time."""
 
     def __init__(
-        self, attempt: AttemptDir, objects: Objects, policy: Policy, ranks: Ranks, journal: Journal | None
+        self, attempt: AttemptDir, objects: Objects, policy: PublishPolicy, ranks: RankGroup, journal: Journal | None
     ) -> None:
         """``journal`` is rank 0's; the other ranks have none."""
         self._attempt = attempt
@@ -150,7 +150,7 @@ class Saver:
         if full:
             _log.warning("there is no room for a checkpoint: %s", full)
 
-    def begin(self, about: About) -> str | None:
+    def begin(self, about: SaveInfo) -> str | None:
         """Copy the state and let it be written. Returns why that failed, or None. No save may be under way.
 
         Raises CheckpointError where trying again is no use: the state cannot be loaded safely, or not be saved at all.
@@ -271,7 +271,7 @@ class Saver:
             return 0, _News.NONE
         return int(save.written is None), save.news
 
-    def advance(self, writing: int, news: int) -> Outcome | None:
+    def advance(self, writing: int, news: int) -> SaveOutcome | None:
         """Go on with what all ranks know of each other; how the save ended, once it has.
 
         Raises CheckpointError where another attempt has taken over the run.
@@ -283,7 +283,7 @@ class Saver:
             return self._all_written(save)
         return self._over(save, _News(news)) if news else None
 
-    def finish(self, *, stalls: bool = False) -> Outcome | None:
+    def finish(self, *, stalls: bool = False) -> SaveOutcome | None:
         """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`.
 
         ``stalls``: training goes on after that, so that waiting is part of what the save costs it.
@@ -353,7 +353,7 @@ class Saver:
         save.news, save.problem = _News.FAILED, f"rank 0: {reason}"
         self._publisher.give_up(save.about, save.problem)
 
-    def _all_written(self, save: _Save) -> Outcome | None:
+    def _all_written(self, save: _Save) -> SaveOutcome | None:
         """All ranks have written, or failed to: publish, or give up."""
         assert save.written is not None
         said = self._ranks.gather((save.written, save.places))
@@ -362,7 +362,7 @@ class Saver:
             if self._publisher is not None:
                 self._publisher.give_up(save.about, failed)
             self._save = None
-            return Outcome(step=save.about.step, problem=failed, stall_s=save.stall_s)
+            return SaveOutcome(step=save.about.step, problem=failed, stall_s=save.stall_s)
         self._proved = save.publishing = True
         if self._publisher is not None:
             self._publish(save, said)
@@ -384,16 +384,16 @@ class Saver:
         except WriterGone as error:
             self._lost_writer(str(error))
 
-    def _failed(self, about: About, reason: str) -> None:
+    def _failed(self, about: SaveInfo, reason: str) -> None:
         if self._publisher is not None:
             self._publisher.failed(about, reason)
 
-    def _over(self, save: _Save, news: _News) -> Outcome:
+    def _over(self, save: _Save, news: _News) -> SaveOutcome:
         self._save = None
         problem = self._ranks.broadcast(save.problem) if news is not _News.DONE else ""
         if news is _News.FENCED:
             raise CheckpointError(problem)
-        return Outcome(step=save.about.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
+        return SaveOutcome(step=save.about.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
 
 
 def _in_words(problems: list[str]) -> str:

@@ -7,10 +7,10 @@ import enum
 import time
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.interruption.interval import Choice, Cost, History, choose, is_due
+from slurmtrain.model.interruption.interval import Cost, InterruptionStats, IntervalChoice, choose, is_due
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import Every
-from slurmtrain.runtime.checkpoint.saver import Outcome
+from slurmtrain.runtime.checkpoint.saver import SaveOutcome
 from slurmtrain.system.files import read_json
 from slurmtrain.system.journal import Journal
 
@@ -35,7 +35,9 @@ class Due(enum.IntEnum):
 class Schedule:
     """On ranks other than 0 it only knows of intervals of steps. Times are of the monotonic clock, in seconds."""
 
-    def __init__(self, run: RunDir, every: Every, history: History, nodes: int, journal: Journal | None) -> None:
+    def __init__(
+        self, run: RunDir, every: Every, history: InterruptionStats, nodes: int, journal: Journal | None
+    ) -> None:
         self._run = run
         self._every = every
         self._history = history
@@ -45,7 +47,7 @@ class Schedule:
         self._began = self._saved_at = self._looked_at = time.monotonic()
         self._stamp = self._stamp_of_request()
         self._request: str | None = None
-        self._choice: Choice | None = None
+        self._choice: IntervalChoice | None = None
 
     def begin(self) -> None:
         """Training begins."""
@@ -69,7 +71,7 @@ class Schedule:
         """A save has begun, and training goes on: its next interval counts from now."""
         self._saved_at = time.monotonic()
 
-    def ended(self, outcome: Outcome) -> None:
+    def ended(self, outcome: SaveOutcome) -> None:
         """A save ended: what it has cost changes how often it pays."""
         if not outcome.problem:
             self._cost.add(stall_s=outcome.stall_s, save_s=outcome.seconds)
@@ -88,7 +90,7 @@ class Schedule:
             return
         if before is None or abs(choice.seconds - before.seconds) > _CHANGED * before.seconds:
             with contextlib.suppress(OSError):
-                self._journal.write("interval", **choice.plain())
+                self._journal.write("interval", **choice.to_dict())
 
     # --- on demand ----------------------------------------------------------------------------------------------------
 

@@ -20,14 +20,14 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.runtime.checkpoint.torch_format import Frame, frame_of
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 
 # What data of a tensor is aligned to, in bytes: as torch.save does it within its own archives.
 _ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class TensorSlot:
     """A tensor, or a rank's part of one, in the rank's file. ``start`` counts bytes from the file's beginning."""
 
     item: WriteItem
@@ -45,7 +45,7 @@ class Place:
 class Sheet:
     """What this rank writes: tensors at fixed places; values come behind them, wherever their sizes put them."""
 
-    places: Sequence[Place]
+    places: Sequence[TensorSlot]
     tensor_bytes: int
     all_bytes: int
     """Of the tensors of all ranks."""
@@ -54,7 +54,7 @@ class Sheet:
 class Sharding:
     """The plan of an attempt's checkpoints; every method but those that say otherwise is called on all ranks alike."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
         self._signature: object = None
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -106,7 +106,7 @@ class Sharding:
         return pickle.dumps(metadata)
 
 
-def part_of(state: dict[str, Any], place: Place) -> torch.Tensor:
+def part_of(state: dict[str, Any], place: TensorSlot) -> torch.Tensor:
     """What of a state is written at a place: this rank's part of a tensor."""
     part: torch.Tensor = find_state_dict_object(state, place.item.index)
     return part.detach()
@@ -128,12 +128,12 @@ def _info(rank: int, start: int, length: int) -> _StorageInfo:
     return _StorageInfo(file_name(rank), start, length)
 
 
-def _lay_out(items: Sequence[WriteItem], planner: DefaultSavePlanner) -> tuple[list[Place], int]:
+def _lay_out(items: Sequence[WriteItem], planner: DefaultSavePlanner) -> tuple[list[TensorSlot], int]:
     places, end = [], 0
     for item in items:
         if item.type is not WriteItemType.BYTE_IO:
             value = planner.lookup_object(item.index)
-            place = Place(item, frame_of(value.dtype, value.shape), -(-end // _ALIGNMENT) * _ALIGNMENT)
+            place = TensorSlot(item, frame_of(value.dtype, value.shape), -(-end // _ALIGNMENT) * _ALIGNMENT)
             end = place.start + place.frame.length
             places.append(place)
     return places, end

@@ -22,7 +22,7 @@ from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.model.spec.spec import Best, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import FILE_MODE, make_directory, reason_of
@@ -155,10 +155,10 @@ def prune(order: Mapping[str, Any]) -> dict[str, Any]:
     return {"pruned": pruned}
 
 
-def keep_of(plain: Mapping[str, Any]) -> Keep:
+def keep_of(plain: Mapping[str, Any]) -> KeepSpec:
     """The policy, as it comes over the socket."""
     best = plain["best"]
-    return Keep(last=plain["last"], every_steps=plain["every_steps"], best=Best(**best) if best else None)
+    return KeepSpec(last=plain["last"], every_steps=plain["every_steps"], best=Best(**best) if best else None)
 
 
 def _staging(order: Mapping[str, Any]) -> files.Staging:

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from slurmtrain.model.interruption.interval import History
-from slurmtrain.model.interruption.statistics import Lived, add
+from slurmtrain.model.interruption.interval import InterruptionStats
+from slurmtrain.model.interruption.statistics import AttemptSpan, add
 from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.layout import AttemptDir, split_attempt
 from slurmtrain.model.run.requeue import PREFLIGHT
@@ -23,7 +23,7 @@ from slurmtrain.runtime.job.run_reader import read_events
 _STARTS = 50
 
 
-def with_restarts(history: History, attempt: AttemptDir) -> History:
+def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> InterruptionStats:
     """The history that a submission handed over, with what the earlier starts of this attempt's job have seen since."""
     job_id, restart = split_attempt(attempt.path.name) or ("", 0)
     for number in range(max(0, restart - _STARTS), restart):
@@ -35,7 +35,7 @@ def with_restarts(history: History, attempt: AttemptDir) -> History:
     return add(history, _in_place(_events(attempt.node_journal(0))))
 
 
-def _lived(attempt: AttemptDir) -> Iterable[Lived]:
+def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     """The start, unless node 0 never said that it began."""
     events = _events(attempt.node_journal(0))
     began = next((event for event in events if event.kind == "agent"), None)
@@ -48,14 +48,14 @@ def _lived(attempt: AttemptDir) -> Iterable[Lived]:
         cause = "preempted" if end is not None and end.data.get("signal") is not None else "node_fail"
     seconds = max(0.0, _last_written(attempt) - began.time)
     yield from _in_place(events)
-    yield Lived(seconds * int(began.data.get("nodes", 1)), cause)
+    yield AttemptSpan(seconds * int(began.data.get("nodes", 1)), cause)
 
 
-def _in_place(events: Iterable[Event]) -> Iterable[Lived]:
+def _in_place(events: Iterable[Event]) -> Iterable[AttemptSpan]:
     """Each end of ranks that were started again inside the allocation; how long they lived counts with the start."""
     for event in events:
         if event.kind == "restart":
-            yield Lived(0.0, event.data.get("cause"), event.data.get("failures", ()))
+            yield AttemptSpan(0.0, event.data.get("cause"), event.data.get("failures", ()))
 
 
 def _events(path: Path) -> list[Event]:

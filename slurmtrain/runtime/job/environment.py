@@ -13,7 +13,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.hostlist import expand
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import Spec
@@ -78,28 +78,28 @@ class Launch:
     after: tuple[str, Process] | None = None
     from_start: bool = False
     since: float | None = None
-    history: History | None = None
+    history: InterruptionStats | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {
             "attempt": self.attempt,
-            "after": {"run": self.after[0], "process": self.after[1].plain()} if self.after else None,
+            "after": {"run": self.after[0], "process": self.after[1].to_dict()} if self.after else None,
             "from_start": self.from_start,
             "since": self.since,
-            "history": self.history.plain() if self.history else None,
+            "history": self.history.to_dict() if self.history else None,
         }
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Launch:
-        """Read what :meth:`plain` gave, by this version or one that knew of no history."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
+        """Read what :meth:`to_dict` gave, by this version or one that knew of no history."""
         after, history = plain["after"], plain.get("history")
         return cls(
             attempt=int(plain["attempt"]),
-            after=(str(after["run"]), Process.from_plain(after["process"])) if after else None,
+            after=(str(after["run"]), Process.from_dict(after["process"])) if after else None,
             from_start=bool(plain["from_start"]),
             since=plain["since"],
-            history=History.from_plain(history) if history else None,
+            history=InterruptionStats.from_dict(history) if history else None,
         )
 
 
@@ -111,13 +111,13 @@ class Invitation:
     port: int
     secret: bytes
 
-    def plain(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
         return {"addresses": list(self.addresses), "port": self.port, "secret": self.secret.hex()}
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Invitation:
-        """Read what :meth:`plain` gave."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> Invitation:
+        """Read what :meth:`to_dict` gave."""
         return cls(tuple(plain["addresses"]), int(plain["port"]), bytes.fromhex(plain["secret"]))
 
     def variables(self) -> dict[str, str]:
@@ -200,7 +200,7 @@ def this_node(submission: SubmissionDir) -> Node:
         restart=int(restart),
         executor="local" if local else "slurm",
         submission=submission.number,
-        launch=Launch.from_plain(told),
+        launch=Launch.from_dict(told),
     )
 
 

@@ -65,7 +65,7 @@ def claim_next(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None = N
     make_directory(run.claims)
     claim = run.claims / f"{attempt.path.name}.{by}.json"
     draft = run.claims / f".{secrets.token_hex(8)}"
-    write_json(draft, {"t": time.time(), "process": myself().plain(), **(about or {})})
+    write_json(draft, {"t": time.time(), "process": myself().to_dict(), **(about or {})})
     try:
         os.link(draft, claim)
     except FileExistsError:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-class Ranks:
+class RankGroup:
     """Collectives of slurmtrain's own, on gloo. With one rank nothing is communicated."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:

@@ -38,7 +38,7 @@ def open_house(
     else:
         listener = listen_on_first(itertools.chain([invited.port] if invited is not None else [], choices))
     there = Invitation(tuple(addresses), int(listener.getsockname()[1]), secret)
-    write_json(attempt.rendezvous, there.plain())
+    write_json(attempt.rendezvous, there.to_dict())
     return listener, secret
 
 
@@ -52,7 +52,7 @@ def doors(attempt: AttemptDir, invited: Invitation | None) -> Callable[[], Seque
         nonlocal look_at
         if not written and time.monotonic() >= look_at:
             said = read_json(attempt.rendezvous)
-            written.extend(_doors(Invitation.from_plain(said) if said is not None else None))
+            written.extend(_doors(Invitation.from_dict(said) if said is not None else None))
             look_at = time.monotonic() + (_LOOK_EVERY_S if told else 0.0)
         return told + [door for door in written if door not in told]
 

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmtrain.model.interruption.exit_report import Ending
+from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, take_invitation
@@ -19,10 +19,10 @@ from slurmtrain.runtime.preflight.discovery import doors, open_house
 from slurmtrain.runtime.preflight.facts import clock, measure
 from slurmtrain.runtime.preflight.facts.allreduce import all_reduce
 from slurmtrain.runtime.preflight.facts.interfaces import candidates
-from slurmtrain.runtime.preflight.facts.measure import Here
+from slurmtrain.runtime.preflight.facts.measure import NodeContext
 from slurmtrain.runtime.preflight.leader import host
 from slurmtrain.runtime.preflight.meeting import Late, Left
-from slurmtrain.runtime.preflight.participant import LOOPBACK, Outcome, Party, attend
+from slurmtrain.runtime.preflight.participant import LOOPBACK, Party, PreflightOutcome, attend
 from slurmtrain.system.interpreter import importing
 from slurmtrain.system.journal import Journal
 
@@ -35,7 +35,9 @@ class _Stopped(Exception):
     """A signal came before the nodes were done."""
 
 
-def assemble(attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag) -> Outcome | Ending:
+def assemble(
+    attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag
+) -> PreflightOutcome | ExitReport:
     """Meet the other nodes, check this one, and hear whether to train.
 
     Returns an Ending where the nodes never came to a verdict. Raises LaunchError where node 0 cannot be found.
@@ -49,7 +51,9 @@ def assemble(attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag
     except Left as left:
         return _left(left, here.name_of(left.node), flag)
     except Late:
-        return Ending(cause="node_fail", reason="node 0 never came to a verdict", failed_at=time.time(), cascade=True)
+        return ExitReport(
+            cause="node_fail", reason="node 0 never came to a verdict", failed_at=time.time(), cascade=True
+        )
     finally:
         here.tidy_up()
     _note(journal, node, outcome, here.party.host, time.monotonic() - began)
@@ -64,7 +68,7 @@ class _Machine:
         self._node = node
         self._plan = plan
         self._invited = take_invitation()
-        self._here: Here | None = None
+        self._here: NodeContext | None = None
         nodes = node.count
         pinned = plan.spec.network.interface
         self.party = Party(
@@ -83,7 +87,7 @@ class _Machine:
             stopped=lambda: flag.name,
         )
 
-    def take_part(self) -> Coroutine[Any, Any, Outcome]:
+    def take_part(self) -> Coroutine[Any, Any, PreflightOutcome]:
         """The conversation with the other nodes."""
         if self._node.index != 0:
             return attend(self.party, doors(self._attempt, self._invited))
@@ -105,7 +109,7 @@ class _Machine:
                 measure.forget_shared(self._here)
 
     def _measure(self, addresses: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
-        self._here = Here(
+        self._here = NodeContext(
             node=self._node.index,
             nodes=self.party.nodes,
             host=self.party.host,
@@ -122,7 +126,7 @@ class _Machine:
         return all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
 
 
-async def _unless_stopped(part: Coroutine[Any, Any, Outcome], flag: StopFlag) -> Outcome:
+async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: StopFlag) -> PreflightOutcome:
     """Run a conversation to its end, or until a signal comes. Raises _Stopped."""
     task = asyncio.create_task(part)
     while not task.done():
@@ -134,7 +138,7 @@ async def _unless_stopped(part: Coroutine[Any, Any, Outcome], flag: StopFlag) ->
     return task.result()
 
 
-def _left(left: Left, name: str, flag: StopFlag) -> Ending:
+def _left(left: Left, name: str, flag: StopFlag) -> ExitReport:
     """Another node is gone: stopped, as this one may be in a moment, or dead."""
     deadline = time.monotonic() + _SIGNAL_SKEW_S
     while flag.raised is None and time.monotonic() < deadline:
@@ -143,14 +147,14 @@ def _left(left: Left, name: str, flag: StopFlag) -> Ending:
     if signal is not None:
         # Slurm says whether that is why the other one is gone, or whether srun ends this one because it is.
         return replace(_stopped(signal, None), evidence={} if left.signal else {"gone": [name]})
-    return Ending(cause="node_fail", reason=f"{name} is gone: {left}", failed_at=time.time(), cascade=True)
+    return ExitReport(cause="node_fail", reason=f"{name} is gone: {left}", failed_at=time.time(), cascade=True)
 
 
-def _stopped(signal: str, at: float | None) -> Ending:
-    return Ending(cause="preempted", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
+def _stopped(signal: str, at: float | None) -> ExitReport:
+    return ExitReport(cause="preempted", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
 
 
-def _note(journal: Journal, node: Node, outcome: Outcome, name: str, seconds: float) -> None:
+def _note(journal: Journal, node: Node, outcome: PreflightOutcome, name: str, seconds: float) -> None:
     if outcome.election is not None:
         journal.write("election", **outcome.election)
     if outcome.clock:
@@ -160,7 +164,7 @@ def _note(journal: Journal, node: Node, outcome: Outcome, name: str, seconds: fl
         node=node.index,
         status=outcome.status,
         seconds=round(seconds, 3),
-        findings=[one.plain() for one in outcome.findings],
+        findings=[one.to_dict() for one in outcome.findings],
         blamed=name in outcome.blamed,
     )
 

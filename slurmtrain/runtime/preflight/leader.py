@@ -13,9 +13,9 @@ from typing import Any
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.preflight import election, network
 from slurmtrain.model.preflight.clock import Offset
-from slurmtrain.model.preflight.election import Candidate, Excluded, Network, Place, Problem, Tried
+from slurmtrain.model.preflight.election import Candidate, Excluded, Network, NetworkProblem, NodeAddresses, Tried
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.verdict import Seen, Verdict, absent, judge, judge_bandwidth
+from slurmtrain.model.preflight.verdict import NodeReport, Verdict, absent, judge, judge_bandwidth
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.meeting import Host, Late, Left
 from slurmtrain.runtime.preflight.participant import (
@@ -23,8 +23,8 @@ from slurmtrain.runtime.preflight.participant import (
     LOOPBACK,
     MARGIN_S,
     RATE_S,
-    Outcome,
     Party,
+    PreflightOutcome,
     Task,
     introduce,
     measure_rates,
@@ -39,7 +39,7 @@ _PARTING_S = 2.0
 Reports = Mapping[int, Mapping[str, Any]]
 
 
-async def host(party: Party, secret: bytes, listener: socket.socket | None) -> Outcome:
+async def host(party: Party, secret: bytes, listener: socket.socket | None) -> PreflightOutcome:
     """Run the preflight of an attempt. ``listener``: where the other nodes come to; None where there are none.
 
     Raises Left when a node is gone.
@@ -66,11 +66,11 @@ class _Hosting:
         self._prover = prover
         self._hosts = {**{node: f"node {node}" for node in range(party.nodes)}, **party.expected_hosts}
         self._known = set(party.expected_hosts)
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, NodeAddresses] = {}
         self._excluded: list[Excluded] = []
         self._tests = 0
 
-    async def run(self, secret: bytes) -> Outcome:
+    async def run(self, secret: bytes) -> PreflightOutcome:
         try:
             task, reports = await self._collect(secret.hex())
         except Late as late:
@@ -92,13 +92,15 @@ class _Hosting:
         for node, said in joined.items():
             self._hosts[node] = said["host"]
             self._known.add(node)
-            self._places[node] = Place([Candidate(**one) for one in said["candidates"]], said["via"], said["home"])
+            self._places[node] = NodeAddresses(
+                [Candidate(**one) for one in said["candidates"]], said["via"], said["home"]
+            )
             self._excluded += [Excluded(**one) for one in said["excluded"]]
         ports = {node: int(said["port"]) for node, said in joined.items()}
         # Whoever hears of the token learns nothing of the secret.
         token = hashlib.sha256(f"token of {secret}".encode()).hexdigest()
         task = Task(self._networks(), ports, token)
-        told = task.plain(party.nodes)
+        told = task.to_dict(party.nodes)
         await lobby.tell_each("next", {node: {"do": "work", "task": plain} for node, plain in told.items()})
         report = {**await work(party, self._prover, task), "clock": None}
         return task, await lobby.gather("work", report, party.spec.preflight.timeout_s + MARGIN_S)
@@ -114,7 +116,7 @@ class _Hosting:
     def _tried(self, networks: Sequence[Network], reports: Reports) -> list[Tried]:
         self._tests = sum(int(said["tests"]) for said in reports.values())
         return [
-            Tried(one, [Problem(source=node, target=target, why=why)
+            Tried(one, [NetworkProblem(source=node, target=target, why=why)
                         for node, said in reports.items() for target, why in said["problems"][index]])
             for index, one in enumerate(networks)
         ]  # fmt: skip
@@ -132,11 +134,11 @@ class _Hosting:
             return [replace(one, rate=rates.get(index)) for index, one in enumerate(tried)]
         return list(tried)
 
-    def _seen(self, reports: Reports, tried: Sequence[Tried]) -> Seen:
+    def _seen(self, reports: Reports, tried: Sequence[Tried]) -> NodeReport:
         offsets = {node: Offset(**said["clock"]) if said["clock"] else None for node, said in reports.items()}
         if self._party.nodes > 1:
             offsets[0] = Offset(0.0, 0.0, 0)
-        return Seen(
+        return NodeReport(
             hosts=self._hosts,
             places=self._places,
             facts={node: said["facts"] for node, said in reports.items()},
@@ -200,7 +202,7 @@ class _Hosting:
         clocks: Mapping[int, Mapping[str, Any]],
         listener: socket.socket | None,
         told: Mapping[str, Any] | None = None,
-    ) -> Outcome:
+    ) -> PreflightOutcome:
         """Tell each node what concerns it."""
         master = [members[0].address, listener.getsockname()[1]] if listener is not None else None
         # A node that never said its name cannot be left out by it.
@@ -209,7 +211,7 @@ class _Hosting:
         words = {
             node: {
                 "do": "end",
-                "findings": [one.plain() for one in verdict.findings.get(node, ())],
+                "findings": [one.to_dict() for one in verdict.findings.get(node, ())],
                 "blamed": blamed,
                 "problem": problem,
                 "master": master,
@@ -225,7 +227,7 @@ class _Hosting:
         return replace(outcome(words[0]), election=told, listener=listener, sent=sent, tests=tests)
 
 
-def _clocks(seen: Seen) -> dict[int, dict[str, Any]]:
+def _clocks(seen: NodeReport) -> dict[int, dict[str, Any]]:
     """What is journaled of each node's clock."""
     told = {}
     for node, said in seen.disciplines.items():

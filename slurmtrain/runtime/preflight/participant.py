@@ -73,7 +73,7 @@ class Party:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class PreflightOutcome:
     """What the preflight came to, for one node.
 
     ``problem``: why no worker may start. ``blamed``: the hosts without which it might be tried again. ``master``:
@@ -98,7 +98,7 @@ class Outcome:
         return worst(self.findings)
 
 
-async def attend(party: Party, doors: Callable[[], Sequence[Door]]) -> Outcome:
+async def attend(party: Party, doors: Callable[[], Sequence[Door]]) -> PreflightOutcome:
     """The part of every node but node 0.
 
     Raises Left when node 0 is gone, Late when it says nothing, LaunchError when it cannot be found.
@@ -115,7 +115,7 @@ async def attend(party: Party, doors: Callable[[], Sequence[Door]]) -> Outcome:
             if words["do"] == "end":
                 return replace(outcome(words), sent=guest.sent, tests=prover.made)
             if words["do"] == "work":
-                task = Task.from_plain(words["task"])
+                task = Task.from_dict(words["task"])
             await guest.report(words["do"], await _do(party, guest, prover, task, words))
     finally:
         await prover.close()
@@ -133,9 +133,9 @@ async def _do(party: Party, guest: Guest, prover: Prover, task: Task, words: Map
     return await in_background(party.bandwidth, words["address"], words["port"], words["interface"])
 
 
-def outcome(words: Mapping[str, Any]) -> Outcome:
+def outcome(words: Mapping[str, Any]) -> PreflightOutcome:
     """What node 0's last words mean for a node."""
-    return Outcome(
+    return PreflightOutcome(
         findings=[Finding(**{"evidence": {}, **one}) for one in words["findings"]],
         blamed=words["blamed"],
         problem=words["problem"],
@@ -167,7 +167,7 @@ class Task:
     ports: Mapping[int, int]
     token: str
 
-    def plain(self, nodes: int) -> dict[int, dict[str, Any]]:
+    def to_dict(self, nodes: int) -> dict[int, dict[str, Any]]:
         """For each of so many nodes, as JSON has it: no more than it needs, since there may be hundreds."""
         members = [{node: asdict(member) for node, member in one.members.items()} for one in self.networks]
         told = {}
@@ -184,8 +184,8 @@ class Task:
         return told
 
     @classmethod
-    def from_plain(cls, plain: Mapping[str, Any]) -> Task:
-        """Read what :meth:`plain` gave; JSON has made text of the nodes' numbers."""
+    def from_dict(cls, plain: Mapping[str, Any]) -> Task:
+        """Read what :meth:`to_dict` gave; JSON has made text of the nodes' numbers."""
         networks = [
             Network(name, {int(node): Candidate(**one) for node, one in members.items()})
             for name, members in plain["networks"]

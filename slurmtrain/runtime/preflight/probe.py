@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Mapping, Sequence
 
-from slurmtrain.model.preflight.election import Network, Problem
+from slurmtrain.model.preflight.election import Network, NetworkProblem
 from slurmtrain.runtime.preflight.channel import Channel, Closed, Stranger, connect, greet
 from slurmtrain.runtime.preflight.sockets import BACKLOG, listen, listen_anywhere, source_towards
 
@@ -44,7 +44,7 @@ class Prover:
 
     async def prove(
         self, network: Network, ports: Mapping[int, int], targets: Sequence[int], timeout_s: float
-    ) -> list[Problem]:
+    ) -> list[NetworkProblem]:
         """Connect to these nodes over a network, and say what was wrong."""
         found = await asyncio.gather(*(self._probe(network, ports[node], node, timeout_s) for node in targets))
         return [problem for problem in found if problem is not None]
@@ -73,11 +73,11 @@ class Prover:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    async def _probe(self, network: Network, port: int, target: int, timeout_s: float) -> Problem | None:
+    async def _probe(self, network: Network, port: int, target: int, timeout_s: float) -> NetworkProblem | None:
         async with self._limit:
             self.made += 1
             why = await self._try(network, port, target, timeout_s)
-        return None if why is None else Problem(source=self._node, target=target, why=why)
+        return None if why is None else NetworkProblem(source=self._node, target=target, why=why)
 
     async def _try(self, network: Network, port: int, target: int, timeout_s: float) -> str | None:
         """What is wrong with the way to a node; None if nothing is."""

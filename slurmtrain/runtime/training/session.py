@@ -19,7 +19,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.interruption.interval import History, steps_to_agreement
+from slurmtrain.model.interruption.interval import InterruptionStats, steps_to_agreement
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.job import environment, stacks
@@ -27,10 +27,10 @@ from slurmtrain.runtime.job.earlier_starts import with_restarts
 from slurmtrain.runtime.job.environment import Launch, Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, as_number
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
-from slurmtrain.runtime.training.step_time import OwnTime
+from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.files import read_json
 from slurmtrain.system.interpreter import importing, leave_quickly
 from slurmtrain.system.journal import Journal
@@ -95,7 +95,7 @@ class Session:
         self._owns_group = False
         self._pace = _Pace()
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
-        self._own_time = OwnTime(self.device)
+        self._own_time = StepTime(self.device)
         self._registered: tuple[Stateful, ...] = ()
         self._said = 0.0
 
@@ -107,7 +107,7 @@ class Session:
             stacks.answer()
         self._beat(Phase.JOINING)
         self._join()
-        self._ranks = Ranks(self.rank, self.world_size, self.device)
+        self._ranks = RankGroup(self.rank, self.world_size, self.device)
         attempt = self._worker.attempt
         if attempt is not None:
             if threading.current_thread() is threading.main_thread():
@@ -187,7 +187,7 @@ class Session:
             attempt,
             Objects(objects),
             plan,
-            _read_history(self._worker) if self.rank == 0 else History(),
+            _read_history(self._worker) if self.rank == 0 else InterruptionStats(),
             self._ranks,
             self._journal if self.rank == 0 else None,
         )
@@ -387,8 +387,8 @@ def _read_plan(worker: Worker) -> Plan | None:
     return Plan.from_json(data) if data is not None else None
 
 
-def _read_history(worker: Worker) -> History:
+def _read_history(worker: Worker) -> InterruptionStats:
     """What was known of interruptions when the job was submitted, and what its earlier starts have seen."""
     told = read_json(worker.submission.launch) if worker.submission is not None else None
-    history = (Launch.from_plain(told).history if told is not None else None) or History()
+    history = (Launch.from_dict(told).history if told is not None else None) or InterruptionStats()
     return with_restarts(history, worker.attempt) if worker.attempt is not None else history

@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 _SMOOTHING = 0.2
 
 
-class OwnTime:
+class StepTime:
     """Measures the own time of steps, smoothed, without waiting for the device."""
 
     def __init__(self, device: torch.device) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from slurmtrain import cli
-from slurmtrain.model.diagnosis.drill import Comparison, Injected, Problem, Verdict
+from slurmtrain.model.diagnosis.drill import Comparison, DrillProblem, FaultVerdict, Injected
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops import drill as module
-from slurmtrain.ops.drill import Order, Report
+from slurmtrain.ops.drill import DrillOptions, Report
 
 REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
-PASSED = Verdict(
+PASSED = FaultVerdict(
     fault="rank",
     run_id="ONE",
     injected=Injected(fault="rank", at=1.0, attempt="7.0"),
@@ -32,15 +32,19 @@ PASSED = Verdict(
     state="completed",
     comparison=Comparison(identical=True, how="hashes"),
 )
-FAILED = Verdict(
-    fault="all", run_id="TWO", state="failed", problems=[Problem("it is gone", "look at it")], notes=["so"]
+FAILED = FaultVerdict(
+    fault="all", run_id="TWO", state="failed", problems=[DrillProblem("it is gone", "look at it")], notes=["so"]
 )
 
 
 def call(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, report: Report, *arguments: str, asked: list[Order] | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    report: Report,
+    *arguments: str,
+    asked: list[DrillOptions] | None = None,
 ) -> int:
-    def drill(_workspace: Any, order: Order, say: Any, _look: Any) -> Report:
+    def drill(_workspace: Any, order: DrillOptions, say: Any, _look: Any) -> Report:
         say("reference: run REF")
         if asked is not None:
             asked.append(order)
@@ -56,7 +60,7 @@ def call(
     return int(ended.value.code or 0)
 
 
-def report(*verdicts: Verdict, again: Comparison | None = None) -> Report:
+def report(*verdicts: FaultVerdict, again: Comparison | None = None) -> Report:
     return Report(executor="local", reference=REFERENCE, again=again, verdicts=verdicts)
 
 
@@ -82,7 +86,7 @@ def test_a_table_tells_what_came_of_each_fault_and_then_what_to_do(
 def test_json_is_one_object_and_the_exit_code_0_where_all_came_through(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[Order] = []
+    asked: list[DrillOptions] = []
     words = ("params.steps=5", "--fault", "rank", "--fault", "all", "--twice", "--json")
     assert call(monkeypatch, tmp_path, report(PASSED), *words, asked=asked) == 0
     told = json.loads(capsys.readouterr().out)

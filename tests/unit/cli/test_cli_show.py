@@ -13,7 +13,7 @@ from slurmtrain.ops.shared.views import attempt_json
 
 
 def state(rank: int, idle_s: float, letter: str = "S") -> dict[str, Any]:
-    return RankState(rank=rank, node=0, step=5, phase=Phase.TRAINING, idle_s=idle_s, state=letter).plain()
+    return RankState(rank=rank, node=0, step=5, phase=Phase.TRAINING, idle_s=idle_s, state=letter).to_dict()
 
 
 def printed(capsys: pytest.CaptureFixture[str], **known: Any) -> list[str]:

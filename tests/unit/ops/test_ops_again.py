@@ -342,7 +342,7 @@ def test_a_local_run_that_crashed_is_started_again_once(workspace: Workspace, la
 
 
 def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Workspace, launched: list[str]) -> None:
-    gone = {**myself().plain(), "start": 1, "started": 1, "pid": 2**22 - 1}
+    gone = {**myself().to_dict(), "start": 1, "started": 1, "pid": 2**22 - 1}
     Told(workspace, "local", "local-abc").submitted(process=gone).started(process=gone)
     assert again(workspace).started == [RUN_ID]
     assert len(launched) == 1
@@ -350,7 +350,7 @@ def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Wor
 
 
 def test_a_local_run_whose_processes_are_still_there_waits_for_them(workspace: Workspace, launched: list[str]) -> None:
-    Told(workspace, "local", "local-abc").submitted(process=myself().plain()).started().crashed()
+    Told(workspace, "local", "local-abc").submitted(process=myself().to_dict()).started().crashed()
     assert again(workspace).started == []
     assert loaded(workspace).state == "requeued"
     assert launched == []
@@ -368,7 +368,7 @@ def test_a_local_run_that_a_person_cancelled_is_left_alone(workspace: Workspace,
 def test_a_local_run_of_another_machine_says_where_it_would_start_again(
     workspace: Workspace, launched: list[str]
 ) -> None:
-    there = {**myself().plain(), "host": "elsewhere"}
+    there = {**myself().to_dict(), "host": "elsewhere"}
     Told(workspace, "local", "local-abc").submitted(process=there).started(process=there).crashed()
     synced = again(workspace)
     assert (synced.started, synced.problems, launched) == ([], [], [])

@@ -107,7 +107,7 @@ def test_the_root_is_found_among_what_followed(logged: Logged) -> None:
     assert (root.first.at, root.first.exact) == (at, False)
     assert [one.first.name for one in found.diagnosis.others] == ["peer-closed"]
     assert found.diagnosis.others[0].ranks == [0, 1, 2]
-    told = found.plain()
+    told = found.to_dict()
     assert (told["root"]["at_by"], told["root"]["log"]) == ("exit", str(logged.attempt.rank_log(3)))
     assert (told["attempt"], told["cause"], told["logs"]["read"]) == (1, "crash", 4)
 
@@ -152,7 +152,7 @@ def test_a_run_that_was_never_started_has_nothing_to_read(workspace: Workspace) 
     (run.journals / "submit.jsonl").write_bytes(encode(1.0, "created", {"name": "x", "executor": "slurm"}))
     found = diagnose(workspace, run.id)
     assert found.attempt is None
-    assert found.plain()["attempt"] is None
+    assert found.to_dict()["attempt"] is None
 
 
 def test_a_log_that_cannot_be_read_is_named_and_the_others_are_read(logged: Logged) -> None:
@@ -246,7 +246,7 @@ def test_what_agents_saw_of_their_nodes_counts(logged: Logged) -> None:
 def test_a_hang_names_its_culprits_from_what_all_nodes_saw(logged: Logged) -> None:
     for node in range(2):
         states = [
-            RankState(rank, node, 9 if rank == 2 else 10, Phase.TRAINING, 90.0).plain()
+            RankState(rank, node, 9 if rank == 2 else 10, Phase.TRAINING, 90.0).to_dict()
             for rank in (2 * node, 2 * node + 1)
         ]
         logged.nodes[node] += encode(logged.failed + node, "hang", {"node": node, "ranks": states})
@@ -264,7 +264,7 @@ def test_the_watchdogs_of_all_ranks_are_compared(logged: Logged) -> None:
                    f"last enqueued NCCL work: 812, last completed NCCL work: {done}.")  # fmt: skip
     found = logged.look()
     assert found.diagnosis.laggard is not None
-    assert found.plain()["laggard"]["ranks"] == [2]
+    assert found.to_dict()["laggard"]["ranks"] == [2]
 
 
 def test_slurms_word_is_the_last_resort(logged: Logged) -> None:

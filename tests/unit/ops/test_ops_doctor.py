@@ -13,7 +13,7 @@ from helpers.fakeslurm import FakeSlurm
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
-from slurmtrain.model.interruption.outlook import Case, Finding
+from slurmtrain.model.interruption.outlook import Case, SiteFinding
 from slurmtrain.model.run.event import encode
 from slurmtrain.ops.doctor import Examined, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
@@ -45,7 +45,7 @@ def preempted(found: Examined) -> Case:
     return one.case("preemption")
 
 
-def about(found: Examined, name: str) -> Finding:
+def about(found: Examined, name: str) -> SiteFinding:
     everything = [*found.findings, *(finding for one in found.outlooks for finding in one.findings)]
     return next(one for one in everything if one.about == name)
 
@@ -160,7 +160,7 @@ def test_on_this_machine_slurm_is_not_asked(workspace: Workspace, slurm: FakeSlu
 
 
 def test_everything_is_json(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
-    told = json.loads(json.dumps(examine(workspace, spec, (), "slurm").plain(), allow_nan=False))
+    told = json.loads(json.dumps(examine(workspace, spec, (), "slurm").to_dict(), allow_nan=False))
     assert (told["schema"], told["executor"], told["name"], told["good"]) == (1, "slurm", "x", True)
     assert set(told["partitions"][0]["cases"][0]) == {"event", "seconds", "starts", "delay_s", "text"}
 

@@ -20,7 +20,7 @@ from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.spec import NAME_LIMIT
-from slurmtrain.ops.drill import Order, drill
+from slurmtrain.ops.drill import DrillOptions, drill
 from slurmtrain.ops.shared import faults
 from slurmtrain.ops.shared.checkpoints import loaded
 from slurmtrain.ops.shared.compare import compare
@@ -80,8 +80,8 @@ def test_a_fault_here_hits_whom_it_is_meant_for(
     rank_ends_by: signal.Signals | None,
 ) -> None:
     agent, rank = sleepers
-    run = make_run(workspace.root.path, process=who(agent).plain())
-    note_ranks(run, 0, {0: who(rank).plain()})
+    run = make_run(workspace.root.path, process=who(agent).to_dict())
+    note_ranks(run, 0, {0: who(rank).to_dict()})
     hit = faults.inject(workspace, known(workspace, run), name)
     assert (hit.fault, hit.attempt, hit.restarts) == (name, "1.0", 0)
     for process, expected in ((agent, agent_ends_by), (rank, rank_ends_by)):
@@ -93,8 +93,8 @@ def test_a_fault_here_hits_whom_it_is_meant_for(
 
 def test_a_hang_stops_a_rank_that_can_go_on(workspace: Workspace, sleepers: list[subprocess.Popen[bytes]]) -> None:
     agent, rank = sleepers
-    run = make_run(workspace.root.path, process=who(agent).plain())
-    note_ranks(run, 0, {0: who(rank).plain()})
+    run = make_run(workspace.root.path, process=who(agent).to_dict())
+    note_ranks(run, 0, {0: who(rank).to_dict()})
     faults.inject(workspace, known(workspace, run), "hang")
     assert os.WIFSTOPPED(os.waitpid(rank.pid, os.WUNTRACED)[1])
 
@@ -103,10 +103,10 @@ def test_who_has_ended_or_is_elsewhere_is_not_hit(
     workspace: Workspace, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     agent, rank = sleepers
-    run = make_run(workspace.root.path, process=who(agent).plain())
+    run = make_run(workspace.root.path, process=who(agent).to_dict())
     with pytest.raises(RunBusy, match="does not train"):
         faults.inject(workspace, known(workspace, run), "rank")
-    note_ranks(run, 0, {0: {**who(rank).plain(), "start": 1}})
+    note_ranks(run, 0, {0: {**who(rank).to_dict(), "start": 1}})
     with pytest.raises(RunBusy, match="rank 0 had ended"):
         faults.inject(workspace, known(workspace, run), "rank")
     note_ranks(run, 0, {0: ELSEWHERE})
@@ -272,10 +272,10 @@ def test_an_object_of_a_rank_that_differs_is_told() -> None:
 # --- which specs it takes ---------------------------------------------------------------------------------------------
 
 
-def order(tmp_path: Path, **keys: Any) -> Order:
+def order(tmp_path: Path, **keys: Any) -> DrillOptions:
     path = tmp_path / "spec.yaml"
     path.write_text(yaml.safe_dump({"name": "n" * NAME_LIMIT, "command": "true", **keys}))
-    return Order(path=path, executor="local")
+    return DrillOptions(path=path, executor="local")
 
 
 @pytest.mark.parametrize(

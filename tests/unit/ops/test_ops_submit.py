@@ -107,7 +107,7 @@ def test_a_preflight_alone_is_a_short_run_that_does_nothing_and_leaves_no_node_o
     run_id, _ = submit_preflight(workspace, None, ["preflight.dns=off"], nodes=3, executor="slurm")
     plan = plan_of(workspace, run_id)
     assert (plan.spec.name, Path(plan.spec.command).name) == ("preflight", "true")
-    assert (plan.spec.resources.nodes.plain(), plan.spec.resources.time) == (3, 600)
+    assert (plan.spec.resources.nodes.to_dict(), plan.spec.resources.time) == (3, 600)
     assert (plan.spec.preflight.exclude, plan.spec.preflight.dns.level) == (False, "off")
     assert not plan.spec.requeue.enabled
     assert not plan.spec.tracking.mlflow.enabled
@@ -127,7 +127,7 @@ def test_a_preflight_of_a_spec_takes_what_it_says_of_nodes_and_checks(
     asked = plan_of(workspace, run_id).spec
     assert (asked.name, asked.params, asked.checkpoint.glob) == ("preflight", {}, None)
     resources = asked.resources
-    assert (resources.nodes.plain(), resources.cpus_per_proc, resources.time) == (2, 4, 600)
+    assert (resources.nodes.to_dict(), resources.cpus_per_proc, resources.time) == (2, 4, 600)
     assert (asked.slurm, asked.setup) == ({"partition": "spot", "qos": "high"}, ("module load cuda",))
     assert (asked.preflight.shm.level, asked.preflight.shm.min_gb) == ("fail", 8)
     [call] = slurm.calls("sbatch")

@@ -30,10 +30,10 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch import (
     MOST_PAUSES,
-    Found,
-    Memory,
-    News,
     Post,
+    ReportFilter,
+    WatchEvent,
+    WatchRound,
     look,
     pause_after,
     post,
@@ -76,7 +76,7 @@ def queued(job_id: str = "7", state: str = "PENDING") -> str:
     return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
 
 
-def kinds(news: Sequence[News]) -> list[str]:
+def kinds(news: Sequence[WatchEvent]) -> list[str]:
     return [one.kind for one in news]
 
 
@@ -95,9 +95,9 @@ module_sync = module.sync
 def rounds(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A round, told; and the memory of all of them."""
     unmirrored(workspace, monkeypatch)
-    memory = Memory()
+    memory = ReportFilter()
 
-    def do() -> list[News]:
+    def do() -> list[WatchEvent]:
         return memory.news(look(workspace.config), time.time())
 
     return do, memory
@@ -135,8 +135,8 @@ def test_a_single_round_tells_what_ended_since_the_registry_was_last_read(
 ) -> None:
     look(workspace.config)
     slurm.says("squeue", queued(state="CANCELLED"))
-    assert kinds(Memory().news(look(workspace.config), 0.0)) == ["finished"]
-    assert Memory().news(look(workspace.config), 0.0) == []
+    assert kinds(ReportFilter().news(look(workspace.config), 0.0)) == ["finished"]
+    assert ReportFilter().news(look(workspace.config), 0.0) == []
 
 
 def test_slurm_that_is_down_is_a_problem_told_once_and_once_more_when_it_is_back(
@@ -188,7 +188,7 @@ def test_whatever_happens_in_a_round_is_told_in_a_sentence(
         raise error
 
     monkeypatch.setattr(module, "sync", fail)
-    assert look(workspace.config) == Found(failure=words)
+    assert look(workspace.config) == WatchRound(failure=words)
 
 
 def test_rounds_leave_nothing_open_and_keep_nothing(
@@ -196,7 +196,7 @@ def test_rounds_leave_nothing_open_and_keep_nothing(
 ) -> None:
     monkeypatch.setattr(scheduler, "ask", lambda *_, **__: queued())
     unmirrored(workspace, monkeypatch)
-    memory = Memory()
+    memory = ReportFilter()
 
     def held(rounds: int) -> tuple[int, int]:
         for _ in range(rounds):
@@ -217,13 +217,15 @@ def listed(state: str = "running", attempt: int = 1, reason: str = "") -> Listed
     return Listed({"name": "x", "state": state, "attempt": attempt, "reason": reason})
 
 
-def found(state: str = "running", *, attempt: int = 1, reason: str = "", down: bool = False, **synced: Any) -> Found:
+def found(
+    state: str = "running", *, attempt: int = 1, reason: str = "", down: bool = False, **synced: Any
+) -> WatchRound:
     observed = Observed({"r1": listed(state, attempt, reason)}, problems=synced.pop("unasked", ()))
-    return Found(Synced(observed, **synced), slurm_down=down)
+    return WatchRound(Synced(observed, **synced), slurm_down=down)
 
 
 def test_what_a_round_did_is_a_line_for_each_run() -> None:
-    memory = Memory()
+    memory = ReportFilter()
     assert [one.message for one in memory.news(found("pending", attempt=2, started=["r1"]), 0.0)] == [
         "run r1 (x) was started again, as attempt 2"
     ]
@@ -236,7 +238,7 @@ def test_what_a_round_did_is_a_line_for_each_run() -> None:
 
 @pytest.mark.parametrize("kind", ["mirrored", "cancelled"])
 def test_what_happens_in_every_round_of_a_run_is_told_at_its_first_and_at_its_end(kind: str) -> None:
-    memory = Memory()
+    memory = ReportFilter()
     told = [kinds(memory.news(found("running", **{kind: ["r1"]}), 0.0)) for _ in range(3)]
     assert told == [[kind], [], []]
     assert set(kinds(memory.news(found("completed", **{kind: ["r1"]}), 0.0))) == {"finished", kind}
@@ -244,7 +246,7 @@ def test_what_happens_in_every_round_of_a_run_is_told_at_its_first_and_at_its_en
 
 
 def test_a_note_and_unreadable_lines_are_told_while_they_are_new() -> None:
-    memory = Memory()
+    memory = ReportFilter()
     bad = Garbage("journal/submit.jsonl", 3, b"x")
     with_garbage = found(notes=["n1 is left out"])
     assert with_garbage.synced is not None
@@ -261,10 +263,10 @@ def test_a_note_and_unreadable_lines_are_told_while_they_are_new() -> None:
 def test_each_problem_is_told_once_until_it_is_over_and_over_only_after_a_whole_round(
     rounds: list[tuple[set[str], str]],
 ) -> None:
-    memory, lasting = Memory(), set()
+    memory, lasting = ReportFilter(), set()
     for problems, how in rounds:
         if how == "failed":
-            news = memory.news(Found(failure="z"), 0.0)
+            news = memory.news(WatchRound(failure="z"), 0.0)
             problems = {"z"}
         else:
             news = memory.news(found(problems=sorted(problems), down=how == "down"), 0.0)
@@ -372,7 +374,7 @@ def test_a_single_round_beside_one_that_watches_does_nothing(
 ) -> None:
     monkeypatch.setattr(module, "sync", lambda _: pytest.fail("it did a round"))
     workspace.prepare()
-    told: list[News] = []
+    told: list[WatchEvent] = []
     with post(workspace.root.watch_lock, 60):
         assert watch_once(workspace.config, 60, told.append) is not None
         with Stop() as stop:
@@ -386,7 +388,7 @@ def test_a_single_round_beside_one_that_watches_does_nothing(
 def test_a_signal_lets_the_round_end_and_then_ends_the_watch(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[News] = []
+    told: list[WatchEvent] = []
     done: list[str] = []
 
     def one_round(place: Workspace) -> Synced:

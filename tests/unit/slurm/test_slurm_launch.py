@@ -1,4 +1,4 @@
-"""Handing a job to sbatch: what reaches it, what it may answer, and who is seen to be at it still."""
+"""Handover a job to sbatch: what reaches it, what it may answer, and who is seen to be at it still."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
 from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.slurm.launch import Handing, check, find, launch
+from slurmtrain.slurm.launch import Handover, check, find, launch
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.files import locked, make_directory, write_json
 
@@ -66,7 +66,7 @@ def plan(**keys: Any) -> Plan:
 def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None, **keys: Any) -> str:
     with locked(submission.run.lock) as lock:
         assert lock is not None
-        return launch(Handing(plan(**keys), submission, lock), variables or {})
+        return launch(Handover(plan(**keys), submission, lock), variables or {})
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -252,12 +252,12 @@ import json, sys
 from pathlib import Path
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.slurm.launch import Handing, launch
+from slurmtrain.slurm.launch import Handover, launch
 from slurmtrain.system.files import locked
 submission = SubmissionDir(Path(sys.argv[1]))
 with locked(submission.run.lock) as lock:
     plan = Plan.from_json(json.loads(submission.plan.read_text()))
-    launch(Handing(plan, submission, lock), {})
+    launch(Handover(plan, submission, lock), {})
 """
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.slurm.limits import Choice, grace, impossible, leave_out, partition
+from slurmtrain.slurm.limits import PartitionChoice, grace, impossible, leave_out, partition
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
 
 PARTITIONS = read_partitions(
@@ -101,7 +101,7 @@ NODES = [
 ]
 
 
-def left_out(*unwanted: str, slurm: dict[str, Any] | None = None) -> Choice:
+def left_out(*unwanted: str, slurm: dict[str, Any] | None = None) -> PartitionChoice:
     return leave_out(plan(slurm), PARTITIONS, NODES, unwanted)
 
 

@@ -46,7 +46,7 @@ def test_this_process_lives_and_keeps_its_identity() -> None:
 
 
 def test_an_identity_reads_back_from_a_journal() -> None:
-    assert Process.from_plain(myself().plain()) == myself()
+    assert Process.from_dict(myself().to_dict()) == myself()
 
 
 def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: subprocess.Popen[bytes]) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 from slurmtrain.model.preflight.obsolete_variables import obsolete, undoing
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Preflight
+from slurmtrain.model.spec.spec import PreflightSpec
 from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
 from slurmtrain.system.files import reason_of, write_atomically
 from slurmtrain.version import __version__
@@ -33,7 +33,7 @@ Facts = dict[str, Any]
 Measure = Callable[[], Facts | None]
 
 # Checks that have a time of their own: a look-up that takes longer than it may has failed already.
-_LIMITS: dict[str, Callable[[Preflight], float]] = {
+_LIMITS: dict[str, Callable[[PreflightSpec], float]] = {
     "shared": lambda preflight: preflight.shared.timeout_s,
     "dns": lambda preflight: preflight.dns.max_ms / 1e3 + 1.0,
 }
@@ -47,7 +47,7 @@ _RDMA = Path("/sys/class/infiniband")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Here:
+class NodeContext:
     """The node that measures: number ``node`` of ``nodes``, in an attempt whose directory all of them should see.
 
     ``executor`` is local or slurm. ``addresses`` are this node's own, numeric. ``token`` is hex text that all nodes of
@@ -65,7 +65,7 @@ class Here:
     environ: Mapping[str, str]
 
 
-def measure_all(here: Here) -> dict[str, Facts]:
+def measure_all(here: NodeContext) -> dict[str, Facts]:
     """Facts of every check that is not off, by its name, a moment after ``preflight.timeout_s`` at the latest.
 
     Facts are JSON's own types. Where there are none they say why: ``{"skip": reason}`` where the check does not apply,
@@ -135,7 +135,7 @@ class _Once:
             return self._facts
 
 
-def _measures(here: Here) -> dict[str, Measure]:
+def _measures(here: NodeContext) -> dict[str, Measure]:
     preflight, asked = here.plan.spec.preflight, here.plan.spec.resources.gpus_per_node
     nvml = gpus.load_nvml() if asked else None
     look = _Once(lambda: gpus.look(asked, here.environ, _PRODUCT * preflight.timeout_s, nvml))
@@ -156,18 +156,18 @@ def _measures(here: Here) -> dict[str, Measure]:
 # --- the shared directory ---------------------------------------------------------------------------------------
 
 
-def forget_shared(here: Here) -> None:
+def forget_shared(here: NodeContext) -> None:
     """Remove what node 0 wrote for the others to see. To be called once all nodes have measured."""
     with suppress(OSError):
         _file_of(here, "shared").unlink(missing_ok=True)
 
 
-def _shared_limit(here: Here) -> float:
+def _shared_limit(here: NodeContext) -> float:
     preflight = here.plan.spec.preflight
     return min(_LIMITS["shared"](preflight), preflight.timeout_s)
 
 
-def _file_of(here: Here, purpose: str) -> Path:
+def _file_of(here: NodeContext, purpose: str) -> Path:
     return here.attempt.path / f".preflight-{_digest(here.token, purpose)[:16]}"
 
 
@@ -176,7 +176,7 @@ def _digest(token: str, purpose: str) -> str:
     return hashlib.sha256(f"{purpose}:{token}".encode()).hexdigest()
 
 
-def _shared(here: Here) -> Facts:
+def _shared(here: NodeContext) -> Facts:
     """``write_ms`` of node 0, ``read_ms`` until its file could be read; or ``refused``, or ``unseen``."""
     began = time.monotonic()
     content = _digest(here.token, "content").encode()
@@ -286,7 +286,7 @@ def _dns(addresses: Sequence[str]) -> Facts:
     return took
 
 
-def _straggler(here: Here, look: _Once | None) -> Facts:
+def _straggler(here: NodeContext, look: _Once | None) -> Facts:
     """``seconds`` of a matrix product: of the slowest GPU where there are GPUs, else of one CPU core."""
     if here.nodes == 1:
         return {"skip": "there is one node only"}
@@ -302,11 +302,11 @@ def _straggler(here: Here, look: _Once | None) -> Facts:
 # --- plug-ins ---------------------------------------------------------------------------------------------------
 
 
-def _start_plugins(here: Here, race: _Race) -> Facts | None:
+def _start_plugins(here: NodeContext, race: _Race) -> Facts | None:
     """Let the plug-ins take part in the race, each as a check of its own."""
     spec = here.plan.spec
     limit_s = spec.preflight.timeout_s
-    found, facts, clashes = plugins.find(spec.preflight.plugins, {field.name for field in fields(Preflight)})
+    found, facts, clashes = plugins.find(spec.preflight.plugins, {field.name for field in fields(PreflightSpec)})
     node = plugins.CheckedNode(
         index=here.node,
         nodes=here.nodes,

@@ -17,9 +17,9 @@ from slurmtrain.model.diagnosis.drill import (
     SLURM,
     SYNC,
     Comparison,
-    Facts,
+    DrillFacts,
+    FaultVerdict,
     Injected,
-    Verdict,
     in_words,
     judge,
     never_hit,
@@ -46,11 +46,11 @@ def run_of(*attempts: Attempt, **more: Any) -> Run:
     return Run(id="RUN", name="n-drill-x", executor="slurm", attempts=attempts, **told)
 
 
-def preempted(**struck: Any) -> Facts:
+def preempted(**struck: Any) -> DrillFacts:
     """A run that was preempted at step 20, saved, and was put back by its agents."""
     first = attempt(1, "7", ended_at=HIT + 3, **{"cause": "preempted", "lost_steps": 0, **struck})
     second = attempt(2, "7", 1, state="completed", cause="completed", started_at=HIT + 10)
-    return Facts(
+    return DrillFacts(
         run=run_of(first, second, checkpoints=[Checkpoint(20, "checkpoints/step-20", 1, HIT + 2, 1.0)]),
         injected=Injected(fault="preempt", at=HIT, attempt="7.0", step=20, on="the agent"),
         events=[
@@ -64,7 +64,7 @@ def preempted(**struck: Any) -> Facts:
     )
 
 
-def what(verdict: Verdict) -> str:
+def what(verdict: FaultVerdict) -> str:
     return "; ".join(problem.what for problem in verdict.problems)
 
 
@@ -112,14 +112,14 @@ def test_a_run_that_went_on_from_an_older_checkpoint_than_it_had_is_a_problem() 
     assert what(verdict) == "it went on from step 20, though step 30 was saved"
 
 
-def killed_rank() -> Facts:
+def killed_rank() -> DrillFacts:
     """A rank was killed in the second round of the only attempt, and started again where it was."""
     restarts = [
         {"at": HIT - 50, "round": 1, "cause": "hang"},
         {"at": HIT + 0.5, "round": 2, "cause": "crash"},
     ]
     only = attempt(1, "7", state="completed", cause="completed", lost_steps=5, restarts=restarts, ended_at=HIT + 90)
-    return Facts(
+    return DrillFacts(
         run=run_of(only, checkpoints=[Checkpoint(10, "checkpoints/step-10", 1, HIT - 5, 1.0)]),
         injected=Injected(fault="rank", at=HIT, attempt="7.0", restarts=1, step=15),
         events=[
@@ -202,7 +202,7 @@ def test_a_run_that_was_over_before_the_fault_is_a_problem() -> None:
 def test_a_run_that_could_not_be_submitted_has_a_verdict_of_its_own() -> None:
     verdict = never_submitted("rank", "sbatch did not answer")
     assert what(verdict) == "it could not be submitted: sbatch did not answer"
-    assert (verdict.passed, verdict.plain()["run_id"]) == (False, None)
+    assert (verdict.passed, verdict.to_dict()["run_id"]) == (False, None)
 
 
 def test_a_comparison_in_words() -> None:
@@ -232,7 +232,7 @@ def test_a_run_that_has_not_completed_or_lost_announced_steps_never_passes(
     ]
     hit = Injected(fault=fault, at=HIT, attempt="7.0")
     verdict = judge(
-        Facts(
+        DrillFacts(
             run=run_of(*attempts, state=state),
             injected=hit,
             events=[],
@@ -243,4 +243,4 @@ def test_a_run_that_has_not_completed_or_lost_announced_steps_never_passes(
     if state != "completed" or len(attempts) < 2 or (lost and FAULTS[fault].announced):
         assert not verdict.passed
     assert all(value is None or value >= 0 for value in (verdict.stopped_s, verdict.again_s, verdict.step_s))
-    assert verdict.plain()["passed"] == verdict.passed
+    assert verdict.to_dict()["passed"] == verdict.passed

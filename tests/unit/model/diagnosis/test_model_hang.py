@@ -154,4 +154,4 @@ def test_somebody_is_always_blamed_in_words(ranks: list[RankState]) -> None:
 
 @given(RANKS)
 def test_what_is_known_of_a_rank_survives_a_journal(ranks: list[RankState]) -> None:
-    assert [RankState.from_plain(json.loads(json.dumps(each.plain()))) for each in ranks] == ranks
+    assert [RankState.from_dict(json.loads(json.dumps(each.to_dict()))) for each in ranks] == ranks

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.interruption.exit_report import STOPPED, Ending, Exit, StopRequest, decide
+from slurmtrain.model.interruption.exit_report import STOPPED, Exit, ExitReport, StopRequest, decide
 
 
 def exited(rank: int, code: int, at: float = 100.0, **more: Any) -> Exit:
@@ -18,7 +18,7 @@ STOP = StopRequest(cause="preempted", why="SIGUSR2", at=50.0, node=0)
 
 
 def test_workers_that_all_exit_with_zero_have_completed() -> None:
-    assert decide([exited(0, 0), exited(1, 0)], None, 0) == Ending(cause="completed", reason="")
+    assert decide([exited(0, 0), exited(1, 0)], None, 0) == ExitReport(cause="completed", reason="")
 
 
 def test_the_first_worker_to_fail_is_the_cause_and_all_failures_are_told() -> None:
@@ -50,11 +50,11 @@ def test_a_signal_without_a_name_is_told_by_its_number() -> None:
 @pytest.mark.parametrize("codes", [(STOPPED, STOPPED), (STOPPED, 0), (1, STOPPED), (-signal.SIGKILL, 3)])
 def test_what_workers_exit_with_after_a_request_follows_from_it(codes: tuple[int, int]) -> None:
     ending = decide([exited(rank, code) for rank, code in enumerate(codes)], STOP, 0)
-    assert ending == Ending(cause="preempted", reason="SIGUSR2", failed_at=50.0)
+    assert ending == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=50.0)
 
 
 def test_the_reason_lies_with_the_node_that_has_it() -> None:
-    assert decide([exited(0, STOPPED)], STOP, 1) == Ending(cause="preempted", reason="SIGUSR2", failed_at=None)
+    assert decide([exited(0, STOPPED)], STOP, 1) == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=None)
 
 
 def test_work_that_was_done_in_spite_of_a_request_is_completed() -> None:

@@ -18,9 +18,9 @@ from slurmtrain.model.interruption.history import (
     policy_of,
     where_of,
 )
-from slurmtrain.model.interruption.policy import Past
+from slurmtrain.model.interruption.policy import PriorEnd
 from slurmtrain.model.run.run import Attempt, Checkpoint
-from slurmtrain.model.spec.spec import Requeue, write_requeue
+from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
 
 
 def attempt(cause: str | None = "crash", at: float = 100.0, **more: Any) -> Attempt:
@@ -80,7 +80,7 @@ def test_an_end_tells_where_it_began_how_far_it_came_and_what_it_left() -> None:
     failures = [{"signal": "SIGKILL", "exit_code": None, "error": None, "last_lines": ["step 41", ""]}]
     saved = [checkpoint(10, 50.0), checkpoint(20, 100.5), checkpoint(30, 200.0)]
     [past] = past_of([attempt("crash", round_step=5, last_step=41, failures=failures)], saved)
-    assert past == Past(
+    assert past == PriorEnd(
         cause="crash", at=100.0, began_at_step=5, committed=20, reached=41, where="SIGKILL step #", foreign=True
     )
 
@@ -118,7 +118,7 @@ def test_an_end_from_outside_is_told_from_the_programs_own() -> None:
 
 
 pasts = st.builds(
-    Past,
+    PriorEnd,
     cause=st.sampled_from(["crash", "hang", "node_fail"]),
     at=st.floats(0, 1e9),
     began_at_step=st.integers(0, 9),
@@ -131,7 +131,7 @@ pasts = st.builds(
 
 
 @given(pasts)
-def test_what_is_journaled_of_an_end_gives_the_same_end(past: Past) -> None:
+def test_what_is_journaled_of_an_end_gives_the_same_end(past: PriorEnd) -> None:
     assert past_in_place(plain(past), past.at) == past
 
 
@@ -139,9 +139,9 @@ def test_what_is_journaled_of_an_end_gives_the_same_end(past: Past) -> None:
 
 
 def test_the_policy_is_that_of_the_last_attempt() -> None:
-    strict = attempt("node_fail", policy=write_requeue(Requeue(enabled=False)))
-    lenient = attempt("node_fail", policy=write_requeue(Requeue()), restart=1)
+    strict = attempt("node_fail", policy=write_requeue(RequeueSpec(enabled=False)))
+    lenient = attempt("node_fail", policy=write_requeue(RequeueSpec()), restart=1)
     assert decision([strict, lenient], []).again
     assert not decision([lenient, strict], []).again
-    assert policy_of(attempt(policy=None)) == Requeue()
+    assert policy_of(attempt(policy=None)) == RequeueSpec()
     assert policy_of(attempt(policy={"max_failures": 7, "of_another_version": 1})).max_failures == 7

@@ -19,9 +19,9 @@ from slurmtrain.model.interruption.interval import (
     MOST_OVERHEAD,
     PRIOR_MTBF_S,
     SHORTEST_S,
-    Choice,
     Cost,
-    History,
+    InterruptionStats,
+    IntervalChoice,
     choose,
     fits_grace,
     is_due,
@@ -37,7 +37,7 @@ AUTO = Every("auto", 0)
 LONG = 1e12
 
 histories = st.builds(
-    History,
+    InterruptionStats,
     uptime_s=st.floats(0, 1e12),
     interruptions=st.integers(0, 10_000),
     announced=st.integers(0, 10_000),
@@ -48,14 +48,14 @@ histories = st.builds(
 costs = st.floats(0, 1e5)
 
 
-def chosen(history: History | None = None, **more: Any) -> Choice:
+def chosen(history: InterruptionStats | None = None, **more: Any) -> IntervalChoice:
     given_ = {"nodes": 1, "uptime_s": 0.0, "stall_s": 2.0, "save_s": 5.0, **more}
-    return choose(history or History(), **given_)
+    return choose(history or InterruptionStats(), **given_)
 
 
-def seen_every(hours: float) -> History:
+def seen_every(hours: float) -> InterruptionStats:
     """A history in which one node runs so long between interruptions."""
-    return History(uptime_s=LONG, interruptions=round(LONG / (hours * HOUR)))
+    return InterruptionStats(uptime_s=LONG, interruptions=round(LONG / (hours * HOUR)))
 
 
 # --- the formula --------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_a_run_that_goes_on_knows_what_its_saves_cost() -> None:
 
 
 def test_what_a_namesake_needed_says_nothing_of_the_stall() -> None:
-    assert chosen(History(save_s=400.0), stall_s=None, save_s=None).bounded_by == "first"
+    assert chosen(InterruptionStats(save_s=400.0), stall_s=None, save_s=None).bounded_by == "first"
 
 
 def test_where_nothing_is_known_a_node_is_taken_for_one_that_lasts_six_hours() -> None:
@@ -125,7 +125,9 @@ def test_where_nothing_is_known_a_node_is_taken_for_one_that_lasts_six_hours() -
 
 
 def test_what_was_seen_outweighs_what_was_assumed() -> None:
-    assert chosen(History(uptime_s=50 * 24 * HOUR, interruptions=49)).mtbf_s == pytest.approx(24 * HOUR, rel=0.02)
+    assert chosen(InterruptionStats(uptime_s=50 * 24 * HOUR, interruptions=49)).mtbf_s == pytest.approx(
+        24 * HOUR, rel=0.02
+    )
 
 
 def test_a_job_that_runs_on_undisturbed_saves_less_often() -> None:
@@ -137,7 +139,7 @@ def test_a_job_that_runs_on_undisturbed_saves_less_often() -> None:
 
 @given(histories, st.integers(1, 10_000), st.floats(0, 1e7), st.none() | costs, st.none() | costs)
 def test_an_interval_stays_within_its_bounds(
-    history: History, nodes: int, uptime: float, stall: float | None, save: float | None
+    history: InterruptionStats, nodes: int, uptime: float, stall: float | None, save: float | None
 ) -> None:
     choice = chosen(history, nodes=nodes, uptime_s=uptime, stall_s=stall, save_s=save)
     if choice.stall_s is None:
@@ -155,7 +157,7 @@ def test_an_interval_stays_within_its_bounds(
 
 @given(histories, st.integers(1, 1000), costs, costs, st.floats(0, 1e9), st.integers(0, 100))
 def test_dearer_saves_and_fewer_interruptions_never_make_it_shorter(
-    history: History, nodes: int, stall: float, more: float, longer: float, fewer: int
+    history: InterruptionStats, nodes: int, stall: float, more: float, longer: float, fewer: int
 ) -> None:
     now = chosen(history, nodes=nodes, stall_s=stall)
     slack = 1 + 1e-9
@@ -174,10 +176,12 @@ def test_dearer_saves_and_fewer_interruptions_never_make_it_shorter(
         (seen_every(1), {"save_s": 7000.0}, 7000.0, "save"),
         (seen_every(1e6), {}, LONGEST_S, "longest"),
         (seen_every(1e6), {"stall_s": 60.0}, 60 / CHEAP, "longest"),
-        (History(), {"stall_s": 60.0, "nodes": 400}, 60 / MOST_OVERHEAD, "overhead"),
+        (InterruptionStats(), {"stall_s": 60.0, "nodes": 400}, 60 / MOST_OVERHEAD, "overhead"),
     ],
 )
-def test_the_bound_that_holds_is_told(history: History, more: dict[str, Any], seconds: float, bound: str) -> None:
+def test_the_bound_that_holds_is_told(
+    history: InterruptionStats, more: dict[str, Any], seconds: float, bound: str
+) -> None:
     choice = chosen(history, **more)
     assert choice.seconds == pytest.approx(seconds)
     assert choice.bounded_by == bound
@@ -193,12 +197,12 @@ def test_once_interruptions_were_seen_saving_may_cost_what_it_takes() -> None:
 
 
 def test_the_reason_has_figures_and_the_journal_gets_all_of_it() -> None:
-    choice = chosen(History(uptime_s=51 * HOUR, interruptions=2), nodes=4, stall_s=2.1, save_s=20.0)
+    choice = chosen(InterruptionStats(uptime_s=51 * HOUR, interruptions=2), nodes=4, stall_s=2.1, save_s=20.0)
     assert choice.why == (
         "a save stalls training for 2.1 s, and 4 nodes may be interrupted without notice every 4.75 h "
         "(2 seen in 51 node-hours)"
     )
-    plain = choice.plain()
+    plain = choice.to_dict()
     assert set(plain) == {
         "seconds", "optimum_s", "stall_s", "save_s", "mtbf_s", "interruptions", "bounded_by", "why",
     }  # fmt: skip
@@ -207,7 +211,7 @@ def test_the_reason_has_figures_and_the_journal_gets_all_of_it() -> None:
 
 # --- preemptions, and the grace -------------------------------------------------------------------------------------
 
-PREEMPTED = History(uptime_s=100 * HOUR, announced=19, grace_s=60.0)
+PREEMPTED = InterruptionStats(uptime_s=100 * HOUR, announced=19, grace_s=60.0)
 
 
 def test_announced_interruptions_do_not_count_where_a_save_fits_the_grace() -> None:
@@ -225,7 +229,7 @@ def test_announced_interruptions_do_not_count_where_a_save_fits_the_grace() -> N
     ],
 )
 def test_they_count_where_it_does_not_so_that_checkpoints_are_taken_ahead(
-    history: History, save_s: float | None
+    history: InterruptionStats, save_s: float | None
 ) -> None:
     choice = chosen(history, save_s=save_s, stall_s=None if save_s is None else 2.0)
     assert choice.interruptions == 19
@@ -234,7 +238,7 @@ def test_they_count_where_it_does_not_so_that_checkpoints_are_taken_ahead(
 
 
 @pytest.mark.parametrize("history", [replace(PREEMPTED, grace_s=None), PREEMPTED])
-def test_they_do_not_count_where_grace_or_duration_is_unknown(history: History) -> None:
+def test_they_do_not_count_where_grace_or_duration_is_unknown(history: InterruptionStats) -> None:
     save_s = 1e6 if history.grace_s is None else None
     assert chosen(history, save_s=save_s).interruptions == 0
 
@@ -295,12 +299,12 @@ def test_what_saves_cost_long_ago_is_forgotten() -> None:
 
 
 @given(histories)
-def test_a_history_survives_being_handed_over(history: History) -> None:
-    assert History.from_plain(json.loads(json.dumps(history.plain()))) == history
+def test_a_history_survives_being_handed_over(history: InterruptionStats) -> None:
+    assert InterruptionStats.from_dict(json.loads(json.dumps(history.to_dict()))) == history
 
 
 def test_a_history_of_another_version_is_read_as_far_as_it_is_understood() -> None:
-    assert History.from_plain({"interruptions": 3, "colour": "red"}) == History(interruptions=3)
+    assert InterruptionStats.from_dict({"interruptions": 3, "colour": "red"}) == InterruptionStats(interruptions=3)
 
 
 # --- is it due ------------------------------------------------------------------------------------------------------

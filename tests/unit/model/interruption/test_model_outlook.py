@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from slurmtrain.model.interruption.outlook import (
     SEVERITIES,
     STARTERS,
-    Finding,
-    Job,
+    JobFacts,
     Outlook,
+    SiteFinding,
     locally,
     outlook,
     worst,
@@ -28,7 +28,7 @@ EVENTS = ["preemption", "time limit", "node failure", "scancel"]
 def look(given: Site | None = None, name: str = "spot", **job: Any) -> Outlook:
     """What becomes of a job on the captured cluster, or on one like it."""
     on = given or site()
-    return outlook(on.cluster, on.partitions[name], list(on.partitions.values()), on.qos, Job(**job))
+    return outlook(on.cluster, on.partitions[name], list(on.partitions.values()), on.qos, JobFacts(**job))
 
 
 def about(found: Outlook, *names: str) -> dict[str, str]:
@@ -36,7 +36,7 @@ def about(found: Outlook, *names: str) -> dict[str, str]:
     return {one.about: one.severity for one in found.findings if not names or one.about in names}
 
 
-def said(found: Outlook, name: str) -> Finding:
+def said(found: Outlook, name: str) -> SiteFinding:
     return next(one for one in found.findings if one.about == name)
 
 
@@ -105,14 +105,14 @@ def test_a_higher_partition_over_other_nodes_preempts_nothing() -> None:
         Partition(name="high", nodes="b[1-4]", tier=9),
     )
     cluster = Cluster(preempt_type="partition_prio")
-    assert "does not happen" in outlook(cluster, low, [low, high], None, Job()).case("preemption").text
+    assert "does not happen" in outlook(cluster, low, [low, high], None, JobFacts()).case("preemption").text
     overlapping = Partition(name="high", nodes="a4,b[1-4]", tier=9)
-    assert outlook(cluster, low, [low, overlapping], None, Job()).case("preemption").starts == "slurm"
+    assert outlook(cluster, low, [low, overlapping], None, JobFacts()).case("preemption").starts == "slurm"
 
 
 def test_nodes_that_cannot_be_read_may_be_the_same() -> None:
     low, high = Partition(name="low", nodes="a[", preempt_mode=frozenset({"REQUEUE"})), Partition(name="high", tier=9)
-    found = outlook(Cluster(preempt_type="partition_prio"), low, [low, high], None, Job())
+    found = outlook(Cluster(preempt_type="partition_prio"), low, [low, high], None, JobFacts())
     assert found.case("preemption").starts == "slurm"
 
 
@@ -321,14 +321,14 @@ def test_partitions_of_others_are_passed_over(
 
 
 def test_locally_only_commands_start_a_run_again() -> None:
-    found = locally(Job(time_s=3600))
+    found = locally(JobFacts(time_s=3600))
     assert [case.event for case in found.cases] == EVENTS
     assert (found.case("time limit").starts, found.case("time limit").seconds) == ("watch", 30)
     assert found.case("preemption").starts == "nobody"
     assert about(found)["watch"] == "warn"
-    assert about(locally(Job(watched=True)))["watch"] == "ok"
-    assert about(locally(Job(requeue=False)))["requeue.enabled"] == "warn"
-    assert "nothing limits its time" in locally(Job()).case("time limit").text
+    assert about(locally(JobFacts(watched=True)))["watch"] == "ok"
+    assert about(locally(JobFacts(requeue=False)))["requeue.enabled"] == "warn"
+    assert "nothing limits its time" in locally(JobFacts()).case("time limit").text
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -351,7 +351,7 @@ MODES = st.sets(st.sampled_from(["OFF", "CANCEL", "REQUEUE", "SUSPEND", "GANG"])
     other=st.builds(Partition, name=st.just("other"), tier=st.integers(1, 3), max_time_s=st.none() | SECONDS),
     qos=st.none() | st.dictionaries(st.just("q"), st.builds(Qos, name=st.just("q"), preempts=st.just(frozenset("q")))),
     job=st.builds(
-        Job,
+        JobFacts,
         time_s=st.none() | SECONDS,
         qos=st.none() | st.just("q"),
         requeue=st.booleans(),
@@ -360,7 +360,7 @@ MODES = st.sets(st.sampled_from(["OFF", "CANCEL", "REQUEUE", "SUSPEND", "GANG"])
     ),
 )
 def test_every_site_has_an_answer_for_every_interruption(
-    cluster: Cluster, one: Partition, other: Partition, qos: dict[str, Qos] | None, job: Job
+    cluster: Cluster, one: Partition, other: Partition, qos: dict[str, Qos] | None, job: JobFacts
 ) -> None:
     found = outlook(cluster, one, [one, other], qos, job)
     assert [case.event for case in found.cases] == EVENTS

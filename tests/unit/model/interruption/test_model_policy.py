@@ -9,24 +9,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.interruption.policy import MAX_DELAY_S, Decision, Past, decide, past_failures, signature
+from slurmtrain.model.interruption.policy import MAX_DELAY_S, Decision, PriorEnd, decide, past_failures, signature
 from slurmtrain.model.run.run import CAUSES
-from slurmtrain.model.spec.spec import Requeue
+from slurmtrain.model.spec.spec import RequeueSpec
 
-RULES = Requeue()
+RULES = RequeueSpec()
 
 
-def ends(*pasts: Past, **rules: Any) -> Decision:
+def ends(*pasts: PriorEnd, **rules: Any) -> Decision:
     """The decision after these ends."""
     return decide(pasts, replace(RULES, **rules))
 
 
-def past(cause: str, **said: Any) -> Past:
+def past(cause: str, **said: Any) -> PriorEnd:
     """An end at an arbitrary time."""
-    return Past(cause=cause, **{"at": 1.0, **said})
+    return PriorEnd(cause=cause, **{"at": 1.0, **said})
 
 
-def trained(cause: str, begin: int, committed: int, **said: Any) -> Past:
+def trained(cause: str, begin: int, committed: int, **said: Any) -> PriorEnd:
     """The end of an attempt that finished 5 steps more than it saved."""
     return past(cause, **{"began_at_step": begin, "committed": committed, "reached": committed + 5, **said})
 
@@ -248,21 +248,21 @@ LIVES = st.builds(
     in_place=st.booleans(),
 )
 REQUEUES = st.builds(
-    Requeue,
+    RequeueSpec,
     max_failures=st.integers(0, 6),
     max_node_failures=st.integers(0, 6),
     backoff_s=st.sampled_from([0.0, 1.0, 30.0, 5000.0]),
 )
 
 
-def history(lives: list[Life]) -> list[Past]:
+def history(lives: list[Life]) -> list[PriorEnd]:
     """The lives one after the other, each going on from the newest checkpoint of those before."""
     step, pasts = 0, []
     for index, life in enumerate(lives):
         saved = step + life.saved
         reached = None if life.lost is None else saved + life.lost
         pasts.append(
-            Past(
+            PriorEnd(
                 cause=life.cause, at=float(index), began_at_step=step, committed=saved, reached=reached,
                 where=life.where, foreign=life.foreign, in_place=life.in_place,
             )
@@ -271,7 +271,7 @@ def history(lives: list[Life]) -> list[Past]:
     return pasts
 
 
-def lived(lives: list[Life], requeue: Requeue) -> tuple[list[Past], Decision | None]:
+def lived(lives: list[Life], requeue: RequeueSpec) -> tuple[list[PriorEnd], Decision | None]:
     """How far a run comes that is started again only as long as it is to be, and the last decision."""
     pasts, done = history(lives), None
     for index in range(len(pasts)):
@@ -284,7 +284,7 @@ def lived(lives: list[Life], requeue: Requeue) -> tuple[list[Past], Decision | N
 @given(
     st.lists(
         st.builds(
-            Past,
+            PriorEnd,
             cause=st.sampled_from([*CAUSES, "", "?"]),
             at=st.floats(),
             began_at_step=st.integers(),
@@ -298,7 +298,7 @@ def lived(lives: list[Life], requeue: Requeue) -> tuple[list[Past], Decision | N
     ),
     REQUEUES,
 )
-def test_any_history_gets_a_decision_and_always_the_same(pasts: list[Past], requeue: Requeue) -> None:
+def test_any_history_gets_a_decision_and_always_the_same(pasts: list[PriorEnd], requeue: RequeueSpec) -> None:
     decision = decide(pasts, requeue)
     assert decision == decide(tuple(pasts), requeue)
     assert 0 <= decision.delay_s <= MAX_DELAY_S
@@ -311,7 +311,7 @@ def test_any_history_gets_a_decision_and_always_the_same(pasts: list[Past], requ
 
 
 @given(st.lists(LIVES, max_size=20), REQUEUES)
-def test_no_run_is_started_again_after_more_failures_than_it_may_have(lives: list[Life], requeue: Requeue) -> None:
+def test_no_run_is_started_again_after_more_failures_than_it_may_have(lives: list[Life], requeue: RequeueSpec) -> None:
     pasts, last = lived(lives, requeue)
     restarts = past_failures(pasts) - int(last is not None and not last.again and pasts[-1].cause in ("crash", "hang"))
     assert restarts <= requeue.max_failures
@@ -319,15 +319,17 @@ def test_no_run_is_started_again_after_more_failures_than_it_may_have(lives: lis
 
 @given(st.lists(st.sampled_from(["crash", "hang"]), min_size=1, max_size=80), st.sampled_from([0.0, 1.0, 30.0, 1e4]))
 def test_pauses_never_get_shorter_without_a_new_checkpoint(causes: list[str], backoff_s: float) -> None:
-    rules = Requeue(max_failures=100, backoff_s=backoff_s)
-    pasts = [Past(cause=cause, at=0.0, began_at_step=5, committed=5, reached=6 + n) for n, cause in enumerate(causes)]
+    rules = RequeueSpec(max_failures=100, backoff_s=backoff_s)
+    pasts = [
+        PriorEnd(cause=cause, at=0.0, began_at_step=5, committed=5, reached=6 + n) for n, cause in enumerate(causes)
+    ]
     delays = [one.delay_s for one in (decide(pasts[: n + 1], rules) for n in range(len(pasts))) if one.again]
     assert delays == sorted(delays)
 
 
 @given(st.lists(LIVES, max_size=10), REQUEUES, st.data())
 def test_a_failure_at_the_same_place_twice_always_ends_a_run(
-    lives: list[Life], requeue: Requeue, data: st.DataObject
+    lives: list[Life], requeue: RequeueSpec, data: st.DataObject
 ) -> None:
     first = replace(data.draw(LIVES), cause="crash", where="E", lost=2)
     pasts = history([*lives, first, replace(first, saved=0)])
@@ -337,12 +339,12 @@ def test_a_failure_at_the_same_place_twice_always_ends_a_run(
 @given(st.lists(LIVES, max_size=10), st.lists(st.sampled_from(["crash", "hang", "timeout"]), min_size=3, max_size=3))
 def test_three_ends_of_the_program_without_a_checkpoint_always_end_a_run(lives: list[Life], causes: list[str]) -> None:
     stuck = [Life(cause, 0, None, "", foreign=True, in_place=False) for cause in causes]
-    assert not decide(history([*lives, *stuck]), Requeue(max_failures=100)).again
+    assert not decide(history([*lives, *stuck]), RequeueSpec(max_failures=100)).again
 
 
 @given(st.lists(LIVES, min_size=1, max_size=10), REQUEUES, st.data())
 def test_a_new_checkpoint_never_ends_a_run_that_would_go_on_without_it(
-    lives: list[Life], requeue: Requeue, data: st.DataObject
+    lives: list[Life], requeue: RequeueSpec, data: st.DataObject
 ) -> None:
     index = data.draw(st.integers(0, len(lives) - 1))
     more = [*lives[:index], replace(lives[index], saved=lives[index].saved + 1), *lives[index + 1 :]]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from helpers.story import Story
 
-from slurmtrain.model.interruption.interval import History
-from slurmtrain.model.interruption.statistics import ANNOUNCED, UNNOTICED, Lived, add, kind
+from slurmtrain.model.interruption.interval import InterruptionStats
+from slurmtrain.model.interruption.statistics import ANNOUNCED, UNNOTICED, AttemptSpan, add, kind
 from slurmtrain.model.run.run import CAUSES
 
 
@@ -88,10 +88,15 @@ def test_the_rank_that_failed_first_decides() -> None:
 
 def test_a_history_grows_by_what_attempts_have_lived_through() -> None:
     seen = add(
-        History(uptime_s=10.0, interruptions=1, grace_s=5.0),
-        [Lived(100.0, "node_fail"), Lived(50.0, "preempted"), Lived(25.0, None), Lived(-3.0, "completed")],
+        InterruptionStats(uptime_s=10.0, interruptions=1, grace_s=5.0),
+        [
+            AttemptSpan(100.0, "node_fail"),
+            AttemptSpan(50.0, "preempted"),
+            AttemptSpan(25.0, None),
+            AttemptSpan(-3.0, "completed"),
+        ],
     )
-    assert seen == History(uptime_s=185.0, interruptions=2, announced=1, grace_s=5.0)
+    assert seen == InterruptionStats(uptime_s=185.0, interruptions=2, announced=1, grace_s=5.0)
 
 
 def test_what_a_run_has_been_through_is_told_by_its_attempts() -> None:

@@ -17,7 +17,7 @@ from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed, judge
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.spec import spec as schema
 from slurmtrain.model.spec.fields import Levelled, default_of
-from slurmtrain.model.spec.spec import Network, Preflight, Spec
+from slurmtrain.model.spec.spec import NetworkSpec, PreflightSpec, Spec
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
 HOSTS = {node: f"node{node}" for node in range(8)}
@@ -65,7 +65,7 @@ GOOD: dict[str, Any] = {
 
 def spec_with(**sections: Any) -> Spec:
     """A spec whose sections of preflight have these values."""
-    base = Preflight()
+    base = PreflightSpec()
     changed = {
         name: replace(getattr(base, name), **values) if isinstance(values, dict) and name != "plugins" else values
         for name, values in sections.items()
@@ -94,7 +94,7 @@ def test_a_good_node_passes_every_check_in_the_order_of_the_spec() -> None:
 
 def test_every_check_of_the_spec_is_judged_here_or_with_the_network() -> None:
     elsewhere = {"clock", "network", "port", "bandwidth"}
-    checks = {field.name for field in fields(Preflight) if isinstance(field.metadata["kind"], Levelled)}
+    checks = {field.name for field in fields(PreflightSpec) if isinstance(field.metadata["kind"], Levelled)}
     assert set(OWN) | elsewhere == checks
 
 
@@ -173,7 +173,7 @@ def test_whatever_facts_say_there_is_a_finding_of_every_check(facts: dict[int, A
 def test_findings_can_be_written_as_json() -> None:
     findings = judge(dict.fromkeys(range(3), GOOD), Spec(), HOSTS)
     for finding in (finding for its in findings.values() for finding in its):
-        assert json.loads(json.dumps(finding.plain()))["check"] == finding.check
+        assert json.loads(json.dumps(finding.to_dict()))["check"] == finding.check
 
 
 # --- shared -----------------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def limits(nofile: int | None = 65536, memlock: int | None = 8 * 2**20, rdma: tu
 
 
 def over(profile: str | None, **limits_of_spec: Any) -> Spec:
-    return replace(spec_with(limits={"level": "fail", **limits_of_spec}), network=Network(profile=profile))
+    return replace(spec_with(limits={"level": "fail", **limits_of_spec}), network=NetworkSpec(profile=profile))
 
 
 @pytest.mark.parametrize(("nofile", "status"), [(4095, "fail"), (4096, "pass"), (None, "pass")])
@@ -553,7 +553,7 @@ def rows() -> dict[str, tuple[str, str]]:
 
 def test_the_page_names_every_check_with_its_level_and_limits() -> None:
     expected = {}
-    for field in fields(Preflight):
+    for field in fields(PreflightSpec):
         if isinstance(field.metadata["kind"], Levelled):
             keys = [inner for inner in fields(field.metadata["kind"].cls) if inner.name != "level"]
             said = ", ".join(f"`{inner.name}: {plain(default_of(inner))}`" for inner in keys)
@@ -567,10 +567,10 @@ def plain(value: object) -> str:
 
 def test_the_page_names_the_keys_that_hold_for_all_checks() -> None:
     text = PAGE.read_text()
-    for field in fields(Preflight):
+    for field in fields(PreflightSpec):
         if not isinstance(field.metadata["kind"], Levelled):
             assert f"`preflight.{field.name}`" in text
-    assert f"{default_of(next(f for f in fields(Preflight) if f.name == 'timeout_s')):g} s" in text
+    assert f"{default_of(next(f for f in fields(PreflightSpec) if f.name == 'timeout_s')):g} s" in text
     assert [code for code in sorted(FATAL_XIDS) if str(code) not in text] == []
 
 

@@ -342,4 +342,4 @@ def test_every_node_gets_a_finding_that_can_be_journaled(
     for finding in found.values():
         assert finding.check == "clock"
         assert finding.summary
-        assert json.loads(json.dumps(finding.plain(), allow_nan=False)) == finding.plain()
+        assert json.loads(json.dumps(finding.to_dict(), allow_nan=False)) == finding.to_dict()

@@ -15,8 +15,8 @@ from slurmtrain.model.preflight.election import (
     ALL_PAIRS,
     Candidate,
     Network,
-    Place,
-    Problem,
+    NetworkProblem,
+    NodeAddresses,
     Tried,
     better_but_unproved,
     culprits,
@@ -36,8 +36,8 @@ def card(interface: str, address: str, prefix: int = 24, speed: int | None = GIG
     return Candidate(interface=interface, address=address, prefix=prefix, speed_mbps=speed, mtu=mtu, kind=kind)
 
 
-def places(*nodes: Sequence[Candidate]) -> dict[int, Place]:
-    return {node: Place(list(candidates)) for node, candidates in enumerate(nodes)}
+def places(*nodes: Sequence[Candidate]) -> dict[int, NodeAddresses]:
+    return {node: NodeAddresses(list(candidates)) for node, candidates in enumerate(nodes)}
 
 
 def names(found: Iterable[Network]) -> list[str]:
@@ -266,11 +266,11 @@ def test_the_next_node_is_always_among_those_who_are_tried() -> None:
 # --- who is at fault --------------------------------------------------------------------------------------------
 
 
-def problems(*pairs: tuple[int, int]) -> list[Problem]:
-    return [Problem(source=source, target=target, why="lost") for source, target in pairs]
+def problems(*pairs: tuple[int, int]) -> list[NetworkProblem]:
+    return [NetworkProblem(source=source, target=target, why="lost") for source, target in pairs]
 
 
-def of(guilty: Iterable[int], nodes: int) -> list[Problem]:
+def of(guilty: Iterable[int], nodes: int) -> list[NetworkProblem]:
     """All that goes wrong where nobody reaches these nodes, and they reach nobody."""
     guilty = set(guilty)
     return problems(
@@ -495,7 +495,7 @@ def test_any_names_can_be_sorted(some: list[str]) -> None:
 
 
 @st.composite
-def _clusters(draw: st.DrawFn) -> dict[int, Place]:
+def _clusters(draw: st.DrawFn) -> dict[int, NodeAddresses]:
     nodes = draw(st.integers(1, 5))
     rails = draw(st.integers(1, 6))
     cards: Mapping[int, list[Candidate]] = {
@@ -511,13 +511,13 @@ def _clusters(draw: st.DrawFn) -> dict[int, Place]:
         for node in range(nodes)
     }
     vias = st.sampled_from([None, *[one.address for some in cards.values() for one in some]])
-    return {node: Place(some, draw(vias), draw(vias)) for node, some in cards.items()}
+    return {node: NodeAddresses(some, draw(vias), draw(vias)) for node, some in cards.items()}
 
 
 @settings(deadline=None)
 @given(_clusters(), st.sampled_from([None, "eth0", "ib1"]))
 def test_every_network_has_one_unshared_address_of_one_family_for_each_node(
-    known: dict[int, Place], pinned: str | None
+    known: dict[int, NodeAddresses], pinned: str | None
 ) -> None:
     found, excluded = networks(known, pinned)
     left_out = {(one.node, one.address) for one in excluded}

@@ -14,9 +14,9 @@ def finding(status: str) -> Finding:
 
 
 def test_a_finding_is_journaled_with_its_evidence_if_it_has_any() -> None:
-    assert finding("pass").plain() == {"check": "disk", "status": "pass", "summary": "412 GB free"}
+    assert finding("pass").to_dict() == {"check": "disk", "status": "pass", "summary": "412 GB free"}
     with_evidence = Finding("disk", "fail", "0.2 GB free", {"free": 2e8})
-    assert with_evidence.plain() == {
+    assert with_evidence.to_dict() == {
         "check": "disk",
         "status": "fail",
         "summary": "0.2 GB free",

@@ -8,7 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from slurmtrain.model.preflight.election import Candidate, Excluded, Network, Place, Problem, Tried, elect
+from slurmtrain.model.preflight.election import (
+    Candidate,
+    Excluded,
+    Network,
+    NetworkProblem,
+    NodeAddresses,
+    Tried,
+    elect,
+)
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.network import evidence, in_words, judge
 
@@ -36,8 +44,8 @@ def slow(nodes: int = 4, **options: bool) -> Network:
     return network(nodes, "10.0.0.0/24", "eth0", 1000, **options)
 
 
-def apart(*pairs: tuple[int, int], why: str = "10.1.0.3 does not answer within 2 s") -> list[Problem]:
-    return [Problem(source=source, target=target, why=why) for source, target in pairs]
+def apart(*pairs: tuple[int, int], why: str = "10.1.0.3 does not answer within 2 s") -> list[NetworkProblem]:
+    return [NetworkProblem(source=source, target=target, why=why) for source, target in pairs]
 
 
 # Node 2 reaches nobody, and nobody reaches it.
@@ -53,7 +61,7 @@ def judged(
         node: [Candidate(interface=name, address=f"10.9.{node}.1", prefix=24) for name in ("eth0", "ib0")]
         for node in range(nodes)
     }
-    places = {node: Place(cards[node][:1] if node in set(lacks) else cards[node]) for node in range(nodes)}
+    places = {node: NodeAddresses(cards[node][:1] if node in set(lacks) else cards[node]) for node in range(nodes)}
     hosts = {node: f"node{node}" for node in range(nodes)}
     found = judge(tried, elect(tried), places, pinned=pinned, level=level, hosts=hosts)
     assert list(found) == list(range(nodes))
@@ -169,7 +177,7 @@ def test_nodes_without_a_network_in_common_all_fail_with_what_they_have() -> Non
 
 def test_no_more_than_a_few_nodes_are_named() -> None:
     nodes = 20
-    places = {node: Place([]) for node in range(nodes)}
+    places = {node: NodeAddresses([]) for node in range(nodes)}
     hosts = {node: f"node{node}" for node in range(nodes)}
     nothing = judge([], None, places, pinned=None, level="fail", hosts=hosts)
     assert nothing[19].summary.count("it has no usable interface") == 4

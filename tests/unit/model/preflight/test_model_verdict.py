@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.clock import Offset
-from slurmtrain.model.preflight.election import Candidate, Network, Place, Problem, Tried
+from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem, NodeAddresses, Tried
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.verdict import Seen, Verdict, absent, judge, judge_bandwidth
-from slurmtrain.model.spec.spec import BandwidthCheck, ClockCheck, NetworkCheck, Preflight, Resources, Spec
-from slurmtrain.model.spec.spec import Network as NetworkSection
+from slurmtrain.model.preflight.verdict import NodeReport, Verdict, absent, judge, judge_bandwidth
+from slurmtrain.model.spec.spec import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec, ResourcesSpec, Spec
+from slurmtrain.model.spec.spec import NetworkSpec as NetworkSection
 
 KEPT = {"disciplined": True, "source": "chrony", "said": "chrony follows 10.0.0.1"}
 
@@ -131,23 +131,23 @@ def network(nodes: int) -> Network:
     return Network("10.0.0.0/24", members)
 
 
-def seen(nodes: int = 3, **differing: Any) -> Seen:
+def seen(nodes: int = 3, **differing: Any) -> NodeReport:
     """Nodes with which all is well."""
     facts = {"tmp": {"path": "/tmp", "writable": True, "free": 5e11, "inodes": 9}}
     found: dict[str, Any] = {
         "hosts": hosts(nodes),
-        "places": {node: Place([network(nodes).members[node]]) for node in range(nodes)},
+        "places": {node: NodeAddresses([network(nodes).members[node]]) for node in range(nodes)},
         "facts": dict.fromkeys(range(nodes), facts),
         "offsets": {node: Offset(0.0, 1e-4 if node else 0.0, 32 if node else 0) for node in range(nodes)},
         "disciplines": dict.fromkeys(range(nodes), KEPT),
         "tried": [Tried(network(nodes))],
         "elected": 0,
     }
-    return Seen(**{**found, **differing})
+    return NodeReport(**{**found, **differing})
 
 
 def spec(nodes: int = 3, **sections: Any) -> Spec:
-    return Spec(resources=Resources(nodes=nodes), preflight=Preflight(**sections))
+    return Spec(resources=ResourcesSpec(nodes=nodes), preflight=PreflightSpec(**sections))
 
 
 def of_check(some: Verdict, check: str) -> dict[int, tuple[str, str]]:
@@ -180,7 +180,7 @@ def test_a_clock_that_is_wrong_is_to_blame() -> None:
 
 
 def test_a_node_that_is_apart_is_to_blame() -> None:
-    lost = [Problem(source=node, target=2, why="10.0.0.3: No route to host") for node in (0, 1)]
+    lost = [NetworkProblem(source=node, target=2, why="10.0.0.3: No route to host") for node in (0, 1)]
     apart = {"tried": [Tried(network(3), lost)], "elected": None}
     some = judge(seen(**apart), spec())
     assert some.problem == (
@@ -191,7 +191,7 @@ def test_a_node_that_is_apart_is_to_blame() -> None:
 
 
 def test_the_pinned_interface_is_that_of_the_spec() -> None:
-    pinned = Spec(resources=Resources(nodes=3), network=NetworkSection(interface="ib0"))
+    pinned = Spec(resources=ResourcesSpec(nodes=3), network=NetworkSection(interface="ib0"))
     some = judge(seen(), pinned)
     assert {status for status, _ in of_check(some, "network").values()} == {"fail"}
     assert some.blamed == []
@@ -218,7 +218,7 @@ FIGURES = {"algbw_gb_s": 10.0, "busbw_gb_s": 17.5, "seconds": 0.0064, "ranks": 8
 
 
 def bandwidth(facts: Mapping[str, Any], level: str = "fail", least: float | None = None) -> Finding:
-    limits = Preflight(bandwidth=BandwidthCheck(level=level, min_gb_per_s=least))
+    limits = PreflightSpec(bandwidth=BandwidthCheck(level=level, min_gb_per_s=least))
     [found] = judge_bandwidth({3: facts}, Spec(preflight=limits)).values()
     return found
 
@@ -250,7 +250,7 @@ def test_an_all_reduce_without_figures_says_why(facts: dict[str, Any], level: st
 
 
 def test_nobody_alone_is_to_blame_for_the_bandwidth() -> None:
-    spec_ = Spec(preflight=Preflight(bandwidth=BandwidthCheck(level="fail", min_gb_per_s=100)))
+    spec_ = Spec(preflight=PreflightSpec(bandwidth=BandwidthCheck(level="fail", min_gb_per_s=100)))
     found = judge_bandwidth({0: FIGURES, 1: {"error": "killed"}}, spec_)
     some = verdict({}, 2).adding(found)
     assert some.problem is not None

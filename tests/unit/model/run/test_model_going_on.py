@@ -13,14 +13,14 @@ from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.spec.spec import Requeue, write_requeue
+from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
 
 SYNC = "'slurmtrain sync' or 'watch' starts it again"
 FAILED = {"rank": 0, "exit_code": 1, "signal": None, "error": "ValueError: 1", "last_lines": []}
 
 
 def policy(**keys: Any) -> dict[str, Any]:
-    return write_requeue(Requeue(**keys))
+    return write_requeue(RequeueSpec(**keys))
 
 
 def begun(steps: int = 5, nodes: int = 1, **keys: Any) -> Story:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.retention import Saved, disposable, reasons
-from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.model.spec.spec import Best, KeepSpec
 
 METRIC = "val_loss"
 
@@ -20,36 +20,36 @@ def saved(*steps: int, **values: float | None) -> list[Saved]:
     return [Saved(step, {METRIC: values[f"s{step}"]} if f"s{step}" in values else {}) for step in steps]
 
 
-def best(n: int = 1, mode: str = "min", last: int = 1) -> Keep:
-    return Keep(last=last, best=Best(metric=METRIC, mode=mode, n=n))
+def best(n: int = 1, mode: str = "min", last: int = 1) -> KeepSpec:
+    return KeepSpec(last=last, best=Best(metric=METRIC, mode=mode, n=n))
 
 
 def test_without_checkpoints_nothing_stays_and_nothing_goes() -> None:
-    assert (reasons([], Keep()), disposable([], Keep())) == ({}, [])
+    assert (reasons([], KeepSpec()), disposable([], KeepSpec())) == ({}, [])
 
 
 def test_the_newest_and_as_many_as_asked_stay() -> None:
-    told = reasons(saved(5, 10, 15, 20), Keep(last=3))
+    told = reasons(saved(5, 10, 15, 20), KeepSpec(last=3))
     assert told == {10: "one of the last 3", 15: "one of the last 3", 20: "newest"}
-    assert disposable(saved(20, 5, 15, 1, 10), Keep(last=3)) == [1, 5]
+    assert disposable(saved(20, 5, 15, 1, 10), KeepSpec(last=3)) == [1, 5]
 
 
 def test_a_policy_that_would_keep_none_keeps_the_newest() -> None:
-    assert reasons(saved(5, 10), Keep(last=0)) == {10: "newest"}
+    assert reasons(saved(5, 10), KeepSpec(last=0)) == {10: "newest"}
 
 
 def test_of_every_so_many_steps_the_multiple_stays() -> None:
-    told = reasons(saved(500, 1000, 1500, 2000, 2500), Keep(last=1, every_steps=1000))
+    told = reasons(saved(500, 1000, 1500, 2000, 2500), KeepSpec(last=1, every_steps=1000))
     assert told == {1000: "every 1000 steps", 2000: "every 1000 steps", 2500: "newest"}
 
 
 def test_where_no_save_hit_the_multiple_the_next_one_stays_for_it() -> None:
-    told = reasons(saved(100, 990, 1010, 1020, 3500, 3600, 3700), Keep(last=1, every_steps=1000))
+    told = reasons(saved(100, 990, 1010, 1020, 3500, 3600, 3700), KeepSpec(last=1, every_steps=1000))
     assert told == {1010: "every 1000 steps", 3500: "every 1000 steps", 3700: "newest"}
 
 
 def test_what_stays_for_a_multiple_stays_though_others_are_deleted_and_more_are_saved() -> None:
-    keep = Keep(last=1, every_steps=100)
+    keep = KeepSpec(last=1, every_steps=100)
     there: list[int] = []
     for step in range(7, 1000, 31):
         there = sorted(reasons(saved(*there, step), keep))
@@ -87,7 +87,7 @@ def test_a_checkpoint_without_the_metric_is_no_candidate() -> None:
 
 
 def test_whatever_speaks_for_a_checkpoint_is_told() -> None:
-    keep = Keep(last=2, every_steps=10, best=Best(metric=METRIC, mode="min", n=1))
+    keep = KeepSpec(last=2, every_steps=10, best=Best(metric=METRIC, mode="min", n=1))
     told = reasons(saved(5, 10, 20, s20=0.25), keep)
     assert told == {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}
 
@@ -99,7 +99,7 @@ saves = st.lists(
     max_size=25,
 )
 policies = st.builds(
-    Keep,
+    KeepSpec,
     last=st.integers(1, 6),
     every_steps=st.none() | st.integers(1, 100),
     best=st.none() | st.builds(Best, metric=st.just(METRIC), mode=st.sampled_from(["min", "max"]), n=st.integers(1, 5)),
@@ -107,7 +107,7 @@ policies = st.builds(
 
 
 @given(saves, policies)
-def test_each_checkpoint_either_stays_or_may_go_and_the_last_ones_stay(there: list[Saved], keep: Keep) -> None:
+def test_each_checkpoint_either_stays_or_may_go_and_the_last_ones_stay(there: list[Saved], keep: KeepSpec) -> None:
     staying, going = reasons(there, keep), disposable(there, keep)
     assert sorted([*staying, *going]) == sorted(one.step for one in there)
     assert going == sorted(going)
@@ -118,14 +118,16 @@ def test_each_checkpoint_either_stays_or_may_go_and_the_last_ones_stay(there: li
 
 
 @given(saves, policies)
-def test_no_more_stay_than_the_policy_asks_for(there: list[Saved], keep: Keep) -> None:
+def test_no_more_stay_than_the_policy_asks_for(there: list[Saved], keep: KeepSpec) -> None:
     multiples = {one.step // keep.every_steps for one in there} - {0} if keep.every_steps else set()
     most = keep.last + len(multiples) + (keep.best.n if keep.best else 0)
     assert len(reasons(there, keep)) <= most
 
 
 @given(saves, policies, st.integers())
-def test_the_order_in_which_checkpoints_are_listed_changes_nothing(there: list[Saved], keep: Keep, seed: int) -> None:
+def test_the_order_in_which_checkpoints_are_listed_changes_nothing(
+    there: list[Saved], keep: KeepSpec, seed: int
+) -> None:
     shuffled = random.Random(seed).sample(there, len(there))
     assert reasons(shuffled, keep) == reasons(there, keep)
     assert disposable(shuffled, keep) == disposable(there, keep)
@@ -148,7 +150,7 @@ def test_nothing_that_may_go_is_better_than_one_of_the_best(there: dict[int, flo
 
 
 @given(saves, policies)
-def test_deleting_what_may_go_changes_nothing_of_what_stays(there: list[Saved], keep: Keep) -> None:
+def test_deleting_what_may_go_changes_nothing_of_what_stays(there: list[Saved], keep: KeepSpec) -> None:
     staying = reasons(there, keep)
     left = [one for one in there if one.step in staying]
     assert reasons(left, keep) == staying

@@ -15,9 +15,9 @@ from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     Best,
     Every,
-    Keep,
+    KeepSpec,
     Nodes,
-    Requeue,
+    RequeueSpec,
     Spec,
     check_name,
     is_secret_variable,
@@ -55,7 +55,7 @@ def test_a_spec_of_name_and_command_has_every_default() -> None:
     assert (spec.resources.nodes, spec.resources.elastic) == (Nodes(1, 1), False)
     assert spec.resources.local_world_size == 1
     assert spec.checkpoint.every == Every("auto", 0)
-    assert spec.requeue == Requeue()
+    assert spec.requeue == RequeueSpec()
     assert (spec.requeue.enabled, spec.requeue.max_failures, spec.requeue.signal) == (True, 3, "SIGTERM")
     assert (spec.params, spec.env, spec.slurm, spec.setup) == ({}, {}, {}, ())
 
@@ -338,18 +338,18 @@ def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key:
 @pytest.mark.parametrize(
     ("written", "keep"),
     [
-        (5, Keep(last=5)),
-        (None, Keep()),
-        ({}, Keep(last=3, every_steps=None, best=None)),
-        ({"every_steps": 1000}, Keep(last=3, every_steps=1000)),
-        ({"best": {"metric": "val/loss"}}, Keep(last=3, best=Best(metric="val/loss", mode="min", n=1))),
+        (5, KeepSpec(last=5)),
+        (None, KeepSpec()),
+        ({}, KeepSpec(last=3, every_steps=None, best=None)),
+        ({"every_steps": 1000}, KeepSpec(last=3, every_steps=1000)),
+        ({"best": {"metric": "val/loss"}}, KeepSpec(last=3, best=Best(metric="val/loss", mode="min", n=1))),
         (
             {"last": 1, "best": {"metric": "a", "mode": "max", "n": 2}},
-            Keep(last=1, best=Best(metric="a", mode="max", n=2)),
+            KeepSpec(last=1, best=Best(metric="a", mode="max", n=2)),
         ),
     ],
 )
-def test_what_is_kept_may_be_written_as_a_number_or_a_mapping(written: object, keep: Keep) -> None:
+def test_what_is_kept_may_be_written_as_a_number_or_a_mapping(written: object, keep: KeepSpec) -> None:
     assert good({"name": "x", "command": "true", "checkpoint": {"keep": written}}).checkpoint.keep == keep
 
 
@@ -371,7 +371,7 @@ def test_a_job_has_the_nodes_that_train_and_the_spare_ones(
 
 
 def test_a_number_of_nodes_is_written_as_one_and_a_range_as_sbatch_has_it() -> None:
-    assert [nodes.plain() for nodes in (Nodes(2, 2), Nodes(2, 4))] == [2, {"min": 2, "max": 4}]
+    assert [nodes.to_dict() for nodes in (Nodes(2, 2), Nodes(2, 4))] == [2, {"min": 2, "max": 4}]
     assert [str(nodes) for nodes in (Nodes(2, 2), Nodes(2, 4))] == ["2", "2-4"]
 
 
@@ -382,7 +382,7 @@ def test_what_becomes_of_an_interrupted_run_reads_back_also_where_another_versio
     requeue = good({"name": "x", "command": "true", "requeue": data}).requeue
     plain = json.loads(json.dumps(write_requeue(requeue)))
     assert read_requeue({**plain, "of_a_later_version": 1}) == requeue
-    assert read_requeue({}) == Requeue()
+    assert read_requeue({}) == RequeueSpec()
 
 
 def test_what_is_kept_is_written_in_full_and_a_quota_with_its_unit() -> None:

@@ -17,7 +17,7 @@ from helpers.checkpoints import ATTEMPT, end_run, gone, make_checkpoints, make_r
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PlaceError, RunBusy
 from slurmtrain.model.run.layout import MANIFEST, RunDir, RunsRoot
 from slurmtrain.ops import ask as asking
-from slurmtrain.ops.ask import Wish, answer, ask
+from slurmtrain.ops.ask import SaveRequest, answer, ask
 from slurmtrain.ops.prune import Pruned, prune
 from slurmtrain.ops.shared.checkpoints import loaded, pick
 from slurmtrain.ops.shared.workspace import Workspace
@@ -479,7 +479,7 @@ def saved(run: RunDir, step: int, **more: Any) -> None:
 
 
 def answered(
-    workspace: Workspace, wish: Wish, monkeypatch: pytest.MonkeyPatch, *acts: Act, timeout_s: float = 60.0
+    workspace: Workspace, wish: SaveRequest, monkeypatch: pytest.MonkeyPatch, *acts: Act, timeout_s: float = 60.0
 ) -> tuple[str, int | None, str]:
     monkeypatch.setattr(asking, "time", Clock(list(acts)))
     given = answer(workspace, wish, timeout_s)
@@ -519,7 +519,7 @@ def test_who_asked_later_stands_for_those_before(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = ask(workspace, trains.id)
-    later: list[Wish] = []
+    later: list[SaveRequest] = []
     told = answered(
         workspace,
         first,

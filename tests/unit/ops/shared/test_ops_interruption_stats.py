@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import FakeSlurm
 
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.event import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
@@ -114,7 +114,7 @@ def lives(workspace: Workspace, slurm: FakeSlurm) -> Lives:
     return Lives(workspace)
 
 
-def known(workspace: Workspace, executor: str = "slurm", run_id: str = "9999999999", **keys: Any) -> History:
+def known(workspace: Workspace, executor: str = "slurm", run_id: str = "9999999999", **keys: Any) -> InterruptionStats:
     return outlook(workspace, run_id, plan(**keys), executor).history
 
 
@@ -122,8 +122,8 @@ def known(workspace: Workspace, executor: str = "slurm", run_id: str = "99999999
 
 
 def test_an_empty_registry_tells_nothing_and_is_not_made_for_it(workspace: Workspace, slurm: FakeSlurm) -> None:
-    assert known(workspace) == History(grace_s=60.0)
-    assert known(workspace, "local") == History()
+    assert known(workspace) == InterruptionStats(grace_s=60.0)
+    assert known(workspace, "local") == InterruptionStats()
     assert not workspace.config.registry.exists()
 
 
@@ -201,7 +201,7 @@ def test_a_job_is_told_what_its_partition_has_seen_and_asking_costs_nothing_more
     lives.add("node_fail", lasted=1000.0, saves=((0.5, 30.0),))
     run, notes = submitted(workspace, tmp_path)
     told = json.loads(run.submission(1).launch.read_text())["history"]
-    assert History.from_plain(told) == History(
+    assert InterruptionStats.from_dict(told) == InterruptionStats(
         uptime_s=pytest.approx(2000.0), interruptions=1, grace_s=60.0, save_s=30.0
     )
     assert notes == []
@@ -221,7 +221,7 @@ def test_what_it_then_goes_through_counts_for_the_next_one(
     end = {"cause": "hang", "reason": "", "failed_at": at + 50, "signal": None}
     attempt.node_journal(0).write_bytes(encode(at, "agent", agent) + encode(at + 50, "end", end))
     observe(workspace, [run.id], ask_slurm=False)
-    assert known(workspace) == History(uptime_s=pytest.approx(50.0), interruptions=1, grace_s=60.0)
+    assert known(workspace) == InterruptionStats(uptime_s=pytest.approx(50.0), interruptions=1, grace_s=60.0)
 
 
 def test_a_save_that_would_not_fit_the_grace_is_told_at_submission(

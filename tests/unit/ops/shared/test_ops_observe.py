@@ -75,7 +75,7 @@ def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(works
     submitting(run, socket.gethostname())
     me = myself()
     dead = Process(me.host, me.boot, me.pid, me.start + 1)
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=dead.plain())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=dead.to_dict())
     assert state(workspace)[0] == "lost"
     assert state(workspace)[0] == "lost"
     assert len(list(run.journals.glob("observe-*.jsonl"))) == 1
@@ -85,20 +85,25 @@ def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunDir) -> 
     submitting(run, socket.gethostname())
     me = myself()
     tell(
-        run, 3.0, "submitted", submission=1, job_id="job", process=Process(me.host, "before", me.pid, me.start).plain()
+        run,
+        3.0,
+        "submitted",
+        submission=1,
+        job_id="job",
+        process=Process(me.host, "before", me.pid, me.start).to_dict(),
     )
     assert state(workspace)[0] == "lost"
 
 
 def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunDir) -> None:
     submitting(run, socket.gethostname())
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=myself().plain())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=myself().to_dict())
     assert state(workspace)[0] == "pending"
 
 
 def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(workspace: Workspace, run: RunDir) -> None:
     submitting(run, "elsewhere")
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=Process("elsewhere", "b", 1, 2).plain())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=Process("elsewhere", "b", 1, 2).to_dict())
     assert state(workspace)[0] == "pending"
     with pytest.raises(RunBusy, match="is on elsewhere"):
         cancel(workspace, [RUN_ID])

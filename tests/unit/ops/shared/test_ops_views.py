@@ -16,7 +16,7 @@ RUN_ID = "0123456789"
 
 
 def state(rank: int, letter: str = "S") -> dict[str, Any]:
-    return RankState(rank=rank, node=rank // 2, step=5, phase=Phase.TRAINING, idle_s=60.0, state=letter).plain()
+    return RankState(rank=rank, node=rank // 2, step=5, phase=Phase.TRAINING, idle_s=60.0, state=letter).to_dict()
 
 
 def test_a_run_tells_what_its_time_on_nodes_was_spent_on(workspace: Workspace) -> None:

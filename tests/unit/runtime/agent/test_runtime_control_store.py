@@ -11,7 +11,7 @@ from torch.distributed import HashStore, TCPStore
 
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.runtime.agent import control_store
-from slurmtrain.runtime.agent.control_store import NODE_SILENCE_S, Peers
+from slurmtrain.runtime.agent.control_store import NODE_SILENCE_S, ControlStore
 
 PREEMPTED = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=1, signal="SIGTERM")
 CRASH = StopRequest(cause="crash", why="rank 0 exited with code 1", at=6.0, node=0)
@@ -24,7 +24,7 @@ class Clock:
         self.now = 100.0
         monkeypatch.setattr(control_store.time, "monotonic", lambda: self.now)
 
-    def pass_(self, seconds: float, *alive: Peers) -> None:
+    def pass_(self, seconds: float, *alive: ControlStore) -> None:
         """Let time pass, in which these agents show that they live."""
         end = self.now + seconds
         while self.now < end:
@@ -38,9 +38,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
 
 
-def agents(count: int) -> list[Peers]:
+def agents(count: int) -> list[ControlStore]:
     store = HashStore()
-    found = [Peers(store, node, count) for node in range(count)]
+    found = [ControlStore(store, node, count) for node in range(count)]
     for one in found:
         one.begin(0, range(count))
     return found
@@ -84,7 +84,7 @@ def test_an_agent_that_is_heard_of_again_is_silent_no_more(clock: Clock) -> None
 
 def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -> None:
     store = HashStore()
-    first = Peers(store, 0, 2)
+    first = ControlStore(store, 0, 2)
     for _ in range(50):
         first.keep_alive()
     assert store.get("agents/beat/0") == b"1"
@@ -229,12 +229,12 @@ def test_words_belong_to_a_round_and_the_newest_one_is_heard() -> None:
 
 
 @pytest.fixture
-def orphan() -> Peers:
+def orphan() -> ControlStore:
     """The agent of node 1, whose node 0 with the store is no more."""
     patience = timedelta(seconds=20)
     server = TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
     client = TCPStore("127.0.0.1", server.port, None, False, patience, wait_for_workers=False)
-    second = Peers(client, 1, 2)
+    second = ControlStore(client, 1, 2)
     second.begin(0, [0, 1])
     assert second.stop_request() is None
     del server
@@ -251,7 +251,7 @@ def _is_dead(store: TCPStore) -> bool:
     return False
 
 
-def test_a_node_whose_node_0_is_gone_is_to_stop_and_nothing_else_fails(orphan: Peers) -> None:
+def test_a_node_whose_node_0_is_gone_is_to_stop_and_nothing_else_fails(orphan: ControlStore) -> None:
     request = orphan.stop_request()
     assert request is not None
     assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.interruption.exit_report import Ending
+from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.runtime.agent import diagnosis
 from slurmtrain.runtime.agent.diagnosis import Before, explained, gpu_failed
-from slurmtrain.runtime.agent.kernel_log import Memory
+from slurmtrain.runtime.agent.kernel_log import MemoryEvents
 
 GIB = 2**30
-BEFORE = Before(Memory(kills=3, limit_bytes=8 * GIB), 40)
+BEFORE = Before(MemoryEvents(kills=3, limit_bytes=8 * GIB), 40)
 KILLED = {"rank": 2, "signal": "SIGKILL", "exit_code": None, "error": None, "last_lines": ["step 7"]}
 RAISED = {"rank": 0, "signal": None, "exit_code": 1, "error": "ValueError: 1", "last_lines": []}
 
@@ -21,7 +21,7 @@ class Kernel:
     """What it has noted by now."""
 
     def __init__(self) -> None:
-        self.memory = Memory(kills=3, limit_bytes=8 * GIB)
+        self.memory = MemoryEvents(kills=3, limit_bytes=8 * GIB)
         self.xids: list[dict[str, Any]] = []
         self.asked: list[int | None] = []
 
@@ -39,18 +39,18 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     return fake
 
 
-def crash(*failures: dict[str, Any], **more: Any) -> Ending:
-    return Ending(cause="crash", reason="rank 2 was killed by SIGKILL", failed_at=1.0, failures=failures, **more)
+def crash(*failures: dict[str, Any], **more: Any) -> ExitReport:
+    return ExitReport(cause="crash", reason="rank 2 was killed by SIGKILL", failed_at=1.0, failures=failures, **more)
 
 
 def test_an_end_of_which_the_kernel_knows_nothing_stays_as_it_is(kernel: Kernel) -> None:
-    for ending in (crash(KILLED), crash(RAISED), Ending(cause="completed", reason="")):
+    for ending in (crash(KILLED), crash(RAISED), ExitReport(cause="completed", reason="")):
         assert explained(ending, BEFORE) is ending
     assert set(kernel.asked) == {40}
 
 
 def test_a_rank_that_was_killed_for_memory_has_not_crashed(kernel: Kernel) -> None:
-    kernel.memory = Memory(kills=5, limit_bytes=8 * GIB)
+    kernel.memory = MemoryEvents(kills=5, limit_bytes=8 * GIB)
     ending = explained(crash(KILLED), BEFORE)
     assert ending.cause == "oom"
     said = "rank 2 was killed for memory: the job's limit is 8 GiB (raise resources.mem)"
@@ -60,7 +60,7 @@ def test_a_rank_that_was_killed_for_memory_has_not_crashed(kernel: Kernel) -> No
 
 
 def test_a_rank_that_failed_by_itself_while_another_process_was_killed_has_crashed(kernel: Kernel) -> None:
-    kernel.memory = Memory(kills=4)
+    kernel.memory = MemoryEvents(kills=4)
     ending = explained(crash(RAISED, KILLED), BEFORE)
     assert ending.cause == "crash"
     assert ending.evidence == {"oom_kills": 1, "memory_limit": None}
@@ -73,8 +73,8 @@ def test_what_a_rank_said_of_memory_needs_no_kernel(said: str) -> None:
 
 
 def test_only_a_crash_is_explained_by_memory(kernel: Kernel) -> None:
-    kernel.memory = Memory(kills=5)
-    ending = explained(Ending(cause="preempted", reason="stopped", failures=[KILLED]), BEFORE)
+    kernel.memory = MemoryEvents(kills=5)
+    ending = explained(ExitReport(cause="preempted", reason="stopped", failures=[KILLED]), BEFORE)
     assert (ending.cause, ending.evidence["oom_kills"]) == ("preempted", 2)
 
 

@@ -11,7 +11,7 @@ from helpers.site import PATIENCE_S
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.stop_cause import DEFAULT_GRACE_S, PUT_BACK_S
 from slurmtrain.runtime.agent import job_query
-from slurmtrain.runtime.agent.job_query import Inquiry
+from slurmtrain.runtime.agent.job_query import JobQuery
 
 Ask = Callable[[], Mapping[str, str]]
 
@@ -45,7 +45,7 @@ class Slurm:
 
 def test_slurm_is_asked_once_however_often_the_answer_is_wanted() -> None:
     slurm = Slurm(JobState="RUNNING", Restarts="2")
-    one = Inquiry(slurm, None)
+    one = JobQuery(slurm, None)
     one.begin()
     one.begin()
     for _ in range(2):
@@ -58,7 +58,7 @@ def test_slurm_is_asked_once_however_often_the_answer_is_wanted() -> None:
 
 def test_whoever_wants_the_answer_asks() -> None:
     slurm = Slurm(JobState="RUNNING")
-    assert Inquiry(slurm, None).view() is not None
+    assert JobQuery(slurm, None).view() is not None
     assert slurm.asked == 1
 
 
@@ -66,19 +66,19 @@ def test_a_slurm_that_does_not_answer_says_nothing() -> None:
     def down() -> Mapping[str, str]:
         raise SlurmDown("down")
 
-    assert Inquiry(down, None).view() is None
+    assert JobQuery(down, None).view() is None
 
 
 @pytest.mark.usefixtures("now")
 @pytest.mark.parametrize(("grace_s", "left_s"), [(None, DEFAULT_GRACE_S), (120.0, 120.0), (2.0, PUT_BACK_S + 1.0)])
 def test_without_anybody_to_ask_there_is_what_the_site_leaves(grace_s: float | None, left_s: float) -> None:
-    one = Inquiry(None, grace_s)
+    one = JobQuery(None, grace_s)
     assert one.view() is None
     assert one.until() == 100.0 + left_s - PUT_BACK_S
 
 
 def test_the_time_counts_from_the_first_question(now: dict[str, float]) -> None:
-    one = Inquiry(None, 60.0)
+    one = JobQuery(None, 60.0)
     one.begin()
     now["monotonic"] += 20.0
     assert one.until() == 100.0 + 60.0 - PUT_BACK_S
@@ -86,7 +86,7 @@ def test_the_time_counts_from_the_first_question(now: dict[str, float]) -> None:
 
 def test_a_machine_that_has_just_started_asks_once_too(now: dict[str, float]) -> None:
     now["monotonic"] = 0.5
-    one = Inquiry(None, 60.0)
+    one = JobQuery(None, 60.0)
     one.begin()
     now["monotonic"] += 20.0
     assert one.until() == 0.5 + 60.0 - PUT_BACK_S
@@ -99,7 +99,7 @@ def test_ranks_have_until_the_grace_that_slurm_tells_is_over_whenever_it_answers
         answer.wait()
         return {"JobState": "RUNNING", "EndTime": "5090", "PreemptTime": "5000"}
 
-    one = Inquiry(slow, 30.0)
+    one = JobQuery(slow, 30.0)
     one.begin()
     assert one.until() == 100.0 + 30.0 - PUT_BACK_S
     now["wall"] += 3.0
@@ -117,5 +117,5 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_long(monkeypatch: py
         over.wait()
         return {}
 
-    assert Inquiry(never, None).view() is None
+    assert JobQuery(never, None).view() is None
     over.set()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.agent.kernel_log import Memory, last_record, look, oom_reason, xids
+from slurmtrain.runtime.agent.kernel_log import MemoryEvents, last_record, look, oom_reason, xids
 
 GIB = 2**30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -60,15 +60,15 @@ def machine(tmp_path: Path) -> Machine:
 def test_kills_and_the_limit_of_the_job_are_read_from_version_2(machine: Machine) -> None:
     machine.v2(kills=1)
     before = look(machine.root)
-    assert before == Memory(kills=1, limit_bytes=4 * GIB)
+    assert before == MemoryEvents(kills=1, limit_bytes=4 * GIB)
     machine.v2(kills=3)
-    assert look(machine.root).since(before) == Memory(kills=2, limit_bytes=4 * GIB)
+    assert look(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=4 * GIB)
 
 
 def test_kills_and_the_limit_of_the_job_are_read_from_version_1(machine: Machine) -> None:
     machine.v1(kills=0)
     before = look(machine.root)
-    assert before == Memory(kills=0, limit_bytes=2 * GIB)
+    assert before == MemoryEvents(kills=0, limit_bytes=2 * GIB)
     machine.v1(kills=1)
     assert look(machine.root).since(before).kills == 1
 
@@ -95,7 +95,7 @@ def test_in_a_container_its_own_part_of_the_hierarchy_counts(machine: Machine, c
     machine.write("proc/self/mountinfo", V2_MOUNT.replace(" / ", " /docker/abc ", 1))
     machine.write("sys/fs/cgroup/memory.events", "oom_kill 5\n")
     machine.write("sys/fs/cgroup/memory.max", f"{GIB}\n")
-    assert look(machine.root) == Memory(kills=5, limit_bytes=GIB)
+    assert look(machine.root) == MemoryEvents(kills=5, limit_bytes=GIB)
 
 
 def test_where_no_cgroup_tells_the_whole_machine_counts(machine: Machine) -> None:
@@ -103,21 +103,21 @@ def test_where_no_cgroup_tells_the_whole_machine_counts(machine: Machine) -> Non
     machine.write(f"sys/fs/cgroup/{TASK}/memory.events", "low 0\n")
     machine.write("proc/vmstat", "nr_free_pages 5\noom_kill 2\n")
     before = look(machine.root)
-    assert before == Memory(kills=2, own=False)
+    assert before == MemoryEvents(kills=2, own=False)
     machine.write("proc/vmstat", "oom_kill 3\n")
-    assert look(machine.root).since(before) == Memory(kills=1, own=False)
+    assert look(machine.root).since(before) == MemoryEvents(kills=1, own=False)
 
 
 def test_where_nothing_is_readable_nothing_is_known(machine: Machine) -> None:
     nothing = look(machine.root)
-    assert nothing == Memory(own=False)
+    assert nothing == MemoryEvents(own=False)
     assert nothing.since(nothing).kills == 0
 
 
 def test_numbers_of_different_origin_are_not_compared() -> None:
-    assert Memory(kills=50, own=False).since(Memory(kills=1)).kills == 0
-    assert Memory(kills=50).since(Memory()).kills == 0
-    assert Memory(kills=1).since(Memory(kills=2)).kills == 0
+    assert MemoryEvents(kills=50, own=False).since(MemoryEvents(kills=1)).kills == 0
+    assert MemoryEvents(kills=50).since(MemoryEvents()).kills == 0
+    assert MemoryEvents(kills=1).since(MemoryEvents(kills=2)).kills == 0
 
 
 @given(cgroup=st.text(), mountinfo=st.text() | st.text().map(lambda text: f"1 2 3 {text} / - cgroup2 {text}"))

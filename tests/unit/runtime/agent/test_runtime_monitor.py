@@ -15,8 +15,8 @@ from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.agent import monitor, watchdog
-from slurmtrain.runtime.agent.control_store import Peers
-from slurmtrain.runtime.agent.monitor import Vigil
+from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.system.journal import Journal
@@ -43,11 +43,11 @@ class Node:
         self.attempt = RunDir(path).attempt("7", 0)
         self.attempt.path.mkdir(parents=True, exist_ok=True)
         self.path = self.attempt.node_journal(node)
-        self.peers = Peers(store, node, 8)
+        self.peers = ControlStore(store, node, 8)
         self.peers.begin(0, members)
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
-        self.vigil = Vigil(
+        self.vigil = RankMonitor(
             board=board,
             attempt=self.attempt,
             peers=self.peers,

@@ -19,13 +19,13 @@ from torch.distributed import HashStore
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption import history as pasts
-from slurmtrain.model.interruption.exit_report import STOPPED, Exit, Outcome, StopRequest
-from slurmtrain.model.interruption.policy import Past
+from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, StopRequest
+from slurmtrain.model.interruption.policy import PriorEnd
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent import control_store, rounds, watchdog
-from slurmtrain.runtime.agent.control_store import Peers
-from slurmtrain.runtime.agent.job_query import Inquiry
+from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.rounds import Rounds, Setting
 from slurmtrain.runtime.agent.workers import Workers
@@ -68,7 +68,7 @@ class Ranks(Workers):
 
     def __init__(self, **given: Any) -> None:
         self.given = given
-        self.peers: Peers = given["peers"]
+        self.peers: ControlStore = given["peers"]
         self.request: StopRequest | None = None
         self._node = given["node"]
         self._flag = given["flag"]
@@ -118,13 +118,13 @@ class World:
     resources: Mapping[str, Any]
     script: Mapping[tuple[int, int], str]
     requeue: Mapping[str, Any] = field(default_factory=dict)
-    before: Sequence[Past] = ()
+    before: Sequence[PriorEnd] = ()
     said: str = "ValueError: 1"
     committed: int = 3
     dead: set[int] = field(default_factory=set)
     ranks: dict[tuple[int, int], Ranks] = field(default_factory=dict)
     boards: dict[int, str] = field(default_factory=dict)
-    outcomes: dict[int, Outcome | None] = field(default_factory=dict)
+    outcomes: dict[int, AttemptOutcome | None] = field(default_factory=dict)
     prepared: list[tuple[int, int, str | None]] = field(default_factory=list)
     deadline: float | None = None
     over: threading.Event = field(default_factory=threading.Event)
@@ -169,7 +169,7 @@ class World:
         for node in nodes or reversed(range(self.nodes)):
             self.flags[node].raised, self.flags[node].raised_at = number, time.time()
 
-    def lose(self, node: int, of: Peers) -> None:
+    def lose(self, node: int, of: ControlStore) -> None:
         """End the agent of a node without a word."""
         self.dead.add(node)
         of.gather = lambda *_, **__: None  # type: ignore[method-assign]
@@ -224,7 +224,7 @@ class World:
             nodes=self.nodes,
             hosts={number: f"n{number}" for number in range(self.nodes)},
             address="127.0.0.1",
-            inquiry=Inquiry(None, None),
+            inquiry=JobQuery(None, None),
             deadline=self.deadline,
             lead_s=30.0,
             prepare=prepare,
@@ -235,7 +235,7 @@ class World:
             note_workers=lambda pids, resume_from: None,
         )
 
-    def _history(self) -> list[Past]:
+    def _history(self) -> list[PriorEnd]:
         told = [pasts.past_in_place(event["past"], event["t"]) for event in self.events("restart")]
         return [*self.before, *told]
 
@@ -260,7 +260,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         worlds.append(world)
         monkeypatch.setattr(Ranks, "world", world, raising=False)
         silent = lambda self: [node for node in self._beats if node in world.dead]  # noqa: E731
-        monkeypatch.setattr(Peers, "silent", silent)
+        monkeypatch.setattr(ControlStore, "silent", silent)
         hear = Rounds._hear
 
         def noted(self: Rounds, name: str) -> dict[str, Any] | None:
@@ -365,7 +365,7 @@ def test_the_same_failure_at_the_same_step_twice_ends_the_attempt(make: Make) ->
 
 
 def test_what_earlier_attempts_went_through_counts(make: Make) -> None:
-    earlier = Past(cause="crash", at=1.0, reached=5, committed=3, where="other")
+    earlier = PriorEnd(cause="crash", at=1.0, reached=5, committed=3, where="other")
     script = {(0, 0): WAIT, (0, 1): CRASH}
     world = make({"nodes": 2}, script, before=[earlier], requeue={"max_failures": 1}).begin().end()
     assert world.events("restart") == []
@@ -571,16 +571,16 @@ def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Node 0 has seen node 1 come, which has not seen node 0 yet."""
-    gather = Peers.gather
+    gather = ControlStore.gather
 
-    def late(self: Peers, place: str, *, given_up: Callable[[], bool]) -> None:
+    def late(self: ControlStore, place: str, *, given_up: Callable[[], bool]) -> None:
         if place == "here" and self._node == 1:
             self.say("here/1", {})
             until(given_up, "the signal")
         else:
             gather(self, place, given_up=given_up)
 
-    monkeypatch.setattr(Peers, "gather", late)
+    monkeypatch.setattr(ControlStore, "gather", late)
     world = make({"nodes": 2}, {(0, 0): WAIT}).begin()
     world.until_running(0, 0)
     world.signal(1)

@@ -32,10 +32,10 @@ from torch.distributed.checkpoint import metadata
 from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.spec import Keep
+from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.shard_plan import _info
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import write_json
 
 NAMES = (".metadata", "__0_0.distcp", "__1_0.distcp")
@@ -117,7 +117,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_save_that_a_full_disk_has_no_room_for_fails_and_the_next_one_works(small_disk: Path) -> None:
     module = model(width=200)  # 160 KB
-    with Attempt(small_disk, alone(), {"model": module}, keep=Keep(last=9)) as attempt:
+    with Attempt(small_disk, alone(), {"model": module}, keep=KeepSpec(last=9)) as attempt:
         assert save_steps(attempt, module, 1, 2) == ["", ""]
         ballast = small_disk / "ballast"
         with ballast.open("wb") as file:
@@ -139,9 +139,9 @@ def test_a_save_that_a_full_disk_has_no_room_for_fails_and_the_next_one_works(sm
 
 def test_on_a_full_disk_the_policy_lets_go_of_others_first(small_disk: Path) -> None:
     module = model(width=200)
-    with Attempt(small_disk, alone(), {"model": module}, keep=Keep(last=9)) as attempt:
+    with Attempt(small_disk, alone(), {"model": module}, keep=KeepSpec(last=9)) as attempt:
         assert save_steps(attempt, module, 1, 2, 3, 4) == [""] * 4
-    with Attempt(small_disk, alone(), {"model": module}, keep=Keep(last=2), restart=1) as attempt:
+    with Attempt(small_disk, alone(), {"model": module}, keep=KeepSpec(last=2), restart=1) as attempt:
         with (small_disk / "ballast").open("wb") as file:
             free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
             file.write(bytes(free - 100_000))
@@ -293,10 +293,10 @@ def test_a_writer_that_is_killed_while_a_save_is_under_way_does_not_hang_trainin
     assert listed(tmp_path) == ["step-1", "step-3"]
 
 
-def lose_a_writer(ranks: Ranks, root: Path, victim: int, when: str) -> tuple[list[str], set[float]]:
+def lose_a_writer(ranks: RankGroup, root: Path, victim: int, when: str) -> tuple[list[str], set[float]]:
     """Saves on two ranks; one's writer is killed: while it provides memory, or while it should write."""
     module = model()
-    with Attempt(root, ranks, {"model": module, "own": Value(ranks.rank)}, keep=Keep(last=9)) as attempt:
+    with Attempt(root, ranks, {"model": module, "own": Value(ranks.rank)}, keep=KeepSpec(last=9)) as attempt:
         if when == "preparing":
             attempt.saver.prepare()
             if ranks.rank == victim:
@@ -374,7 +374,7 @@ def test_without_python_for_the_writer_a_save_fails_and_says_so(
 # --- damaged files ----------------------------------------------------------------------------------------------------
 
 
-def save_two(ranks: Ranks, root: Path) -> None:
+def save_two(ranks: RankGroup, root: Path) -> None:
     module = model()
     with Attempt(root, ranks, {"model": module, "own": Value(ranks.rank)}) as attempt:
         assert save_steps(attempt, module, 1, 2) == ["", ""]
@@ -455,7 +455,7 @@ def test_sizes_alone_find_everything_but_a_flipped_bit(run: Path, name: str, dam
     assert rejected["aside"] == "checkpoints/damaged-step-2"
 
 
-def restore_on_both(ranks: Ranks, root: Path) -> tuple[int, int]:
+def restore_on_both(ranks: RankGroup, root: Path) -> tuple[int, int]:
     module, own = model(-1), Value("mine")
     with Attempt(root, ranks, {"model": module, "own": own}, restart=1) as attempt:
         restored = attempt.restore()
@@ -555,7 +555,7 @@ def test_what_is_saved_after_a_checkpoint_was_passed_over_is_not_pruned_for_it(r
     path = run / "checkpoints" / "step-1000" / MANIFEST
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 3}))
     module = model(-1)
-    with Attempt(run, alone(), {"model": module, "own": Value(None)}, restart=1, keep=Keep(last=keep)) as attempt:
+    with Attempt(run, alone(), {"model": module, "own": Value(None)}, restart=1, keep=KeepSpec(last=keep)) as attempt:
         restored = attempt.restore()
         assert restored is not None
         assert restored.step == 1
@@ -661,18 +661,18 @@ def test_an_attempt_that_has_lost_the_lease_publishes_nothing(tmp_path: Path) ->
 def test_an_attempt_that_has_lost_the_lease_deletes_nothing(tmp_path: Path) -> None:
     """It may keep less than the one that has taken over."""
     old, new = model(), model()
-    with Attempt(tmp_path, alone(), {"model": new}, keep=Keep(last=9)) as attempt:
+    with Attempt(tmp_path, alone(), {"model": new}, keep=KeepSpec(last=9)) as attempt:
         assert save_steps(attempt, new, 1, 2, 3) == [""] * 3
-    with Attempt(tmp_path, alone(), {"model": old}, restart=1, keep=Keep(last=1)) as zombie:
+    with Attempt(tmp_path, alone(), {"model": old}, restart=1, keep=KeepSpec(last=1)) as zombie:
         assert zombie.begin(4) is None
-        with Attempt(tmp_path, alone(), {"model": new}, restart=2, keep=Keep(last=9)) as living:
+        with Attempt(tmp_path, alone(), {"model": new}, restart=2, keep=KeepSpec(last=9)) as living:
             with pytest.raises(CheckpointError, match="another attempt has taken over this run"):
                 zombie.saver.finish()
             assert save_steps(living, new, 5) == [""]
     assert listed(tmp_path) == ["step-1", "step-2", "step-3", "step-5"]
 
 
-def fence(ranks: Ranks, root: Path) -> str:
+def fence(ranks: RankGroup, root: Path) -> str:
     module = model()
     with Attempt(root, ranks, {"model": module}) as attempt:
         assert attempt.save(1) == ""
@@ -728,7 +728,7 @@ def test_a_lost_attempts_ranks_that_still_write_leave_the_living_ones_files_alon
 # --- scripts ----------------------------------------------------------------------------------------------------------
 
 
-def raise_on_one(ranks: Ranks, root: Path, raising: int) -> tuple[list[str], list[dict[str, Any]]]:
+def raise_on_one(ranks: RankGroup, root: Path, raising: int) -> tuple[list[str], list[dict[str, Any]]]:
     module, own = model(), Value(0)
     with Attempt(root, ranks, {"model": module, "own": own}) as attempt:
         problems = save_steps(attempt, module, 1)
@@ -778,7 +778,7 @@ def test_a_state_that_cannot_be_loaded_safely_ends_the_first_save(tmp_path: Path
     assert listed(tmp_path) == []
 
 
-def unsafe_on_one(ranks: Ranks, root: Path) -> str:
+def unsafe_on_one(ranks: RankGroup, root: Path) -> str:
     own = Value(1 if ranks.rank == 0 else object())
     with Attempt(root, ranks, {"own": own}) as attempt, pytest.raises(CheckpointError) as error:
         attempt.save(1)
@@ -802,7 +802,7 @@ def test_metrics_that_are_no_numbers_do_not_fail_a_save(tmp_path: Path, value: f
 def test_a_clock_that_goes_backwards_changes_nothing_but_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = model()
     now = time.time()
-    with Attempt(tmp_path, alone(), {"model": module}, keep=Keep(last=2)) as attempt:
+    with Attempt(tmp_path, alone(), {"model": module}, keep=KeepSpec(last=2)) as attempt:
         assert save_steps(attempt, module, 1, 2) == ["", ""]
     # The clock that counts is the writer's.
     (tmp_path / "back").mkdir()
@@ -810,7 +810,7 @@ def test_a_clock_that_goes_backwards_changes_nothing_but_times(tmp_path: Path, m
         "import time\nreal = time.time\ntime.time = lambda: real() - 86400\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'back'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
-    with Attempt(tmp_path, alone(), {"model": module}, keep=Keep(last=2), restart=1) as attempt:
+    with Attempt(tmp_path, alone(), {"model": module}, keep=KeepSpec(last=2), restart=1) as attempt:
         assert save_steps(attempt, module, 3) == [""]
     assert files.read_manifest(tmp_path / "checkpoints" / "step-3").saved_at < now - 80_000
     assert listed(tmp_path) == ["step-2", "step-3"]
@@ -822,9 +822,9 @@ def test_a_clock_that_goes_backwards_changes_nothing_but_times(tmp_path: Path, m
 
 def test_a_quota_lets_go_of_what_the_policy_does_not_keep_before_a_save(tmp_path: Path) -> None:
     module = model(width=200)
-    with Attempt(tmp_path, alone(), {"model": module}, keep=Keep(last=9)) as attempt:
+    with Attempt(tmp_path, alone(), {"model": module}, keep=KeepSpec(last=9)) as attempt:
         assert save_steps(attempt, module, 1, 2, 3) == [""] * 3
-    with Attempt(tmp_path, alone(), {"model": module}, keep=Keep(last=1), quota=600_000, restart=1) as attempt:
+    with Attempt(tmp_path, alone(), {"model": module}, keep=KeepSpec(last=1), quota=600_000, restart=1) as attempt:
         assert save_steps(attempt, module, 4) == [""]
     assert [event["step"] for event in attempt.events("pruned")] == [1, 2, 3]
     assert attempt.events("over_quota") == []
@@ -832,7 +832,7 @@ def test_a_quota_lets_go_of_what_the_policy_does_not_keep_before_a_save(tmp_path
 
 def test_a_quota_that_is_too_small_is_warned_of_once_and_nothing_is_lost(tmp_path: Path) -> None:
     module = model(width=200)
-    with Attempt(tmp_path, alone(), {"model": module}, keep=Keep(last=2), quota=300_000) as attempt:
+    with Attempt(tmp_path, alone(), {"model": module}, keep=KeepSpec(last=2), quota=300_000) as attempt:
         assert save_steps(attempt, module, 1, 2, 3) == [""] * 3
         [warned] = attempt.events("over_quota")
         assert warned["quota"] == 300_000

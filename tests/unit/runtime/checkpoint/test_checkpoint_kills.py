@@ -84,10 +84,10 @@ def _train(root: Path, ranks: Any) -> list[str]:
     """Save at each step; how the saves ended."""
     from helpers.ranks import Attempt
 
-    from slurmtrain.model.spec.spec import Keep
+    from slurmtrain.model.spec.spec import KeepSpec
 
     objects = _objects(0)
-    with Attempt(root, ranks, objects, keep=Keep(last=2)) as attempt:
+    with Attempt(root, ranks, objects, keep=KeepSpec(last=2)) as attempt:
         problems = []
         for step in STEPS:
             _set(**objects, step=step)

@@ -47,7 +47,7 @@ def test_the_last_number_of_a_name_is_its_step(tmp_path: Path) -> None:
     put(tmp_path / "run7-epoch=2-step=300.pt", b"12345", at=1234)
     candidate = newest(str(tmp_path / "*.pt"))
     assert candidate is not None
-    assert candidate.plain() == {
+    assert candidate.to_dict() == {
         "path": str(tmp_path / "run7-epoch=2-step=300.pt"), "step": 300, "bytes": 5, "saved_at": 1234.0,
     }  # fmt: skip
 

@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.model.spec.spec import Best, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.files import Manifest, Staging
 
@@ -229,23 +229,23 @@ def test_what_the_next_attempts_sweep_publishes_first_stays(checkpoints: Path, m
     assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
 
 
-def gone(checkpoints: Path, keep: Keep) -> list[str]:
+def gone(checkpoints: Path, keep: KeepSpec) -> list[str]:
     return [each.path.name for each in files.disposable(checkpoints, keep)]
 
 
 def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: Path) -> None:
     for step in (1, 2, 10, 20):
         publish(checkpoints, step, metrics={"loss": 1 / step if step > 1 else 0.0})
-    assert gone(checkpoints, Keep(last=2)) == ["step-1", "step-2"]
-    assert gone(checkpoints, Keep(last=1, best=Best(metric="loss"))) == ["step-2", "step-10"]
-    assert gone(checkpoints, Keep(last=1, every_steps=10)) == ["step-1", "step-2"]
-    assert gone(checkpoints, Keep(last=9)) == []
-    assert [each.bytes for each in files.disposable(checkpoints, Keep(last=3))] == [35]
+    assert gone(checkpoints, KeepSpec(last=2)) == ["step-1", "step-2"]
+    assert gone(checkpoints, KeepSpec(last=1, best=Best(metric="loss"))) == ["step-2", "step-10"]
+    assert gone(checkpoints, KeepSpec(last=1, every_steps=10)) == ["step-1", "step-2"]
+    assert gone(checkpoints, KeepSpec(last=9)) == []
+    assert [each.bytes for each in files.disposable(checkpoints, KeepSpec(last=3))] == [35]
 
 
 def test_the_last_checkpoint_is_never_disposable(checkpoints: Path) -> None:
     publish(checkpoints, 1)
-    assert gone(checkpoints, Keep(last=1)) == []
+    assert gone(checkpoints, KeepSpec(last=1)) == []
 
 
 def test_a_damaged_checkpoint_goes_first_once_there_is_a_newer_one(checkpoints: Path) -> None:
@@ -253,9 +253,9 @@ def test_a_damaged_checkpoint_goes_first_once_there_is_a_newer_one(checkpoints: 
     publish(checkpoints, 10)
     aside = files.set_aside(checkpoints / "step-10")
     assert (aside.name, files.damaged(checkpoints)) == ("damaged-step-10", [aside])
-    assert gone(checkpoints, Keep(last=1)) == []
+    assert gone(checkpoints, KeepSpec(last=1)) == []
     publish(checkpoints, 15)
-    assert gone(checkpoints, Keep(last=1)) == ["damaged-step-10", "step-5"]
+    assert gone(checkpoints, KeepSpec(last=1)) == ["damaged-step-10", "step-5"]
 
 
 def test_two_damaged_checkpoints_of_one_step_are_both_put_aside(checkpoints: Path) -> None:

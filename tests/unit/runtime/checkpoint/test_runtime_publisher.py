@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.spec import Best, Keep
+from slurmtrain.model.spec.spec import Best, KeepSpec
 from slurmtrain.runtime.checkpoint import files, publisher
-from slurmtrain.runtime.checkpoint.publisher import Policy, Publisher
+from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED, keep_of
 from slurmtrain.system.files import write_json
@@ -44,7 +44,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 def a_publisher(attempt: AttemptDir, **policy: Any) -> Iterator[Publisher]:
     writer = ShardWriter()
     with Journal(attempt.rank_journal(0)) as journal:
-        yield Publisher(attempt, Policy(**policy), 1, writer, journal)
+        yield Publisher(attempt, PublishPolicy(**policy), 1, writer, journal)
     writer.close()
 
 
@@ -72,7 +72,7 @@ def nothing() -> None:
 
 
 def test_where_there_is_room_nothing_is_let_go(attempt: AttemptDir) -> None:
-    with a_publisher(attempt, keep=Keep(last=1), quota=4 * SIZE) as one:
+    with a_publisher(attempt, keep=KeepSpec(last=1), quota=4 * SIZE) as one:
         assert one.no_room(SIZE, nothing) == ""
     assert there(attempt) == ["step-1", "step-2", "step-3"]
 
@@ -81,7 +81,7 @@ def test_a_full_disk_is_relieved_of_no_more_than_is_needed(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, attempt, SIZE // 2)
-    with a_publisher(attempt, keep=Keep(last=1)) as one:
+    with a_publisher(attempt, keep=KeepSpec(last=1)) as one:
         assert one.no_room(SIZE, nothing) == ""
     assert there(attempt) == ["step-2", "step-3"]
     assert events(attempt) == [("pruned", 1)]
@@ -89,7 +89,7 @@ def test_a_full_disk_is_relieved_of_no_more_than_is_needed(
 
 def test_what_does_not_fit_is_refused_with_figures(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, attempt, SIZE // 2)
-    with a_publisher(attempt, keep=Keep(last=2)) as one:
+    with a_publisher(attempt, keep=KeepSpec(last=2)) as one:
         refused = one.no_room(20_000_000_000, nothing)
     assert refused == f"it needs 20.00 GB, and 0.00 MB are free in {attempt.run.checkpoints}"
     assert there(attempt) == ["step-2", "step-3"]
@@ -98,7 +98,7 @@ def test_what_does_not_fit_is_refused_with_figures(attempt: AttemptDir, monkeypa
 def test_a_quota_lets_go_of_what_the_policy_allows_and_is_then_warned_of_once(
     attempt: AttemptDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with a_publisher(attempt, keep=Keep(last=2), quota=2 * SIZE) as one:
+    with a_publisher(attempt, keep=KeepSpec(last=2), quota=2 * SIZE) as one:
         assert [one.no_room(SIZE, nothing), one.no_room(SIZE, nothing)] == ["", ""]
     assert there(attempt) == ["step-2", "step-3"]
     assert events(attempt) == [("pruned", 1), ("over_quota", None)]
@@ -116,8 +116,10 @@ def test_a_writer_outlives_what_slurm_sends_before_it_has_begun() -> None:
     writer.close()
 
 
-@pytest.mark.parametrize("keep", [Keep(), Keep(last=1, every_steps=5), Keep(best=Best(metric="a", mode="max", n=2))])
-def test_the_policy_comes_over_the_socket_as_it_is(keep: Keep) -> None:
+@pytest.mark.parametrize(
+    "keep", [KeepSpec(), KeepSpec(last=1, every_steps=5), KeepSpec(best=Best(metric="a", mode="max", n=2))]
+)
+def test_the_policy_comes_over_the_socket_as_it_is(keep: KeepSpec) -> None:
     from dataclasses import asdict
 
     assert keep_of(json.loads(json.dumps(asdict(keep)))) == keep

@@ -22,10 +22,10 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.shard_plan import Sharding
-from slurmtrain.runtime.job.process_group import Ranks
+from slurmtrain.runtime.job.process_group import RankGroup
 
 Objects = dict[str, Any]
-Make = Callable[[int, Ranks], Objects]
+Make = Callable[[int, RankGroup], Objects]
 WIDTH = 6
 
 
@@ -60,7 +60,7 @@ def _train(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 2)
             optimizer.zero_grad()
 
 
-def plain(seed: int, ranks: Ranks) -> Objects:
+def plain(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 + seed)
@@ -69,21 +69,21 @@ def plain(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler}
 
 
-def unwrapped(seed: int, ranks: Ranks) -> Objects:
+def unwrapped(seed: int, ranks: RankGroup) -> Objects:
     """Without any strategy, and without a scheduler."""
     objects = plain(seed, ranks)
     del objects["scheduler"]
     return objects
 
 
-def ddp(seed: int, ranks: Ranks) -> Objects:
+def ddp(seed: int, ranks: RankGroup) -> Objects:
     model = nn.parallel.DistributedDataParallel(_net(seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))
     _train(model, optimizer, steps=seed + 1)
     return {"model": model, "optimizer": optimizer}
 
 
-def fsdp(seed: int, ranks: Ranks) -> Objects:
+def fsdp(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed)
     for layer in (model[0], model[2]):
         fully_shard(layer)
@@ -93,7 +93,7 @@ def fsdp(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer}
 
 
-def uneven_fsdp(seed: int, ranks: Ranks) -> Objects:
+def uneven_fsdp(seed: int, ranks: RankGroup) -> Objects:
     """Parameters that leave a rank with less than the others, or with nothing."""
     model = fully_shard(_net(seed, nn.Linear(WIDTH, 7), nn.Linear(7, 1), nn.Linear(1, WIDTH)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -109,11 +109,11 @@ class _Compiled(nn.Module):
         self._orig_mod = module
 
 
-def compiled(seed: int, ranks: Ranks) -> Objects:
+def compiled(seed: int, ranks: RankGroup) -> Objects:
     return {"model": _Compiled(_net(seed))}
 
 
-def frozen(seed: int, ranks: Ranks) -> Objects:
+def frozen(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed)
     model[0].requires_grad_(requires_grad=False)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -121,7 +121,7 @@ def frozen(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer}
 
 
-def without_gradients(seed: int, ranks: Ranks) -> Objects:
+def without_gradients(seed: int, ranks: RankGroup) -> Objects:
     """A parameter that training has not used so far, as of a mixture's expert."""
     model = nn.ModuleDict({"used": _net(seed), "unused": nn.Linear(3, 3)})
     _randomize(model["unused"])
@@ -130,12 +130,12 @@ def without_gradients(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer}
 
 
-def before_the_first_step(seed: int, ranks: Ranks) -> Objects:
+def before_the_first_step(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed)
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters(), lr=0.1 * (seed + 1))}
 
 
-def tied(seed: int, ranks: Ranks) -> Objects:
+def tied(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed, nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
     model[1].weight = model[0].weight
     optimizer = torch.optim.AdamW(model.parameters())
@@ -143,7 +143,7 @@ def tied(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer}
 
 
-def two_modules(seed: int, ranks: Ranks) -> Objects:
+def two_modules(seed: int, ranks: RankGroup) -> Objects:
     """One optimizer over both, with groups of its own, one of them made later."""
     encoder, decoder = _net(seed), _net(seed + 10)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=0.1)
@@ -153,7 +153,7 @@ def two_modules(seed: int, ranks: Ranks) -> Objects:
     return {"encoder": encoder, "decoder": decoder, "optimizer": optimizer}
 
 
-def two_optimizers(seed: int, ranks: Ranks) -> Objects:
+def two_optimizers(seed: int, ranks: RankGroup) -> Objects:
     generator, critic = _net(seed), _net(seed + 10)
     one = torch.optim.AdamW(generator.parameters(), lr=0.1)
     other = torch.optim.SGD(critic.parameters(), lr=0.1, momentum=0.9)
@@ -174,13 +174,13 @@ class _WithExtra(nn.Module):
         self.extra = state
 
 
-def extra_state(seed: int, ranks: Ranks) -> Objects:
+def extra_state(seed: int, ranks: RankGroup) -> Objects:
     torch.manual_seed(seed)
     extras = [{"count": seed, "at": [1.5, None, "x"]}, torch.randn(3), (seed, "y")]
     return {"model": nn.ModuleList(_WithExtra(extra) for extra in extras)}
 
 
-def odd_buffers(seed: int, ranks: Ranks) -> Objects:
+def odd_buffers(seed: int, ranks: RankGroup) -> Objects:
     """Not contiguous, lazily conjugated or negated, sparse, empty, without dimensions, with odd NaN."""
     torch.manual_seed(seed)
     model = nn.Module()
@@ -206,7 +206,7 @@ DTYPES = [
 ]
 
 
-def all_dtypes(seed: int, ranks: Ranks) -> Objects:
+def all_dtypes(seed: int, ranks: RankGroup) -> Objects:
     torch.manual_seed(seed)
     model = nn.Module()
     for dtype in DTYPES:
@@ -216,7 +216,7 @@ def all_dtypes(seed: int, ranks: Ranks) -> Objects:
 
 
 def _of(kind: type[torch.optim.Optimizer], **more: Any) -> Make:
-    def make(seed: int, ranks: Ranks) -> Objects:
+    def make(seed: int, ranks: RankGroup) -> Objects:
         model = _net(seed)
         optimizer = kind(model.parameters(), lr=0.01 * (seed + 1), **more)
         _train(model, optimizer)
@@ -225,7 +225,7 @@ def _of(kind: type[torch.optim.Optimizer], **more: Any) -> Make:
     return make
 
 
-def lbfgs(seed: int, ranks: Ranks) -> Objects:
+def lbfgs(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed, nn.Linear(WIDTH, 2))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     data = torch.randn(8, WIDTH)
@@ -240,7 +240,7 @@ def lbfgs(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer}
 
 
-def of_unregistered_parameters(seed: int, ranks: Ranks) -> Objects:
+def of_unregistered_parameters(seed: int, ranks: RankGroup) -> Objects:
     torch.manual_seed(seed)
     parameter = nn.Parameter(torch.randn(3))
     optimizer = torch.optim.AdamW([parameter])
@@ -249,7 +249,7 @@ def of_unregistered_parameters(seed: int, ranks: Ranks) -> Objects:
     return {"optimizer": optimizer}
 
 
-def grad_scaler(seed: int, ranks: Ranks) -> Objects:
+def grad_scaler(seed: int, ranks: RankGroup) -> Objects:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0 ** (4 + seed))
     model = _net(seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
@@ -259,7 +259,7 @@ def grad_scaler(seed: int, ranks: Ranks) -> Objects:
     return {"model": model, "optimizer": optimizer, "scaler": scaler}
 
 
-def schedulers(seed: int, ranks: Ranks) -> Objects:
+def schedulers(seed: int, ranks: RankGroup) -> Objects:
     model = _net(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     warmup = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3)
@@ -284,7 +284,7 @@ class Counter:
         self.state = state
 
 
-def generic(seed: int, ranks: Ranks) -> Objects:
+def generic(seed: int, ranks: RankGroup) -> Objects:
     torch.manual_seed(seed)
     nested = {
         "epoch": seed,
@@ -386,7 +386,7 @@ def differing(one: Any, other: Any, name: str = "") -> list[str]:
     return [] if one == other else [f"{name}: {one!r:.100} != {other!r:.100}"]
 
 
-def round_trip(ranks: Ranks, root: Path, make: str) -> list[str]:
+def round_trip(ranks: RankGroup, root: Path, make: str) -> list[str]:
     """In what a set of objects differs, after restoring, from the one that was saved."""
     makers = {**ALONE, **TOGETHER}
     first = makers[make](0, ranks)
@@ -416,14 +416,14 @@ def test_a_state_comes_back_bit_for_bit_on_two_ranks(tmp_path: Path, pair: Pair,
 # --- other strategies, other numbers of ranks -------------------------------------------------------------------------
 
 
-def save_as(ranks: Ranks, root: Path, make: str) -> dict[str, Any]:
+def save_as(ranks: RankGroup, root: Path, make: str) -> dict[str, Any]:
     objects = {**ALONE, **TOGETHER}[make](0, ranks)
     with Attempt(root, ranks, objects) as attempt:
         assert attempt.save(1) == ""
         return states(objects)
 
 
-def restore_as(ranks: Ranks, root: Path, make: str) -> tuple[dict[str, Any], tuple[str, ...]]:
+def restore_as(ranks: RankGroup, root: Path, make: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     objects = {**ALONE, **TOGETHER}[make](1, ranks)
     with Attempt(root, ranks, objects, restart=1) as attempt:
         restored = attempt.restore()
@@ -480,7 +480,7 @@ class Resharding(Counter):
         self.state = [states, rank, world_size]
 
 
-def save_own(ranks: Ranks, root: Path) -> None:
+def save_own(ranks: RankGroup, root: Path) -> None:
     own, same = Counter({"seen": ranks.rank, "t": torch.tensor([ranks.rank])}), Counter({"t": torch.arange(3)})
     with Attempt(root, ranks, {"own": own, "same": same, "knowing": Resharding(ranks.rank)}) as attempt:
         assert attempt.save(1) == ""
@@ -503,7 +503,7 @@ def test_what_each_rank_has_of_its_own_is_carried_over_where_that_can_be_done(tm
 # --- random numbers and data ------------------------------------------------------------------------------------------
 
 
-def draw_again(ranks: Ranks, root: Path) -> tuple[list[float], list[float]]:
+def draw_again(ranks: RankGroup, root: Path) -> tuple[list[float], list[float]]:
     import random
 
     import numpy as np
@@ -554,7 +554,7 @@ def test_data_goes_on_where_it_was(tmp_path: Path, workers: int) -> None:
 # --- what a save costs, and what it leaves ----------------------------------------------------------------------------
 
 
-def count_plans(ranks: Ranks, root: Path) -> list[int]:
+def count_plans(ranks: RankGroup, root: Path) -> list[int]:
     """How often ranks have planned after each of some saves; before the last the model has got another buffer."""
     planned = [0]
     plan = Sharding.plan
@@ -586,7 +586,7 @@ def test_ranks_plan_once_until_the_state_changes(tmp_path: Path, pair: Pair) -> 
     assert pair.run(count_plans, tmp_path) == [[1, 1, 1, 2]] * 2
 
 
-def save_wide(ranks: Ranks, root: Path) -> None:
+def save_wide(ranks: RankGroup, root: Path) -> None:
     model = nn.Sequential(*(nn.Linear(64, 64) for _ in range(8)))
     with Attempt(root, ranks, {"model": nn.parallel.DistributedDataParallel(model)}) as attempt:
         assert attempt.save(1) == ""
@@ -602,7 +602,7 @@ def test_what_all_ranks_have_is_written_by_each_in_part(tmp_path: Path, pair: Pa
     assert tensors < one + other < tensors + 100_000
 
 
-def save_while_training(ranks: Ranks, root: Path) -> list[str]:
+def save_while_training(ranks: RankGroup, root: Path) -> list[str]:
     """In what a state that was restored differs from that of when the save began, after which training went on."""
     objects = fsdp(0, ranks)
     with Attempt(root, ranks, objects) as attempt:
@@ -622,7 +622,7 @@ def test_what_training_does_during_a_save_is_not_in_it(tmp_path: Path, pair: Pai
     assert list(pair.run(save_while_training, tmp_path)) == [[], []]
 
 
-def save_by_agreement(ranks: Ranks, root: Path) -> list[int]:
+def save_by_agreement(ranks: RankGroup, root: Path) -> list[int]:
     """As a session does it: ranks agree now and then, and go on in between."""
     objects = ddp(0, ranks)
     ended = []
@@ -695,7 +695,7 @@ def test_the_index_has_everything_that_is_in_the_files(tmp_path: Path) -> None:
 # --- what cannot be saved ---------------------------------------------------------------------------------------------
 
 
-def save_sharded_object(ranks: Ranks, root: Path) -> str:
+def save_sharded_object(ranks: RankGroup, root: Path) -> str:
     mesh = init_device_mesh("cpu", (ranks.world_size,))
     from torch.distributed.tensor import Shard, distribute_tensor
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import Every
 from slurmtrain.runtime.checkpoint import schedule
-from slurmtrain.runtime.checkpoint.saver import Outcome
+from slurmtrain.runtime.checkpoint.saver import SaveOutcome
 from slurmtrain.runtime.checkpoint.schedule import Due, Schedule
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def make(run: RunDir, every: Every, journal: Journal | None = None) -> Schedule:
-    made = Schedule(run, every, History(), 2, journal)
+    made = Schedule(run, every, InterruptionStats(), 2, journal)
     made.begin()
     return made
 
@@ -75,10 +75,10 @@ def test_auto_follows_what_saves_cost_and_says_so(run: RunDir, clock: Clock) -> 
         clock.now += 1
         assert plan.due() is Due.INTERVAL
         plan.began()
-        plan.ended(Outcome(step=5, stall_s=1.0, seconds=4.0))
+        plan.ended(SaveOutcome(step=5, stall_s=1.0, seconds=4.0))
         clock.now += 60
         assert plan.due() is Due.NOT
-        plan.ended(Outcome(step=6, stall_s=1.0, seconds=4.0))
+        plan.ended(SaveOutcome(step=6, stall_s=1.0, seconds=4.0))
     first, second = journaled(run)
     assert (first["kind"], first["stall_s"]) == ("interval", None)
     assert (second["stall_s"], second["save_s"]) == (1.0, 4.0)
@@ -88,7 +88,7 @@ def test_auto_follows_what_saves_cost_and_says_so(run: RunDir, clock: Clock) -> 
 def test_a_save_that_failed_says_nothing_of_what_saves_cost(run: RunDir, clock: Clock) -> None:
     with Journal(run.path / "rank-0.jsonl") as journal:
         plan = make(run, Every("auto", 0), journal)
-        plan.ended(Outcome(step=5, problem="no space", stall_s=100.0))
+        plan.ended(SaveOutcome(step=5, problem="no space", stall_s=100.0))
     assert [event["stall_s"] for event in journaled(run)] == [None]
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.event import encode
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.job.earlier_starts import with_restarts
 
 BEGIN = 1_000_000.0
-HANDED = History(uptime_s=7.0, interruptions=1, grace_s=60.0)
+HANDED = InterruptionStats(uptime_s=7.0, interruptions=1, grace_s=60.0)
 AGENT = {"node": 0, "nodes": 4, "host": "n0", "executor": "slurm"}
 
 
@@ -41,13 +41,15 @@ def test_the_first_start_of_a_job_knows_what_was_handed_over(run: RunDir) -> Non
 
 def test_a_start_that_ended_without_a_word_was_interrupted(run: RunDir) -> None:
     start(run, 0)
-    assert with_restarts(HANDED, start(run, 1)) == History(uptime_s=407.0, interruptions=2, grace_s=60.0)
+    assert with_restarts(HANDED, start(run, 1)) == InterruptionStats(uptime_s=407.0, interruptions=2, grace_s=60.0)
 
 
 def test_one_that_was_asked_to_stop_had_notice(run: RunDir) -> None:
     start(run, 0, ("end", {"cause": "cancelled", "signal": "SIGTERM"}))
     start(run, 1, ("end", {"cause": "preflight", "signal": None}), lasted=10.0)
-    assert with_restarts(HANDED, start(run, 2)) == History(uptime_s=447.0, interruptions=1, announced=1, grace_s=60.0)
+    assert with_restarts(HANDED, start(run, 2)) == InterruptionStats(
+        uptime_s=447.0, interruptions=1, announced=1, grace_s=60.0
+    )
 
 
 def test_what_the_last_save_cost_is_known(run: RunDir) -> None:
@@ -55,7 +57,7 @@ def test_what_the_last_save_cost_is_known(run: RunDir) -> None:
     saves = [encode(BEGIN, "saved", {"stall_s": stall, "seconds": 10 * stall}) for stall in (0.5, 0.25)]
     first.rank_journal(0).write_bytes(b"".join(saves))
     start(run, 1)
-    known = with_restarts(History(stall_s=9.0, save_s=9.0), start(run, 2))
+    known = with_restarts(InterruptionStats(stall_s=9.0, save_s=9.0), start(run, 2))
     assert (known.stall_s, known.save_s) == (0.25, 2.5)
 
 

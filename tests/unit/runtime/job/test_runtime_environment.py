@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.interruption.interval import History
+from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.job.environment import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
 from slurmtrain.system.process import Process
@@ -36,7 +36,7 @@ def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launc
     with tempfile.TemporaryDirectory() as folder:
         submission = RunDir(Path(folder)).submission(2)
         submission.path.mkdir(parents=True)
-        submission.launch.write_text(json.dumps(launch.plain()))
+        submission.launch.write_text(json.dumps(launch.to_dict()))
         return this_node(submission)
 
 
@@ -106,7 +106,7 @@ launches = st.builds(
     after=st.none() | st.tuples(st.text(), st.builds(Process, st.text(), st.text(), st.integers(), st.integers())),
     from_start=st.booleans(),
     since=st.none() | st.floats(0, 2**40),
-    history=st.none() | st.builds(History, uptime_s=st.floats(0, 2**40), interruptions=st.integers(0, 99)),
+    history=st.none() | st.builds(InterruptionStats, uptime_s=st.floats(0, 2**40), interruptions=st.integers(0, 99)),
 )
 
 
@@ -117,9 +117,9 @@ def test_what_a_submission_hands_over_is_what_its_nodes_read(launch: Launch) -> 
 
 
 def test_what_a_version_handed_over_that_knew_of_no_history_is_read() -> None:
-    told = Launch(attempt=2, history=History(interruptions=1)).plain()
+    told = Launch(attempt=2, history=InterruptionStats(interruptions=1)).to_dict()
     del told["history"]
-    assert Launch.from_plain(told) == Launch(attempt=2)
+    assert Launch.from_dict(told) == Launch(attempt=2)
 
 
 def test_only_the_first_start_of_a_job_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -254,4 +254,4 @@ def test_an_invitation_without_a_secret_is_none(
 
 
 def test_an_invitation_survives_being_written_down() -> None:
-    assert Invitation.from_plain(TOLD.plain()) == TOLD
+    assert Invitation.from_dict(TOLD.to_dict()) == TOLD

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.interruption.exit_report import Ending
+from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.model.spec.plan import Plan
@@ -23,7 +23,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry
 from slurmtrain.runtime.preflight.entry import assemble
 from slurmtrain.runtime.preflight.meeting import Late, Left
-from slurmtrain.runtime.preflight.participant import Outcome
+from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.system.journal import Journal
 
 LONG_S = 60.0
@@ -59,10 +59,10 @@ class Agent:
         self._plan = Plan(spec=spec, workdir="/", python=sys.executable, template={})
         self.flag = StopFlag()
 
-    def run(self) -> Outcome | Ending:
+    def run(self) -> PreflightOutcome | ExitReport:
         with Journal(self._attempt.node_journal(self._node.index), durable=False) as journal:
             ended = assemble(self._attempt, self._node, self._plan, journal, self.flag)
-        if isinstance(ended, Outcome) and ended.listener is not None:
+        if isinstance(ended, PreflightOutcome) and ended.listener is not None:
             ended.listener.close()
         return ended
 
@@ -105,7 +105,7 @@ def hanging() -> Iterator[Callable[..., Any]]:
 def test_a_single_node_is_checked_and_holds_a_port(agent: Agents) -> None:
     alone = agent(its=spec(disk="fail"))
     ended = alone.run()
-    assert isinstance(ended, Outcome)
+    assert isinstance(ended, PreflightOutcome)
     assert ended.problem is None
     assert ended.master is not None
     assert (ended.master[0], ended.interface) == ("127.0.0.1", "lo")
@@ -126,7 +126,7 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
         monkeypatch.setattr(f"slurmtrain.runtime.preflight.{patience}", LONG_S)
     its = spec(3, disk="fail")
     agents = [agent(node(index, count=3), its) for index in range(3)]
-    ended: dict[int, Outcome | Ending] = {}
+    ended: dict[int, PreflightOutcome | ExitReport] = {}
     threads = [
         threading.Thread(target=lambda index=index: ended.update({index: agents[index].run()})) for index in range(3)
     ]
@@ -134,7 +134,7 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
-    outcomes = [one for one in ended.values() if isinstance(one, Outcome)]
+    outcomes = [one for one in ended.values() if isinstance(one, PreflightOutcome)]
     assert len(outcomes) == 3
     assert {one.problem for one in outcomes} == {None}
     assert len({one.master for one in outcomes}) == 1
@@ -144,11 +144,11 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
         assert clock["samples"] == (0 if index == 0 else 32)
 
 
-def outcome(**changes: Any) -> Callable[..., Coroutine[Any, Any, Outcome]]:
+def outcome(**changes: Any) -> Callable[..., Coroutine[Any, Any, PreflightOutcome]]:
     """A conversation that comes to this."""
 
-    async def come(*_: Any) -> Outcome:
-        return Outcome(**{"findings": [Finding("disk", "warn", "little")], **changes})
+    async def come(*_: Any) -> PreflightOutcome:
+        return PreflightOutcome(**{"findings": [Finding("disk", "warn", "little")], **changes})
 
     return come
 
@@ -161,7 +161,7 @@ def test_a_node_journals_whether_it_is_the_one_to_blame(
     monkeypatch.setattr(entry, "host", outcome(blamed=blamed, problem="it is full", election=told))
     alone = agent()
     ended = alone.run()
-    assert isinstance(ended, Outcome)
+    assert isinstance(ended, PreflightOutcome)
     assert ended.problem == "it is full"
     election, preflight = alone.events
     assert (election["kind"], election["tests"]) == ("election", 0)
@@ -172,20 +172,20 @@ def test_a_node_journals_whether_it_is_the_one_to_blame(
 # --- no verdict -------------------------------------------------------------------------------------------------
 
 
-def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, Outcome]]:
-    async def fail(*_: Any) -> Outcome:
+def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, PreflightOutcome]]:
+    async def fail(*_: Any) -> PreflightOutcome:
         raise error
 
     return fail
 
 
-def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> Ending:
+def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> ExitReport:
     monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", 0.05)
     monkeypatch.setattr(entry, "attend", failing(error))
     other = agent(node(1, options.get("executor", "local"), 3), spec(3))
     other.flag.raised = options.get("raised")
     ended = other.run()
-    assert isinstance(ended, Ending)
+    assert isinstance(ended, ExitReport)
     assert other.events == []
     return ended
 
@@ -218,13 +218,13 @@ def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_go
     monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", LONG_S)
     other = agent(node(1, count=2), spec(2))
 
-    async def leave(*_: Any) -> Outcome:
+    async def leave(*_: Any) -> PreflightOutcome:
         threading.Timer(0.1, setattr, (other.flag, "raised", signal.SIGTERM)).start()
         raise Left(0, "it closed the connection")
 
     monkeypatch.setattr(entry, "attend", leave)
     ended = other.run()
-    assert isinstance(ended, Ending)
+    assert isinstance(ended, ExitReport)
     assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
 
 
@@ -242,7 +242,7 @@ def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: p
 # --- signals ----------------------------------------------------------------------------------------------------
 
 
-def stopped_while(agent: Agent, hanging: Any, name: signal.Signals) -> Ending:
+def stopped_while(agent: Agent, hanging: Any, name: signal.Signals) -> ExitReport:
     """How an agent ends that gets a signal while something hangs."""
     ended: list[Any] = []
     thread = threading.Thread(target=lambda: ended.append(agent.run()), daemon=True)
@@ -251,7 +251,7 @@ def stopped_while(agent: Agent, hanging: Any, name: signal.Signals) -> Ending:
     agent.flag.raised = name
     thread.join(LONG_S / 2)
     assert not thread.is_alive()
-    assert isinstance(ended[0], Ending)
+    assert isinstance(ended[0], ExitReport)
     return ended[0]
 
 
@@ -289,7 +289,7 @@ def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:
     first = agent(node(count=2), spec(2))
     first.flag.raised = signal.SIGTERM
     ended = first.run()
-    assert isinstance(ended, Ending)
+    assert isinstance(ended, ExitReport)
     assert ended.signal == "SIGTERM"
 
 

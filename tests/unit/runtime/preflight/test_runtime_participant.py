@@ -20,32 +20,32 @@ from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.preflight import leader, participant
 from slurmtrain.runtime.preflight.meeting import Left
-from slurmtrain.runtime.preflight.participant import Outcome, Party, Task, attend
+from slurmtrain.runtime.preflight.participant import Party, PreflightOutcome, Task, attend
 from slurmtrain.runtime.preflight.sockets import listen
 
 
-def outcomes(ended: Sequence[Outcome | BaseException]) -> list[Outcome]:
+def outcomes(ended: Sequence[PreflightOutcome | BaseException]) -> list[PreflightOutcome]:
     """What all nodes came to, where all of them came to something."""
     for one in ended:
         if isinstance(one, BaseException):
             raise one
-    return [one for one in ended if isinstance(one, Outcome)]
+    return [one for one in ended if isinstance(one, PreflightOutcome)]
 
 
-def held(meeting: Meeting) -> list[Outcome]:
+def held(meeting: Meeting) -> list[PreflightOutcome]:
     return outcomes(meeting.hold())
 
 
-def finding(outcome: Outcome, check: str) -> Finding:
+def finding(outcome: PreflightOutcome, check: str) -> Finding:
     [found] = [one for one in outcome.findings if one.check == check]
     return found
 
 
-def statuses(ended: Sequence[Outcome], check: str) -> list[str]:
+def statuses(ended: Sequence[PreflightOutcome], check: str) -> list[str]:
     return [finding(one, check).status for one in ended]
 
 
-def election(outcome: Outcome) -> Mapping[str, Any]:
+def election(outcome: PreflightOutcome) -> Mapping[str, Any]:
     assert outcome.election is not None
     return outcome.election
 
@@ -474,7 +474,7 @@ def test_node_0_that_dies_is_gone_for_all_others() -> None:
 # --- nodes that are late ----------------------------------------------------------------------------------------
 
 
-def never_coming(named: bool) -> list[Outcome]:
+def never_coming(named: bool) -> list[PreflightOutcome]:
     meeting = Meeting(4)
     meeting.members[3].comes = False
     meeting.join_s = 2.0
@@ -510,7 +510,7 @@ def test_a_node_that_does_not_report_in_time_is_blamed(monkeypatch: pytest.Monke
         assert one.problem == "n1: agent: its agent has not reported in time"
         assert one.blamed == ["n1"]
     # It has been told, unless it has noticed first that node 0 is gone.
-    assert isinstance(ended[1], Outcome | Left)
+    assert isinstance(ended[1], PreflightOutcome | Left)
 
 
 def test_a_node_that_cannot_find_node_0_says_so() -> None:
@@ -544,9 +544,9 @@ def test_a_task_survives_being_told_and_holds_only_what_a_node_needs() -> None:
         Network("two", {node: slow(node) for node in range(nodes)}),
     ]
     task = Task(networks, {node: 5000 + node for node in range(nodes)}, "token")
-    plain = task.plain(nodes)
+    plain = task.to_dict(nodes)
     for node in (0, 1, 37):
-        told = Task.from_plain(json.loads(json.dumps(plain[node])))
+        told = Task.from_dict(json.loads(json.dumps(plain[node])))
         needed = {node, *peers(node, nodes)}
         assert told.token == "token"
         assert told.ports == {other: 5000 + other for other in needed}
@@ -555,4 +555,4 @@ def test_a_task_survives_being_told_and_holds_only_what_a_node_needs() -> None:
 
 
 def test_a_task_without_networks_names_no_node() -> None:
-    assert Task([], {0: 0, 1: 0}, "token").plain(2)[1] == {"networks": [], "ports": {}, "token": "token"}
+    assert Task([], {0: 0, 1: 0}, "token").to_dict(2)[1] == {"networks": [], "ports": {}, "token": "token"}

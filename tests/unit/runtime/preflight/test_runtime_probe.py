@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.parties import Middleman, vacant
 
-from slurmtrain.model.preflight.election import Candidate, Network, Problem
+from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
 from slurmtrain.runtime.preflight import probe
 from slurmtrain.runtime.preflight.channel import Channel, connect
 from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prover
@@ -48,17 +48,17 @@ async def provers(
 
 def tried(
     over: Network = TWO, timeout_s: float = LONG_S, ports: Mapping[int, int] | None = None, **options: Any
-) -> list[Problem]:
+) -> list[NetworkProblem]:
     """What node 0 finds wrong with the way to node 1."""
 
-    async def prove() -> list[Problem]:
+    async def prove() -> list[NetworkProblem]:
         async with provers(**options) as (some, known):
             return await some[0].prove(over, {**known, **(ports or {})}, [1], timeout_s)
 
     return asyncio.run(prove())
 
 
-def why(problems: list[Problem]) -> str:
+def why(problems: list[NetworkProblem]) -> str:
     """What the only problem is, from node 0 to node 1."""
     [problem] = problems
     assert (problem.source, problem.target) == (0, 1)
@@ -95,7 +95,7 @@ def test_ipv6_is_proved_alike() -> None:
 
 
 def test_a_node_can_answer_at_one_of_its_addresses_only() -> None:
-    async def prove() -> tuple[list[Problem], list[Problem]]:
+    async def prove() -> tuple[list[NetworkProblem], list[NetworkProblem]]:
         async with provers(1) as (some, _):
             other = Prover(1, SECRET)
             port = await other.listen("127.2.0.2")
@@ -123,7 +123,7 @@ def test_an_address_to_which_there_is_no_route_is_no_proof(monkeypatch: pytest.M
 
 
 def test_another_node_that_answers_is_named() -> None:
-    async def prove() -> list[Problem]:
+    async def prove() -> list[NetworkProblem]:
         async with provers(3) as (some, ports):
             return await some[0].prove(TWO, {1: ports[2]}, [1], LONG_S)
 
@@ -152,10 +152,10 @@ def test_a_node_that_does_not_answer_is_not_waited_for() -> None:
 
 def between(
     timeout_s: float = LONG_S, over: Network = TWO, **changes: Callable[[bytes], bytes]
-) -> tuple[list[Problem], Middleman]:
+) -> tuple[list[NetworkProblem], Middleman]:
     """What node 0 finds wrong with the way to node 1 where somebody stands between them."""
 
-    async def prove() -> tuple[list[Problem], Middleman]:
+    async def prove() -> tuple[list[NetworkProblem], Middleman]:
         async with provers() as (some, ports), Middleman(ports[1], address="127.2.0.2", **changes) as middle:
             return await some[0].prove(over, {1: middle.port}, [1], timeout_s), middle
 
@@ -203,7 +203,7 @@ def test_a_node_that_breaks_off_is_told() -> None:
         await channel.receive()
         channel.close()
 
-    async def prove() -> list[Problem]:
+    async def prove() -> list[NetworkProblem]:
         server = await asyncio.start_server(hang_up, "127.2.0.2", 0)
         async with provers(1) as (some, _):
             found = await some[0].prove(TWO, {1: server.sockets[0].getsockname()[1]}, [1], LONG_S)
@@ -214,7 +214,7 @@ def test_a_node_that_breaks_off_is_told() -> None:
 
 
 def test_a_problem_with_one_node_is_none_with_the_others() -> None:
-    async def prove() -> list[Problem]:
+    async def prove() -> list[NetworkProblem]:
         over = network("127.2.0.1", "127.2.0.2", "127.2.0.3", "127.2.0.4")
         async with provers(4, {2: OTHER}) as (some, ports):
             return await some[0].prove(over, ports, [1, 2, 3], LONG_S)
@@ -224,7 +224,7 @@ def test_a_problem_with_one_node_is_none_with_the_others() -> None:
 
 
 def test_strangers_at_the_port_disturb_nobody() -> None:
-    async def prove() -> list[Problem]:
+    async def prove() -> list[NetworkProblem]:
         async with provers() as (some, ports):
             reader, writer = await asyncio.open_connection("127.2.0.2", ports[1])
             writer.write(bytes(100))
@@ -251,7 +251,7 @@ def test_no_more_than_some_connections_are_open_at_once(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(probe, "connect", count)
 
-    async def prove() -> list[Problem]:
+    async def prove() -> list[NetworkProblem]:
         return await Prover(0, SECRET, bind_source=True).prove(TWO, {1: 1}, [1] * 200, LONG_S)
 
     assert len(asyncio.run(prove())) == 200

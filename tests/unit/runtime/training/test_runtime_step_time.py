@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from slurmtrain.runtime.training.step_time import OwnTime, target_of
+from slurmtrain.runtime.training.step_time import StepTime, target_of
 
 CPU = torch.device("cpu")
 
@@ -45,7 +45,7 @@ class Slow(nn.Module):
         self.clock.now += self.seconds
 
 
-def step(own: OwnTime, clock: Clock, *parts: Callable[[], None] | float) -> None:
+def step(own: StepTime, clock: Clock, *parts: Callable[[], None] | float) -> None:
     own.begin()
     for part in parts:
         if isinstance(part, float):
@@ -55,7 +55,7 @@ def step(own: OwnTime, clock: Clock, *parts: Callable[[], None] | float) -> None
 
 
 def test_loading_and_the_first_forward_pass_are_a_ranks_own_time(clock: Clock) -> None:
-    own, model = OwnTime(CPU), Slow(clock, 2.0)
+    own, model = StepTime(CPU), Slow(clock, 2.0)
     own.watch([object(), model])
     step(own, clock, 1.0, model, 5.0, model, 7.0)
     assert own.s == 0, "a step's own time is known when the next begins"
@@ -64,7 +64,7 @@ def test_loading_and_the_first_forward_pass_are_a_ranks_own_time(clock: Clock) -
 
 
 def test_the_time_is_smoothed_over_steps(clock: Clock) -> None:
-    own, model = OwnTime(CPU), Slow(clock, 1.0)
+    own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
     step(own, clock, model)
     step(own, clock, model, 100.0)
@@ -74,7 +74,7 @@ def test_the_time_is_smoothed_over_steps(clock: Clock) -> None:
 
 
 def test_a_step_without_a_forward_pass_changes_nothing(clock: Clock) -> None:
-    own, model = OwnTime(CPU), Slow(clock, 1.0)
+    own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
     step(own, clock, model)
     step(own, clock, 50.0)
@@ -83,7 +83,7 @@ def test_a_step_without_a_forward_pass_changes_nothing(clock: Clock) -> None:
 
 
 def test_a_model_is_watched_once(clock: Clock) -> None:
-    own, model = OwnTime(CPU), Slow(clock, 1.0)
+    own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
     own.watch([model])
     assert len(model._forward_hooks) == 1
@@ -92,7 +92,7 @@ def test_a_model_is_watched_once(clock: Clock) -> None:
 
 
 def test_a_copy_of_a_model_measures_nothing_and_needs_no_slurmtrain(clock: Clock) -> None:
-    own, model = OwnTime(CPU), nn.Linear(1, 1)
+    own, model = StepTime(CPU), nn.Linear(1, 1)
     own.watch([model])
     own.begin()
     clock.now += 1.0
@@ -105,7 +105,7 @@ def test_a_copy_of_a_model_measures_nothing_and_needs_no_slurmtrain(clock: Clock
 
 
 def test_a_model_that_is_released_is_as_it_was(clock: Clock) -> None:
-    own, model = OwnTime(CPU), Slow(clock, 1.0)
+    own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
     own.release()
     assert not model._forward_hooks
@@ -116,7 +116,7 @@ def test_a_model_that_is_released_is_as_it_was(clock: Clock) -> None:
 
 
 def test_without_a_model_nothing_is_known() -> None:
-    own = OwnTime(CPU)
+    own = StepTime(CPU)
     own.watch([object()])
     own.begin()
     own.begin()
@@ -124,7 +124,7 @@ def test_without_a_model_nothing_is_known() -> None:
 
 
 def test_inside_a_compiled_function_nothing_is_measured(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, model = OwnTime(CPU), Slow(clock, 1.0)
+    own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     step(own, clock, model)
@@ -156,7 +156,7 @@ def test_on_a_gpu_a_time_is_taken_once_it_is_known_and_never_awaited(monkeypatch
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: device)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    own, model = OwnTime(torch.device("cuda", 0)), nn.Identity()
+    own, model = StepTime(torch.device("cuda", 0)), nn.Identity()
     own.watch([model])
     for done, gpu, known in [(False, 1.0, 0.0), (False, 5.0, 0.0), (False, 6.0, 0.0), (True, 7.0, 1.0)]:
         Event.done = done

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 from helpers.site import PATIENCE_S
 
-from slurmtrain.model.spec.spec import BandwidthCheck, Nodes, Preflight, Resources, Spec
+from slurmtrain.model.spec.spec import BandwidthCheck, Nodes, PreflightSpec, ResourcesSpec, Spec
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import allreduce
 from slurmtrain.runtime.preflight.facts.allreduce import all_reduce
@@ -21,8 +21,8 @@ from slurmtrain.runtime.preflight.facts.allreduce import all_reduce
 
 def spec(nodes: int, gpus: int = 0, **rest: Any) -> Spec:
     bandwidth = BandwidthCheck(level="fail", size_mb=1)
-    resources = Resources(nodes=Nodes(nodes, nodes), gpus_per_node=gpus)
-    return Spec(resources=resources, preflight=Preflight(bandwidth=bandwidth), **rest)
+    resources = ResourcesSpec(nodes=Nodes(nodes, nodes), gpus_per_node=gpus)
+    return Spec(resources=resources, preflight=PreflightSpec(bandwidth=bandwidth), **rest)
 
 
 def free_port() -> int:

@@ -24,31 +24,31 @@ from slurmtrain.model.preflight import checks
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.spec.fields import Levelled
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Preflight, Resources, Spec
+from slurmtrain.model.spec.spec import PreflightSpec, ResourcesSpec, Spec
 from slurmtrain.runtime.preflight.facts import gpus, measure, plugins
-from slurmtrain.runtime.preflight.facts.measure import Here, forget_shared, measure_all
+from slurmtrain.runtime.preflight.facts.measure import NodeContext, forget_shared, measure_all
 
 TOKEN = "5eed" * 16
 OWN = {"shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"}
 # A run that measures nothing but what a test switches on.
 QUIET = {name: {"level": "off"} for name in OWN}
 
-Place = Callable[..., Here]
+Place = Callable[..., NodeContext]
 
 
 @pytest.fixture
 def here(tmp_path: Path) -> Place:
     """A node of an attempt in a directory of this test. ``preflight``: sections by name; ``gpus``: GPUs a node."""
 
-    def make(*, preflight: Mapping[str, Any] | None = None, gpus: int = 0, **changes: Any) -> Here:
-        base = Preflight()
+    def make(*, preflight: Mapping[str, Any] | None = None, gpus: int = 0, **changes: Any) -> NodeContext:
+        base = PreflightSpec()
         changed = {
             name: replace(getattr(base, name), **value) if isinstance(value, dict) and name != "plugins" else value
             for name, value in (preflight or {}).items()
         }
         attempt = RunsRoot(tmp_path).run("r").attempt("7", 0)
         attempt.path.mkdir(parents=True, exist_ok=True)
-        spec = Spec(preflight=replace(base, **changed), resources=Resources(gpus_per_node=gpus), params={"lr": 0.1})
+        spec = Spec(preflight=replace(base, **changed), resources=ResourcesSpec(gpus_per_node=gpus), params={"lr": 0.1})
         values: dict[str, Any] = {
             "node": 0,
             "nodes": 1,
@@ -60,7 +60,7 @@ def here(tmp_path: Path) -> Place:
             "token": TOKEN,
             "environ": {"TMPDIR": str(tmp_path)},
         }
-        return Here(**{**values, **changes})
+        return NodeContext(**{**values, **changes})
 
     return make
 
@@ -106,7 +106,7 @@ def test_what_is_measured_can_be_judged(here: Place) -> None:
     node = here(preflight={"limits": {"min_nofile": 1}})
     findings = checks.judge({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
     assert [finding.check for finding in findings] == [
-        name for name, field in Preflight.__dataclass_fields__.items()
+        name for name, field in PreflightSpec.__dataclass_fields__.items()
         if isinstance(field.metadata["kind"], Levelled) and name in OWN
     ]  # fmt: skip
     assert [finding.summary for finding in findings if "cannot be judged" in finding.summary] == []
@@ -445,7 +445,7 @@ def test_a_level_for_a_plug_in_that_this_node_lacks_is_told(here: Place, offer: 
     assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
 
 
-@pytest.mark.parametrize("name", Preflight.__dataclass_fields__)
+@pytest.mark.parametrize("name", PreflightSpec.__dataclass_fields__)
 def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
     here: Place, offer: Callable[..., None], name: str
 ) -> None:

@@ -144,10 +144,16 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
 @pytest.mark.parametrize(
     "path", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda path: path.name
 )
-def test_every_page_can_be_reached_from_the_readme(path: Path) -> None:
+def test_every_page_can_be_reached_from_the_list_of_pages(path: Path) -> None:
+    pages = REPOSITORY / "docs" / "README.md"
     readme = REPOSITORY / "README.md"
-    linked = {(readme.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(prose(readme))}
-    assert path in linked | {readme}
+    assert pages in linked_from(readme)
+    assert path in linked_from(pages) | {pages, readme}
+
+
+def linked_from(page: Path) -> set[Path]:
+    """The documents that this one links to."""
+    return {(page.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(prose(page))}
 
 
 def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("cancel", short_help="End runs.")
-@common.runs_argument
+@options.runs_argument
 @click.option("--force", is_flag=True, help="Kill at once, without letting the run save.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: bool) -> int:
     """End each RUN: let it save and leave, and kill what does not.
 
@@ -28,7 +28,7 @@ def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: 
     ended = cancel(workspace, run_ids, force=force)
     if as_json:
         runs = observe(workspace, run_ids, ask_slurm=False).runs
-        common.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
+        output.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
     for run_id, run in ended.items():
         if run_id in over:
             click.echo(f"run {run_id} had ended already: {run.state}", err=True)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import formatting, options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("checkpoint", short_help="Let a run save now.")
-@common.run_argument
+@options.run_argument
 @click.option("--no-wait", is_flag=True, help="Return when the run has been asked.")
 @click.option(
     "--timeout",
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="Seconds to wait for the checkpoint.",
 )
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_json: bool) -> int:
     """Ask RUN to save after the step that it is at, wait until it has, and print where the checkpoint is.
 
@@ -42,7 +42,7 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
         click.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
         raise
     if as_json:
-        common.print_json(given.to_dict(workspace, wish))
+        output.print_json(given.to_dict(workspace, wish))
     elif given.checkpoint is not None:
         click.echo(str(workspace.root.run(run_id).path / given.checkpoint.path))
     click.echo(_words(given, wish, timeout), err=True)
@@ -52,9 +52,9 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
 def _words(given: Answer, wish: SaveRequest, timeout: float) -> str:
     run_id, saved = wish.run_id, given.checkpoint
     if saved is not None:
-        stall = f"; training stood still for {text.number(saved.stall_s)} s" if saved.stall_s is not None else ""
+        stall = f"; training stood still for {formatting.number(saved.stall_s)} s" if saved.stall_s is not None else ""
         ended = f"{given.reason}; it saved in leaving: " if given.outcome == "ended" else ""
-        return f"{ended}step {saved.step}, {text.size(saved.bytes)}{stall}"
+        return f"{ended}step {saved.step}, {formatting.size(saved.bytes)}{stall}"
     listed = f"'slurmtrain checkpoints {run_id}' lists what it has saved"
     return {
         "asked": f"run {run_id} was asked; {listed}",

@@ -6,17 +6,17 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
 
 
 @click.command("checkpoints", short_help="List the checkpoints of a run.")
-@common.run_argument
+@options.run_argument
 @click.option("--all", "everything", is_flag=True, help="Those that were pruned too.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, run: str, everything: bool, as_json: bool) -> int:
     """List the checkpoints of RUN: why each was saved, what that took, and why it is kept.
 
@@ -28,21 +28,27 @@ def command(workspace: Workspace, run: str, everything: bool, as_json: bool) -> 
     from slurmtrain.ops.shared.views import checkpoints_json
 
     [run_id], _ = find(workspace, [run])
-    common.warn_of(observe(workspace, [run_id], thorough=True))
+    output.warn_about(observe(workspace, [run_id], thorough=True))
     loaded = workspace.store.load(run_id)
     assert loaded is not None
     facts = checkpoints_json(workspace, loaded, everything=everything)
     if as_json:
-        common.print_json(facts)
+        output.print_json(facts)
     elif facts["checkpoints"]:
-        text.print_table(_HEADERS, [_row(one) for one in facts["checkpoints"]])
+        tables.print_table(_HEADERS, [_row(checkpoint) for checkpoint in facts["checkpoints"]])
     else:
         click.echo(f"run {run_id} has no checkpoint" + ("" if everything else " on disk"), err=True)
     return 0
 
 
-def _row(one: dict[str, Any]) -> tuple[str, ...]:
+def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
     return (
-        text.number(one["step"]), text.size(one["bytes"]), one["saved_at"], text.number(one["seconds"]),
-        text.number(one["stall_s"]), one["why"] or "-", text.files(one), one["kept"] or "-",
-    )  # fmt: skip
+        formatting.number(checkpoint["step"]),
+        formatting.size(checkpoint["bytes"]),
+        checkpoint["saved_at"],
+        formatting.number(checkpoint["seconds"]),
+        formatting.number(checkpoint["stall_s"]),
+        checkpoint["why"] or "-",
+        formatting.checkpoint_state(checkpoint),
+        checkpoint["kept"] or "-",
+    )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -31,11 +32,11 @@ _OTHERS = 10
 
 @click.command("doctor", short_help="Say whether runs come back here, or why one failed.")
 @click.argument("what", metavar="[SPEC|RUN]", required=False)
-@common.overrides_argument
+@options.overrides_argument
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt of RUN; by default the last that went wrong.")
-@common.executor_option
-@common.json_option
-@common.in_workspace
+@options.executor_option
+@options.json_option
+@options.in_workspace
 def command(
     workspace: Workspace,
     what: str | None,
@@ -70,10 +71,10 @@ def _examine(
 ) -> int:
     from slurmtrain.ops.doctor import examine
 
-    chosen = common.default_executor(executor or workspace.config.executor)
+    chosen = options.default_executor(executor or workspace.config.executor)
     examined = examine(workspace, Path(what) if what is not None else None, overrides, chosen)
     if as_json:
-        common.print_json(examined.to_dict())
+        output.print_json(examined.to_dict())
     elif what is None and examined.executor == "slurm":
         _print_table(examined)
     else:
@@ -90,13 +91,13 @@ def _print_table(examined: Examined) -> None:
             case.event,
             "-" if case.seconds is None else f"{case.seconds:.0f}",
             _STARTS[case.starts],
-            text.duration(case.delay_s),
+            formatting.duration(case.delay_s),
             worst(one.findings),
         )
         for one in examined.outlooks
         for case in one.cases
     ]
-    text.print_table(_HEADERS, rows)
+    tables.print_table(_HEADERS, rows)
     _print_findings(_shared(examined.outlooks))
     _print_unknown(examined)
 
@@ -129,7 +130,7 @@ def _print_findings(findings: list[tuple[str, SiteFinding]]) -> None:
 
 def _wrapped(line: str, indent: str) -> str:
     """A line as a paragraph on a terminal; elsewhere it stays a line, to be searched."""
-    if not text.fancy():
+    if not tables.is_terminal(sys.stdout):
         return line
     from shutil import get_terminal_size
     from textwrap import fill
@@ -138,7 +139,7 @@ def _wrapped(line: str, indent: str) -> str:
 
 
 def _print_unknown(examined: Examined) -> None:
-    common.warn(f"not known: {one}" for one in examined.unknown)
+    output.warn(f"not known: {one}" for one in examined.unknown)
 
 
 # --- doctor RUN -----------------------------------------------------------------------------------------------------
@@ -149,10 +150,10 @@ def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: 
     from slurmtrain.ops.shared.find import find
 
     [run_id], observed = find(workspace, [name])
-    common.warn_of(observed)
+    output.warn_about(observed)
     diagnosed = diagnose(workspace, run_id, attempt)
     if as_json:
-        common.print_json(diagnosed.to_dict())
+        output.print_json(diagnosed.to_dict())
     else:
         _print_diagnosis(diagnosed)
     return 0
@@ -191,7 +192,7 @@ def _print_diagnosis(diagnosed: Diagnosed) -> None:
         click.echo(f"  and {len(others) - _OTHERS} more; --json has them")
     if not found.ordered:
         click.echo("\nnot all of these lines say when they were written: which came first is not known for certain")
-    common.warn(f"not read: {problem}" for problem in diagnosed.problems)
+    output.warn(f"not read: {problem}" for problem in diagnosed.problems)
     if diagnosed.partly:
         click.echo(f"note: of {len(diagnosed.partly)} long log(s) only beginning and end were read", err=True)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.model.diagnosis.drill import FAULTS
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -19,8 +19,8 @@ HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AG
 
 
 @click.command("drill", short_help="Strike runs of a spec with faults, and judge them.")
-@common.spec_argument
-@common.overrides_argument
+@options.spec_argument
+@options.overrides_argument
 @click.option(
     "--fault",
     "faults",
@@ -29,9 +29,9 @@ HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AG
     help="Try this one; may be repeated. By default all but hang, which is tried where requeue.hang_after is set.",
 )
 @click.option("--twice", is_flag=True, help="Make the undisturbed run twice: does the script end alike at all?")
-@common.executor_option
-@common.json_option
-@common.in_workspace
+@options.executor_option
+@options.json_option
+@options.in_workspace
 def command(
     workspace: Workspace,
     spec: Path,
@@ -46,14 +46,14 @@ def command(
     KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
     came through, else with 1.
     """
-    from slurmtrain.cli.progress import teller
+    from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.drill import DrillOptions, drill
 
-    chosen = common.default_executor(executor or workspace.config.executor)
+    chosen = options.default_executor(executor or workspace.config.executor)
     order = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
     workspace = workspace.looking_again()
     try:
-        with teller(workspace) as look:
+        with run_progress(workspace) as look:
             report = drill(workspace, order, lambda line: click.echo(line, err=True), look)
     except KeyboardInterrupt:
         click.echo(
@@ -61,14 +61,14 @@ def command(
         )
         raise
     if as_json:
-        common.print_json(report.to_dict())
+        output.print_json(report.to_dict())
     else:
         _print(report)
     return 0 if report.passed else 1
 
 
 def _print(report: Report) -> None:
-    from slurmtrain.cli.text import print_table
+    from slurmtrain.cli.shared.tables import print_table
 
     run = report.reference
     took = report.to_dict()["drill"]["reference"]["seconds"]

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import formatting, options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("export", short_help="Write the model of a checkpoint to a single file.")
-@common.run_argument
+@options.run_argument
 @click.option(
     "--to",
     metavar="FILE",
@@ -22,8 +22,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="The checkpoint; by default the newest.")
 @click.option("--object", "name", metavar="NAME", help="The module, as run.checkpoint() names it; needed if several.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(
     workspace: Workspace, run: str, to: Path, step: int | None, name: str | None, force: bool, as_json: bool
 ) -> int:
@@ -31,18 +31,19 @@ def command(
 
     Names are those of the module's own state_dict. It needs as much memory as the module is large.
     """
-    from slurmtrain.cli.reading import reader
+    from slurmtrain.cli.shared.progress import byte_progress
     from slurmtrain.ops.export import export
     from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
-    with reader() as tell:
-        done = export(workspace, run_id, to, step=step, name=name, force=force, tell=tell)
-    if done.left_out:
-        common.warn([f"left out, since a .safetensors file holds dense tensors alone: {', '.join(done.left_out)}"])
+    with byte_progress() as show_bytes:
+        exported = export(workspace, run_id, to, step=step, name=name, force=force, tell=show_bytes)
+    if exported.left_out:
+        output.warn([f"left out, since a .safetensors file holds dense tensors alone: {', '.join(exported.left_out)}"])
     if as_json:
-        common.print_json(done.to_dict())
+        output.print_json(exported.to_dict())
     else:
-        click.echo(str(done.to))
-        click.echo(f"{done.object!r} of step {done.step}: {done.tensors} tensors, {text.size(done.bytes)}", err=True)
+        click.echo(str(exported.to))
+        amount = f"{exported.tensors} tensors, {formatting.size(exported.bytes)}"
+        click.echo(f"{exported.object!r} of step {exported.step}: {amount}", err=True)
     return 0

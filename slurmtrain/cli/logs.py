@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("logs", short_help="Print the logs of a run.")
-@common.run_argument
+@options.run_argument
 @click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended; exit with its outcome.")
 @click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
-@common.in_workspace
+@options.in_workspace
 def command(workspace: Workspace, run: str, follow: bool, rank: int | None, attempt: int | None) -> int:
     """Print what the ranks of RUN wrote. Each line begins with its attempt and rank, unless --rank names one."""
     from slurmtrain.ops.logs import read_logs
@@ -26,7 +26,7 @@ def command(workspace: Workspace, run: str, follow: bool, rank: int | None, atte
         rank=rank,
         attempt=attempt,
         follow=follow,
-        waits=lambda reason: common.warn([f"run {run_id} waits: {reason}"]),
+        waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"]),
     )
     for line in lines:
         click.echo(line.text if rank is not None else f"[{line.attempt}/{line.origin}] {line.text}")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.group("nodes", short_help="List nodes that failed a preflight.", invoke_without_command=True)
 @click.option("--all", "everything", is_flag=True, help="Every finding, those that no longer count too.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
     """List the nodes that failed the preflight of a run, and are left out of what is submitted, with the last finding.
 
@@ -22,17 +22,17 @@ def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import nodes_json, now_iso
 
-    common.warn_of(observe(workspace, ask_slurm=False))
+    output.warn_about(observe(workspace, ask_slurm=False))
     nodes = nodes_json(workspace, everything=everything)
     if as_json:
-        common.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
+        output.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
     elif nodes:
         rows = [
             (one["host"], one["state"], one["seen_at"], one["expires_at"], f"{one['run_id']} ({one['attempt']})",
              one["reason"])
             for one in nodes
         ]  # fmt: skip
-        text.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), rows)
+        tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), rows)
     else:
         click.echo("no node has failed a preflight" + ("" if everything else " lately"), err=True)
     return 0
@@ -40,12 +40,12 @@ def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
 
 @command.command("forgive", short_help="Use nodes again.")
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
-@common.in_workspace
+@options.in_workspace
 def forgive(workspace: Workspace, names: tuple[str, ...]) -> int:
     """Use each NODE, or list of nodes such as node[1-3], again. What is found of it later counts again."""
     from slurmtrain.ops.shared.node_ledger import forgive
     from slurmtrain.ops.shared.observe import observe
 
-    common.warn_of(observe(workspace, ask_slurm=False))
+    output.warn_about(observe(workspace, ask_slurm=False))
     click.echo(f"forgiven: {', '.join(forgive(workspace, names))}", err=True)
     return 0

@@ -7,20 +7,21 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import checks, common, text
+from slurmtrain.cli import checks
+from slurmtrain.cli.shared import options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("preflight", short_help="Check nodes, and train nothing.")
-@common.overrides_argument
+@options.overrides_argument
 @click.option("--nodes", type=click.IntRange(min=1), help="How many nodes; by default 1, or as many as the spec says.")
 @click.option(
     "--spec", metavar="FILE", type=click.Path(path_type=Path), help="A spec that says which nodes and checks."
 )
-@common.executor_option
+@options.executor_option
 @click.option("--local", "executor", flag_value="local", help="The same as --executor local.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(
     workspace: Workspace,
     overrides: tuple[str, ...],
@@ -34,27 +35,27 @@ def command(
     KEY=VALUE overrides, such as slurm.nodelist=node3 or preflight.bandwidth=fail, are those of a spec. Exits with 0
     if no check failed, else with 1. No node is left out for what it finds. Ctrl-C ends the job.
     """
-    from slurmtrain.cli.progress import teller
+    from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.preflight import submit_preflight
     from slurmtrain.ops.shared.interrupt import Stop
     from slurmtrain.ops.wait import wait
 
-    chosen = common.default_executor(executor or workspace.config.executor)
+    chosen = options.default_executor(executor or workspace.config.executor)
     with Stop() as stop:
         run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
-        common.warn(notes)
+        output.warn(notes)
         workspace = workspace.looking_again()
-        with teller(workspace) as tell:
+        with run_progress(workspace) as tell:
             completed, synced = wait(workspace, [run_id], tell, stop)
         if not synced.observed.runs[run_id].ended:
             cancel(workspace, [run_id])
             click.echo(f"run {run_id} was cancelled", err=True)
             raise KeyboardInterrupt
-    common.warn_of(synced.observed)
+    output.warn_about(synced.observed)
     facts, findings = _facts(workspace, run_id, synced.observed.runs[run_id])
     if as_json:
-        common.print_json({"schema": 1, "run": facts, "checks": findings})
+        output.print_json({"schema": 1, "run": facts, "checks": findings})
     else:
         _print(facts, findings)
     return 0 if completed and not checks.has_failed(findings) else 1
@@ -71,10 +72,10 @@ def _facts(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, An
 def _print(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> None:
     newest = run["attempts"][-1] if run["attempts"] else None
     if findings:
-        text.print_table(checks.CHECK_HEADERS, checks.check_rows(findings))
+        tables.print_table(checks.CHECK_HEADERS, checks.check_rows(findings))
     if newest is not None and (rows := checks.network_rows(newest["network"])):
         click.echo()
-        text.print_table(checks.NETWORK_HEADERS, rows)
+        tables.print_table(checks.NETWORK_HEADERS, rows)
         for line in checks.left_out(newest["network"]):
             click.echo(f"left out: {line}")
     if newest is not None and newest["clock"]:

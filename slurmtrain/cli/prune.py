@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -16,10 +16,10 @@ _HEADERS = ("STEP", "SIZE", "WHY", "PATH")
 
 
 @click.command("prune", short_help="Delete checkpoints that need not be kept.")
-@common.run_argument
+@options.run_argument
 @click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
     """Delete the checkpoints of RUN that checkpoint.keep of its spec lets go, as the run does itself after each save.
 
@@ -31,21 +31,21 @@ def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     pruned = prune(workspace, run_id, dry=dry_run)
-    common.warn(pruned.problems)
+    output.warn(pruned.problems)
     if as_json:
-        common.print_json(pruned.to_dict())
+        output.print_json(pruned.to_dict())
     else:
         _print(pruned)
     return 1 if pruned.problems else 0
 
 
 def _print(pruned: Pruned) -> None:
-    rows = [(str(one.step), text.size(one.bytes), one.why, str(one.path)) for one in pruned.checkpoints]
+    rows = [(str(one.step), formatting.size(one.bytes), one.why, str(one.path)) for one in pruned.checkpoints]
     for left in pruned.leftovers:
         why = "complete: published" if left.complete else "left by an attempt that died"
-        rows.append(("-", text.size(left.bytes), why, str(left.path)))
+        rows.append(("-", formatting.size(left.bytes), why, str(left.path)))
     if rows:
-        text.print_table(_HEADERS, rows)
+        tables.print_table(_HEADERS, rows)
     what = "would be free" if pruned.dry else "are free now"
-    said = f"{text.size(pruned.bytes)} {what}" if rows else "nothing to delete"
+    said = f"{formatting.size(pruned.bytes)} {what}" if rows else "nothing to delete"
     click.echo(f"run {pruned.run.id}: {said}", err=True)

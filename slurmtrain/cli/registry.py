@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -14,8 +14,8 @@ def command() -> None:
 
 
 @command.command("rebuild", short_help="Make the registry anew from the run directories.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def rebuild(workspace: Workspace, as_json: bool) -> int:
     """Make the registry anew from the run directories.
 
@@ -24,9 +24,9 @@ def rebuild(workspace: Workspace, as_json: bool) -> int:
     from slurmtrain.ops.rebuild import rebuild
 
     observed = rebuild(workspace)
-    common.warn_of(observed)
+    output.warn_about(observed)
     if as_json:
-        common.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
+        output.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
     else:
         click.echo(f"{len(observed.runs)} runs in {workspace.config.registry}", err=True)
     return 0

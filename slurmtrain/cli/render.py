@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("render", short_help="Print what submit would submit.")
-@common.spec_argument
-@common.overrides_argument
-@common.sweep_option
-@common.json_option
-@common.in_workspace
+@options.spec_argument
+@options.overrides_argument
+@options.sweep_option
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], as_json: bool) -> int:
     """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
 
@@ -30,7 +30,7 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
             {"plan": one.plan.to_json(), "overrides": list(one.overrides), "batch_script": one.script}
             for one in rendered
         ]
-        common.print_json({"schema": 1, "runs": runs})
+        output.print_json({"schema": 1, "runs": runs})
         return 0
     for one in rendered:
         click.echo(f"# plan {one.plan.hash}")

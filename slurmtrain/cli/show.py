@@ -6,14 +6,15 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import checks, common, text, troubles
+from slurmtrain.cli import checks, troubles
+from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("show", short_help="Show everything known of a run.")
-@common.run_argument
-@common.json_option
-@common.in_workspace
+@options.run_argument
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, run: str, as_json: bool) -> int:
     """Show everything known of RUN: attempts and why they ended, checkpoints, metrics."""
     from slurmtrain.ops.shared.find import find
@@ -22,12 +23,12 @@ def command(workspace: Workspace, run: str, as_json: bool) -> int:
 
     [run_id], _ = find(workspace, [run])
     observed = observe(workspace, [run_id], thorough=True)
-    common.warn_of(observed)
+    output.warn_about(observed)
     loaded = workspace.store.load(run_id)
     assert loaded is not None
     facts = show_json(workspace, observed.runs[run_id], loaded)
     if as_json:
-        common.print_json({"schema": 1, "run": facts})
+        output.print_json({"schema": 1, "run": facts})
     else:
         _print(facts)
     return 0
@@ -39,13 +40,17 @@ def _print(run: dict[str, Any]) -> None:
         ("state", run["state"] + (f": {run['reason']}" if run["reason"] else "")),
         (
             "step",
-            text.steps(run)
-            + (f"  {text.rate(run)}, {text.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""),
+            formatting.steps(run)
+            + (
+                f"  {formatting.rate(run)}, {formatting.duration(run['eta_seconds'])} to go"
+                if run["eta_seconds"]
+                else ""
+            ),
         ),
-        ("lost steps", text.number(run["lost_steps"])),
+        ("lost steps", formatting.number(run["lost_steps"])),
         ("time", troubles.time_words(run["seconds"], run["goodput"]) or "-"),
-        ("metrics", text.metrics(run, limit=100)),
-        ("checkpoint", text.checkpoint(run)),
+        ("metrics", formatting.metrics(run, limit=100)),
+        ("checkpoint", formatting.newest_checkpoint(run)),
         ("submitted", f"{run['submitted_at']}  ({run['executor']})"),
         ("ended", run["ended_at"] or "-"),
         ("git", _git(run["git"])),
@@ -61,15 +66,15 @@ def _print(run: dict[str, Any]) -> None:
         click.echo("\ncheckpoints")
         rows = [
             (
-                text.number(c["step"]),
-                text.size(c["bytes"]),
+                formatting.number(c["step"]),
+                formatting.size(c["bytes"]),
                 c["saved_at"],
-                text.files(c),
+                formatting.checkpoint_state(c),
                 c["path"],
             )
             for c in run["checkpoints"]
         ]
-        text.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
+        tables.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
     if run["garbage"]:
         click.echo(f"\n{len(run['garbage'])} unreadable lines of journals were passed over; --json shows them")
 
@@ -89,7 +94,7 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
         ("clocks", checks.clock_words(attempt["clock"])),
         ("checks", checks.count(attempt["checks"])),
-        ("saves", text.interval(attempt["interval"]) if newest else ""),
+        ("saves", formatting.interval(attempt["interval"]) if newest else ""),
         ("unsaved", attempt["save_problem"]),
         *(("in place", line) for line in troubles.newest(list(map(troubles.restart_words, attempt["restarts"])))),
         *(("hang", line) for line in troubles.newest(list(map(troubles.hang_words, attempt["hangs"])))),
@@ -103,10 +108,10 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
             click.echo(f"  {name:<9} {value}")
     if notable := checks.notable(attempt["checks"]):
         click.echo()
-        text.print_table(checks.CHECK_HEADERS, notable)
+        tables.print_table(checks.CHECK_HEADERS, notable)
     if rows := checks.network_rows(attempt["network"]):
         click.echo()
-        text.print_table(checks.NETWORK_HEADERS, rows)
+        tables.print_table(checks.NETWORK_HEADERS, rows)
         for line in checks.left_out(attempt["network"]):
             click.echo(f"left out: {line}")
     for failure in attempt["failures"][:1]:

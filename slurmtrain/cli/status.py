@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _SHOWN = 20
 
 
 @click.command("status", short_help="List runs.")
-@common.some_runs_argument
+@options.some_runs_argument
 @click.option(
     "--all", "everything", is_flag=True, help=f"List all runs, not only those under way and the newest {_SHOWN}."
 )
@@ -27,8 +27,8 @@ _SHOWN = 20
 @click.option(
     "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between looks."
 )
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(
     workspace: Workspace, names: tuple[str, ...], everything: bool, watch: bool, interval: float, as_json: bool
 ) -> int:
@@ -41,7 +41,7 @@ def command(
         return 0
     gc.enable()
     workspace = workspace.looking_again()
-    if text.fancy() and not as_json:
+    if tables.is_terminal(sys.stdout) and not as_json:
         return _live(workspace, names, everything, interval)
     while True:
         _print(workspace, names, everything=everything or as_json, as_json=as_json)
@@ -53,7 +53,7 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> 
     from slurmtrain.ops.shared.observe import observe
 
     observed = observe(workspace)
-    common.warn_of(observed)
+    output.warn_about(observed)
     if names:
         from slurmtrain.ops.shared.find import choose
 
@@ -70,9 +70,9 @@ def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as
         from slurmtrain.ops.shared.views import now_iso, runs_json
 
         facts = runs_json(workspace, runs)
-        common.print_json({"schema": facts["schema"], "as_of": now_iso(), "runs": facts["runs"]})
+        output.print_json({"schema": facts["schema"], "as_of": now_iso(), "runs": facts["runs"]})
     elif runs:
-        text.print_table(text.HEADERS, _rows(workspace, runs))
+        tables.print_table(tables.RUN_HEADERS, _rows(workspace, runs))
     else:
         click.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
 
@@ -80,7 +80,7 @@ def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as
 def _rows(workspace: Workspace, runs: dict[str, Listed]) -> list[Any]:
     from slurmtrain.ops.shared.views import run_json
 
-    return [text.row(run_json(workspace, listed)) for listed in runs.values()]
+    return [tables.run_row(run_json(workspace, listed)) for listed in runs.values()]
 
 
 def _live(workspace: Workspace, names: tuple[str, ...], everything: bool, interval: float) -> int:
@@ -89,5 +89,5 @@ def _live(workspace: Workspace, names: tuple[str, ...], everything: bool, interv
     with Live(auto_refresh=False, screen=False) as live:
         while True:
             runs = _look(workspace, names, everything=everything)
-            live.update(text.table(text.HEADERS, _rows(workspace, runs)), refresh=True)
+            live.update(tables.rich_table(tables.RUN_HEADERS, _rows(workspace, runs)), refresh=True)
             time.sleep(interval)

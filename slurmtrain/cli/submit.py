@@ -6,18 +6,18 @@ from pathlib import Path
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("submit", short_help="Submit the runs of a spec.")
-@common.spec_argument
-@common.overrides_argument
-@common.sweep_option
-@common.executor_option
+@options.spec_argument
+@options.overrides_argument
+@options.sweep_option
+@options.executor_option
 @click.option("--wait", "waits", is_flag=True, help="Wait until the runs have ended; exit with their outcome.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(
     workspace: Workspace,
     spec: Path,
@@ -35,16 +35,16 @@ def command(
     from slurmtrain.ops.shared.views import runs_json
     from slurmtrain.ops.submit import submit
 
-    chosen = common.default_executor(executor or workspace.config.executor)
+    chosen = options.default_executor(executor or workspace.config.executor)
     run_ids, notes = submit(workspace, spec, overrides, sweep, executor=chosen)
-    common.warn(notes)
+    output.warn(notes)
     if waits:
-        from slurmtrain.cli.waiting import wait_and_tell
+        from slurmtrain.cli.shared.wait_for_runs import wait_for_runs
 
-        return wait_and_tell(workspace, run_ids, as_json=as_json)
+        return wait_for_runs(workspace, run_ids, as_json=as_json)
     runs = observe(workspace, run_ids, ask_slurm=False).runs
     if as_json:
-        common.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
+        output.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
     else:
         click.echo("\n".join(run_ids))
         click.echo(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.command("sync", short_help="Reconcile runs, registry and MLflow.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, as_json: bool) -> int:
     """Read what is new, finish what a killed command left half-done, and mirror runs to MLflow.
 
@@ -19,8 +19,8 @@ def command(workspace: Workspace, as_json: bool) -> int:
     from slurmtrain.ops.sync import sync
 
     synced = sync(workspace)
-    common.warn_of(synced.observed)
-    common.warn([*synced.notes, *synced.problems])
+    output.warn_about(synced.observed)
+    output.warn([*synced.notes, *synced.problems])
     done = {
         "started": synced.started,
         "released": synced.released,
@@ -28,7 +28,7 @@ def command(workspace: Workspace, as_json: bool) -> int:
         "mirrored": synced.mirrored,
     }
     if as_json:
-        common.print_json({"schema": 1, "runs": len(synced.observed.runs), **done, "problems": synced.problems})
+        output.print_json({"schema": 1, "runs": len(synced.observed.runs), **done, "problems": synced.problems})
     else:
         said = [f"{len(ids)} {what}" for what, ids in done.items() if ids]
         click.echo(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmtrain.cli import text
+from slurmtrain.cli.shared import formatting
 from slurmtrain.model.run.accounting import KINDS
 
 _SHOWN = 5
@@ -14,7 +14,7 @@ _SHOWN = 5
 
 def time_words(seconds: Mapping[str, float], goodput: float | None = None) -> str:
     """Seconds by kind, without kinds of less than half a second, and the share of them that was of use."""
-    told = [f"{kind} {text.duration(round(s))}" for kind in KINDS if (s := seconds.get(kind, 0.0)) >= 0.5]
+    told = [f"{kind} {formatting.duration(round(s))}" for kind in KINDS if (s := seconds.get(kind, 0.0)) >= 0.5]
     return ", ".join([*told, *([] if goodput is None else [f"goodput {100 * goodput:.0f} %"])])
 
 
@@ -31,7 +31,7 @@ def restart_words(restart: Mapping[str, Any]) -> str:
 def hang_words(hang: Mapping[str, Any]) -> str:
     """Which ranks hung, as far as could be told, and for how long no rank had done anything."""
     idle = min((rank["idle_s"] for rank in hang["ranks"] if rank["idle_s"] > 0), default=None)
-    return str(hang["why"]) + (f" (no progress for {text.duration(idle)})" if idle is not None else "")
+    return str(hang["why"]) + (f" (no progress for {formatting.duration(idle)})" if idle is not None else "")
 
 
 def straggler_words(straggler: Mapping[str, Any]) -> str:
@@ -65,4 +65,4 @@ def _value(value: Any) -> str:
         return "(" + evidence_words(value) + ")"
     if isinstance(value, list | tuple):
         return _first([_value(one) for one in value])
-    return text.number(value)
+    return formatting.number(value)

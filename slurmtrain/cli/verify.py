@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli import common, text
+from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -16,29 +16,29 @@ _HEADERS = ("STEP", "SIZE", "RESULT", "REASON")
 
 
 @click.command("verify", short_help="Look whether checkpoints are what was written.")
-@common.run_argument
+@options.run_argument
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="That of this step alone.")
 @click.option("--sizes", is_flag=True, help="Look at sizes alone, and read no file.")
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
     """Hold the files of RUN's checkpoints against the sizes and hashes of their manifests.
 
     Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
     """
-    from slurmtrain.cli.reading import reader
+    from slurmtrain.cli.shared.progress import byte_progress
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.verify import verify
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
-    with reader() as tell:
-        found = verify(workspace, run_id, step=step, hashes=not sizes, tell=tell)
-    common.warn(found.problems)
+    with byte_progress() as show_bytes:
+        found = verify(workspace, run_id, step=step, hashes=not sizes, tell=show_bytes)
+    output.warn(found.problems)
     if as_json:
-        common.print_json(found.to_dict())
+        output.print_json(found.to_dict())
     else:
-        rows = [(str(one.step), text.size(one.bytes), one.result, one.reason or "-") for one in found.checked]
-        text.print_table(_HEADERS, rows)
+        rows = [(str(one.step), formatting.size(one.bytes), one.result, one.reason or "-") for one in found.checked]
+        tables.print_table(_HEADERS, rows)
     if not found.all_good:
         click.echo(_advice(found, step), err=True)
     return 0 if found.all_good else 1

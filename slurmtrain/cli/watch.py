@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli import common
+from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _INTERRUPTED = 130
     type=click.Choice(["systemd", "cron"]),
     help="Watch nothing: write a unit for your systemd, or print a line for your crontab.",
 )
-@common.json_option
-@common.in_workspace
+@options.json_option
+@options.in_workspace
 def command(workspace: Workspace, every: float, once: bool, install: str | None, as_json: bool) -> int:
     """Do what sync does, again and again, until SIGTERM or Ctrl-C: a process for a login node.
 
@@ -87,21 +87,21 @@ def _install(workspace: Workspace, how: str, every: float, *, as_json: bool) -> 
     if how == "cron":
         line = cron_line(wanted)
         if as_json:
-            common.print_json({"schema": 1, "line": line})
+            output.print_json({"schema": 1, "line": line})
         else:
             click.echo(line)
         click.echo("add this line to your crontab ('crontab -e'), on one login node", err=True)
         if is_long(line):
-            common.warn(["some crons cut lines of this length; call it again with a shorter PATH"])
+            output.warn(["some crons cut lines of this length; call it again with a shorter PATH"])
         return 0
     unit = write_unit(wanted, os.environ)
     click.echo(
         f"{'wrote' if unit.changed else 'there is already'} {unit.path}; to have it started now and always:", err=True
     )
     if as_json:
-        common.print_json({"schema": 1, "unit": str(unit.path), "changed": unit.changed, "commands": unit.commands})
+        output.print_json({"schema": 1, "unit": str(unit.path), "changed": unit.changed, "commands": unit.commands})
     else:
         click.echo("\n".join(unit.commands))
     if not has_user_systemd():
-        common.warn(["there is no systemctl here; call this on the login node that is to watch"])
+        output.warn(["there is no systemctl here; call this on the login node that is to watch"])
     return 0

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.cli import text
+from slurmtrain.cli.shared import formatting
 
 
 def call(*arguments: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -127,9 +127,9 @@ def test_an_error_has_its_traceback_with_debug_only(tmp_path: Path) -> None:
     ("seconds", "shown"), [(None, "-"), (0, "0s"), (59.9, "59s"), (61, "1m01s"), (3600, "1h00m"), (90_000, "1d01h")]
 )
 def test_a_length_of_time_has_two_units(seconds: float | None, shown: str) -> None:
-    assert text.duration(seconds) == shown
+    assert formatting.duration(seconds) == shown
 
 
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1.0 TiB")])
 def test_a_size_has_a_unit_of_1024(count: float, shown: str) -> None:
-    assert text.size(count) == shown
+    assert formatting.size(count) == shown

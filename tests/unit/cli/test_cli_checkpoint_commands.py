@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, tell
 
 from slurmtrain.cli import checkpoint as checkpoint_module
-from slurmtrain.cli import export, prune, reading, verify
+from slurmtrain.cli import export, prune, verify
+from slurmtrain.cli.shared.progress import byte_progress
 from slurmtrain.errors import RunBusy
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
@@ -136,13 +137,13 @@ def test_verify_prints_json(run: RunDir) -> None:
 def test_reading_is_shown_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with reading.reader() as told:
-        told(1 << 32, 1 << 33)
+    with byte_progress() as show:
+        show(1 << 32, 1 << 33)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    with reading.reader() as told:
-        told(1 << 32, 1 << 33)
+    with byte_progress() as show:
+        show(1 << 32, 1 << 33)
     assert "GiB" in capsys.readouterr().err
 
 

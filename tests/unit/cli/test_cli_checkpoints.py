@@ -11,7 +11,8 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from slurmtrain.cli import checkpoints, show, status, text
+from slurmtrain.cli import checkpoints, show, status
+from slurmtrain.cli.shared import formatting
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.specfile import load_spec
@@ -220,7 +221,7 @@ def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Tell, t
     ],
 )
 def test_an_interval_is_told_with_the_reason_for_it(told: dict[str, Any] | None, shown: str) -> None:
-    assert text.interval(told) == shown
+    assert formatting.interval(told) == shown
 
 
 @pytest.mark.parametrize(
@@ -233,4 +234,4 @@ def test_an_interval_is_told_with_the_reason_for_it(told: dict[str, Any] | None,
     ],
 )
 def test_a_checkpoints_files_are_told_in_a_word(facts: dict[str, Any], shown: str) -> None:
-    assert text.files(facts) == shown
+    assert formatting.checkpoint_state(facts) == shown

@@ -1,21 +1,16 @@
-"""What commands share: options, the workspace, printing JSON and warnings."""
+"""Arguments and options that several commands have, and the workspace that they mean."""
 
 from __future__ import annotations
 
-import json
 import os
-import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from slurmtrain.config import EXECUTORS, load_config
 from slurmtrain.ops.shared.workspace import Workspace
-
-if TYPE_CHECKING:
-    from slurmtrain.ops.shared.observe import Observed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -75,28 +70,3 @@ overrides_argument = click.argument("overrides", metavar="[KEY=VALUE]...", nargs
 sweep_option = click.option(
     "--sweep", metavar="KEY=VALUE,VALUE", multiple=True, help="Submit a run for each value; several sweeps multiply."
 )
-
-
-def print_json(data: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, and nothing else."""
-    json.dump(data, sys.stdout, indent=None if not sys.stdout.isatty() else 1, allow_nan=False)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
-
-
-def warn(messages: Iterable[str]) -> None:
-    """Warnings, on standard error."""
-    for message in messages:
-        click.echo(f"warning: {message}", err=True)
-
-
-def warn_of(observed: Observed) -> None:
-    """Say what could not be asked, and which journals hold lines that are no records; 'show --json' has those."""
-    warn(observed.problems)
-    counts: dict[tuple[str, str], list[int]] = {}
-    for run_id, bad in observed.garbage:
-        counts.setdefault((run_id, bad.source), []).append(bad.offset)
-    warn(
-        f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, first at byte {offsets[0]}; the rest was read"
-        for (run_id, source), offsets in counts.items()
-    )

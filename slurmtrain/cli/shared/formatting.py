@@ -1,0 +1,88 @@
+"""Values of JSON as short text for people: durations, sizes, steps, metrics, checkpoints. ``-`` stands for none."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+_METRICS_SHOWN = 3
+
+
+def duration(seconds: float | None) -> str:
+    """A length of time, to two units."""
+    if seconds is None:
+        return "-"
+    whole = int(seconds)
+    days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
+
+
+def size(count: float) -> str:
+    """A number of bytes, in units of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def age(moment: str | None) -> str:
+    """How long ago an ISO time was."""
+    if moment is None:
+        return "-"
+    return duration(max(0.0, time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp()))
+
+
+def number(value: Any) -> str:
+    """A metric, to four figures."""
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def steps(run: Mapping[str, Any]) -> str:
+    """``step/total`` of a run."""
+    if run["step"] is None:
+        return "-"
+    return str(run["step"]) if run["total_steps"] is None else f"{run['step']}/{run['total_steps']}"
+
+
+def rate(run: Mapping[str, Any]) -> str:
+    """Steps a second of a run."""
+    return f"{run['steps_per_second']:.3g}/s" if run["steps_per_second"] else "-"
+
+
+def metrics(run: Mapping[str, Any], limit: int = _METRICS_SHOWN) -> str:
+    """The latest metrics of a run."""
+    items = list(run["metrics"].items())
+    more = f" +{len(items) - limit}" if len(items) > limit else ""
+    return " ".join(f"{name}={number(value)}" for name, value in items[:limit]) + more or "-"
+
+
+def newest_checkpoint(run: Mapping[str, Any]) -> str:
+    """Step and age of a run's newest checkpoint."""
+    newest = run["checkpoint"]
+    if newest is None:
+        return "-"
+    at = "" if newest["step"] is None else f"step {newest['step']}, "
+    return f"{at}{age(newest['saved_at'])} ago"
+
+
+def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
+    """Whether a checkpoint's files are there, and whole."""
+    if checkpoint["pruned_at"] is not None:
+        return "pruned"
+    if not checkpoint["complete"]:
+        return "damaged"
+    return "verified" if checkpoint["verified"] else "complete"
+
+
+def interval(event: Mapping[str, Any] | None) -> str:
+    """How often an attempt saves, and why, from the data of its newest ``interval`` event; empty where it has none."""
+    if not event or event.get("seconds") is None:
+        return ""
+    return f"every {event['seconds']:.0f} s" + (f": {event['why']}" if event.get("why") else "")

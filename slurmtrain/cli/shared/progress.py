@@ -1,0 +1,110 @@
+"""Progress of what a command waits for, on standard error: bars on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from slurmtrain.cli.shared import formatting
+from slurmtrain.cli.shared.tables import is_terminal
+from slurmtrain.ops.shared.views import run_json
+from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
+
+# Without a terminal, print the progress of a run that trains this often.
+_LINE_EVERY_S = 10.0
+# Fewer bytes than this are read before anybody wonders whether something hangs.
+_LARGE_BYTES = 1 << 30
+
+ShowRuns = Callable[[Mapping[str, "Listed"]], None]
+ShowBytes = Callable[[int, int], None]
+"""Takes how many bytes of how many have been read."""
+
+
+@contextmanager
+def run_progress(workspace: Workspace) -> Iterator[ShowRuns]:
+    """Yields what shows runs by id, to be called after each look at them."""
+    if is_terminal(sys.stderr):
+        with _bars() as update:
+            yield lambda runs: update(_as_json(workspace, runs))
+    else:
+        lines = _Lines()
+        yield lambda runs: lines.print(_as_json(workspace, runs))
+
+
+@contextmanager
+def byte_progress() -> Iterator[ShowBytes]:
+    """Yields what shows how far the reading of large files is: a bar, on a terminal only."""
+    if not is_terminal(sys.stderr):
+        yield lambda _read, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, visible=False)
+        yield lambda read, total: progress.update(task, completed=read, total=total, visible=total >= _LARGE_BYTES)
+
+
+def _as_json(workspace: Workspace, runs: Mapping[str, Listed]) -> list[dict[str, Any]]:
+    return [run_json(workspace, listed) for listed in runs.values()]
+
+
+class _Lines:
+    """A line for each change of state, and now and then one for progress."""
+
+    def __init__(self) -> None:
+        # By run id: the state that was printed last, and when (time.monotonic()).
+        self._printed: dict[str, tuple[str, float]] = {}
+
+    def print(self, runs: list[dict[str, Any]]) -> None:
+        """Print a line for each run that has something new."""
+        for run in runs:
+            state, at = self._printed.get(run["id"], ("", 0.0))
+            now = time.monotonic()
+            if run["state"] == state and (run["state"] != "running" or now - at < _LINE_EVERY_S):
+                continue
+            self._printed[run["id"]] = (run["state"], now)
+            cells = (formatting.rate(run), formatting.metrics(run), run["reason"])
+            details = " ".join(cell for cell in cells if cell not in ("-", ""))
+            line = f"{run['name']} {run['id']} {run['state']} step {formatting.steps(run)} {details}"
+            click.echo(f"{time.strftime('%H:%M:%S')} {line}".rstrip(), err=True)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=30),
+        TextColumn("{task.fields[steps]}  {task.fields[rate]}  ETA {task.fields[eta]}  {task.fields[metrics]}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+        tasks: dict[str, Any] = {}
+
+        def update(runs: list[dict[str, Any]]) -> None:
+            for run in runs:
+                if run["id"] not in tasks:
+                    tasks[run["id"]] = progress.add_task("", total=None, steps="", rate="", eta="", metrics="")
+                progress.update(
+                    tasks[run["id"]],
+                    description=f"{run['name']} {run['id']} {run['state']}",
+                    total=run["total_steps"],
+                    completed=run["step"] or 0,
+                    steps=formatting.steps(run),
+                    rate=formatting.rate(run),
+                    eta=formatting.duration(run["eta_seconds"]),
+                    metrics=formatting.metrics(run),
+                )
+
+        yield update

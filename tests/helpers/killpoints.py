@@ -1,33 +1,22 @@
-"""SIGKILL, or an error, at a chosen effect of a process; and saves of checkpoints that are killed at every one.
+"""SIGKILL, or an error, at a chosen effect of a process.
 
 An effect is what another process could see, or what must not be lost: opening a file for writing, a write and half of
-one, an fsync, a rename, a new or a removed directory entry. ``python -m helpers.killpoints WHO`` tries
-:data:`SCENARIOS` and prints how many kills each took. It imports no torch, so that forking it is safe and fast.
+one, an fsync, a rename, a new or a removed directory entry.
 """
 
 from __future__ import annotations
 
-import base64
 import errno
 import fcntl
 import json
 import os
-import random
-import shutil
 import signal
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.run import retention
-from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.model.spec.spec import Best, KeepSpec
-from slurmtrain.runtime.checkpoint import files, writer_process
-from slurmtrain.system.files import make_directory, write_json
+from slurmtrain.system.files import make_directory
 
 _CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.truncate"}
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -43,11 +32,11 @@ def watch(effect: Callable[[str], None], root: str) -> None:
     """
     busy = [False]
 
-    def tell(what: str) -> None:
+    def report(name: str) -> None:
         if not busy[0]:
             busy[0] = True
             try:
-                effect(what)
+                effect(name)
             finally:
                 busy[0] = False
 
@@ -55,30 +44,30 @@ def watch(effect: Callable[[str], None], root: str) -> None:
         if event == "open":
             path, _, flags = arguments
             if isinstance(path, str | os.PathLike) and flags & _WRITING and str(path).startswith(root):
-                tell(f"open {path}")
+                report(f"open {path}")
         elif event in _CHANGES:
-            tell(f"{event} {arguments[0]}")
+            report(f"{event} {arguments[0]}")
 
     write, fsync, fdopen, fallocate = os.write, os.fsync, os.fdopen, os.posix_fallocate
 
     def telling_write(handle: int, data: Any) -> int:
-        tell("write")
+        report("write")
         half = len(data) // 2
         if half:
             write(handle, data[:half])
-            tell("half a write")
+            report("half a write")
         return half + write(handle, data[half:])
 
     def telling_fsync(handle: int) -> None:
-        tell("fsync")
+        report("fsync")
         fsync(handle)
 
     def telling_fdopen(*arguments: Any, **more: Any) -> Any:
-        tell("write through a file")
+        report("write through a file")
         return fdopen(*arguments, **more)
 
     def telling_fallocate(*arguments: Any) -> None:
-        tell("posix_fallocate")
+        report("posix_fallocate")
         fallocate(*arguments)
 
     os.write, os.fsync, os.fdopen, os.posix_fallocate = telling_write, telling_fsync, telling_fdopen, telling_fallocate
@@ -89,7 +78,7 @@ def kill_at(number: int) -> Callable[[str], None]:
     """Die by SIGKILL right before the ``number``-th effect, counted from 1."""
     count = [0]
 
-    def effect(what: str) -> None:
+    def effect(_name: str) -> None:
         count[0] += 1
         if count[0] == number:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -101,12 +90,12 @@ def kill_at(number: int) -> Callable[[str], None]:
 
 
 def writers_that_fail(
-    directory: Path, root: Path, *, what: str, number: int = 1, how: str = "writer"
+    directory: Path, root: Path, *, effect: str, number: int = 1, action: str = "writer"
 ) -> dict[str, str]:
-    """The environment in which a process that writes checkpoints fails at its ``number``-th effect named ``what``.
+    """The environment in which a process that writes checkpoints fails at its ``number``-th effect named ``effect``.
 
-    ``what``: the beginning of an effect's name; empty for any. ``how``: who gets a SIGKILL, once (``writer``, ``rank``
-    or ``both``), or the name of an errno that every such effect from then on raises, until :func:`heal`.
+    ``effect``: the beginning of an effect's name; empty for any. ``action``: who gets a SIGKILL, once (``writer``,
+    ``rank`` or ``both``), or the name of an errno that every such effect from then on raises, until :func:`heal`.
     """
     make_directory(directory)
     tests = Path(__file__).parents[1]
@@ -116,12 +105,18 @@ def writers_that_fail(
         "    import warnings\n"
         "    warnings.filterwarnings('ignore', category=RuntimeWarning, module='runpy')\n"
         f"    sys.path.append({str(tests)!r})\n"
-        "    from helpers.killpoints import fail_as_told\n"
-        "    fail_as_told()\n"
+        "    from helpers.killpoints import fail_as_configured\n"
+        "    fail_as_configured()\n"
     )
-    told = {"what": what, "number": number, "how": how, "root": str(root), "healed": str(directory / "healed")}
+    fault = {
+        "effect": effect,
+        "number": number,
+        "action": action,
+        "root": str(root),
+        "healed": str(directory / "healed"),
+    }
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, "FAIL": json.dumps(told)}
+    return {"PYTHONPATH": path, "FAIL": json.dumps(fault)}
 
 
 def heal(directory: Path) -> None:
@@ -135,400 +130,26 @@ def until_gone(directory: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def fail_as_told() -> None:
+def fail_as_configured() -> None:
     """Fail as :func:`writers_that_fail` has said; called before the program that is meant is run."""
-    told = json.loads(os.environ["FAIL"])
-    healed, how, rank = Path(told["healed"]), told["how"], os.getppid()
+    fault = json.loads(os.environ["FAIL"])
+    healed, action, rank = Path(fault["healed"]), fault["action"], os.getppid()
     # The kernel drops it when this process is gone.
     fcntl.flock(os.open(healed.with_name("running"), os.O_RDONLY | os.O_CREAT, 0o600), fcntl.LOCK_SH)
     count = [0]
 
-    def effect(what: str) -> None:
-        if not what.startswith(told["what"]) or healed.exists():
+    def effect(name: str) -> None:
+        if not name.startswith(fault["effect"]) or healed.exists():
             return
         count[0] += 1
-        if count[0] < told["number"]:
+        if count[0] < fault["number"]:
             return
-        if how in ("writer", "rank", "both"):
+        if action in ("writer", "rank", "both"):
             healed.touch()
-            for process in {"writer": [os.getpid()], "rank": [rank], "both": [rank, os.getpid()]}[how]:
+            for process in {"writer": [os.getpid()], "rank": [rank], "both": [rank, os.getpid()]}[action]:
                 os.kill(process, signal.SIGKILL)
             return
-        number = getattr(errno, how)
+        number = getattr(errno, action)
         raise OSError(number, os.strerror(number))
 
-    watch(effect, told["root"])
-
-
-# --- small checkpoints without torch ----------------------------------------------------------------------------------
-
-FIRST, NEXT, LAST = "1.0", "1.1", "1.2"
-# What goes on where something was killed: another process of the same attempt, another attempt, or another after that.
-WHO = ("writer", "attempt", "two attempts")
-
-
-def content(step: int, rank: int, life: int = 0) -> bytes:
-    """What a rank saves at a step; ``life`` tells saves of the same step apart."""
-    return random.Random(f"{step}/{rank}/{life}").randbytes(3_000 + 500 * rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """One save by all ranks, and the pruning after it."""
-
-    step: int
-    ranks: int = 1
-    keep: KeepSpec = field(default_factory=lambda: KeepSpec(last=3))
-    life: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-    def do(self, run: RunDir, attempt: str) -> None:
-        self.publish(run, attempt, [self.write(run, attempt, rank) for rank in range(self.ranks)])
-        prune(run, attempt, self.keep)
-
-    def write(self, run: RunDir, attempt: str, rank: int) -> dict[str, Any]:
-        """What a rank's writer does; its answer."""
-        data = content(self.step, rank, self.life)
-        handle = os.memfd_create("test")
-        os.truncate(handle, len(data))
-        os.pwrite(handle, data, 0)
-        try:
-            path = files.Staging(run.checkpoints, attempt, self.step).path / f"__{rank}_0.distcp"
-            return writer_process._Memory(handle).write({"bytes": len(data), "path": str(path)})
-        finally:
-            os.close(handle)
-
-    def publish(self, run: RunDir, attempt: str, written: list[dict[str, Any]]) -> dict[str, Any]:
-        manifest = {
-            "step": self.step, "why": "steps", "metrics": dict(self.metrics), "world_size": self.ranks, "mesh": [],
-            "stall_s": 0.0, "plan_hash": None, "attempt": attempt, "versions": {}, "params": {}, "objects": {},
-        }  # fmt: skip
-        return writer_process.publish(
-            {
-                "attempt": str(AttemptDir(run.attempts / attempt).path),
-                "step": self.step,
-                "files": {f"__{rank}_0.distcp": (one["bytes"], one["xxh3_128"]) for rank, one in enumerate(written)},
-                "index": (".metadata", base64.b64encode(f"index {self.step} {self.life}".encode()).decode()),
-                "manifest": manifest,
-                "began": time.monotonic(),
-            }
-        )
-
-
-def prune(run: RunDir, attempt: str, keep: KeepSpec, missing: int | None = None) -> None:
-    place = str(AttemptDir(run.attempts / attempt).path)
-    writer_process.prune({"attempt": place, "keep": asdict(keep), "missing": missing})
-
-
-def discard(run: RunDir, attempt: str, step: int) -> None:
-    writer_process.discard({"attempt": str(AttemptDir(run.attempts / attempt).path), "step": step})
-
-
-def take_lease(run: RunDir, attempt: str) -> None:
-    write_json(run.lease, {"submission": 1, "attempt": attempt})
-
-
-def spoil(run: RunDir, step: int) -> None:
-    """Flip a bit of a checkpoint."""
-    path = run.checkpoints / f"step-{step}" / "__0_0.distcp"
-    data = bytearray(path.read_bytes())
-    data[100] ^= 4
-    path.write_bytes(data)
-
-
-def check(directory: Path, lives: int = 2) -> None:
-    """Raises AssertionError unless a checkpoint is bit for bit one that was saved, with nothing else in it."""
-    manifest = files.read_manifest(directory)
-    files.verify(directory, manifest, manifest.files)
-    names = {entry.name for entry in directory.iterdir()}
-    assert names == {*manifest.files, files.MANIFEST}, (directory.name, names)
-    assert checkpoint_step(directory.name) == manifest.step
-    parts = [(directory / f"__{rank}_0.distcp").read_bytes() for rank in range(manifest.world_size)]
-    saved = [[content(manifest.step, rank, life) for rank in range(manifest.world_size)] for life in range(lives)]
-    assert parts in saved, f"{directory.name} is a mixture"
-
-
-def good(run: RunDir, spoiled: frozenset[int]) -> dict[int, bytes]:
-    """The published checkpoints by step, with what tells them apart; each is checked unless it was spoiled."""
-    found = {}
-    for path in files.published(run.checkpoints):
-        step = checkpoint_step(path.name)
-        assert step is not None
-        if step not in spoiled or _is_good(path):
-            check(path)
-            found[step] = (path / "__0_0.distcp").read_bytes()
-    return found
-
-
-def _is_good(path: Path) -> bool:
-    try:
-        check(path)
-    except Exception:  # noqa: BLE001 (of whatever kind)
-        return False
-    return True
-
-
-# --- scenarios --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """``before`` is there when ``act`` begins, which is killed; then an attempt makes the save ``after``."""
-
-    before: tuple[Save, ...]
-    act: Callable[[RunDir], None]
-    after: Save
-    spoiled: frozenset[int] = frozenset()
-    prepare: Callable[[RunDir], None] | None = None
-    acting: tuple[int, ...] = ()
-    """The steps that ``act`` saves, of which those that it was killed in are given up where its attempt goes on."""
-    lives_on: bool = True
-    """Whether the attempt that acts could go on."""
-
-
-def _third(keep: KeepSpec, *, ranks: int = 1, metrics: tuple[float, ...] = ()) -> Scenario:
-    """Two or more are there, another comes, and the policy lets go of one."""
-    known = metrics or (1.0, 2.0, 3.0, 4.0)
-    before = tuple(Save(10 * (i + 1), ranks, keep, metrics={"loss": loss}) for i, loss in enumerate(known[:-2]))
-    new = Save(10 * (len(before) + 1), ranks, keep, metrics={"loss": known[-2]})
-    after = Save(10 * (len(before) + 2), ranks, keep, metrics={"loss": known[-1]})
-    return Scenario(before, lambda run: new.do(run, FIRST), after, acting=(new.step,))
-
-
-def _again(steps: tuple[int, ...], ranks: int = 1) -> Scenario:
-    """The last of these steps is saved again."""
-    new = Save(steps[-1], ranks, life=1)
-    before = tuple(Save(step, ranks) for step in steps)
-    return Scenario(before, lambda run: new.do(run, FIRST), Save(steps[-1] + 1, ranks), acting=(new.step,))
-
-
-def _put_aside(asides: int) -> Scenario:
-    """A damaged one is put aside, beside others like it, and later pruned."""
-
-    def act(run: RunDir) -> None:
-        files.set_aside(run.checkpoints / "step-2")
-        Save(3).do(run, FIRST)
-
-    def prepare(run: RunDir) -> None:
-        for number in range(asides):
-            make_directory(run.checkpoints / files.damaged_name(2, number)).joinpath("x").write_bytes(b"x")
-
-    return Scenario((Save(1), Save(2)), act, Save(4), frozenset({2}), prepare, acting=(3,))
-
-
-def _pruned(missing: int, keep: KeepSpec) -> Scenario:
-    """Room is made for so many bytes, before a save."""
-
-    def act(run: RunDir) -> None:
-        prune(run, FIRST, keep, missing)
-
-    return Scenario(tuple(Save(step, keep=KeepSpec(last=9)) for step in (1, 2, 3, 4)), act, Save(5, keep=keep))
-
-
-def _discarded() -> Scenario:
-    """A save is given up when both ranks have written; the next one goes well."""
-    failing, fine = Save(2, 2), Save(3, 2)
-
-    def act(run: RunDir) -> None:
-        for rank in range(2):
-            failing.write(run, FIRST, rank)
-        discard(run, FIRST, 2)
-        fine.do(run, FIRST)
-
-    return Scenario((Save(1, 2),), act, Save(4, 2), acting=(2, 3))
-
-
-def _swept() -> Scenario:
-    """An earlier attempt has left something of everything; sweeping is what is killed."""
-
-    def prepare(run: RunDir) -> None:
-        take_lease(run, "0.9")
-        half, whole, older = Save(3), Save(4), Save(2, life=1)
-        half.write(run, "0.9", 0)
-        for save in (whole, older):
-            staged = files.Staging(run.checkpoints, "0.9", save.step).path
-            save.publish(run, "0.9", [save.write(run, "0.9", 0)])
-            target = run.checkpoints / f"step-{save.step}"
-            if save is older:
-                target.rename(staged)
-                Save(2).do(run, "0.9")
-            else:
-                target.rename(staged)
-        (run.checkpoints / "step-1").rename(run.checkpoints / files.trash_name("step-1"))
-        take_lease(run, FIRST)
-
-    return Scenario(
-        (Save(1), Save(2)), lambda run: files.sweep(run.checkpoints, FIRST), Save(5), prepare=prepare, lives_on=False
-    )
-
-
-def _deleted() -> Scenario:
-    """Checkpoints are deleted, and one that was put aside."""
-
-    def act(run: RunDir) -> None:
-        files.delete(run.checkpoints / "step-1")
-        files.delete(files.set_aside(run.checkpoints / "step-3"))
-
-    return Scenario((Save(1), Save(2), Save(3)), act, Save(4), frozenset({3}))
-
-
-def _fenced() -> Scenario:
-    """Another attempt has the lease: what was written is removed, and nothing published."""
-    zombie = Save(2, life=1)
-
-    def act(run: RunDir) -> None:
-        written = [zombie.write(run, "0.9", 0)]
-        assert "fenced" in zombie.publish(run, "0.9", written)
-
-    return Scenario((Save(1), Save(2)), act, Save(3), lives_on=False)
-
-
-def _drawn(seed: int) -> Scenario:
-    """Any."""
-    draw = random.Random(seed)
-    best = Best(metric="loss", mode=draw.choice(["min", "max"]), n=draw.randint(1, 2)) if draw.random() < 0.5 else None
-    keep = KeepSpec(last=draw.randint(1, 3), every_steps=draw.choice([None, 2, 3, 5]), best=best)
-    steps = sorted(draw.sample(range(1, 20), draw.randint(2, 6)))
-    saves = [Save(step, draw.randint(1, 2), keep, metrics={"loss": draw.random()}) for step in steps]
-    new = saves[-1] if draw.random() < 0.7 else Save(saves[-2].step, 1, keep, life=1, metrics={"loss": draw.random()})
-    after = Save(steps[-1] + draw.randint(1, 3), draw.randint(1, 2), keep, metrics={"loss": draw.random()})
-    return Scenario(tuple(saves[:-1]), lambda run: new.do(run, FIRST), after, acting=(new.step,))
-
-
-SCENARIOS: dict[str, Scenario] = {
-    "the first save": Scenario((), lambda run: Save(1).do(run, FIRST), Save(2), acting=(1,)),
-    "the first save of two ranks": Scenario((), lambda run: Save(1, 2).do(run, FIRST), Save(2, 2), acting=(1,)),
-    "the third save, of which two are kept": _third(KeepSpec(last=2)),
-    "the third save of two ranks": _third(KeepSpec(last=2), ranks=2),
-    "a save of which only the newest is kept": _third(KeepSpec(last=1)),
-    "a save that keeps every second": _third(KeepSpec(last=1, every_steps=20)),
-    "a save that keeps the best": _third(
-        KeepSpec(last=1, best=Best(metric="loss", mode="min", n=2)), metrics=(1.0, 3.0, 2.0, 5.0, 0.5)
-    ),
-    "the same step again": _again((1, 2)),
-    "the same and only step again": _again((2,), ranks=2),
-    "a damaged one put aside": _put_aside(0),
-    "another damaged one put aside": _put_aside(2),
-    "room for one": _pruned(3_000, KeepSpec(last=2)),
-    "room for more than there is": _pruned(10**9, KeepSpec(last=1)),
-    "a save that is given up": _discarded(),
-    "a sweep": _swept(),
-    "deleting": _deleted(),
-    "a save of a lost attempt": _fenced(),
-    **{f"any save, drawn with {seed}": _drawn(seed) for seed in range(8)},
-}
-
-
-# --- kill everywhere --------------------------------------------------------------------------------------------------
-
-
-def try_everywhere(scenario: Scenario, who: str, place: Path) -> int:
-    """Kill a scenario before each of its effects, and check what is left; how many kills that was.
-
-    ``who`` goes on: one of :data:`WHO`. With two attempts the first of them is killed too, somewhere.
-    """
-    base = RunDir(place / "base")
-    make_directory(base.checkpoints)
-    take_lease(base, FIRST)
-    for save in scenario.before:
-        save.do(base, FIRST)
-    for step in scenario.spoiled:
-        spoil(base, step)
-    if scenario.prepare is not None:
-        scenario.prepare(base)
-    before = good(base, scenario.spoiled)
-    draw = random.Random(0)
-    kills = number = 0
-    killed = True
-    while killed:
-        number += 1
-        run = RunDir(place / f"killed-{number}")
-        shutil.copytree(base.path, run.path)
-        again = draw.randint(1, 30) if who == "two attempts" else 0
-        try:
-            killed = _killed(lambda run=run: scenario.act(run), run, number)
-            kills += killed
-            _check_published(scenario, run, before)
-            if again:
-                kills += _killed(lambda run=run: _go_on(scenario, run, NEXT), run, again)
-                _check_published(scenario, run, before)
-            _check_after(scenario, run, before, who)
-        except Exception as error:
-            left = sorted(str(path.relative_to(run.path)) for path in run.path.rglob("*"))
-            where = f"before effect {number}" + (f" and {again}" if again else "")
-            raise AssertionError(f"killed {where}: {error!r}; left: {left}") from error
-        shutil.rmtree(run.path)
-    return kills
-
-
-def _killed(act: Callable[[], None], run: RunDir, number: int) -> bool:
-    """Let another process do it, which dies before its ``number``-th effect; whether it came that far."""
-    child = os.fork()
-    if not child:
-        try:
-            watch(kill_at(number), str(run.path))
-            act()
-        except BaseException as error:  # noqa: BLE001 (nothing of the parent's may run here)
-            sys.stderr.write(f"{error!r}\n")
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL), status
-    return status == signal.SIGKILL
-
-
-def _go_on(scenario: Scenario, run: RunDir, attempt: str) -> None:
-    """What an attempt does: sweep, and save."""
-    if attempt != FIRST:
-        take_lease(run, attempt)
-        files.sweep(run.checkpoints, attempt)
-    scenario.after.do(run, attempt)
-
-
-def _check_published(scenario: Scenario, run: RunDir, before: Mapping[int, bytes]) -> None:
-    """Whatever counts as published is good, and there is one if there was one."""
-    there = good(run, scenario.spoiled)
-    if not set(scenario.acting) & set(before):
-        assert there or not before, "no checkpoint was left"
-
-
-def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], who: str) -> None:
-    attempt = {"writer": FIRST, "attempt": NEXT, "two attempts": LAST}[who]
-    if who == "writer":
-        # What rank 0 does when its writer is gone.
-        for step in scenario.acting:
-            files.Staging(run.checkpoints, FIRST, step).finish()
-    else:
-        files.sweep(run.checkpoints, attempt)
-    there = good(run, scenario.spoiled)
-    assert there or not before, "no checkpoint was left"
-    _go_on(scenario, run, attempt)
-    now = good(run, scenario.spoiled)
-    after = scenario.after
-    assert now[after.step] == content(after.step, 0, after.life)
-    metrics = {save.step: save.metrics for save in scenario.before}
-    metrics |= {step: files.read_manifest(run.checkpoints / f"step-{step}").metrics for step in now}
-    spoiled = [step for step in scenario.spoiled if (run.checkpoints / f"step-{step}").exists()]
-    known = [retention.Saved(step, metrics.get(step, {})) for step in {*there, after.step, *spoiled}]
-    kept = retention.reasons(known, after.keep)
-    left = sorted(entry.name for entry in run.checkpoints.iterdir())
-    assert left == sorted(f"step-{step}" for step in kept), f"{left} instead of {sorted(kept)}"
-
-
-def main(who: str, *names: str) -> None:
-    """Try scenarios, all by default; prints as JSON how many kills each took, or what went wrong."""
-    # More writes of less, so that there are more places to be killed at.
-    writer_process._CHUNK = 1 << 10
-    memory = Path("/dev/shm")
-    said: dict[str, int | str] = {}
-    for name in names or [name for name in SCENARIOS if who != "writer" or SCENARIOS[name].lives_on]:
-        with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as place:
-            try:
-                said[name] = try_everywhere(SCENARIOS[name], who, Path(place))
-            except AssertionError as error:
-                said[name] = str(error)
-    print(json.dumps(said, indent=1))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    watch(effect, fault["root"])

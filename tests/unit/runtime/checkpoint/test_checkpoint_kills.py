@@ -17,10 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.killpoints import SCENARIOS, WHO, heal, until_gone, writers_that_fail
+from helpers.killpoints import heal, until_gone, writers_that_fail
+from helpers.save_scenarios import SCENARIOS, SUCCESSORS
 
 TESTS = Path(__file__).resolve().parents[3]
-CASES = [(who, name) for who in WHO for name in SCENARIOS if who != "writer" or SCENARIOS[name].lives_on]
+CASES = [
+    (successor, name)
+    for successor in SUCCESSORS
+    for name in SCENARIOS
+    if successor != "writer" or SCENARIOS[name].lives_on
+]
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -28,25 +34,28 @@ CASES = [(who, name) for who in WHO for name in SCENARIOS if who != "writer" or 
 
 @pytest.fixture(scope="module")
 def kills() -> dict[str, dict[str, int | str]]:
-    """How many kills each scenario took, or what went wrong, by who goes on after that."""
+    """How many kills each scenario took, or what went wrong, by who continues after that."""
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])}
-    command = [sys.executable, "-m", "helpers.killpoints"]
-    running = {who: subprocess.Popen([*command, who], stdout=subprocess.PIPE, env=environ) for who in WHO}
-    said = {who: process.communicate()[0] for who, process in running.items()}
+    command = [sys.executable, "-m", "helpers.save_scenarios"]
+    running = {
+        successor: subprocess.Popen([*command, successor], stdout=subprocess.PIPE, env=environ)
+        for successor in SUCCESSORS
+    }
+    outputs = {successor: process.communicate()[0] for successor, process in running.items()}
     assert not any(process.returncode for process in running.values())
-    return {who: json.loads(text) for who, text in said.items()}
+    return {successor: json.loads(text) for successor, text in outputs.items()}
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize(("who", "scenario"), CASES)
+@pytest.mark.parametrize(("successor", "scenario"), CASES)
 def test_whatever_is_killed_another_goes_on_from_a_good_checkpoint(
-    kills: dict[str, dict[str, int | str]], who: str, scenario: str
+    kills: dict[str, dict[str, int | str]], successor: str, scenario: str
 ) -> None:
-    assert isinstance(kills[who][scenario], int), kills[who][scenario]
+    assert isinstance(kills[successor][scenario], int), kills[successor][scenario]
 
 
 def test_more_than_a_thousand_kills_were_survived(kills: dict[str, dict[str, int | str]]) -> None:
-    assert sum(n for said in kills.values() for n in said.values() if isinstance(n, int)) > 1000
+    assert sum(n for scenarios in kills.values() for n in scenarios.values() if isinstance(n, int)) > 1000
 
 
 # --- whole ranks ------------------------------------------------------------------------------------------------------
@@ -81,7 +90,7 @@ def _set(model: Any, optimizer: Any, step: int) -> None:
 
 
 def _train(root: Path, ranks: Any) -> list[str]:
-    """Save at each step; how the saves ended."""
+    """Save at each step; victim the saves ended."""
     from helpers.ranks import Attempt
 
     from slurmtrain.model.spec.spec import KeepSpec
@@ -135,19 +144,19 @@ def _in_a_fork(connection: Connection, root: Path, points: list[tuple[int, str]]
     from helpers.ranks import alone
 
     torch.set_num_threads(1)
-    said = {}
-    for number, how in points:
-        place = root / f"{how}-{number}"
+    results = {}
+    for number, victim in points:
+        place = root / f"{victim}-{number}"
         place.mkdir()
-        os.environ |= writers_that_fail(place / "fault", place, what="", number=number, how=how)
+        os.environ |= writers_that_fail(place / "fault", place, effect="", number=number, action=victim)
         status = _forked(lambda place=place: _note(place, _train(place, alone())))
         heal(place / "fault")
         until_gone(place / "fault")
         went_on = _forked(lambda place=place: (place / "from").write_text(str(_go_on(place, alone()))))
         step = int((place / "from").read_text()) if (place / "from").exists() else -1
         problems = json.loads((place / "problems").read_text()) if (place / "problems").exists() else None
-        said[f"{how} {number}"] = (status, problems, went_on, step)
-    connection.send(said)
+        results[f"{victim} {number}"] = (status, problems, went_on, step)
+    connection.send(results)
 
 
 def _note(place: Path, problems: list[str]) -> None:
@@ -170,10 +179,10 @@ def _forked(work: Any) -> int:
 
 def _points(effects: int) -> list[tuple[int, str]]:
     if os.environ.get("TEST_KILLS") == "all":
-        return [(number, how) for how in ("writer", "rank", "both") for number in range(1, effects + 1)]
+        return [(number, victim) for victim in ("writer", "rank", "both") for number in range(1, effects + 1)]
     # The three saves have about 17, 17 and 26 effects; the last prunes.
     writer, rank, both = (3, 33, 55), (8, 40), (16, 33, 50)
-    return [(n, how) for how, numbers in (("writer", writer), ("rank", rank), ("both", both)) for n in numbers]
+    return [(n, victim) for victim, numbers in (("writer", writer), ("rank", rank), ("both", both)) for n in numbers]
 
 
 @pytest.mark.timeout(3600)
@@ -184,10 +193,10 @@ def test_after_a_kill_of_a_rank_or_its_writer_the_run_goes_on_bit_for_bit(tmp_pa
     process = context.Process(target=_in_a_fork, args=(theirs, tmp_path, points))
     process.start()
     theirs.close()
-    said = ours.recv()
+    results = ours.recv()
     process.join()
-    assert len(said) == len(points)
-    for point, (status, problems, went_on, step) in said.items():
+    assert len(results) == len(points)
+    for point, (status, problems, went_on, step) in results.items():
         assert went_on == 0, point
         if point.startswith("writer"):
             # Training has gone on: one save has failed, at most, and the others are there.
@@ -203,21 +212,23 @@ def test_after_a_kill_of_a_rank_or_its_writer_the_run_goes_on_bit_for_bit(tmp_pa
             published_before = [s for s in STEPS if (tmp_path / point.replace(" ", "-") / f"state-0-{s}").exists()]
             # The one that was being saved, or the one before it.
             assert step >= max(published_before, default=0) - 1, (point, step)
-    assert any(status == signal.SIGKILL for status, *_ in said.values())
+    assert any(status == signal.SIGKILL for status, *_ in results.values())
 
 
-def _lose_a_rank(ranks: Any, root: Path, victim: int, what: str, number: int) -> None:
+def _lose_a_rank(ranks: Any, root: Path, victim: int, effect: str, number: int) -> None:
     """Save on two ranks, until one and its writer die."""
     if ranks.rank == victim:
-        os.environ |= writers_that_fail(root / "fault", root, what=what, number=number, how="both")
+        os.environ |= writers_that_fail(root / "fault", root, effect=effect, number=number, action="both")
     _train(root, ranks)
 
 
 LOST = [(0, "os.rename", 4), (1, "half a write", 2)]
 
 
-@pytest.mark.parametrize(("victim", "what", "number"), LOST if os.environ.get("TEST_KILLS") == "all" else LOST[:1])
-def test_what_two_ranks_leave_when_one_is_killed_is_whole(tmp_path: Path, victim: int, what: str, number: int) -> None:
+@pytest.mark.parametrize(("victim", "effect", "number"), LOST if os.environ.get("TEST_KILLS") == "all" else LOST[:1])
+def test_what_two_ranks_leave_when_one_is_killed_is_whole(
+    tmp_path: Path, victim: int, effect: str, number: int
+) -> None:
     """The renames of a save are those of its manifest and of its directory: the fourth kill is within the second."""
     from helpers.ranks import Pair, alone, listed
 
@@ -225,12 +236,12 @@ def test_what_two_ranks_leave_when_one_is_killed_is_whole(tmp_path: Path, victim
 
     pair = Pair()
     with pytest.raises(AssertionError, match=f"rank {victim}: no answer"):
-        pair.run(_lose_a_rank, tmp_path, victim, what, number)
+        pair.run(_lose_a_rank, tmp_path, victim, effect, number)
     pair.close()
     assert "step-1" in listed(tmp_path)
     step = _go_on(tmp_path, alone())
     # A manifest is written last: with it the second is complete, and lacked its name alone.
-    assert step == (2 if what == "os.rename" else 1)
+    assert step == (2 if effect == "os.rename" else 1)
     for path in files.published(tmp_path / "checkpoints"):
         manifest = files.read_manifest(path)
         files.verify(path, manifest, manifest.files)

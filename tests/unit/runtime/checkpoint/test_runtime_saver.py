@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,6 @@ from slurmtrain.runtime.job.process_group import RankGroup
 Objects = dict[str, Any]
 Make = Callable[[int, RankGroup], Objects]
 WIDTH = 6
-
-
-@pytest.fixture(scope="module")
-def pair() -> Iterator[Pair]:
-    pair = Pair()
-    yield pair
-    pair.close()
 
 
 # --- states to save: each made from a seed, so that those of two seeds differ in everything ---------------------------

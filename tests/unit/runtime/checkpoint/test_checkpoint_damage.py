@@ -1,0 +1,204 @@
+"""Checkpoints whose files were damaged: it is noticed, and the checkpoint before is restored."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.ranks import Attempt, Pair, alone, listed
+from helpers.small_model import Value, model, restore_alone, save_steps, values
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.model.spec.spec import KeepSpec
+from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.job.process_group import RankGroup
+
+NAMES = (".metadata", "__0_0.distcp", "__1_0.distcp")
+MANIFEST = "MANIFEST.json"
+
+
+Damage = Callable[[Path], None]
+
+
+def _flip(where: float) -> Damage:
+    def flip(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[round(where * (len(data) - 1))] ^= 1 << 5
+        path.write_bytes(data)
+
+    return flip
+
+
+def _resize(by: int) -> Damage:
+    return lambda path: os.truncate(path, path.stat().st_size + by)
+
+
+FLIPS: dict[str, Damage] = {f"a bit flipped at {where}": _flip(where) for where in (0.0, 0.01, 0.3, 0.5, 0.9, 1.0)}
+SIZES: dict[str, Damage] = {
+    "the last byte missing": _resize(-1),
+    "most of it missing": lambda path: os.truncate(path, 10),
+    "a byte more": _resize(1),
+    "a page more": _resize(4096),
+    "emptied": lambda path: os.truncate(path, 0),
+    "removed": Path.unlink,
+}
+
+
+@pytest.mark.parametrize("damage", [*FLIPS, *SIZES])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_file_is_found_and_the_checkpoint_before_is_taken(run: Path, name: str, damage: str) -> None:
+    (FLIPS | SIZES)[damage](run / "checkpoints" / "step-2" / name)
+    step, [rejected], [restored] = restore_alone(run)
+    assert step == 1
+    assert (restored["step"], restored["lost_steps"]) == (1, 1)
+    assert (rejected["step"], rejected["path"]) == (2, "checkpoints/step-2")
+    assert rejected["aside"] == "checkpoints/damaged-step-2"
+    assert name in rejected["reason"]
+    assert listed(run) == ["damaged-step-2", "step-1"]
+
+
+@pytest.mark.parametrize("damage", SIZES)
+@pytest.mark.parametrize("name", NAMES)
+def test_sizes_alone_find_everything_but_a_flipped_bit(run: Path, name: str, damage: str) -> None:
+    SIZES[damage](run / "checkpoints" / "step-2" / name)
+    step, [rejected], _ = restore_alone(run, hashes=False)
+    assert step == 1
+    assert rejected["aside"] == "checkpoints/damaged-step-2"
+
+
+def restore_on_both(ranks: RankGroup, root: Path) -> tuple[int, int]:
+    module, own = model(-1), Value("mine")
+    with Attempt(root, ranks, {"model": module, "own": own}, restart=1) as attempt:
+        restored = attempt.restore()
+        assert restored is not None
+        assert values(module) == {float(restored.step)}
+        assert own.value == ranks.rank
+        return restored.step, restored.lost_steps
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_one_rank_finds_damaged_all_ranks_pass_over(run: Path, pair: Pair, name: str) -> None:
+    _flip(0.5)(run / "checkpoints" / "step-2" / name)
+    assert pair.run(restore_on_both, run) == [(1, 1)] * 2
+    assert listed(run) == ["damaged-step-2", "step-1"]
+
+
+@pytest.mark.parametrize("damage", [*FLIPS, *SIZES])
+def test_a_damaged_manifest_is_found_and_the_checkpoint_before_is_taken(run: Path, damage: str) -> None:
+    (FLIPS | SIZES)[damage](run / "checkpoints" / "step-2" / MANIFEST)
+    module = model(-1)
+    with Attempt(run, alone(), {"model": module, "own": Value(None)}, restart=1) as attempt:
+        restored = attempt.restore()
+        assert restored is not None
+        # A byte of white space may be another one, and the manifest still say what it said.
+        assert (restored.step, values(module)) in ((1, {1.0}), (2, {2.0}))
+        if damage not in ("a bit flipped at 1.0", "the last byte missing"):
+            assert restored.step == 1
+            assert len(attempt.events("rejected")) == (damage != "removed")
+
+
+@pytest.mark.parametrize("field", ["step", "world_size", "params", "metrics", "objects"])
+def test_a_manifest_of_which_a_bit_was_flipped_within_a_value_is_found(run: Path, field: str) -> None:
+    """It is JSON still, and says something else."""
+    path = run / "checkpoints" / "step-2" / MANIFEST
+    data = json.loads(path.read_text())
+    changed = {"step": 3, "world_size": 3, "params": {"lr": 1}, "metrics": {"loss": 1.0}, "objects": {}}
+    text = json.dumps({**data, field: changed[field]}, indent=1)
+    assert text != path.read_text()
+    path.write_text(text)
+    step, [rejected], _ = restore_alone(run)
+    assert step == 1
+    assert MANIFEST in rejected["reason"]
+
+
+def test_a_missing_shard_is_named(run: Path) -> None:
+    (run / "checkpoints" / "step-2" / "__1_0.distcp").unlink()
+    step, [rejected], _ = restore_alone(run)
+    assert step == 1
+    assert rejected["reason"].endswith("__1_0.distcp is missing")
+
+
+def test_where_every_checkpoint_is_damaged_nobody_starts_again_silently(run: Path) -> None:
+    for step in (1, 2):
+        _flip(0.5)(run / "checkpoints" / f"step-{step}" / "__0_0.distcp")
+    for restart in (1, 2):
+        with Attempt(run, alone(), {"model": model(), "own": Value(None)}, restart=restart) as attempt:
+            with pytest.raises(CheckpointError, match="no checkpoint can be restored") as error:
+                attempt.restore()
+            assert "--from-start" in str(error.value)
+        assert attempt.events("rejected") == []
+    assert listed(run) == ["step-1", "step-2"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"schema": "x"}, "it is no manifest of ours"),
+        ({"schema": 3}, "a newer slurmtrain has written it"),
+        ({"schema": 1}, "it is no manifest of ours"),
+        ({"schema": None}, "it is no manifest of ours"),
+        ({"files": 3}, "is not what was written"),
+        ({"world_size": "many"}, "is not what was written"),
+    ],
+)
+def test_a_manifest_of_another_kind_is_passed_over_and_put_aside(
+    run: Path, change: dict[str, Any], reason: str
+) -> None:
+    path = run / "checkpoints" / "step-2" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    step, [rejected], [restored] = restore_alone(run)
+    assert step == 1
+    assert reason in rejected["reason"]
+    assert restored["lost_steps"] == 1
+    assert (rejected["aside"], listed(run)) == ("checkpoints/damaged-step-2", ["damaged-step-2", "step-1"])
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "\0" * 64, '{"schema": 2', "[" * 100_000])
+def test_a_manifest_that_is_no_json_is_passed_over(run: Path, text: str) -> None:
+    (run / "checkpoints" / "step-2" / MANIFEST).write_text(text)
+    step, [rejected], _ = restore_alone(run)
+    assert step == 1
+    assert MANIFEST in rejected["reason"]
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_what_is_saved_after_a_checkpoint_was_passed_over_is_not_pruned_for_it(run: Path, keep: int) -> None:
+    path = run / "checkpoints" / "step-2" / MANIFEST
+    (run / "checkpoints" / "step-2").rename(run / "checkpoints" / "step-1000")
+    path = run / "checkpoints" / "step-1000" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema": 3}))
+    module = model(-1)
+    with Attempt(run, alone(), {"model": module, "own": Value(None)}, restart=1, keep=KeepSpec(last=keep)) as attempt:
+        restored = attempt.restore()
+        assert restored is not None
+        assert restored.step == 1
+        assert save_steps(attempt, module, 5, 6, 7) == [""] * 3
+    assert look_again(run) == 7
+
+
+def look_again(run: Path) -> int:
+    module = model(-1)
+    with Attempt(run, alone(), {"model": module, "own": Value(None)}, restart=2) as attempt:
+        restored = attempt.restore()
+        assert restored is not None
+        return restored.step
+
+
+def test_a_file_that_cannot_be_read_is_passed_over_and_put_aside(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = files._hash
+
+    def failing(path: Path) -> str:
+        if path.parent.name == "step-2":
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(path)
+
+    monkeypatch.setattr(files, "_hash", failing)
+    step, [rejected], _ = restore_alone(run)
+    assert step == 1
+    assert "Input/output error" in rejected["reason"]
+    assert listed(run) == ["damaged-step-2", "step-1"]

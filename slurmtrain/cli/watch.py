@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared import options
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -24,23 +22,14 @@ _INTERRUPTED = 130
     "--every", type=click.FloatRange(min=10), default=60.0, show_default=True, help="Seconds between two rounds."
 )
 @click.option("--once", is_flag=True, help="Do a single round, as for cron; exit with 1 if something went wrong.")
-@click.option(
-    "--install",
-    type=click.Choice(["systemd", "cron"]),
-    help="Watch nothing: write a unit for your systemd, or print a line for your crontab.",
-)
 @options.json_option
 @options.in_workspace
-def command(workspace: Workspace, every: float, once: bool, install: str | None, as_json: bool) -> int:
+def command(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
     """Do what sync does, again and again, until SIGTERM or Ctrl-C: a process for a login node.
 
     It prints a line for each thing that it did, or that went wrong; a problem once, and once more when it is over. If
     the runs are watched already it says by whom and exits with 0.
     """
-    if install is not None:
-        if once:
-            raise click.UsageError("--install and --once exclude each other; what --install cron prints has --once")
-        return _install(workspace, install, every, as_json=as_json)
     from slurmtrain.ops.shared.interrupt import Stop
     from slurmtrain.ops.watch import watch, watch_once
 
@@ -78,30 +67,3 @@ def _print(news: WatchEvent, *, as_json: bool) -> None:
 def _tell_of(workspace: Workspace, other: Holder | None) -> None:
     if other is not None:
         click.echo(f"{workspace.root.path} is watched already, by {other}; nothing was done", err=True)
-
-
-def _install(workspace: Workspace, how: str, every: float, *, as_json: bool) -> int:
-    from slurmtrain.ops.watch_install import cron_line, has_user_systemd, is_long, watched, write_unit
-
-    wanted = watched(workspace.root.path, every, workdir=Path.cwd(), environ=os.environ)
-    if how == "cron":
-        line = cron_line(wanted)
-        if as_json:
-            output.print_json({"schema": 1, "line": line})
-        else:
-            click.echo(line)
-        click.echo("add this line to your crontab ('crontab -e'), on one login node", err=True)
-        if is_long(line):
-            output.warn(["some crons cut lines of this length; call it again with a shorter PATH"])
-        return 0
-    unit = write_unit(wanted, os.environ)
-    click.echo(
-        f"{'wrote' if unit.changed else 'there is already'} {unit.path}; to have it started now and always:", err=True
-    )
-    if as_json:
-        output.print_json({"schema": 1, "unit": str(unit.path), "changed": unit.changed, "commands": unit.commands})
-    else:
-        click.echo("\n".join(unit.commands))
-    if not has_user_systemd():
-        output.warn(["there is no systemctl here; call this on the login node that is to watch"])
-    return 0

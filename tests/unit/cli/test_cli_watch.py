@@ -82,28 +82,3 @@ def test_a_runs_root_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -
     done = call(cwd=tmp_path)
     assert done.returncode == 2
     assert f"cannot create the directory {tmp_path / 'runs'}" in done.stderr
-
-
-def test_install_cron_prints_one_line_and_says_where_it_belongs(tmp_path: Path) -> None:
-    done = call("--install", "cron", "--every", "300", cwd=tmp_path)
-    assert done.returncode == 0
-    [line] = done.stdout.splitlines()
-    assert line.startswith("*/5 * * * * cd ")
-    assert "crontab -e" in done.stderr
-    assert not (tmp_path / "runs").exists()
-
-
-def test_install_systemd_writes_a_unit_and_prints_the_commands_that_start_it(tmp_path: Path) -> None:
-    said = json.loads(call("--install", "systemd", "--json", cwd=tmp_path).stdout)
-    unit = Path(said["unit"])
-    assert unit.parent == tmp_path / "config" / "systemd" / "user"
-    assert f'--runs "{tmp_path / "runs"}" watch --every 60' in unit.read_text()
-    done = call("--install", "systemd", cwd=tmp_path)
-    assert done.stdout.splitlines() == said["commands"]
-    assert "there is already" in done.stderr
-
-
-def test_install_and_once_exclude_each_other(tmp_path: Path) -> None:
-    done = call("--install", "cron", "--once", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "exclude each other" in done.stderr

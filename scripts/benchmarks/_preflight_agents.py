@@ -19,12 +19,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.preflight.election import Candidate, Excluded
+from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.preflight import channel
-from slurmtrain.runtime.preflight.leader import host
-from slurmtrain.runtime.preflight.meeting import Door
-from slurmtrain.runtime.preflight.participant import Party, PreflightOutcome, attend
+from slurmtrain.runtime.preflight.connections import Endpoint
+from slurmtrain.runtime.preflight.coordinator import coordinate
+from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
 from slurmtrain.runtime.preflight.sockets import listen
 
 GPUS = 8
@@ -47,15 +47,15 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
         sys.exit(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # As with PROBE_S, which says why; no setting of a spec's reaches it.
-    assert hasattr(channel, "_GREETING_S")
-    channel._GREETING_S = PROBE_S
+    assert hasattr(channel, "_HANDSHAKE_S")
+    channel._HANDSHAKE_S = PROBE_S
     spec = _spec(nodes)
     parties = [_party(node, nodes, spec) for node in range(first, first + count)]
 
     async def take_part() -> list[PreflightOutcome]:
-        door = Door(_HOME, port, secret)
+        door = Endpoint(_HOME, port, secret)
         return await asyncio.gather(
-            *(attend(one, lambda: [door]) if one.node else host(one, secret, listener) for one in parties)
+            *(participate(one, lambda: [door]) if one.node else coordinate(one, secret, listener) for one in parties)
         )
 
     began, spent = time.perf_counter(), time.process_time()
@@ -85,18 +85,18 @@ def _spec(nodes: int) -> Spec:
     return read_spec(raw, lambda *said: sys.exit(f"the spec is wrong: {said}"))
 
 
-def _party(node: int, nodes: int, spec: Spec) -> Party:
+def _party(node: int, nodes: int, spec: Spec) -> Participant:
     here = [
         Candidate(interface="hsn0", address=_address(_FAST, node), prefix=_PREFIX, speed_mbps=200_000, mtu=9000),
         Candidate(interface="eno1", address=_address(_SLOW, node), prefix=_PREFIX, speed_mbps=1000),
     ]
-    bridge = Excluded(
+    bridge = ExcludedAddress(
         node=node,
         interface="docker0",
         address="172.17.0.1",
         why="an interface of containers or virtual machines, by its name",
     )
-    return Party(
+    return Participant(
         node=node,
         nodes=nodes,
         host=_name(node),

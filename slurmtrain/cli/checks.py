@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from slurmtrain.model.preflight.election import natural
+from slurmtrain.model.preflight.election import natural_sort_key
 
 # host: its findings, each with check, status and summary
 Checks = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -82,7 +82,7 @@ def left_out(network: Mapping[str, Any] | None) -> list[str]:
 
 def clock_words(clock: Mapping[str, Mapping[str, Any]]) -> str:
     """How far each node's clock is ahead of node 0's; of many nodes those that are furthest away."""
-    shown = sorted(clock.items(), key=lambda pair: natural(pair[0]))
+    shown = sorted(clock.items(), key=lambda pair: natural_sort_key(pair[0]))
     if len(shown) > _CLOCKS_SHOWN:
         shown.sort(key=lambda pair: -abs(pair[1].get("offset_ms") or 0.0))
     told = [f"{host} {_offset(said)}" for host, said in shown]

@@ -27,7 +27,7 @@ _TRAILING_NUMBER = re.compile(r"(.*?)([0-9]{0,19})", re.DOTALL)
 _Range = tuple[int, int, int]
 
 
-def expand(text: str) -> list[str]:
+def expand_hostlist(text: str) -> list[str]:
     """The nodes of a list, in Slurm's order; none for an empty list.
 
     In a name with several brackets the last one varies fastest, then the first, the second, and so on.
@@ -52,7 +52,7 @@ def expand(text: str) -> list[str]:
     return hosts
 
 
-def compress(hosts: Iterable[str]) -> str:
+def compress_hostlist(hosts: Iterable[str]) -> str:
     """A short list that Slurm expands to the same set of nodes, sorted by name; duplicates are dropped.
 
     Only trailing numbers become ranges. Raises ValueError with a sentence for what cannot be a node's name.

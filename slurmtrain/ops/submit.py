@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import LaunchError, PlaceError, Refused, Unsure
-from slurmtrain.model.preflight.obsolete_variables import obsolete
+from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
@@ -71,7 +71,7 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
     git = _git_facts(Path(spec.runs[0].plan.workdir))
     submitted: list[str] = []
     notes = _other_python(spec.runs[0].plan) + (_not_shared(workspace.root.path) if executor == "slurm" else [])
-    notes += [note.rstrip(".") for note in obsolete({**os.environ, **spec.runs[0].plan.spec.env})]
+    notes += [note.rstrip(".") for note in describe_obsolete({**os.environ, **spec.runs[0].plan.spec.env})]
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
         runs = [(*_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.model.preflight.node_ledger import entries
+from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.journal import Garbage, events_of, read_lines
 from slurmtrain.model.run.layout import RunDir, split_attempt
@@ -69,7 +69,7 @@ def ingest(writing: Writing, run: RunDir, *, dead: bool) -> Ingested:
         garbage += _take_in(writing, run, name, path, offsets.get(name, 0), progress)
     events = writing.events(run.id)
     folded = fold(run.id, events, progress)
-    against = entries(run.id, events, {attempt.key: attempt.number for attempt in folded.attempts})
+    against = ledger_entries(run.id, events, {attempt.key: attempt.number for attempt in folded.attempts})
     writing.put(folded, against, settled=folded.ended and dead and is_quiet(times, before), scanned=times)
     return Ingested(folded, tuple(garbage))
 

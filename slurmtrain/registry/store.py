@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slurmtrain.model.interruption.statistics import AttemptSpan
-from slurmtrain.model.preflight.node_ledger import Entry
+from slurmtrain.model.preflight.node_ledger import LedgerEntry
 from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.progress import Progress
@@ -28,7 +28,7 @@ _LISTED = sa.select(
 # What the time of an attempt was spent on has a table of its own.
 _ATTEMPT_COLUMNS = {f.name for f in fields(Attempt)} - {"spent"}
 _CHECKPOINT_COLUMNS = {f.name for f in fields(Checkpoint)}
-_LEDGER_COLUMNS = {f.name for f in fields(Entry)}
+_LEDGER_COLUMNS = {f.name for f in fields(LedgerEntry)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +162,12 @@ class Store:
             rows = connection.execute(_of(schema.event, run_id).where(schema.event.c.kind == kind)).all()
         return [Event(row.time, row.kind, row.data, row.source, row.offset) for row in rows]
 
-    def ledger(self) -> list[Entry]:
+    def ledger(self) -> list[LedgerEntry]:
         """All nodes that failed a preflight, the oldest finding first."""
         order = (schema.ledger.c.seen_at, schema.ledger.c.host, schema.ledger.c.run_id)
         with reading(self._engine) as connection:
             rows = connection.execute(sa.select(schema.ledger).order_by(*order)).all()
-        return [Entry(**_only(_mapping(row), _LEDGER_COLUMNS)) for row in rows]
+        return [LedgerEntry(**_only(_mapping(row), _LEDGER_COLUMNS)) for row in rows]
 
     def past(self, run_id: str, name: str, executor: str, partition: str, since: float) -> PartitionHistory:
         """What is known of interruptions in a partition since then, and of the saves of a run, or of its namesakes.
@@ -282,7 +282,7 @@ class Writing:
         }
         self._replace(schema.progress, row)
 
-    def put(self, run: Run, against: Sequence[Entry] = (), *, settled: bool, scanned: Sequence[int]) -> None:
+    def put(self, run: Run, against: Sequence[LedgerEntry] = (), *, settled: bool, scanned: Sequence[int]) -> None:
         """Store a run as it was folded, and what it says against nodes, in place of what was there."""
         for table in (schema.attempt, schema.attempt_seconds, schema.checkpoint, schema.ledger):
             self._connection.execute(table.delete().where(table.c.run_id == run.id))

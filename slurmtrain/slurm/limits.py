@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmtrain.model.hostlist import expand
+from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.spec.fields import suggestion
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical
@@ -80,7 +80,10 @@ def leave_out(
     if (why := _cannot_weigh(options)) is not None:
         return PartitionChoice(needed=dict.fromkeys(asked, why), weighed=False)
     try:
-        excluded, named = set(expand(options.get("exclude", ""))), set(expand(options.get("nodelist", "")))
+        excluded, named = (
+            set(expand_hostlist(options.get("exclude", ""))),
+            set(expand_hostlist(options.get("nodelist", ""))),
+        )
     except ValueError:
         return PartitionChoice()  # sbatch has words for what is no list of nodes
     fitting = [node for node in nodes if node.partition in wanted and _fits(node, plan, options)]

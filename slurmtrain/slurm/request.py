@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.hostlist import compress, expand
+from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical
@@ -59,7 +59,7 @@ def make_request(
         # Of jobs of one name and user Slurm lets one run at a time (sbatch, --dependency=singleton).
         options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
     if without:
-        options["exclude"] = compress({*expand(str(options.get("exclude", ""))), *without})
+        options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *without})
     # With this among sbatch's options Slurm counts tasks for the least number of nodes, and gives no more of them (seen
     # on 22.05); srun understands it as well.
     ranged = resources.allocated.min < resources.allocated.max

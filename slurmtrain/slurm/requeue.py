@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.hostlist import compress, expand
+from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.slurm.command import ask, found
 from slurmtrain.slurm.limits import too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
@@ -120,14 +120,14 @@ def _ask(*command: str) -> str:
 
 def _expanded(nodes: str) -> list[str]:
     with contextlib.suppress(ValueError):
-        return expand(nodes)
+        return expand_hostlist(nodes)
     return []
 
 
 def _joined(before: str, more: Sequence[str]) -> str:
     """A list of nodes with more of them; one that cannot be read is only added to, since Slurm wrote it."""
     try:
-        return compress({*expand(before), *more})
+        return compress_hostlist({*expand_hostlist(before), *more})
     except ValueError:
         return ",".join([before, *more])
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.hostlist import compress, expand
+from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 
 SCONTROL = shutil.which("scontrol")
 pytestmark = pytest.mark.skipif(SCONTROL is None, reason="there is no scontrol on this machine")
@@ -73,7 +73,7 @@ def hostnames(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
 def test_every_list_gives_the_nodes_of_scontrol_in_its_order(
     hostnames: Callable[[str], list[str] | None], text: str
 ) -> None:
-    assert expand(text) == hostnames(text)
+    assert expand_hostlist(text) == hostnames(text)
 
 
 @settings(max_examples=1000, deadline=None)
@@ -82,7 +82,7 @@ def test_what_is_taken_for_a_list_is_one_to_scontrol_with_the_same_nodes(
     hostnames: Callable[[str], list[str] | None], text: str
 ) -> None:
     try:
-        hosts = expand(text)
+        hosts = expand_hostlist(text)
     except ValueError:
         return
     assert hosts == hostnames(text)
@@ -93,16 +93,16 @@ def test_what_is_taken_for_a_list_is_one_to_scontrol_with_the_same_nodes(
 def test_a_compressed_list_is_expanded_by_scontrol_to_the_same_nodes(
     hostnames: Callable[[str], list[str] | None], hosts: list[str]
 ) -> None:
-    assert sorted(hostnames(compress(hosts)) or []) == sorted(set(hosts))
+    assert sorted(hostnames(compress_hostlist(hosts)) or []) == sorted(set(hosts))
 
 
 @pytest.mark.parametrize("text", ["a[1-2]b[3,5-6]c", "n[1]m,k", "[1-2]a", "n[2-1]", "n[]", "n[a]", "n[1-70000]"])
 def test_what_scontrol_refuses_is_refused(hostnames: Callable[[str], list[str] | None], text: str) -> None:
     assert hostnames(text) is None
     with pytest.raises(ValueError):
-        expand(text)
+        expand_hostlist(text)
 
 
 @pytest.mark.parametrize("text", ["n[1-65536]", "r[0-15]n[0-1023]", "a[1-20]b[01-20]c[1-20]"])
 def test_long_lists_are_expanded_as_scontrol_does(hostnames: Callable[[str], list[str] | None], text: str) -> None:
-    assert expand(text) == hostnames(text)
+    assert expand_hostlist(text) == hostnames(text)

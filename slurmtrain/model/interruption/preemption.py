@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from slurmtrain.model.hostlist import expand
+from slurmtrain.model.hostlist import expand_hostlist
 
 # Slurm's own values where a configuration does not say.
 KILL_WAIT_S = 30.0
@@ -172,7 +172,7 @@ def _mode(words: frozenset[str]) -> str:
 def _meet(one: str, other: str) -> bool:
     """Whether two lists of nodes have a node in common; lists that cannot be read may."""
     try:
-        first, second = set(expand(one)), set(expand(other))
+        first, second = set(expand_hostlist(one)), set(expand_hostlist(other))
     except ValueError:
         return True
     return bool(first & second) or not first or not second

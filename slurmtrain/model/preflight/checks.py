@@ -11,13 +11,13 @@ from dataclasses import fields
 from statistics import median_low
 from typing import Any
 
-from slurmtrain.model.preflight.finding import Finding, at_level
+from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.spec.spec import PreflightSpec, Spec
 
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.
-Verdict = tuple[str, str, Mapping[str, Any]]
-_Judge = Callable[[Mapping[int, Facts], Spec, Mapping[int, str]], Mapping[int, Verdict]]
+Judgement = tuple[str, str, Mapping[str, Any]]
+_Judge = Callable[[Mapping[int, Facts], Spec, Mapping[int, str]], Mapping[int, Judgement]]
 
 # Below this many nodes nobody can say which one is slow.
 _STRAGGLER_NODES = 3
@@ -38,7 +38,9 @@ _VERSIONS = {
 _NAMED = 3
 
 
-def judge(facts: Mapping[int, Mapping[str, Facts]], spec: Spec, hosts: Mapping[int, str]) -> dict[int, list[Finding]]:
+def judge_checks(
+    facts: Mapping[int, Mapping[str, Facts]], spec: Spec, hosts: Mapping[int, str]
+) -> dict[int, list[Finding]]:
     """What each node's facts, by check, amount to: findings in the order of the spec's sections, plug-ins last.
 
     Facts that say why there are none are treated alike for all checks: ``skip`` passes the check over, ``error`` is a
@@ -50,11 +52,11 @@ def judge(facts: Mapping[int, Mapping[str, Facts]], spec: Spec, hosts: Mapping[i
             continue
         known = {node: facts[node].get(check) for node in findings if check in _JUDGES or check in facts[node]}
         for node, verdict in _verdicts(check, known, spec, hosts).items():
-            findings[node].append(at_level(Finding(check, *verdict), level))
+            findings[node].append(apply_level(Finding(check, *verdict), level))
     return findings
 
 
-def blamed(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
+def blamed_nodes(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
     """The nodes that an attempt should go on without: those with a failure that is theirs.
 
     A failure whose evidence says ``ambiguous`` shows only that nodes differ. One that all of several nodes share, such
@@ -82,7 +84,7 @@ def _levels(facts: Mapping[int, Mapping[str, Facts]], spec: Spec) -> Iterator[tu
 
 def _verdicts(
     check: str, known: Mapping[int, Facts | None], spec: Spec, hosts: Mapping[int, str]
-) -> dict[int, Verdict]:
+) -> dict[int, Judgement]:
     """Verdicts of one check, for the nodes that have facts of it or should have."""
     verdicts = {node: verdict for node, facts in known.items() if (verdict := _without_facts(facts))}
     measured = {node: facts for node, facts in known.items() if facts is not None and node not in verdicts}
@@ -95,7 +97,7 @@ def _verdicts(
     return dict(sorted(verdicts.items()))
 
 
-def _without_facts(facts: Facts | None) -> Verdict | None:
+def _without_facts(facts: Facts | None) -> Judgement | None:
     if facts is None:
         return "warn", "it was not measured", {}
     if "skip" in facts:
@@ -107,7 +109,7 @@ def _without_facts(facts: Facts | None) -> Verdict | None:
     return None
 
 
-def _each(judge_one: Callable[[Facts, Spec], Verdict]) -> _Judge:
+def _each(judge_one: Callable[[Facts, Spec], Judgement]) -> _Judge:
     """The judge of a check that looks at each node by itself."""
     return lambda measured, spec, _: {node: judge_one(facts, spec) for node, facts in measured.items()}
 
@@ -115,13 +117,13 @@ def _each(judge_one: Callable[[Facts, Spec], Verdict]) -> _Judge:
 # --- checks that compare nodes ----------------------------------------------------------------------------------
 
 
-def _shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Verdict]:
+def _shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
     limit = min(spec.preflight.shared.timeout_s, spec.preflight.timeout_s)
     written = "write_ms" in measured.get(0, {})
     # Where nobody but the writer sees the file, it may as well be the writer that has another directory.
     someone = any("read_ms" in facts for node, facts in measured.items() if node != 0)
 
-    def one(node: int, facts: Facts) -> Verdict:
+    def one(node: int, facts: Facts) -> Judgement:
         if "refused" in facts:
             return "fail", f"cannot be written: {facts['refused']}", {"reason": facts["refused"]}
         if "read_ms" in facts:
@@ -135,7 +137,7 @@ def _shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str])
     return {node: one(node, facts) for node, facts in measured.items()}
 
 
-def _versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, str]) -> dict[int, Verdict]:
+def _versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
     """The minority is at fault; where no version has a majority, all nodes fail, and none is to blame alone."""
     odd: dict[int, list[str]] = {node: [] for node in measured}
     sure: set[int] = set()
@@ -168,13 +170,13 @@ def _names(nodes: Sequence[int], hosts: Mapping[int, str]) -> str:
     return ", ".join(hosts[node] for node in nodes[:_NAMED]) + more
 
 
-def _straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) -> dict[int, Verdict]:
+def _straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) -> dict[int, Judgement]:
     if not measured:
         return {}
     limit = spec.preflight.straggler.max_ratio
     median = median_low(facts["seconds"] for facts in measured.values())
 
-    def one(seconds: float) -> Verdict:
+    def one(seconds: float) -> Judgement:
         if len(measured) < _STRAGGLER_NODES:
             return "pass", f"{seconds * 1e3:.3g} ms", {"seconds": seconds}
         ratio = seconds / median
@@ -188,7 +190,7 @@ def _straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) 
 # --- checks of each node by itself ------------------------------------------------------------------------------
 
 
-def _gpu(facts: Facts, spec: Spec) -> Verdict:
+def _gpu(facts: Facts, spec: Spec) -> Judgement:
     failures = [*_count_failures(facts), *_memory_failures(facts, spec.preflight.gpu.max_used_mb)]
     warnings: list[str] = []
     for xid in facts["xids"] or ():
@@ -247,8 +249,8 @@ def _many(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _room(check: str) -> Callable[[Facts, Spec], Verdict]:
-    def one(facts: Facts, spec: Spec) -> Verdict:
+def _room(check: str) -> Callable[[Facts, Spec], Judgement]:
+    def one(facts: Facts, spec: Spec) -> Judgement:
         limit = getattr(spec.preflight, check).min_gb
         if facts.get("missing"):
             return "fail", f"there is no {facts['path']}", facts
@@ -272,7 +274,7 @@ def _gb(amount: float) -> str:
     return f"{amount / 1e9:.0f} GB" if amount >= 1e10 else f"{amount / 1e9:.3g} GB"
 
 
-def _limits(facts: Facts, spec: Spec) -> Verdict:
+def _limits(facts: Facts, spec: Spec) -> Judgement:
     files, memory = facts["nofile"], facts["memlock"]
     wanted, wanted_gb = spec.preflight.limits.min_nofile, spec.preflight.limits.min_memlock_gb
     said = [f"{'any number of' if files is None else files} open files"]
@@ -290,18 +292,18 @@ def _limits(facts: Facts, spec: Spec) -> Verdict:
     return "pass" if good else "fail", ", ".join(said), facts
 
 
-def _dns(facts: Facts, spec: Spec) -> Verdict:
+def _dns(facts: Facts, spec: Spec) -> Judgement:
     limit = spec.preflight.dns.max_ms
     address, slowest = max(facts.items(), key=lambda item: float(item[1]))
     said = f"{_ms(slowest)} for {address}"
     return ("fail", f"{said} (limit {limit:g} ms)", facts) if slowest > limit else ("pass", said, facts)
 
 
-def _environment(facts: Facts, _: Spec) -> Verdict:
+def _environment(facts: Facts, _: Spec) -> Judgement:
     return ("fail", "; ".join(facts["said"]), facts) if facts["said"] else ("pass", "nothing to say", facts)
 
 
-def _one_plugin(facts: Facts, _: Spec) -> Verdict:
+def _one_plugin(facts: Facts, _: Spec) -> Judgement:
     return facts["status"], facts["summary"], facts["evidence"]
 
 

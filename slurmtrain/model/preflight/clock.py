@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
 
-from slurmtrain.model.preflight.finding import Finding, at_level
+from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.spec.spec import ClockCheck
 
 # t1 sent by the node, t2 received by node 0, t3 answered by node 0, t4 back at the node; seconds since 1970, t1 and t4
@@ -24,7 +24,7 @@ ADVICE = "have its time service looked at, with chronyc tracking for one; slurmt
 
 
 @dataclass(frozen=True, slots=True)
-class Offset:
+class ClockOffset:
     """How far a node's clock is ahead of node 0's, and by how much that may be wrong, from so many usable samples."""
 
     offset_s: float
@@ -32,7 +32,7 @@ class Offset:
     samples: int
 
 
-def from_stamps(samples: Sequence[Stamps]) -> Offset:
+def offset_from_stamps(samples: Sequence[Stamps]) -> ClockOffset:
     """The offset by the sample with the least delay: its error is at most half of that delay (RFC 5905, section 8).
 
     Samples in which a clock ran backwards, or an answer came before it was asked for, are dropped: a clock was set
@@ -45,7 +45,7 @@ def from_stamps(samples: Sequence[Stamps]) -> Offset:
         raise ValueError(f"a clock was set during the measurement: none of its {len(samples)} samples is possible")
     best = min(usable, key=_delay)
     t1, t2, t3, t4 = best
-    return Offset(((t1 - t2) + (t4 - t3)) / 2, _delay(best) / 2, len(usable))
+    return ClockOffset(((t1 - t2) + (t4 - t3)) / 2, _delay(best) / 2, len(usable))
 
 
 def _delay(stamps: Stamps) -> float:
@@ -58,8 +58,8 @@ def _is_possible(stamps: Stamps) -> bool:
     return t1 <= t4 and t2 <= t3 and _delay(stamps) >= 0 and math.isfinite(_delay(stamps))
 
 
-def judge(
-    offsets: Mapping[int, Offset | None],
+def judge_clocks(
+    offsets: Mapping[int, ClockOffset | None],
     disciplines: Mapping[int, Mapping[str, Any]],
     limits: ClockCheck,
     hosts: Mapping[int, str],
@@ -73,11 +73,11 @@ def judge(
     """
     measured = {node: offset for node, offset in offsets.items() if offset is not None}
     if measured:
-        measured.setdefault(0, Offset(0.0, 0.0, 0))
+        measured.setdefault(0, ClockOffset(0.0, 0.0, 0))
     nodes = sorted({*offsets, *disciplines})
     names = {node: hosts.get(node, f"node {node}") for node in {*nodes, 0}}
     against = _Comparison(measured, _reference(measured, disciplines, limits), names, limits)
-    return {node: at_level(_finding(node, against, disciplines.get(node, {})), limits.level) for node in nodes}
+    return {node: apply_level(_finding(node, against, disciplines.get(node, {})), limits.level) for node in nodes}
 
 
 def _finding(node: int, against: _Comparison, facts: Mapping[str, Any]) -> Finding:
@@ -112,7 +112,7 @@ class _Span:
     high: float
 
     @classmethod
-    def of(cls, offset: Offset) -> _Span:
+    def of(cls, offset: ClockOffset) -> _Span:
         return cls(offset.offset_s - offset.bound_s, offset.offset_s + offset.bound_s)
 
     def against(self, other: _Span) -> _Span:
@@ -144,7 +144,7 @@ _NODE_0 = _Reference(_Span(0.0, 0.0), frozenset({0}))
 
 
 def _reference(
-    measured: Mapping[int, Offset], disciplines: Mapping[int, Mapping[str, Any]], limits: ClockCheck
+    measured: Mapping[int, ClockOffset], disciplines: Mapping[int, Mapping[str, Any]], limits: ClockCheck
 ) -> _Reference:
     if len(measured) < 2:
         return _NODE_0
@@ -159,7 +159,7 @@ def _reference(
     return next((found for found in within if found is not None and 0 not in found.nodes), _NODE_0)
 
 
-def _majority(measured: Mapping[int, Offset], limit_s: float) -> _Reference | None:
+def _majority(measured: Mapping[int, ClockOffset], limit_s: float) -> _Reference | None:
     """Those that agree with the median within a limit, if they are more than half of all.
 
     The median of the lower ends and that of the upper ends are the ends of the median.
@@ -177,7 +177,7 @@ def _majority(measured: Mapping[int, Offset], limit_s: float) -> _Reference | No
 class _Comparison:
     """The clocks that were measured, against the reference."""
 
-    measured: Mapping[int, Offset]
+    measured: Mapping[int, ClockOffset]
     reference: _Reference
     names: Mapping[int, str]
     limits: ClockCheck

@@ -42,7 +42,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Excluded:
+class ExcludedAddress:
     """An address that is none to train over, and why."""
 
     node: int
@@ -102,7 +102,7 @@ class NodeAddresses:
 
 
 @dataclass(frozen=True, slots=True)
-class Tried:
+class ProbedNetwork:
     """A network after its proof. ``rate``: bytes a second between neighbours, where it was measured."""
 
     network: Network
@@ -114,7 +114,9 @@ class Tried:
         return not self.problems
 
 
-def networks(places: Mapping[int, NodeAddresses], pinned: str | None) -> tuple[list[Network], list[Excluded]]:
+def candidate_networks(
+    places: Mapping[int, NodeAddresses], pinned: str | None
+) -> tuple[list[Network], list[ExcludedAddress]]:
     """The networks that these nodes may have in common, the most promising ones, and what was left out.
 
     ``pinned``: the interface that the spec names, on every node.
@@ -132,16 +134,16 @@ def networks(places: Mapping[int, NodeAddresses], pinned: str | None) -> tuple[l
             found.setdefault(key, Network(name, dict(sorted(members.items())), wanted))
     # How the nodes found node 0 is known to work: it is kept whatever it promises.
     known = _addresses(_by_route(places, usable))
-    kept = sorted(found.items(), key=lambda item: _order(Tried(item[1]), ()))
+    kept = sorted(found.items(), key=lambda item: _order(ProbedNetwork(item[1]), ()))
     return [one for index, (key, one) in enumerate(kept) if index < _PROVED or key == known], excluded
 
 
-def lacking(places: Mapping[int, NodeAddresses], pinned: str) -> list[int]:
+def nodes_without_interface(places: Mapping[int, NodeAddresses], pinned: str) -> list[int]:
     """Nodes without a usable address on the pinned interface."""
     return [node for node, place in places.items() if not any(c.interface == pinned for c in place.candidates)]
 
 
-def peers(node: int, nodes: int) -> list[int]:
+def probe_targets(node: int, nodes: int) -> list[int]:
     """Whom a node connects to. Every pair up to ALL_PAIRS nodes; then a ring, strides of powers of two, and node 0.
 
     With A in B's list, B is in A's, so that each connection is tried in both directions; only node 0, which everybody
@@ -154,7 +156,7 @@ def peers(node: int, nodes: int) -> list[int]:
     return sorted((near | {0}) - {node})
 
 
-def undecided(tried: Sequence[Tried]) -> list[int]:
+def networks_to_rate(tried: Sequence[ProbedNetwork]) -> list[int]:
     """Of which networks the rate has to be measured: those that nothing else tells apart."""
     proved = [index for index, one in enumerate(tried) if one.proved]
     speeds = [speed for index in proved if (speed := tried[index].network.speed_mbps) is not None]
@@ -164,7 +166,7 @@ def undecided(tried: Sequence[Tried]) -> list[int]:
     return sorted(first.values()) if len(first) > 1 else []
 
 
-def elect(tried: Sequence[Tried]) -> int | None:
+def elect(tried: Sequence[ProbedNetwork]) -> int | None:
     """The index of the best network: proved, then pinned, then fast, then by a stable name. None where none is proved.
 
     The speed is the kernel's word; where that does not tell, the measured rate does, then the MTU. IPv4 comes first.
@@ -173,11 +175,11 @@ def elect(tried: Sequence[Tried]) -> int | None:
     return min(proved, key=lambda index: _order(tried[index], tried), default=None)
 
 
-def better_but_unproved(tried: Sequence[Tried], elected: int) -> list[Tried]:
+def better_unproved_networks(tried: Sequence[ProbedNetwork], elected: int) -> list[ProbedNetwork]:
     """Networks that would have been faster than the elected one, or were asked for, had they been proved."""
     chosen = tried[elected].network
 
-    def better(one: Tried) -> bool:
+    def better(one: ProbedNetwork) -> bool:
         speed, ours = one.network.speed_mbps, chosen.speed_mbps
         faster = speed is not None and ours is not None and speed > ours
         same = one.network.interfaces == chosen.interfaces
@@ -209,7 +211,7 @@ def culprits(problems: Iterable[NetworkProblem], nodes: int) -> list[int]:
     return sorted(blamed) if certain and len(blamed) * 2 < nodes else []
 
 
-def natural(name: str) -> tuple[tuple[int, str], ...]:
+def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
     """A key that sorts eth2 before eth10."""
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)
 
@@ -239,7 +241,9 @@ def _choose(there: Mapping[int, Sequence[Candidate]], matches: Any) -> dict[int,
     for node, some in there.items():
         matching = [one for one in some if matches(one)]
         if matching:
-            chosen[node] = min(matching, key=lambda one: (-(one.speed_mbps or 0), -one.mtu, natural(one.interface)))
+            chosen[node] = min(
+                matching, key=lambda one: (-(one.speed_mbps or 0), -one.mtu, natural_sort_key(one.interface))
+            )
     return chosen
 
 
@@ -253,7 +257,7 @@ def _by_route(places: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence
     }  # fmt: skip
 
 
-def _shared_addresses(places: Mapping[int, NodeAddresses]) -> Iterator[Excluded]:
+def _shared_addresses(places: Mapping[int, NodeAddresses]) -> Iterator[ExcludedAddress]:
     """Addresses that several nodes have: bridges of containers, which lead nowhere."""
     owners: dict[str, list[int]] = {}
     for node, place in places.items():
@@ -264,26 +268,26 @@ def _shared_addresses(places: Mapping[int, NodeAddresses]) -> Iterator[Excluded]
             count = len(set(owners[one.address]))
             if count > 1:
                 why = f"{count} nodes have this address"
-                yield Excluded(node=node, interface=one.interface, address=one.address, why=why)
+                yield ExcludedAddress(node=node, interface=one.interface, address=one.address, why=why)
 
 
-def _order(one: Tried, tried: Sequence[Tried]) -> tuple[Any, ...]:
+def _order(one: ProbedNetwork, tried: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
     """Sorts the best network first, among others that were tried."""
     best_rate = max((other.rate or 0.0 for other in tried if other.proved), default=0.0)
     rate = one.rate if one.rate is not None else _rate_of_same(one, tried)
     fast = rate is None or rate * _EQUAL_RATE >= best_rate
     speed = one.network.speed_mbps
-    names = sorted(natural(name) for name in set(one.network.interfaces.values()))
+    names = sorted(natural_sort_key(name) for name in set(one.network.interfaces.values()))
     return (not one.network.pinned, -(speed if speed is not None else _best_speed(tried)), not fast,
             -one.network.mtu, one.network.family, names, one.network.name)  # fmt: skip
 
 
-def _rate_of_same(one: Tried, tried: Sequence[Tried]) -> float | None:
+def _rate_of_same(one: ProbedNetwork, tried: Sequence[ProbedNetwork]) -> float | None:
     """The rate of a network of the other family over the same interfaces."""
     same = (other.rate for other in tried if other.network.interfaces == one.network.interfaces)
     return next((rate for rate in same if rate is not None), None)
 
 
-def _best_speed(tried: Sequence[Tried]) -> int:
+def _best_speed(tried: Sequence[ProbedNetwork]) -> int:
     speeds = (one.network.speed_mbps for one in tried if one.proved)
     return max((speed for speed in speeds if speed is not None), default=0)

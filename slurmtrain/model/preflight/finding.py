@@ -25,12 +25,12 @@ class Finding:
         return {**plain, "evidence": dict(self.evidence)} if self.evidence else plain
 
 
-def at_level(finding: Finding, level: str) -> Finding:
+def apply_level(finding: Finding, level: str) -> Finding:
     """The finding, of which a failure is only a warning where the spec says ``warn``."""
     return replace(finding, status="warn") if finding.status == "fail" and level == "warn" else finding
 
 
-def worst(findings: Iterable[Finding]) -> str:
+def worst_status(findings: Iterable[Finding]) -> str:
     """The worst status among these; ``pass`` where there are none."""
     statuses = [finding.status for finding in findings]
     return max((s for s in statuses if s != "skip"), key=STATUSES.index, default="pass")

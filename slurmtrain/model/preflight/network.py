@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.preflight.election import (
-    Excluded,
+    ExcludedAddress,
     NetworkProblem,
     NodeAddresses,
-    Tried,
-    better_but_unproved,
+    ProbedNetwork,
+    better_unproved_networks,
     culprits,
-    lacking,
+    nodes_without_interface,
 )
-from slurmtrain.model.preflight.finding import Finding, at_level
+from slurmtrain.model.preflight.finding import Finding, apply_level
 
 _CHECK = "network"
 _NAMED = 4
@@ -22,8 +22,8 @@ _NAMED = 4
 Hosts = Mapping[int, str]
 
 
-def judge(
-    tried: Sequence[Tried],
+def judge_networks(
+    tried: Sequence[ProbedNetwork],
     elected: int | None,
     places: Mapping[int, NodeAddresses],
     *,
@@ -41,17 +41,17 @@ def judge(
     found = {}
     for node in places:
         if node in failed:
-            summary, evidence = failed[node]
-            found[node] = Finding(_CHECK, "fail", summary, evidence)
+            summary, election_record = failed[node]
+            found[node] = Finding(_CHECK, "fail", summary, election_record)
         elif node in warned:
             found[node] = Finding(_CHECK, "warn", f"{passed}; {warned[node]}")
         else:
             found[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others")
-    return {node: at_level(finding, level) for node, finding in found.items()}
+    return {node: apply_level(finding, level) for node, finding in found.items()}
 
 
-def evidence(
-    tried: Sequence[Tried], elected: int | None, excluded: Iterable[Excluded], hosts: Hosts, tests: int
+def election_record(
+    tried: Sequence[ProbedNetwork], elected: int | None, excluded: Iterable[ExcludedAddress], hosts: Hosts, tests: int
 ) -> dict[str, Any]:
     """The election as it is journaled: every network that was looked at, and why it was taken or not."""
     return {
@@ -67,7 +67,7 @@ def evidence(
                 "measured_mb_per_s": None if one.rate is None else round(one.rate / 1e6, 1),
                 "pinned": one.network.pinned,
                 "proved": one.proved,
-                "problems": [in_words(problem, hosts) for problem in one.problems],
+                "problems": [describe_problem(problem, hosts) for problem in one.problems],
             }
             for one in tried
         ],
@@ -80,18 +80,22 @@ def evidence(
     }
 
 
-def in_words(problem: NetworkProblem, hosts: Hosts) -> str:
+def describe_problem(problem: NetworkProblem, hosts: Hosts) -> str:
     """What one node could not do."""
     return f"{hosts[problem.source]} cannot reach {hosts[problem.target]}: {problem.why}"
 
 
 def _failures(
-    tried: Sequence[Tried], elected: int | None, places: Mapping[int, NodeAddresses], pinned: str | None, hosts: Hosts
+    tried: Sequence[ProbedNetwork],
+    elected: int | None,
+    places: Mapping[int, NodeAddresses],
+    pinned: str | None,
+    hosts: Hosts,
 ) -> dict[int, tuple[str, dict[str, Any]]]:
     """Summary and evidence for the nodes that fail."""
     if elected is not None and (pinned is None or tried[elected].network.pinned):
         return {}
-    without = lacking(places, pinned) if pinned is not None else []
+    without = nodes_without_interface(places, pinned) if pinned is not None else []
     if without:
         missing = f"{pinned} (network.interface) is not there, or down"
         return {node: (f"{missing}; {_has(places[node])}", {}) for node in without}
@@ -103,7 +107,7 @@ def _failures(
 
 
 def _apart(
-    tried: Sequence[Tried], places: Mapping[int, NodeAddresses], hosts: Hosts
+    tried: Sequence[ProbedNetwork], places: Mapping[int, NodeAddresses], hosts: Hosts
 ) -> dict[int, tuple[str, dict[str, Any]]]:
     """The nodes at fault, where none of these networks connects all."""
     everywhere = [set(culprits(one.problems, len(places))) for one in tried]
@@ -111,21 +115,21 @@ def _apart(
     if guilty:
         return {node: (_apart_in_words(node, tried[0], hosts), {}) for node in guilty}
     involved = {node for one in tried for problem in one.problems for node in (problem.source, problem.target)}
-    said = "; ".join(in_words(problem, hosts) for problem in tried[0].problems[:2])
+    said = "; ".join(describe_problem(problem, hosts) for problem in tried[0].problems[:2])
     return dict.fromkeys(sorted(involved), (said, {"ambiguous": True}))
 
 
-def _apart_in_words(node: int, one: Tried, hosts: Hosts) -> str:
+def _apart_in_words(node: int, one: ProbedNetwork, hosts: Hosts) -> str:
     theirs = [problem for problem in one.problems if node in (problem.source, problem.target)]
     others = sorted({other for problem in theirs for other in (problem.source, problem.target)} - {node})
     names = ", ".join(hosts[other] for other in others[:_NAMED]) + (" and others" if len(others) > _NAMED else "")
-    return f"apart from {names} on {one.network.name}: {in_words(theirs[0], hosts)}"
+    return f"apart from {names} on {one.network.name}: {describe_problem(theirs[0], hosts)}"
 
 
-def _warnings(tried: Sequence[Tried], elected: int, hosts: Hosts) -> dict[int, str]:
+def _warnings(tried: Sequence[ProbedNetwork], elected: int, hosts: Hosts) -> dict[int, str]:
     """What keeps a better network from being used, for the nodes that are at fault, or for all who are involved."""
     said: dict[int, str] = {}
-    for one in better_but_unproved(tried, elected):
+    for one in better_unproved_networks(tried, elected):
         nodes = len(one.network.members)
         involved = {node for problem in one.problems for node in (problem.source, problem.target)}
         for node in culprits(one.problems, nodes) or sorted(involved):
@@ -133,7 +137,7 @@ def _warnings(tried: Sequence[Tried], elected: int, hosts: Hosts) -> dict[int, s
     return said
 
 
-def _described(one: Tried) -> str:
+def _described(one: ProbedNetwork) -> str:
     names = sorted(set(one.network.interfaces.values()))
     speed = one.network.speed_mbps
     fast = f", {speed / 1000:g} Gbit/s" if speed else ""

@@ -15,11 +15,11 @@ from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.layout import attempt_of, node_of
 
 # A finding by run, directory of the attempt, and host.
-Name = tuple[str, str, str]
+FindingKey = tuple[str, str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """A node that failed the preflight of an attempt.
 
     ``attempt_key`` is the attempt's directory, ``attempt`` its number. ``checks`` are those that failed, ``reason``
@@ -36,11 +36,11 @@ class Entry:
     seen_at: float
 
     @property
-    def name(self) -> Name:
+    def name(self) -> FindingKey:
         return (self.run_id, self.attempt_key, self.host)
 
 
-def entries(run_id: str, events: Iterable[Event], numbers: Mapping[str, int]) -> list[Entry]:
+def ledger_entries(run_id: str, events: Iterable[Event], numbers: Mapping[str, int]) -> list[LedgerEntry]:
     """What the preflights of a run say against nodes; nothing where it did not run on Slurm.
 
     ``numbers``: of the attempts, by their directories.
@@ -57,7 +57,7 @@ def entries(run_id: str, events: Iterable[Event], numbers: Mapping[str, int]) ->
     ]
 
 
-def _of_attempt(run_id: str, key: str, number: int, events: Sequence[Event]) -> list[Entry]:
+def _of_attempt(run_id: str, key: str, number: int, events: Sequence[Event]) -> list[LedgerEntry]:
     hosts = {event.source: str(event.data["host"]) for event in events if event.kind == "agent"}
     told = {event.source: event for event in sorted(events, key=lambda e: e.order) if event.kind == "preflight"}
     silent = {str(host): event for event in events if event.kind == "requeue" for host in event.data.get("exclude", ())}
@@ -67,7 +67,7 @@ def _of_attempt(run_id: str, key: str, number: int, events: Sequence[Event]) -> 
         failed = [finding for finding in event.data.get("findings", ()) if finding.get("status") == "fail"]
         said = "; ".join(f"{finding.get('check')}: {finding.get('summary')}" for finding in failed)
         found.append(
-            Entry(
+            LedgerEntry(
                 host=host,
                 run_id=run_id,
                 attempt_key=key,
@@ -87,7 +87,7 @@ def _when(told: Sequence[Event]) -> float:
     return median_low(times)
 
 
-def forgiven(events: Iterable[Event]) -> frozenset[Name]:
+def forgiven_findings(events: Iterable[Event]) -> frozenset[FindingKey]:
     """The findings that people have forgiven."""
     return frozenset(
         (str(run_id), str(attempt_key), str(event.data.get("host")))
@@ -97,17 +97,19 @@ def forgiven(events: Iterable[Event]) -> frozenset[Name]:
     )
 
 
-def state(entry: Entry, pardons: frozenset[Name], now: float, expiry_s: float) -> str:
+def entry_state(entry: LedgerEntry, pardons: frozenset[FindingKey], now: float, expiry_s: float) -> str:
     """``forgiven``, ``expired`` or ``active``; ``now`` in seconds since 1970."""
     if entry.name in pardons:
         return "forgiven"
     return "expired" if now >= entry.seen_at + expiry_s else "active"
 
 
-def active(found: Iterable[Entry], pardons: frozenset[Name], now: float, expiry_s: float) -> dict[str, Entry]:
+def active_entries(
+    found: Iterable[LedgerEntry], pardons: frozenset[FindingKey], now: float, expiry_s: float
+) -> dict[str, LedgerEntry]:
     """By host, the newest finding of each node that is not to be used now; the newest one first."""
-    counting = [entry for entry in found if state(entry, pardons, now, expiry_s) == "active"]
-    newest: dict[str, Entry] = {}
+    counting = [entry for entry in found if entry_state(entry, pardons, now, expiry_s) == "active"]
+    newest: dict[str, LedgerEntry] = {}
     for entry in sorted(counting, key=lambda e: (-e.seen_at, e.name)):
         newest.setdefault(entry.host, entry)
     return newest

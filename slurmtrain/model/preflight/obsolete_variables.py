@@ -57,7 +57,7 @@ _OURS = {
 }
 
 
-def obsolete(environ: Mapping[str, str]) -> list[str]:
+def describe_obsolete(environ: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that is obsolete or does harm, with what to do instead and since when.
 
     What Google's scripts set for NCCL on their machines is passed over: it belongs to their plugins.
@@ -72,7 +72,7 @@ def obsolete(environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def undoing(environ: Mapping[str, str], set_by_us: Mapping[str, str]) -> list[str]:
+def describe_overruled(environ: Mapping[str, str], set_by_us: Mapping[str, str]) -> list[str]:
     """A sentence for each variable of a spec's ``env`` that is not what slurmtrain itself sets, as in ``set_by_us``."""
     found = []
     for name, advice in _OURS.items():

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.model.preflight import checks, clock, network
-from slurmtrain.model.preflight.clock import Offset
-from slurmtrain.model.preflight.election import NodeAddresses, Tried
-from slurmtrain.model.preflight.finding import Finding, at_level
+from slurmtrain.model.preflight.clock import ClockOffset
+from slurmtrain.model.preflight.election import NodeAddresses, ProbedNetwork
+from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.spec.spec import Spec
 
 _TOLD = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeReport:
+class PreflightReports:
     """What the nodes reported, by number. ``elected``: the index of the network, None where there is none.
 
     ``tried`` is None where no network is needed: one node, or all on one machine.
@@ -25,9 +25,9 @@ class NodeReport:
     hosts: Mapping[int, str]
     places: Mapping[int, NodeAddresses]
     facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
-    offsets: Mapping[int, Offset | None]
+    offsets: Mapping[int, ClockOffset | None]
     disciplines: Mapping[int, Mapping[str, Any]]
-    tried: Sequence[Tried] | None = None
+    tried: Sequence[ProbedNetwork] | None = None
     elected: int | None = None
 
 
@@ -53,7 +53,7 @@ class Verdict:
 
     @property
     def blamed(self) -> list[int]:
-        return sorted(checks.blamed(self.findings))
+        return sorted(checks.blamed_nodes(self.findings))
 
     def adding(self, more: Mapping[int, Finding]) -> Verdict:
         """The verdict with one finding more of some nodes."""
@@ -61,12 +61,12 @@ class Verdict:
         return Verdict(added, self.hosts)
 
 
-def judge(seen: NodeReport, spec: Spec) -> Verdict:
+def judge_nodes(seen: PreflightReports, spec: Spec) -> Verdict:
     """Every check's findings: the clock and the network first."""
     found: dict[int, list[Finding]] = {node: [] for node in seen.facts}
     preflight = spec.preflight
     if preflight.clock.level != "off":
-        for node, one in clock.judge(seen.offsets, seen.disciplines, preflight.clock, seen.hosts).items():
+        for node, one in clock.judge_clocks(seen.offsets, seen.disciplines, preflight.clock, seen.hosts).items():
             found[node].append(one)
     if seen.tried is None:
         for node in found:
@@ -74,15 +74,17 @@ def judge(seen: NodeReport, spec: Spec) -> Verdict:
     else:
         pinned = None if spec.network.interface == "auto" else spec.network.interface
         level = preflight.network.level
-        judged = network.judge(seen.tried, seen.elected, seen.places, pinned=pinned, level=level, hosts=seen.hosts)
+        judged = network.judge_networks(
+            seen.tried, seen.elected, seen.places, pinned=pinned, level=level, hosts=seen.hosts
+        )
         for node, one in judged.items():
             found[node].append(one)
-    for node, rest in checks.judge(seen.facts, spec, seen.hosts).items():
+    for node, rest in checks.judge_checks(seen.facts, spec, seen.hosts).items():
         found[node] += rest
     return Verdict(found, seen.hosts)
 
 
-def absent(nodes: Sequence[int], hosts: Mapping[int, str], why: str) -> Verdict:
+def absence_verdict(nodes: Sequence[int], hosts: Mapping[int, str], why: str) -> Verdict:
     """The verdict when some nodes have not done their part: nothing is known but that."""
     return Verdict({node: [Finding("agent", "fail", why)] if node in nodes else [] for node in hosts}, hosts)
 
@@ -101,4 +103,4 @@ def judge_bandwidth(facts: Mapping[int, Mapping[str, Any]], spec: Spec) -> dict[
         low = least is not None and bus < least
         summary += f" (limit {least:g} GB/s)" if low else ""
         found[node] = Finding("bandwidth", "fail" if low else "pass", summary, {**said, "ambiguous": True})
-    return {node: at_level(one, limits.level) for node, one in found.items()}
+    return {node: apply_level(one, limits.level) for node, one in found.items()}

@@ -7,8 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmtrain.errors import LaunchError, Refused, SlurmDown, UserError
-from slurmtrain.model.hostlist import expand
-from slurmtrain.model.preflight.node_ledger import Entry, Name, active, forgiven, state
+from slurmtrain.model.hostlist import expand_hostlist
+from slurmtrain.model.preflight.node_ledger import (
+    FindingKey,
+    LedgerEntry,
+    active_entries,
+    entry_state,
+    forgiven_findings,
+)
 from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.spec.plan import Plan
@@ -27,16 +33,16 @@ class Exclusions:
     notes: list[str] = field(default_factory=list)
 
 
-def listed(workspace: Workspace) -> list[tuple[Entry, str]]:
+def listed(workspace: Workspace) -> list[tuple[LedgerEntry, str]]:
     """Every entry with its state (``active``, ``expired``, ``forgiven``), the oldest first."""
     pardons, now = _pardons(workspace), time.time()
-    return [(entry, state(entry, pardons, now, expiry_s(workspace))) for entry in _found(workspace)]
+    return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _found(workspace)]
 
 
-def counting(workspace: Workspace) -> dict[str, Entry]:
+def counting(workspace: Workspace) -> dict[str, LedgerEntry]:
     """By host, the newest finding of each node that is not to be used now; the newest one first."""
     found = _found(workspace)
-    return active(found, _pardons(workspace), time.time(), expiry_s(workspace)) if found else {}
+    return active_entries(found, _pardons(workspace), time.time(), expiry_s(workspace)) if found else {}
 
 
 def expiry_s(workspace: Workspace) -> float:
@@ -51,7 +57,7 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
     """
     there = counting(workspace)
     try:
-        hosts = list(dict.fromkeys(host for name in names for host in expand(name)))
+        hosts = list(dict.fromkeys(host for name in names for host in expand_hostlist(name)))
     except ValueError as error:
         raise UserError(str(error)) from error
     unknown = [host for host in hosts if host not in there]
@@ -96,7 +102,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
     return Exclusions(tuple(choice.left_out), _notes(choice.left_out, against, choice.needed))
 
 
-def _notes(left_out: Iterable[str], against: Mapping[str, Entry], needed: Mapping[str, str]) -> list[str]:
+def _notes(left_out: Iterable[str], against: Mapping[str, LedgerEntry], needed: Mapping[str, str]) -> list[str]:
     told = [f"{host} ({_finding(against[host])})" for host in left_out if host in against]
     notes = [f"left out, because a preflight failed there: {', '.join(told)}; 'slurmtrain nodes' tells more"]
     kept = [
@@ -108,7 +114,7 @@ def _notes(left_out: Iterable[str], against: Mapping[str, Entry], needed: Mappin
     return [*(notes if told else []), *kept]
 
 
-def _finding(entry: Entry) -> str:
+def _finding(entry: LedgerEntry) -> str:
     return f"{entry.reason}, {_ago(time.time() - entry.seen_at)}"
 
 
@@ -119,13 +125,13 @@ def _ago(seconds: float) -> str:
     return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days ago"
 
 
-def _found(workspace: Workspace) -> list[Entry]:
+def _found(workspace: Workspace) -> list[LedgerEntry]:
     """All entries; none, and no registry made for it, where no command has needed one yet."""
     return workspace.store.ledger() if workspace.config.registry.exists() else []
 
 
-def _pardons(workspace: Workspace) -> frozenset[Name]:
-    return forgiven(_told(workspace))
+def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
+    return forgiven_findings(_told(workspace))
 
 
 def _told(workspace: Workspace) -> Iterable[Event]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.diagnosis.hang import RankState, culprits
-from slurmtrain.model.preflight.node_ledger import Entry
+from slurmtrain.model.preflight.node_ledger import LedgerEntry
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.progress import steps_per_second
@@ -239,7 +239,7 @@ def nodes_json(workspace: Workspace, *, everything: bool) -> list[dict[str, Any]
     return [_entry_json(entry, "active", expiry_s) for entry in node_ledger.counting(workspace).values()]
 
 
-def _entry_json(entry: Entry, state: str, expiry_s: float) -> dict[str, Any]:
+def _entry_json(entry: LedgerEntry, state: str, expiry_s: float) -> dict[str, Any]:
     return {
         "host": entry.host,
         "state": state,

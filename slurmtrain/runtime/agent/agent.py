@@ -253,9 +253,9 @@ class _Agent:
 
     def _train(self, nodes: int) -> AttemptOutcome:
         # Here, not above: these import torch, and a run may have to wait for its turn for hours.
-        from slurmtrain.runtime.preflight.entry import assemble
+        from slurmtrain.runtime.preflight.entry import run_preflight
 
-        checked = assemble(self._attempt, self._node, self._plan, self._journal, self._flag)
+        checked = run_preflight(self._attempt, self._node, self._plan, self._journal, self._flag)
         if isinstance(checked, ExitReport):
             return AttemptOutcome(checked, checked)
         index = self._node.index
@@ -288,7 +288,9 @@ class _Agent:
             resume_from=self._resume_from,
             committed=self._committed,
             history=self._history,
-            listen=lambda address, number: ports.listen(address, f"{self._node.job_id}/{number}", self._node.restart),
+            listen=lambda address, number: ports.listen_on_job_port(
+                address, f"{self._node.job_id}/{number}", self._node.restart
+            ),
             note_workers=self._note_workers,
         )
         outcome = Rounds(setting).run()

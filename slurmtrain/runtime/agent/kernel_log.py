@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_log
+from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_kernel_log
 
 _ROOT = Path("/")
 # "No limit" of version 1 is the largest number of whole pages (PAGE_COUNTER_MAX); no machine has as much as this.
@@ -108,7 +108,7 @@ def _records(log: Path) -> Iterator[tuple[int, str]]:
     """
     text = ""
     with suppress(OSError):
-        text = read_log(log)
+        text = read_kernel_log(log)
     for line in text.split("\n"):
         head = _RECORD.match(line)
         if head is not None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.hostlist import expand
+from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
@@ -104,7 +104,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Invitation:
+class CoordinatorEndpoints:
     """Where node 0 is, and what those who come must know. The secret is the attempt's own, and goes with it."""
 
     addresses: tuple[str, ...]
@@ -116,7 +116,7 @@ class Invitation:
         return {"addresses": list(self.addresses), "port": self.port, "secret": self.secret.hex()}
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Invitation:
+    def from_dict(cls, plain: Mapping[str, Any]) -> CoordinatorEndpoints:
         """Read what :meth:`to_dict` gave."""
         return cls(tuple(plain["addresses"]), int(plain["port"]), bytes.fromhex(plain["secret"]))
 
@@ -125,12 +125,14 @@ class Invitation:
         return {_HOME: " ".join([str(self.port), *self.addresses]), _HOME_SECRET: self.secret.hex()}
 
 
-def take_invitation() -> Invitation | None:
+def pop_coordinator_endpoints() -> CoordinatorEndpoints | None:
     """The invitation that the batch script exported, if it reached this task; no rank inherits it."""
     said, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
     try:
         port, *addresses = said.split()
-        return Invitation(tuple(addresses), int(port), bytes.fromhex(secret)) if addresses and secret else None
+        return (
+            CoordinatorEndpoints(tuple(addresses), int(port), bytes.fromhex(secret)) if addresses and secret else None
+        )
     except ValueError:
         return None
 
@@ -138,7 +140,7 @@ def take_invitation() -> Invitation | None:
 def expected_hosts(nodes: int) -> dict[int, str]:
     """The names of an attempt's nodes as Slurm has them, where it says so; for nodes that never speak themselves."""
     try:
-        hosts = expand(os.environ.get("SLURM_STEP_NODELIST", ""))
+        hosts = expand_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))
     except ValueError:
         hosts = []
     return dict(enumerate(hosts)) if len(hosts) == nodes else {}

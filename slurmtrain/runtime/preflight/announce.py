@@ -13,9 +13,9 @@ import shlex
 import sys
 from collections.abc import Iterator
 
-from slurmtrain.runtime.job.environment import BOOTSTRAP, Invitation, slurm_job_id
+from slurmtrain.runtime.job.environment import BOOTSTRAP, CoordinatorEndpoints, slurm_job_id
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.facts.interfaces import candidates
+from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.sockets import listen_on_first, source_towards
 
 # Reserved for documentation, so never on the local network: its route is the default route.
@@ -29,21 +29,21 @@ def main() -> None:
         sys.exit("this node has no network address that others could reach; they will look for a file")
     restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     port = _free_port(slurm_job_id(os.environ), restart)
-    invitation = Invitation(tuple(addresses), port, secrets.token_bytes(32))
+    invitation = CoordinatorEndpoints(tuple(addresses), port, secrets.token_bytes(32))
     for name, value in invitation.variables().items():
         print(f"export {name}={shlex.quote(value)}")
 
 
 def _addresses() -> Iterator[str]:
     """All addresses of this node, that of the default route first."""
-    found = [one.address for one in candidates(0)[0]]
+    found = [one.address for one in find_candidates(0)[0]]
     first = [source for family in (4, 6) if (source := source_towards(_ELSEWHERE[family])) in found]
     yield from dict.fromkeys([*first, *found])
 
 
 def _free_port(job_id: str, restart: int) -> int:
     """A port that nobody listens on now. Should it be taken before node 0's agent starts, that chooses another one."""
-    with listen_on_first(ports.choices(job_id, restart, salt=BOOTSTRAP)) as listener:
+    with listen_on_first(ports.job_ports(job_id, restart, salt=BOOTSTRAP)) as listener:
         return int(listener.getsockname()[1])
 
 

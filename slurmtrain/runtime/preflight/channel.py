@@ -23,14 +23,14 @@ _DIGEST = 32
 _LIMIT = 1 << 26
 _LENGTH = struct.Struct(">I")
 # How long a stranger may take over its first words; no less than one of ours may need where a node is busy.
-_GREETING_S = 30.0
+_HANDSHAKE_S = 30.0
 
 
-class Stranger(Exception):
+class AuthenticationError(Exception):
     """The other side does not know the secret of this attempt."""
 
 
-class Closed(Exception):
+class ChannelClosed(Exception):
     """The connection has ended; the message says how."""
 
 
@@ -64,22 +64,22 @@ class Channel:
             self.sent += 1
             await self._writer.drain()
         except OSError as error:
-            raise Closed(_words(error)) from error
+            raise ChannelClosed(_describe_error(error)) from error
 
     async def receive(self) -> Any:
         """The next message. Raises Closed, also for one that is not signed as it should be."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > _LIMIT:
-                raise Closed("it sent something that is no message")
+                raise ChannelClosed("it sent something that is no message")
             text = await self._reader.readexactly(length)
             signature = await self._reader.readexactly(_DIGEST)
         except asyncio.IncompleteReadError as error:
-            raise Closed("it closed the connection") from error
+            raise ChannelClosed("it closed the connection") from error
         except OSError as error:
-            raise Closed(_words(error)) from error
+            raise ChannelClosed(_describe_error(error)) from error
         if not hmac.compare_digest(signature, self._sign(self._theirs, self._received, text)):
-            raise Closed("it sent a message with a wrong signature")
+            raise ChannelClosed("it sent a message with a wrong signature")
         self._received += 1
         return json.loads(text)
 
@@ -92,25 +92,25 @@ class Channel:
         return hmac.digest(self._key, side + number.to_bytes(8, "big") + text, "sha256")
 
 
-async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> Channel:
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> Channel:
     """The serving side's part of getting to know each other. Raises Stranger; the connection is then closed."""
     mine = secrets.token_bytes(_NONCE)
     try:
-        async with asyncio.timeout(_GREETING_S):
+        async with asyncio.timeout(_HANDSHAKE_S):
             writer.write(_MAGIC + mine)
             theirs = await reader.readexactly(_NONCE)
             proof = await reader.readexactly(_DIGEST)
-            if not hmac.compare_digest(proof, _prove(secret, b"c", mine, theirs)):
-                raise Stranger("it does not know the secret of this attempt")
-            writer.write(_prove(secret, b"s", mine, theirs))
+            if not hmac.compare_digest(proof, _proof(secret, b"c", mine, theirs)):
+                raise AuthenticationError("it does not know the secret of this attempt")
+            writer.write(_proof(secret, b"s", mine, theirs))
             await writer.drain()
     except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-        _drop(writer)
-        raise Stranger("it did not say who it is") from error
-    except Stranger:
-        _drop(writer)
+        _abort(writer)
+        raise AuthenticationError("it did not say who it is") from error
+    except AuthenticationError:
+        _abort(writer)
         raise
-    return Channel(reader, writer, _prove(secret, b"k", mine, theirs), serving=True)
+    return Channel(reader, writer, _proof(secret, b"k", mine, theirs), serving=True)
 
 
 async def connect(address: str, port: int, secret: bytes, source: str | None = None) -> Channel:
@@ -129,26 +129,26 @@ async def connect(address: str, port: int, secret: bytes, source: str | None = N
     try:
         greeting = await reader.readexactly(len(_MAGIC) + _NONCE)
         if not greeting.startswith(_MAGIC):
-            raise Stranger("something else listens there")
+            raise AuthenticationError("something else listens there")
         theirs = greeting[len(_MAGIC) :]
-        writer.write(mine + _prove(secret, b"c", theirs, mine))
+        writer.write(mine + _proof(secret, b"c", theirs, mine))
         proof = await reader.readexactly(_DIGEST)
-        if not hmac.compare_digest(proof, _prove(secret, b"s", theirs, mine)):
-            raise Stranger("it does not know the secret of this attempt")
+        if not hmac.compare_digest(proof, _proof(secret, b"s", theirs, mine)):
+            raise AuthenticationError("it does not know the secret of this attempt")
     except asyncio.IncompleteReadError as error:
-        _drop(writer)
-        raise Stranger("it is none of this attempt's, or closed the connection") from error
+        _abort(writer)
+        raise AuthenticationError("it is none of this attempt's, or closed the connection") from error
     except BaseException:
-        _drop(writer)
+        _abort(writer)
         raise
-    return Channel(reader, writer, _prove(secret, b"k", theirs, mine), serving=False)
+    return Channel(reader, writer, _proof(secret, b"k", theirs, mine), serving=False)
 
 
-def _prove(secret: bytes, side: bytes, served: bytes, connected: bytes) -> bytes:
+def _proof(secret: bytes, side: bytes, served: bytes, connected: bytes) -> bytes:
     return hmac.digest(secret, side + served + connected, "sha256")
 
 
-def _drop(writer: asyncio.StreamWriter) -> None:
+def _abort(writer: asyncio.StreamWriter) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         writer.transport.abort()
 
@@ -159,5 +159,5 @@ def _address(writer: asyncio.StreamWriter, which: str) -> str:
     return name.removeprefix("::ffff:").partition("%")[0]
 
 
-def _words(error: OSError) -> str:
+def _describe_error(error: OSError) -> str:
     return error.strerror or str(error) or type(error).__name__

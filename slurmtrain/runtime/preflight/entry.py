@@ -12,17 +12,17 @@ from typing import Any
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, take_invitation
+from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, pop_coordinator_endpoints
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.discovery import doors, open_house
+from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
+from slurmtrain.runtime.preflight.coordinator import coordinate
+from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
 from slurmtrain.runtime.preflight.facts import clock, measure
-from slurmtrain.runtime.preflight.facts.allreduce import all_reduce
-from slurmtrain.runtime.preflight.facts.interfaces import candidates
+from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
+from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.facts.measure import NodeContext
-from slurmtrain.runtime.preflight.leader import host
-from slurmtrain.runtime.preflight.meeting import Late, Left
-from slurmtrain.runtime.preflight.participant import LOOPBACK, Party, PreflightOutcome, attend
+from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, PreflightOutcome, participate
 from slurmtrain.system.interpreter import importing
 from slurmtrain.system.journal import Journal
 
@@ -35,7 +35,7 @@ class _Stopped(Exception):
     """A signal came before the nodes were done."""
 
 
-def assemble(
+def run_preflight(
     attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag
 ) -> PreflightOutcome | ExitReport:
     """Meet the other nodes, check this one, and hear whether to train.
@@ -43,44 +43,44 @@ def assemble(
     Returns an Ending where the nodes never came to a verdict. Raises LaunchError where node 0 cannot be found.
     """
     began = time.monotonic()
-    here = _Machine(attempt, node, plan, flag)
+    here = _LocalNode(attempt, node, plan, flag)
     try:
         outcome = asyncio.run(_unless_stopped(here.take_part(), flag))
     except _Stopped:
         return _stopped(flag.name or "", time.time())
-    except Left as left:
+    except PeerLost as left:
         return _left(left, here.name_of(left.node), flag)
-    except Late:
+    except ResponseTimeout:
         return ExitReport(
             cause="node_fail", reason="node 0 never came to a verdict", failed_at=time.time(), cascade=True
         )
     finally:
         here.tidy_up()
-    _note(journal, node, outcome, here.party.host, time.monotonic() - began)
+    _journal_outcome(journal, node, outcome, here.party.host, time.monotonic() - began)
     return outcome
 
 
-class _Machine:
+class _LocalNode:
     """This machine, as the preflight needs it."""
 
     def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, flag: StopFlag) -> None:
         self._attempt = attempt
         self._node = node
         self._plan = plan
-        self._invited = take_invitation()
+        self._invited = pop_coordinator_endpoints()
         self._here: NodeContext | None = None
         nodes = node.count
         pinned = plan.spec.network.interface
-        self.party = Party(
+        self.party = Participant(
             node=node.index,
             nodes=nodes,
             host=node.name(nodes),
             spec=plan.spec,
-            candidates=lambda: candidates(node.index, None if pinned == "auto" else pinned),
+            candidates=lambda: find_candidates(node.index, None if pinned == "auto" else pinned),
             measure=self._measure,
-            discipline=clock.discipline,
+            discipline=clock.read_discipline,
             warm_up=_import_torch,
-            listen=lambda address: ports.listen(address, node.job_id, node.restart),
+            listen=lambda address: ports.listen_on_job_port(address, node.job_id, node.restart),
             bandwidth=self._bandwidth,
             together=node.executor == "local",
             expected_hosts=expected_hosts(nodes) if node.executor == "slurm" else {},
@@ -90,13 +90,15 @@ class _Machine:
     def take_part(self) -> Coroutine[Any, Any, PreflightOutcome]:
         """The conversation with the other nodes."""
         if self._node.index != 0:
-            return attend(self.party, doors(self._attempt, self._invited))
+            return participate(self.party, watch_endpoints(self._attempt, self._invited))
         if self.party.nodes == 1:
-            return host(self.party, self._invited.secret if self._invited else b"", None)
-        found = [LOOPBACK] if self.party.together else candidates(0)[0]
+            return coordinate(self.party, self._invited.secret if self._invited else b"", None)
+        found = [LOOPBACK] if self.party.together else find_candidates(0)[0]
         addresses = [one.address for one in found]
-        listener, secret = open_house(self._attempt, self._node.job_id, self._node.restart, self._invited, addresses)
-        return host(self.party, secret, listener)
+        listener, secret = listen_for_participants(
+            self._attempt, self._node.job_id, self._node.restart, self._invited, addresses
+        )
+        return coordinate(self.party, secret, listener)
 
     def name_of(self, node: int) -> str:
         """What another node is called here."""
@@ -106,7 +108,7 @@ class _Machine:
         """Remove what was written for the checks."""
         if self._here is not None:
             with contextlib.suppress(OSError):
-                measure.forget_shared(self._here)
+                measure.remove_shared_file(self._here)
 
     def _measure(self, addresses: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
         self._here = NodeContext(
@@ -123,7 +125,7 @@ class _Machine:
         return measure.measure_all(self._here)
 
     def _bandwidth(self, address: str, port: int, interface: str) -> Mapping[str, Any]:
-        return all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
+        return measure_all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
 
 
 async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: StopFlag) -> PreflightOutcome:
@@ -138,7 +140,7 @@ async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: Sto
     return task.result()
 
 
-def _left(left: Left, name: str, flag: StopFlag) -> ExitReport:
+def _left(left: PeerLost, name: str, flag: StopFlag) -> ExitReport:
     """Another node is gone: stopped, as this one may be in a moment, or dead."""
     deadline = time.monotonic() + _SIGNAL_SKEW_S
     while flag.raised is None and time.monotonic() < deadline:
@@ -154,7 +156,7 @@ def _stopped(signal: str, at: float | None) -> ExitReport:
     return ExitReport(cause="preempted", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
 
 
-def _note(journal: Journal, node: Node, outcome: PreflightOutcome, name: str, seconds: float) -> None:
+def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, name: str, seconds: float) -> None:
     if outcome.election is not None:
         journal.write("election", **outcome.election)
     if outcome.clock:

@@ -1,6 +1,6 @@
 """Preflight: all nodes of an attempt meet, measure, prove their networks, and hear from node 0 whether to go on.
 
-Node 0's part is in :mod:`slurmtrain.runtime.preflight.leader`; here is what every node does, and what the others do.
+Node 0 has a part of its own beside it: :mod:`slurmtrain.runtime.preflight.coordinator`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from slurmtrain.model.preflight.clock import from_stamps
-from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, Excluded, Network, peers
-from slurmtrain.model.preflight.finding import Finding, worst
+from slurmtrain.model.preflight.clock import offset_from_stamps
+from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAddress, Network, probe_targets
+from slurmtrain.model.preflight.finding import Finding, worst_status
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.preflight.background import in_background
-from slurmtrain.runtime.preflight.meeting import Door, Guest, find
-from slurmtrain.runtime.preflight.probe import Prover
+from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
+from slurmtrain.runtime.preflight.probe import Prober
 
 # Until all nodes have come: their tasks may start minutes apart where Python lies on a busy filesystem.
 JOIN_S = 300.0
@@ -39,7 +39,7 @@ LOOPBACK = Candidate(interface="lo", address="127.0.0.1", prefix=8)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Party:
+class Participant:
     """What one agent brings to the meeting.
 
     ``candidates``, ``measure`` and ``discipline`` look at this machine; ``warm_up`` does what has to be done anyway
@@ -54,7 +54,7 @@ class Party:
     nodes: int
     host: str
     spec: Spec
-    candidates: Callable[[], tuple[Sequence[Candidate], Sequence[Excluded]]]
+    candidates: Callable[[], tuple[Sequence[Candidate], Sequence[ExcludedAddress]]]
     measure: Callable[[Sequence[str], str], Mapping[str, Mapping[str, Any]]]
     discipline: Callable[[], Mapping[str, Any]]
     warm_up: Callable[[], None]
@@ -95,45 +95,47 @@ class PreflightOutcome:
 
     @property
     def status(self) -> str:
-        return worst(self.findings)
+        return worst_status(self.findings)
 
 
-async def attend(party: Party, doors: Callable[[], Sequence[Door]]) -> PreflightOutcome:
+async def participate(party: Participant, doors: Callable[[], Sequence[Endpoint]]) -> PreflightOutcome:
     """The part of every node but node 0.
 
     Raises Left when node 0 is gone, Late when it says nothing, LaunchError when it cannot be found.
     """
     warming = asyncio.create_task(in_background(party.warm_up))
-    guest, secret = await find(doors, party.node, party.join_s, party.now)
-    prover = Prover(party.node, secret, bind_source=party.bind_source)
+    guest, secret = await connect_to_coordinator(doors, party.node, party.join_s, party.now)
+    prover = Prober(party.node, secret, bind_source=party.bind_source)
     try:
         await warming
-        await guest.report("join", await introduce(party, prover, guest.via))
-        task = Task((), {}, "")
+        await guest.report("join", await make_join_report(party, prover, guest.via))
+        task = ProbeTask((), {}, "")
         while True:
             words = await guest.hear("next", _PATIENCE_S)
             if words["do"] == "end":
-                return replace(outcome(words), sent=guest.sent, tests=prover.made)
+                return replace(read_outcome(words), sent=guest.sent, tests=prover.made)
             if words["do"] == "work":
-                task = Task.from_dict(words["task"])
-            await guest.report(words["do"], await _do(party, guest, prover, task, words))
+                task = ProbeTask.from_dict(words["task"])
+            await guest.report(words["do"], await _execute(party, guest, prover, task, words))
     finally:
         await prover.close()
         await guest.close(party.stopped())
 
 
-async def _do(party: Party, guest: Guest, prover: Prover, task: Task, words: Mapping[str, Any]) -> Any:
+async def _execute(
+    party: Participant, guest: CoordinatorConnection, prover: Prober, task: ProbeTask, words: Mapping[str, Any]
+) -> Any:
     """What node 0 asks for."""
     if words["do"] == "work":
         # The clock first: measuring keeps this machine busy, and delays are what makes an offset uncertain.
         clock = await _compare_clocks(party, guest)
-        return {**await work(party, prover, task), "clock": clock}
+        return {**await measure_and_probe(party, prover, task), "clock": clock}
     if words["do"] == "rate":
         return await measure_rates(party, prover, task, words["networks"])
     return await in_background(party.bandwidth, words["address"], words["port"], words["interface"])
 
 
-def outcome(words: Mapping[str, Any]) -> PreflightOutcome:
+def read_outcome(words: Mapping[str, Any]) -> PreflightOutcome:
     """What node 0's last words mean for a node."""
     return PreflightOutcome(
         findings=[Finding(**{"evidence": {}, **one}) for one in words["findings"]],
@@ -146,7 +148,7 @@ def outcome(words: Mapping[str, Any]) -> PreflightOutcome:
     )
 
 
-async def introduce(party: Party, prover: Prover, via: tuple[str, str] | None) -> dict[str, Any]:
+async def make_join_report(party: Participant, prover: Prober, via: tuple[str, str] | None) -> dict[str, Any]:
     """What a node says of itself when it comes. ``via``: the addresses of this node and of node 0 by which it came."""
     candidates, excluded = ([], []) if not party.needs_network else await in_background(party.candidates)
     return {
@@ -160,7 +162,7 @@ async def introduce(party: Party, prover: Prover, via: tuple[str, str] | None) -
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class ProbeTask:
     """What a node is to prove: networks in which it knows itself and those it is to try, and where they answer."""
 
     networks: Sequence[Network]
@@ -172,7 +174,7 @@ class Task:
         members = [{node: asdict(member) for node, member in one.members.items()} for one in self.networks]
         told = {}
         for node in range(nodes):
-            wanted = [node, *peers(node, nodes)] if self.networks else []
+            wanted = [node, *probe_targets(node, nodes)] if self.networks else []
             told[node] = {
                 "networks": [
                     [one.name, {n: theirs[n] for n in wanted}]
@@ -184,7 +186,7 @@ class Task:
         return told
 
     @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> Task:
+    def from_dict(cls, plain: Mapping[str, Any]) -> ProbeTask:
         """Read what :meth:`to_dict` gave; JSON has made text of the nodes' numbers."""
         networks = [
             Network(name, {int(node): Candidate(**one) for node, one in members.items()})
@@ -193,7 +195,7 @@ class Task:
         return cls(networks, {int(node): port for node, port in plain["ports"].items()}, plain["token"])
 
 
-async def work(party: Party, prover: Prover, task: Task) -> dict[str, Any]:
+async def measure_and_probe(party: Participant, prover: Prober, task: ProbeTask) -> dict[str, Any]:
     """Measure this machine and prove the networks, at the same time."""
     own = [one.members[party.node].address for one in task.networks]
     measuring = in_background(party.measure, own, task.token)
@@ -207,26 +209,28 @@ async def work(party: Party, prover: Prover, task: Task) -> dict[str, Any]:
     }
 
 
-async def measure_rates(party: Party, prover: Prover, task: Task, which: Sequence[int]) -> list[float | None]:
+async def measure_rates(
+    party: Participant, prover: Prober, task: ProbeTask, which: Sequence[int]
+) -> list[float | None]:
     """Bytes a second to the next node, over some of the networks, one after the other."""
     target = (party.node + 1) % party.nodes
     return [await prover.rate(task.networks[index], task.ports[target], target, RATE_S) for index in which]
 
 
-async def _prove(party: Party, prover: Prover, task: Task) -> list[list[Any]]:
+async def _prove(party: Participant, prover: Prober, task: ProbeTask) -> list[list[Any]]:
     limits = party.spec.preflight.network
     if limits.level == "off":
         return [[] for _ in task.networks]
-    targets = peers(party.node, party.nodes)
+    targets = probe_targets(party.node, party.nodes)
     timeout_s = limits.timeout_s + _ANSWERING_S * party.nodes
     return list(await asyncio.gather(*(prover.prove(one, task.ports, targets, timeout_s) for one in task.networks)))
 
 
-async def _compare_clocks(party: Party, guest: Guest) -> dict[str, Any] | None:
+async def _compare_clocks(party: Participant, guest: CoordinatorConnection) -> dict[str, Any] | None:
     """This node's clock beside node 0's; None where it could not be compared."""
     count = _EXCHANGES if party.nodes <= ALL_PAIRS else _EXCHANGES_OF_MANY
     stamps = [await guest.ask_clock(_ANSWER_S) for _ in range(count)]
     try:
-        return asdict(from_stamps(stamps))
+        return asdict(offset_from_stamps(stamps))
     except ValueError:
         return None

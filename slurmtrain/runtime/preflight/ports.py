@@ -39,7 +39,7 @@ _OTHERS = {
 }
 
 
-def pool(range_text: str, reserved_text: str) -> list[range]:
+def usable_ports(range_text: str, reserved_text: str) -> list[range]:
     """The ports that may be used, ascending; empty where the ephemeral range takes them all.
 
     The texts are those of ``ip_local_port_range`` and ``ip_local_reserved_ports`` (ip(7)); what cannot be read of the
@@ -50,7 +50,7 @@ def pool(range_text: str, reserved_text: str) -> list[range]:
     return preferred if sum(map(len, preferred)) >= _ENOUGH else _without(range(_LOWEST, _END), taken)
 
 
-def choices(job_id: str, restart: int, salt: str = "", ranges: Sequence[range] | None = None) -> Iterator[int]:
+def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range] | None = None) -> Iterator[int]:
     """Every port that a start of a job may use, the one to try first first; the same on each call.
 
     ``job_id`` includes the array task. The next restart begins elsewhere, at a port that this one tries late or never.
@@ -66,14 +66,14 @@ def choices(job_id: str, restart: int, salt: str = "", ranges: Sequence[range] |
         yield mine[(begin + number) % len(mine)]
 
 
-def listen(address: str, job_id: str, restart: int) -> socket.socket:
+def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket:
     """A socket that listens on this numeric address, at the first of the job's ports that is free.
 
     It is bound for good: nobody can take the port until it is closed. Raises LaunchError where the address is not this
     machine's, or none of the first 50 ports is free.
     """
     tried, reason = [], "no port is outside the ephemeral range and the reserved ones"
-    for port in islice(choices(job_id, restart), _TRIES):
+    for port in islice(job_ports(job_id, restart), _TRIES):
         try:
             # Sets SO_REUSEADDR: an old connection in TIME_WAIT is harmless, a live listener still refuses.
             return sockets.listen(address, port)
@@ -91,7 +91,7 @@ def listen(address: str, job_id: str, restart: int) -> socket.socket:
 def _of_this_machine() -> list[range]:
     """The pool of this machine. Where the ephemeral range is everything, ports of it: a bound one stays bound."""
     ephemeral, reserved = _read("ip_local_port_range"), _read("ip_local_reserved_ports")
-    return pool(ephemeral, reserved) or pool("0 0", reserved)
+    return usable_ports(ephemeral, reserved) or usable_ports("0 0", reserved)
 
 
 def _read(name: str) -> str:

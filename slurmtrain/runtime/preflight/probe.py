@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurmtrain.model.preflight.election import Network, NetworkProblem
-from slurmtrain.runtime.preflight.channel import Channel, Closed, Stranger, connect, greet
+from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight.sockets import BACKLOG, listen, listen_anywhere, source_towards
 
 _AT_ONCE = 64
@@ -22,7 +22,7 @@ RATE_BYTES = 2 << 20
 _CHUNK = 1 << 16
 
 
-class Prover:
+class Prober:
     """Answers the probes of other nodes, and makes this node's own."""
 
     def __init__(self, node: int, secret: bytes, *, bind_source: bool = False) -> None:
@@ -62,7 +62,7 @@ class Prover:
                     await channel.send({"from": self._node, "pad": ""})
                     await channel.receive()
                     return RATE_BYTES / (time.perf_counter() - began)
-        except (OSError, Stranger, Closed):  # a TimeoutError is an OSError
+        except (OSError, AuthenticationError, ChannelClosed):  # a TimeoutError is an OSError
             return None
 
     async def close(self) -> None:
@@ -94,9 +94,9 @@ class Prover:
         except TimeoutError:
             got = "connects, but loses larger packets" if channel is not None else "does not answer"
             return f"{address} {got} within {timeout_s:g} s"
-        except Stranger as error:
+        except AuthenticationError as error:
             return f"at {address} {error}"
-        except (Closed, OSError) as error:
+        except (ChannelClosed, OSError) as error:
             return f"{address}: {getattr(error, 'strerror', None) or error}"
         finally:
             if channel is not None:
@@ -112,8 +112,8 @@ class Prover:
         assert task is not None
         self._serving.add(task)
         try:
-            await self._serve(await greet(reader, writer, self._secret))
-        except (Stranger, Closed):
+            await self._serve(await accept(reader, writer, self._secret))
+        except (AuthenticationError, ChannelClosed):
             pass  # a stranger is no business of ours, and a node that has left is missed by whoever gathers
         except asyncio.CancelledError:
             writer.close()

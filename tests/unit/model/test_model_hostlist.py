@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurmtrain.model.hostlist import LIMIT, compress, expand
+from slurmtrain.model.hostlist import LIMIT, compress_hostlist, expand_hostlist
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[0-9]{0,4}", fullmatch=True)
 
@@ -29,11 +29,11 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,6}[0-9]{0,4}", fullmatch=Tr
     ],
 )
 def test_a_list_is_expanded_in_its_own_order_with_its_own_padding(text: str, hosts: list[str]) -> None:
-    assert expand(text) == hosts
+    assert expand_hostlist(text) == hosts
 
 
 def test_of_three_brackets_the_last_varies_fastest_and_then_the_first() -> None:
-    assert expand("a[1-2]b[3-4]c[5-6]") == [
+    assert expand_hostlist("a[1-2]b[3-4]c[5-6]") == [
         "a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6",
     ]  # fmt: skip
 
@@ -61,7 +61,7 @@ def test_of_three_brackets_the_last_varies_fastest_and_then_the_first() -> None:
 )
 def test_what_is_no_list_is_refused_with_what_is_wrong_in_it(text: str, said: str) -> None:
     with pytest.raises(ValueError) as raised:
-        expand(text)
+        expand_hostlist(text)
     assert said in str(raised.value)
 
 
@@ -77,11 +77,11 @@ def test_what_is_no_list_is_refused_with_what_is_wrong_in_it(text: str, said: st
 )
 def test_a_list_of_too_many_nodes_is_refused_before_it_is_built(text: str) -> None:
     with pytest.raises(ValueError, match="names more than 65536 nodes"):
-        expand(text)
+        expand_hostlist(text)
 
 
 def test_the_longest_list_is_expanded() -> None:
-    assert len(expand(f"n[1-{LIMIT}]")) == LIMIT
+    assert len(expand_hostlist(f"n[1-{LIMIT}]")) == LIMIT
 
 
 @pytest.mark.parametrize(
@@ -100,26 +100,26 @@ def test_the_longest_list_is_expanded() -> None:
     ],
 )
 def test_nodes_are_compressed_to_ranges_of_their_trailing_numbers(hosts: list[str], text: str) -> None:
-    assert compress(hosts) == text
+    assert compress_hostlist(hosts) == text
 
 
 @pytest.mark.parametrize("host", ["", "a,b", "n[1]", "-n", "a b", "a\n", "n1;"])
 def test_what_cannot_be_a_nodes_name_is_not_put_into_a_list(host: str) -> None:
     with pytest.raises(ValueError, match="cannot be a node's name"):
-        compress(["n1", host])
+        compress_hostlist(["n1", host])
 
 
 @given(st.lists(NAMES))
 @example(["n9", "n09", "n10", "n010", "n", "n00", "n0"])
 @example(["n" + "9" * 19, "n1" + "0" * 19, "n" + "0" * 25])
 def test_what_was_compressed_expands_to_the_same_nodes(hosts: list[str]) -> None:
-    expanded = expand(compress(hosts))
+    expanded = expand_hostlist(compress_hostlist(hosts))
     assert sorted(expanded) == sorted(set(hosts))
 
 
 @given(st.sets(st.integers(0, 300)), st.integers(1, 4))
 def test_neighbours_share_a_range(numbers: set[int], width: int) -> None:
-    text = compress(f"n{number:0{width}}" for number in numbers)
+    text = compress_hostlist(f"n{number:0{width}}" for number in numbers)
     beginnings = sum(number - 1 not in numbers for number in numbers)
     assert sum(bool(part) for part in text.split(",")) == beginnings
 
@@ -127,7 +127,7 @@ def test_neighbours_share_a_range(numbers: set[int], width: int) -> None:
 @given(st.text())
 def test_any_text_gives_names_or_a_refusal(text: str) -> None:
     try:
-        hosts = expand(text)
+        hosts = expand_hostlist(text)
     except ValueError:
         return
     assert all(hosts)

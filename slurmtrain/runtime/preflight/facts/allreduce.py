@@ -24,7 +24,7 @@ _TIMEOUT_S = 100.0
 _POLL_S = 0.05
 
 
-def all_reduce(spec: Spec, node: int, nodes: int, address: str, port: int, interface: str) -> dict[str, Any]:
+def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: int, interface: str) -> dict[str, Any]:
     """This node's ranks of an all-reduce of all ``nodes``; what it measured, or ``skip`` or ``error`` with why not.
 
     ``algbw_gb_s`` is the size over the time; ``busbw_gb_s`` is that times 2 (n - 1) / n, which the slowest link has

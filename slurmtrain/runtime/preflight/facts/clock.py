@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-Answer = dict[str, Any]
+Discipline = dict[str, Any]
 
 # adjtimex(2): what it returns for a clock that is not synchronised.
 _TIME_ERROR = 5
@@ -23,7 +23,7 @@ _SYSTEM_PATHS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 _CHRONY_FIELDS = 14
 
 
-def discipline(timeout_s: float = 2.0) -> Answer:
+def read_discipline(timeout_s: float = 2.0) -> Discipline:
     """What keeps this node's clock, by whoever knows: the kernel, chrony, systemd's timedated, ntpd.
 
     Returns ``disciplined`` (None: nobody knows), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``said`` (a
@@ -42,7 +42,7 @@ def discipline(timeout_s: float = 2.0) -> Answer:
     return conclude(kernel, denied)
 
 
-def conclude(kernel: Answer | None, denied: Answer | None) -> Answer:
+def conclude(kernel: Discipline | None, denied: Discipline | None) -> Discipline:
     """The answer where neither the kernel nor any service calls the clock synchronised, but one service denies it.
 
     A kernel that is in doubt gives a bound of the error that somebody has set since the clock last was: chronyd without
@@ -55,7 +55,7 @@ def conclude(kernel: Answer | None, denied: Answer | None) -> Answer:
     return {**kernel, "disciplined": True} if kernel["disciplined"] is None else kernel
 
 
-def _answer(disciplined: bool | None, source: str, said: str, bound_ms: float | None = None) -> Answer:
+def _answer(disciplined: bool | None, source: str, said: str, bound_ms: float | None = None) -> Discipline:
     return {"disciplined": disciplined, "source": source, "said": said, "bound_ms": bound_ms}
 
 
@@ -78,7 +78,7 @@ class Timex(ctypes.Structure):
     )
 
 
-def ask_kernel() -> Answer | None:
+def ask_kernel() -> Discipline | None:
     """What the kernel says; None where it may not be asked, as in some containers, or is not 64-bit Linux."""
     try:
         adjtimex = ctypes.CDLL(None).adjtimex
@@ -91,7 +91,7 @@ def ask_kernel() -> Answer | None:
     return read_kernel(state, said.maxerror)
 
 
-def read_kernel(state: int, maxerror_us: int) -> Answer | None:
+def read_kernel(state: int, maxerror_us: int) -> Discipline | None:
     """What adjtimex(2) returned, and its bound of the error in microseconds; -1 says nothing.
 
     ``disciplined`` is None where flag and bound contradict each other.
@@ -110,7 +110,7 @@ def read_kernel(state: int, maxerror_us: int) -> Answer | None:
 # --- services ---------------------------------------------------------------------------------------------------
 
 
-def read_chrony(text: str) -> Answer | None:
+def read_chrony(text: str) -> Discipline | None:
     """The answer of ``chronyc -c tracking``, fourteen fields with commas between them, in seconds (chronyc(1)).
 
     The error is at most the correction that is left, the root dispersion and half of the root delay.
@@ -129,7 +129,7 @@ def read_chrony(text: str) -> Answer | None:
     return _answer(True, "chrony", f"{_at_most(bound_ms)}, chrony follows {fields[1] or fields[0]}", bound_ms)
 
 
-def read_timedatectl(text: str) -> Answer | None:
+def read_timedatectl(text: str) -> Discipline | None:
     """The answer of ``timedatectl show -p NTPSynchronized --value``: yes or no."""
     said = text.strip()
     if said not in ("yes", "no"):
@@ -137,7 +137,7 @@ def read_timedatectl(text: str) -> Answer | None:
     return _answer(said == "yes", "timesyncd", f"{'' if said == 'yes' else 'not '}synchronised, by timedatectl")
 
 
-def read_ntpq(text: str) -> Answer | None:
+def read_ntpq(text: str) -> Discipline | None:
     """The answer of ``ntpq -c rv``: names and values, in milliseconds (ntpq(8)).
 
     Leap indicator 3 (11 in binary) and stratum 16 mean a clock that is not synchronised (RFC 5905, section 7.3).
@@ -158,7 +158,7 @@ def read_ntpq(text: str) -> Answer | None:
 
 
 # chronyc and ntpq without -n look up the names of servers, which may take seconds.
-_SERVICES: tuple[tuple[tuple[str, ...], Callable[[str], Answer | None]], ...] = (
+_SERVICES: tuple[tuple[tuple[str, ...], Callable[[str], Discipline | None]], ...] = (
     (("chronyc", "-n", "-c", "tracking"), read_chrony),
     (("timedatectl", "show", "-p", "NTPSynchronized", "--value"), read_timedatectl),
     (("ntpq", "-n", "-c", "rv"), read_ntpq),

@@ -51,7 +51,7 @@ def driver_version(nvml: Any | None) -> str | None:
         return None
 
 
-def look(asked: int, environ: Mapping[str, str], limit_s: float, nvml: Any | None) -> Facts:
+def inspect_gpus(asked: int, environ: Mapping[str, str], limit_s: float, nvml: Any | None) -> Facts:
     """Facts of the GPUs that ``environ`` lets this job see, of which it asked for so many.
 
     ``nvml`` is the module, or None. The product is given ``limit_s`` seconds, and comes last: while it runs, GPU memory
@@ -70,7 +70,7 @@ def look(asked: int, environ: Mapping[str, str], limit_s: float, nvml: Any | Non
 # --- NVML -------------------------------------------------------------------------------------------------------
 
 
-def visible(value: str | None, count: int) -> list[int | str]:
+def visible_devices(value: str | None, count: int) -> list[int | str]:
     """Which of ``count`` GPUs CUDA_VISIBLE_DEVICES leaves to see, in its order: indices, or UUIDs as written.
 
     Like CUDA it stops at the first entry that names no GPU, and shows none at all where one is named twice. Source:
@@ -97,7 +97,7 @@ def _by_nvml(nvml: Any | None, value: str | None) -> Facts:
         return {"nvml": "nvidia-ml-py is not installed", **nothing}
     try:
         with _session(nvml):
-            entries = visible(value, nvml.nvmlDeviceGetCount())
+            entries = visible_devices(value, nvml.nvmlDeviceGetCount())
             gpus = [gpu for entry in entries if (gpu := _gpu(nvml, entry)) is not None]
     except nvml.NVMLError as error:
         return {"nvml": f"NVML: {error}", **nothing}
@@ -193,12 +193,12 @@ def _bus(text: str) -> tuple[int, ...] | str:
 def _kernel_log(path: Path, buses: set[str]) -> Facts:
     """``xids`` since the machine started, as far back as the log goes; None with a reason in ``kernel_log``."""
     try:
-        return {"xids": find_xids(read_log(path), buses), "kernel_log": None}
+        return {"xids": find_xids(read_kernel_log(path), buses), "kernel_log": None}
     except OSError as error:
         return {"xids": None, "kernel_log": (error.strerror or str(error)).lower()}
 
 
-def read_log(path: Path) -> str:
+def read_kernel_log(path: Path) -> str:
     """All of /dev/kmsg, which gives a record at each read. Source: dev-kmsg of the kernel's ABI documentation."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     records = []
@@ -232,16 +232,16 @@ def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
         output, errors = child.communicate(timeout=limit_s)
         ending = f"exit code {child.returncode}" if child.returncode >= 0 else f"signal {-child.returncode}"
         said = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        return read_gemm(output.decode(errors="replace"), f"{ending}: {said}" if said else ending)
+        return parse_gemm_output(output.decode(errors="replace"), f"{ending}: {said}" if said else ending)
     except subprocess.TimeoutExpired as late:
-        return read_gemm((late.output or b"").decode(errors="replace"), f"no answer within {limit_s:g} s")
+        return parse_gemm_output((late.output or b"").decode(errors="replace"), f"no answer within {limit_s:g} s")
     finally:
         child.kill()
         with suppress(subprocess.TimeoutExpired):
             child.wait(_REAP_S)
 
 
-def read_gemm(output: str, ending: str) -> Facts:
+def parse_gemm_output(output: str, ending: str) -> Facts:
     """What the program printed; ``ending`` is said of GPUs that have no line, and of all where none has."""
     lines = [line for text in output.splitlines() if (line := _json(text)) is not None]
     head = next((line for line in lines if "count" in line), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from slurmtrain.model.preflight.election import Candidate, Excluded, natural
+from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, natural_sort_key
 
 # Bridges and tunnels of containers and virtual machines.
 _VIRTUAL = re.compile(r"(docker|br-|veth|virbr|cni|flannel|cali|tun|tap|podman|lxc|lxd|kube|wg|vnet|nerdctl)")
@@ -22,20 +22,20 @@ _IF_INET6 = Path("/proc/net/if_inet6")
 _UNFIT = 0x01 | 0x08 | 0x20 | 0x40
 
 
-def candidates(node: int, pinned: str | None = None) -> tuple[list[Candidate], list[Excluded]]:
+def find_candidates(node: int, pinned: str | None = None) -> tuple[list[Candidate], list[ExcludedAddress]]:
     """What this machine has, the most stable names first, and what of it was left out.
 
     ``pinned``: an interface that counts whatever it is, as long as it is up.
     """
     found, left_out = [], []
-    for interface in sorted(psutil.net_if_addrs(), key=natural):
+    for interface in sorted(psutil.net_if_addrs(), key=natural_sort_key):
         for address, prefix in _addresses(interface):
             why = _unfit(interface, address, interface == pinned)
             if why is None:
                 found.append(_candidate(interface, address, prefix))
             # Every interface has one of its own that nobody would expect to be used.
             elif interface != "lo" and not ipaddress.ip_address(address).is_link_local:
-                left_out.append(Excluded(node=node, interface=interface, address=address, why=why))
+                left_out.append(ExcludedAddress(node=node, interface=interface, address=address, why=why))
     return found, left_out
 
 

@@ -48,7 +48,7 @@ def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> 
     return least
 
 
-def on_one_core() -> float:
+def multiply_on_one_core() -> float:
     """Seconds of a small float32 product on one core. The number of threads that torch uses is left as it was."""
     import torch
 

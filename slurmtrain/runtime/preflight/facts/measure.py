@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.preflight.obsolete_variables import obsolete, undoing
+from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, describe_overruled
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import PreflightSpec
@@ -30,7 +30,7 @@ from slurmtrain.system.files import reason_of, write_atomically
 from slurmtrain.version import __version__
 
 Facts = dict[str, Any]
-Measure = Callable[[], Facts | None]
+Measurement = Callable[[], Facts | None]
 
 # Checks that have a time of their own: a look-up that takes longer than it may has failed already.
 _LIMITS: dict[str, Callable[[PreflightSpec], float]] = {
@@ -72,7 +72,7 @@ def measure_all(here: NodeContext) -> dict[str, Facts]:
     ``{"error": text}`` where it could not be made, ``{"timeout": seconds}`` where it did not end in time.
     """
     preflight = here.plan.spec.preflight
-    race = _Race()
+    race = _ParallelMeasurements()
     for check, measure in _measures(here).items():
         if getattr(preflight, check).level != "off":
             limit_s = min(_LIMITS[check](preflight), preflight.timeout_s) if check in _LIMITS else preflight.timeout_s
@@ -81,7 +81,7 @@ def measure_all(here: NodeContext) -> dict[str, Facts]:
     return race.facts()
 
 
-class _Race:
+class _ParallelMeasurements:
     """Measures side by side, each in a thread that may be left behind.
 
     Not a pool of concurrent.futures: its threads are joined when the interpreter exits, and one that hangs never ends.
@@ -93,13 +93,13 @@ class _Race:
         self._limits: dict[str, float] = {}
         self._facts: dict[str, Facts | None] = {}
 
-    def start(self, name: str, measure: Measure, limit_s: float) -> None:
+    def start(self, name: str, measure: Measurement, limit_s: float) -> None:
         """Begin a measure, which may take until ``limit_s`` seconds after the race began. None stands for no facts."""
         with self._changed:
             self._limits[name] = limit_s
         threading.Thread(target=self._run, args=(name, measure), name=f"preflight-{name}", daemon=True).start()
 
-    def _run(self, name: str, measure: Measure) -> None:
+    def _run(self, name: str, measure: Measurement) -> None:
         try:
             facts = measure()
         except BaseException as error:  # noqa: BLE001 (whatever a plug-in raises, SystemExit too)
@@ -120,7 +120,7 @@ class _Race:
         return {name: facts for name, facts in known.items() if facts is not None}
 
 
-class _Once:
+class _CachedMeasurement:
     """A measure whose facts several checks use; it is made when the first of them asks."""
 
     def __init__(self, measure: Callable[[], Facts]) -> None:
@@ -135,10 +135,10 @@ class _Once:
             return self._facts
 
 
-def _measures(here: NodeContext) -> dict[str, Measure]:
+def _measures(here: NodeContext) -> dict[str, Measurement]:
     preflight, asked = here.plan.spec.preflight, here.plan.spec.resources.gpus_per_node
     nvml = gpus.load_nvml() if asked else None
-    look = _Once(lambda: gpus.look(asked, here.environ, _PRODUCT * preflight.timeout_s, nvml))
+    look = _CachedMeasurement(lambda: gpus.inspect_gpus(asked, here.environ, _PRODUCT * preflight.timeout_s, nvml))
     return {
         "shared": partial(_shared, here),
         "versions": lambda: _versions(nvml),
@@ -149,14 +149,16 @@ def _measures(here: NodeContext) -> dict[str, Measure]:
         "limits": _limits,
         "dns": lambda: _dns(here.addresses),
         "straggler": partial(_straggler, here, look if asked else None),
-        "environment": lambda: {"said": [*obsolete(here.environ), *undoing(here.plan.spec.env, {})]},
+        "environment": lambda: {
+            "said": [*describe_obsolete(here.environ), *describe_overruled(here.plan.spec.env, {})]
+        },
     }
 
 
 # --- the shared directory ---------------------------------------------------------------------------------------
 
 
-def forget_shared(here: NodeContext) -> None:
+def remove_shared_file(here: NodeContext) -> None:
     """Remove what node 0 wrote for the others to see. To be called once all nodes have measured."""
     with suppress(OSError):
         _file_of(here, "shared").unlink(missing_ok=True)
@@ -286,14 +288,14 @@ def _dns(addresses: Sequence[str]) -> Facts:
     return took
 
 
-def _straggler(here: NodeContext, look: _Once | None) -> Facts:
+def _straggler(here: NodeContext, look: _CachedMeasurement | None) -> Facts:
     """``seconds`` of a matrix product: of the slowest GPU where there are GPUs, else of one CPU core."""
     if here.nodes == 1:
         return {"skip": "there is one node only"}
     if here.executor == "local":
         return {"skip": "the nodes of a local run are one machine"}
     if look is None:
-        return {"seconds": matmul.on_one_core()}
+        return {"seconds": matmul.multiply_on_one_core()}
     looked = look()
     times = [gpu["ms"] for gpu in looked.get("gemm", {}).get("gpus", ()) if "ms" in gpu]
     return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU has multiplied"}
@@ -302,11 +304,13 @@ def _straggler(here: NodeContext, look: _Once | None) -> Facts:
 # --- plug-ins ---------------------------------------------------------------------------------------------------
 
 
-def _start_plugins(here: NodeContext, race: _Race) -> Facts | None:
+def _start_plugins(here: NodeContext, race: _ParallelMeasurements) -> Facts | None:
     """Let the plug-ins take part in the race, each as a check of its own."""
     spec = here.plan.spec
     limit_s = spec.preflight.timeout_s
-    found, facts, clashes = plugins.find(spec.preflight.plugins, {field.name for field in fields(PreflightSpec)})
+    found, facts, clashes = plugins.find_plugins(
+        spec.preflight.plugins, {field.name for field in fields(PreflightSpec)}
+    )
     node = plugins.CheckedNode(
         index=here.node,
         nodes=here.nodes,
@@ -317,7 +321,7 @@ def _start_plugins(here: NodeContext, race: _Race) -> Facts | None:
         gpus_per_node=spec.resources.gpus_per_node,
     )
     for name, point in found.items():
-        race.start(name, partial(plugins.measure, point, node), limit_s)
+        race.start(name, partial(plugins.run_plugin, point, node), limit_s)
     for name, said in facts.items():
         race.start(name, lambda said=said: said, limit_s)  # type: ignore[misc]
     return {"error": clashes} if clashes else None

@@ -35,7 +35,7 @@ class CheckedNode:
     gpus_per_node: int
 
 
-def find(
+def find_plugins(
     levels: Mapping[str, str], taken: Collection[str]
 ) -> tuple[dict[str, EntryPoint], dict[str, dict[str, Any]], str]:
     """The plug-ins of this node that are not off, by name; facts of those that cannot be made; and what else is wrong.
@@ -63,7 +63,7 @@ def find(
     return found, facts, "; ".join(clashes)
 
 
-def measure(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
+def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
     """Load a plug-in and ask it: ``status``, ``summary`` and ``evidence``. Raises what it raises.
 
     Raises TypeError or ValueError where it returns something else.

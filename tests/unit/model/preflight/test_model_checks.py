@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed, judge
+from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.spec import spec as schema
 from slurmtrain.model.spec.fields import Levelled, default_of
@@ -75,7 +75,7 @@ def spec_with(**sections: Any) -> Spec:
 
 def found(check: str, facts: Mapping[int, Mapping[str, Any]], spec: Spec | None = None) -> dict[int, Finding]:
     """The finding of one check on each node, all else being well."""
-    findings = judge({node: {**GOOD, check: its} for node, its in facts.items()}, spec or Spec(), HOSTS)
+    findings = judge_checks({node: {**GOOD, check: its} for node, its in facts.items()}, spec or Spec(), HOSTS)
     return {node: next(one for one in its if one.check == check) for node, its in findings.items()}
 
 
@@ -88,7 +88,7 @@ def one(check: str, facts: Mapping[str, Any], spec: Spec | None = None) -> Findi
 
 
 def test_a_good_node_passes_every_check_in_the_order_of_the_spec() -> None:
-    findings = judge({0: {**GOOD, "shared": {"write_ms": 3.0, "read_ms": 4.0}}}, Spec(), HOSTS)
+    findings = judge_checks({0: {**GOOD, "shared": {"write_ms": 3.0, "read_ms": 4.0}}}, Spec(), HOSTS)
     assert [(finding.check, finding.status) for finding in findings[0]] == [(check, "pass") for check in OWN]
 
 
@@ -126,12 +126,12 @@ def test_a_check_that_only_warns_makes_a_failure_a_warning(check: str) -> None:
 
 @pytest.mark.parametrize("check", OWN)
 def test_a_check_that_is_off_says_nothing(check: str) -> None:
-    findings = judge({0: {**GOOD, check: {"timeout": 1.0}}}, spec_with(**{check: {"level": "off"}}), HOSTS)
+    findings = judge_checks({0: {**GOOD, check: {"timeout": 1.0}}}, spec_with(**{check: {"level": "off"}}), HOSTS)
     assert [finding.check for finding in findings[0]] == [name for name in OWN if name != check]
 
 
 def test_a_check_that_a_node_did_not_make_is_told() -> None:
-    findings = judge({0: GOOD, 1: {k: v for k, v in GOOD.items() if k != "disk"}}, Spec(), HOSTS)
+    findings = judge_checks({0: GOOD, 1: {k: v for k, v in GOOD.items() if k != "disk"}}, Spec(), HOSTS)
     disk = next(finding for finding in findings[1] if finding.check == "disk")
     assert (disk.status, disk.summary) == ("warn", "it was not measured")
 
@@ -165,13 +165,13 @@ _JSON = st.recursive(
     )
 )
 def test_whatever_facts_say_there_is_a_finding_of_every_check(facts: dict[int, Any]) -> None:
-    findings = judge(facts, Spec(), HOSTS)
+    findings = judge_checks(facts, Spec(), HOSTS)
     assert all([finding.check for finding in its] == OWN for its in findings.values())
     assert findings.keys() == facts.keys()
 
 
 def test_findings_can_be_written_as_json() -> None:
-    findings = judge(dict.fromkeys(range(3), GOOD), Spec(), HOSTS)
+    findings = judge_checks(dict.fromkeys(range(3), GOOD), Spec(), HOSTS)
     for finding in (finding for its in findings.values() for finding in its):
         assert json.loads(json.dumps(finding.to_dict()))["check"] == finding.check
 
@@ -194,13 +194,13 @@ def test_a_node_that_does_not_see_what_another_sees_is_to_blame() -> None:
     findings = found("shared", {0: WROTE, 1: READ, 2: UNSEEN})
     assert findings[2].status == "fail"
     assert findings[2].summary == "what node0 wrote was not seen within 10 s"
-    assert blamed({node: [finding] for node, finding in findings.items()}) == {2}
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {2}
 
 
 def test_where_nobody_sees_what_node_0_wrote_nobody_is_to_blame() -> None:
     findings = found("shared", {0: WROTE, 1: UNSEEN, 2: UNSEEN})
     assert [finding.status for finding in findings.values()] == ["pass", "fail", "fail"]
-    assert blamed({node: [finding] for node, finding in findings.items()}) == set()
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == set()
 
 
 @pytest.mark.parametrize("of_node_0", [{"refused": "no space left on the device"}, {"timeout": 10.0}, {"error": "no"}])
@@ -213,12 +213,12 @@ def test_where_node_0_wrote_nothing_the_others_are_not_judged(of_node_0: dict[st
 def test_a_node_that_cannot_write_is_to_blame() -> None:
     findings = found("shared", {0: WROTE, 1: {"refused": "permission denied"}})
     assert (findings[1].status, findings[1].summary) == ("fail", "cannot be written: permission denied")
-    assert blamed({node: [finding] for node, finding in findings.items()}) == {1}
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {1}
 
 
 def test_node_0_that_does_not_see_its_own_file_is_to_blame() -> None:
     findings = found("shared", {0: {"write_ms": 1.0, "unseen": True}, 1: UNSEEN})
-    assert blamed({node: [finding] for node, finding in findings.items()}) == {0}
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {0}
 
 
 # --- versions ---------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_the_minority_is_at_fault_and_told_what_the_others_have() -> None:
     findings = found("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}, 2: VERSIONS, 3: VERSIONS})
     assert [finding.status for finding in findings.values()] == ["pass", "fail", "pass", "pass"]
     assert findings[1].summary == "torch 2.12.0, but 2.13.0 on node0, node2, node3"
-    assert blamed({node: [finding] for node, finding in findings.items()}) == {1}
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {1}
 
 
 def test_what_only_one_node_lacks_is_a_difference_too() -> None:
@@ -252,7 +252,7 @@ def test_without_a_majority_all_nodes_fail_and_none_is_to_blame(others: list[str
     facts = {0: VERSIONS} | {node: {**VERSIONS, "torch": torch} for node, torch in enumerate(others, 1)}
     findings = found("versions", facts)
     assert {finding.status for finding in findings.values()} == {"fail"}
-    assert blamed({node: [finding] for node, finding in findings.items()}) == set()
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == set()
 
 
 def test_two_nodes_that_differ_are_told_of_each_other() -> None:
@@ -270,7 +270,7 @@ def test_a_node_in_a_minority_is_to_blame_although_something_else_is_undecided()
     }
     findings = found("versions", facts)
     assert {finding.status for finding in findings.values()} == {"fail"}
-    assert blamed({node: [finding] for node, finding in findings.items()}) == {3}
+    assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {3}
 
 
 def test_a_node_without_versions_has_no_say_in_them() -> None:
@@ -479,7 +479,7 @@ SAID = {"status": "fail", "summary": "no licence left", "evidence": {"left": 0}}
 
 
 def test_a_plug_in_speaks_for_itself_after_the_checks_of_the_spec() -> None:
-    findings = judge({0: {"licence": SAID, **GOOD}}, Spec(), HOSTS)
+    findings = judge_checks({0: {"licence": SAID, **GOOD}}, Spec(), HOSTS)
     assert findings[0][-1] == Finding("licence", "fail", "no licence left", {"left": 0})
 
 
@@ -489,12 +489,12 @@ def test_a_plug_in_has_the_level_that_the_spec_gives_it(level: str, status: str)
 
 
 def test_a_plug_in_that_is_off_says_nothing() -> None:
-    findings = judge({0: {**GOOD, "licence": SAID}}, spec_with(plugins={"licence": "off"}), HOSTS)
+    findings = judge_checks({0: {**GOOD, "licence": SAID}}, spec_with(plugins={"licence": "off"}), HOSTS)
     assert [finding.check for finding in findings[0]] == OWN
 
 
 def test_a_plug_in_that_only_some_nodes_have_is_judged_on_those() -> None:
-    findings = judge({0: GOOD, 1: {**GOOD, "licence": SAID}}, Spec(), HOSTS)
+    findings = judge_checks({0: GOOD, 1: {**GOOD, "licence": SAID}}, Spec(), HOSTS)
     assert [len(its) for its in findings.values()] == [len(OWN), len(OWN) + 1]
 
 
@@ -506,32 +506,32 @@ def failed(check: str, **evidence: Any) -> Finding:
 
 
 def test_a_node_that_failed_alone_is_to_blame() -> None:
-    assert blamed({0: [], 1: [failed("disk")], 2: []}) == {1}
+    assert blamed_nodes({0: [], 1: [failed("disk")], 2: []}) == {1}
 
 
 @pytest.mark.parametrize("status", ["skip", "pass", "warn"])
 def test_nothing_but_a_failure_is_to_blame(status: str) -> None:
-    assert blamed({0: [Finding("disk", status, "")], 1: []}) == set()
+    assert blamed_nodes({0: [Finding("disk", status, "")], 1: []}) == set()
 
 
 def test_what_all_nodes_share_is_no_nodes_fault() -> None:
-    assert blamed({0: [failed("disk")], 1: [failed("disk")]}) == set()
+    assert blamed_nodes({0: [failed("disk")], 1: [failed("disk")]}) == set()
 
 
 def test_a_node_that_fails_more_than_the_others_do_is_to_blame_for_that() -> None:
-    assert blamed({0: [failed("disk")], 1: [failed("disk"), failed("gpu")]}) == {1}
+    assert blamed_nodes({0: [failed("disk")], 1: [failed("disk"), failed("gpu")]}) == {1}
 
 
 def test_nodes_may_each_be_to_blame_for_something_of_their_own() -> None:
-    assert blamed({0: [failed("tmp")], 1: [failed("gpu")]}) == {0, 1}
+    assert blamed_nodes({0: [failed("tmp")], 1: [failed("gpu")]}) == {0, 1}
 
 
 def test_a_node_that_is_alone_is_to_blame_for_its_failure() -> None:
-    assert blamed({0: [failed("disk")]}) == {0}
+    assert blamed_nodes({0: [failed("disk")]}) == {0}
 
 
 def test_an_ambiguous_failure_is_nobodys() -> None:
-    assert blamed({0: [failed("versions", ambiguous=True)], 1: []}) == set()
+    assert blamed_nodes({0: [failed("versions", ambiguous=True)], 1: []}) == set()
 
 
 @settings(deadline=None)
@@ -539,7 +539,7 @@ def test_an_ambiguous_failure_is_nobodys() -> None:
 def test_of_one_check_alone_some_node_is_always_left(failures: dict[int, list[str]]) -> None:
     for check in ("disk", "gpu"):
         only = {node: [failed(one) for one in its if one == check] for node, its in failures.items()}
-        assert blamed(only) < failures.keys()
+        assert blamed_nodes(only) < failures.keys()
 
 
 # --- the page ---------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.clock import ADVICE, Offset, from_stamps, judge
+from slurmtrain.model.preflight.clock import ADVICE, ClockOffset, judge_clocks, offset_from_stamps
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.spec.spec import ClockCheck
 
@@ -26,12 +26,12 @@ def judged(
     limits: ClockCheck = LIMITS,
 ) -> list[Finding]:
     """Findings of nodes of which node 0 is the first and these are the others, with 0.2 ms for a bound."""
-    measured: dict[int, Offset | None] = {0: Offset(0.0, 0.0, 0)}
+    measured: dict[int, ClockOffset | None] = {0: ClockOffset(0.0, 0.0, 0)}
     for node, offset in enumerate(offsets, 1):
         both = offset if isinstance(offset, tuple) else (offset, 0.0002)
-        measured[node] = None if offset is None else Offset(both[0], both[1], 32)
+        measured[node] = None if offset is None else ClockOffset(both[0], both[1], 32)
     facts = dict.fromkeys(measured, KEPT) | (disciplines or {})
-    found = judge(measured, facts, limits, {node: f"node{node}" for node in measured})
+    found = judge_clocks(measured, facts, limits, {node: f"node{node}" for node in measured})
     assert list(found) == list(measured)
     return list(found.values())
 
@@ -49,20 +49,20 @@ def exchange(ahead: float, there: float, answering: float, back: float, at: floa
 
 
 def test_a_node_whose_clock_is_ahead_has_a_positive_offset() -> None:
-    found = from_stamps([(1005.0, 1000.1, 1000.2, 1005.3)])
+    found = offset_from_stamps([(1005.0, 1000.1, 1000.2, 1005.3)])
     assert found.offset_s == pytest.approx(5.0)
     assert found.bound_s == pytest.approx(0.1)
     assert found.samples == 1
 
 
 def test_a_node_whose_clock_is_behind_has_a_negative_offset() -> None:
-    assert from_stamps([(995.0, 1000.1, 1000.2, 995.3)]).offset_s == pytest.approx(-5.0)
+    assert offset_from_stamps([(995.0, 1000.1, 1000.2, 995.3)]).offset_s == pytest.approx(-5.0)
 
 
 def test_the_sample_with_the_least_delay_decides() -> None:
     slow, quick = exchange(3.0, 0.5, 0.0, 0.1), exchange(3.0, 0.001, 0.2, 0.001)
     for samples in ([slow, quick], [quick, slow]):
-        found = from_stamps(samples)
+        found = offset_from_stamps(samples)
         assert found.offset_s == pytest.approx(3.0)
         assert found.bound_s == pytest.approx(0.001)
         assert found.samples == 2
@@ -74,7 +74,7 @@ def test_the_sample_with_the_least_delay_decides() -> None:
 )
 def test_the_true_offset_is_within_the_bound(ahead: float, ways: list[tuple[float, float, float]]) -> None:
     samples = [exchange(ahead, there, answering + 1e-6, back + 1e-6, 1.8e9) for there, answering, back in ways]
-    found = from_stamps(samples)
+    found = offset_from_stamps(samples)
     # Seconds since 1970 are exact to a quarter of a microsecond in a float.
     assert abs(found.offset_s - ahead) <= found.bound_s + 1e-6
 
@@ -90,16 +90,16 @@ def test_the_true_offset_is_within_the_bound(ahead: float, ways: list[tuple[floa
     ],
 )
 def test_samples_that_a_clock_was_set_in_are_dropped(impossible: tuple[float, ...]) -> None:
-    found = from_stamps([impossible, exchange(2.0, 0.1, 0.0, 0.1), impossible])
+    found = offset_from_stamps([impossible, exchange(2.0, 0.1, 0.0, 0.1), impossible])
     assert found.offset_s == pytest.approx(2.0)
     assert found.samples == 1
     with pytest.raises(ValueError, match="a clock was set during the measurement: none of its 2 samples"):
-        from_stamps([impossible, impossible])
+        offset_from_stamps([impossible, impossible])
 
 
 def test_no_samples_give_no_offset() -> None:
     with pytest.raises(ValueError, match="no stamps were exchanged"):
-        from_stamps([])
+        offset_from_stamps([])
 
 
 # --- verdicts ---------------------------------------------------------------------------------------------------
@@ -281,8 +281,8 @@ def test_a_clock_that_nothing_keeps_is_a_warning_only(facts: dict[str, Any]) -> 
 
 @pytest.mark.parametrize(("facts", "status"), [(KEPT, "pass"), (ASTRAY, "warn"), (UNKNOWN, "warn")])
 def test_of_a_single_node_only_what_keeps_its_clock_counts(facts: dict[str, Any], status: str) -> None:
-    for alone in (None, Offset(0.0, 0.0, 0)):
-        finding = judge({0: alone}, {0: facts}, LIMITS, {0: "node0"})[0]
+    for alone in (None, ClockOffset(0.0, 0.0, 0)):
+        finding = judge_clocks({0: alone}, {0: facts}, LIMITS, {0: "node0"})[0]
         assert finding.status == status
         assert finding.summary == facts["said"]
 
@@ -312,18 +312,18 @@ def test_where_no_other_node_was_measured_node_0_is_compared_with_none() -> None
     ],
 )
 def test_facts_that_say_nothing_of_a_clock_are_a_warning_with_the_reason(facts: dict[str, Any], said: str) -> None:
-    finding = judge({0: None}, {0: facts}, LIMITS, {0: "node0"})[0]
+    finding = judge_clocks({0: None}, {0: facts}, LIMITS, {0: "node0"})[0]
     assert finding.status == "warn"
     assert finding.summary == said
 
 
 def test_a_node_without_facts_and_without_a_name_is_judged() -> None:
-    found = judge({1: Offset(3.0, 0.1, 8)}, {}, LIMITS, {})
+    found = judge_clocks({1: ClockOffset(3.0, 0.1, 8)}, {}, LIMITS, {})
     assert found[1].status == "fail"
     assert found[1].summary.endswith("ahead of node 0 (limit 1 s); no time service answers")
 
 
-OFFSETS = st.none() | st.builds(Offset, st.floats(-1e10, 1e10), st.floats(0, 1e10), st.integers(0, 64))
+OFFSETS = st.none() | st.builds(ClockOffset, st.floats(-1e10, 1e10), st.floats(0, 1e10), st.integers(0, 64))
 
 
 @given(
@@ -333,11 +333,11 @@ OFFSETS = st.none() | st.builds(Offset, st.floats(-1e10, 1e10), st.floats(0, 1e1
     st.floats(0, 1e4),
 )
 def test_every_node_gets_a_finding_that_can_be_journaled(
-    offsets: dict[int, Offset | None], disciplines: dict[int, dict[str, Any]], one: float, other: float
+    offsets: dict[int, ClockOffset | None], disciplines: dict[int, dict[str, Any]], one: float, other: float
 ) -> None:
-    offsets = offsets | ({0: Offset(0.0, 0.0, 0)} if 0 in offsets else {})
+    offsets = offsets | ({0: ClockOffset(0.0, 0.0, 0)} if 0 in offsets else {})
     limits = ClockCheck(warn_ms=min(one, other), fail_ms=max(one, other))
-    found = judge(offsets, disciplines, limits, {})
+    found = judge_clocks(offsets, disciplines, limits, {})
     assert set(found) == set(offsets) | set(disciplines)
     for finding in found.values():
         assert finding.check == "clock"

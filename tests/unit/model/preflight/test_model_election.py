@@ -17,15 +17,15 @@ from slurmtrain.model.preflight.election import (
     Network,
     NetworkProblem,
     NodeAddresses,
-    Tried,
-    better_but_unproved,
+    ProbedNetwork,
+    better_unproved_networks,
+    candidate_networks,
     culprits,
     elect,
-    lacking,
-    natural,
-    networks,
-    peers,
-    undecided,
+    natural_sort_key,
+    networks_to_rate,
+    nodes_without_interface,
+    probe_targets,
 )
 
 GIGABIT = 1000
@@ -52,7 +52,7 @@ def addresses(network: Network) -> list[str]:
 
 
 def test_addresses_in_one_subnet_are_a_network_whatever_their_interfaces_are_called() -> None:
-    found, excluded = networks(
+    found, excluded = candidate_networks(
         places([card("hsn0", "10.1.0.1")], [card("ib0", "10.1.0.2")], [card("enp1s0f0", "10.1.0.3")]), None
     )
     assert [(one.name, dict(one.interfaces)) for one in found] == [
@@ -63,19 +63,19 @@ def test_addresses_in_one_subnet_are_a_network_whatever_their_interfaces_are_cal
 
 
 def test_a_subnet_for_each_node_is_a_network_by_the_name_of_the_interface() -> None:
-    found, _ = networks(
+    found, _ = candidate_networks(
         places([card("eth0", "10.0.1.5")], [card("eth0", "10.0.2.5")], [card("eth0", "10.0.3.5")]), None
     )
     assert [(one.name, addresses(one)) for one in found] == [("interface eth0", ["10.0.1.5", "10.0.2.5", "10.0.3.5"])]
 
 
 def test_host_routes_are_a_network_by_the_name_of_the_interface() -> None:
-    found, _ = networks(places([card("ens5", "10.0.0.1", 32)], [card("ens5", "10.0.0.2", 32)]), None)
+    found, _ = candidate_networks(places([card("ens5", "10.0.0.1", 32)], [card("ens5", "10.0.0.2", 32)]), None)
     assert names(found) == ["interface ens5"]
 
 
 def test_where_neither_subnet_nor_name_is_shared_the_fastest_of_each_node_is_tried() -> None:
-    found, _ = networks(
+    found, _ = candidate_networks(
         places(
             [card("hsn0", "10.0.1.5", speed=200_000), card("eno1", "192.168.1.5")],
             [card("ib3", "10.0.2.5", speed=200_000), card("enp0", "192.168.2.5")],
@@ -95,7 +95,7 @@ def test_the_route_by_which_nodes_came_is_tried() -> None:
     )
     for node in (1, 2):
         known[node] = replace(known[node], via=f"192.168.{node + 1}.5", home="192.168.1.5")
-    found, _ = networks(known, None)
+    found, _ = candidate_networks(known, None)
     assert names(found) == ["the fastest of each node (IPv4)", "the route to node 0"]
     assert addresses(found[1]) == ["192.168.1.5", "192.168.2.5", "192.168.3.5"]
 
@@ -103,13 +103,13 @@ def test_the_route_by_which_nodes_came_is_tried() -> None:
 def test_a_route_that_is_a_subnet_as_well_is_one_network() -> None:
     known = places([card("eth0", "10.0.0.1")], [card("eth0", "10.0.0.2")])
     known[1] = replace(known[1], via="10.0.0.2", home="10.0.0.1")
-    assert names(networks(known, None)[0]) == ["10.0.0.0/24"]
+    assert names(candidate_networks(known, None)[0]) == ["10.0.0.0/24"]
 
 
 def test_a_route_over_addresses_that_are_no_candidates_is_none() -> None:
     known = places([card("eth0", "10.0.0.1")], [card("eth0", "10.0.0.2")])
     known[1] = replace(known[1], via="127.0.0.1", home="127.0.0.1")
-    assert names(networks(known, None)[0]) == ["10.0.0.0/24"]
+    assert names(candidate_networks(known, None)[0]) == ["10.0.0.0/24"]
 
 
 RAILS = [
@@ -120,7 +120,7 @@ RAILS = [
 
 
 def test_of_many_rails_a_few_are_tried() -> None:
-    found, _ = networks(places(*RAILS), None)
+    found, _ = candidate_networks(places(*RAILS), None)
     assert names(found) == ["10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"]
 
 
@@ -129,13 +129,15 @@ def test_the_way_that_is_known_to_work_is_tried_however_many_promise_more() -> N
         node: replace(place, via=f"192.168.0.{node + 1}" if node else None, home="192.168.0.1" if node else None)
         for node, place in places(*RAILS).items()
     }
-    found, _ = networks(known, None)
+    found, _ = candidate_networks(known, None)
     assert names(found) == ["10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24", "192.168.0.0/24"]
 
 
 def test_an_address_that_several_nodes_have_is_left_out_with_the_reason() -> None:
     decoy = card("br0", "172.18.0.1", 16, speed=100_000)
-    found, excluded = networks(places(*([decoy, card("eth0", f"10.0.0.{node + 1}")] for node in range(3))), None)
+    found, excluded = candidate_networks(
+        places(*([decoy, card("eth0", f"10.0.0.{node + 1}")] for node in range(3))), None
+    )
     assert names(found) == ["10.0.0.0/24"]
     assert [(one.node, one.interface, one.address, one.why) for one in excluded] == [
         (node, "br0", "172.18.0.1", "3 nodes have this address") for node in range(3)
@@ -148,7 +150,7 @@ def test_an_address_that_two_of_many_nodes_have_is_left_out_on_these() -> None:
         [card("eth0", "10.0.0.2"), card("eth1", "10.1.0.2", speed=10)],
         [card("eth0", "10.0.0.2"), card("eth1", "10.1.0.3", speed=10)],
     )
-    found, excluded = networks(known, None)
+    found, excluded = candidate_networks(known, None)
     assert "10.1.0.0/24" in names(found)
     assert not any(member.address == "10.0.0.2" for one in found for member in one.members.values())
     assert [(one.node, one.why) for one in excluded] == [
@@ -159,13 +161,13 @@ def test_an_address_that_two_of_many_nodes_have_is_left_out_on_these() -> None:
 
 def test_an_address_that_one_node_has_twice_is_its_own() -> None:
     twice = card("eth0", "10.0.0.1")
-    found, excluded = networks(places([twice, twice], [card("eth0", "10.0.0.2")]), None)
+    found, excluded = candidate_networks(places([twice, twice], [card("eth0", "10.0.0.2")]), None)
     assert (names(found), excluded) == (["10.0.0.0/24"], [])
 
 
 def test_of_two_interfaces_in_one_subnet_the_faster_one_counts_then_that_with_the_larger_mtu_then_the_first() -> None:
     def chosen(*of_node_1: Candidate) -> str:
-        found, _ = networks(places([card("ib0", "10.0.0.1")], of_node_1), None)
+        found, _ = candidate_networks(places([card("ib0", "10.0.0.1")], of_node_1), None)
         return found[0].interfaces[1]
 
     assert chosen(card("eth2", "10.0.0.2"), card("eth3", "10.0.0.3", speed=10_000)) == "eth3"
@@ -176,7 +178,7 @@ def test_of_two_interfaces_in_one_subnet_the_faster_one_counts_then_that_with_th
 
 def test_two_interfaces_in_one_subnet_are_told_apart_by_name() -> None:
     known = places(*([card("eth0", f"10.0.0.{node}"), card("eth1", f"10.0.0.{node + 100}")] for node in range(1, 4)))
-    found, _ = networks(known, None)
+    found, _ = candidate_networks(known, None)
     assert [(one.name, set(one.interfaces.values())) for one in found] == [
         ("10.0.0.0/24", {"eth0"}),
         ("interface eth1", {"eth1"}),
@@ -184,19 +186,19 @@ def test_two_interfaces_in_one_subnet_are_told_apart_by_name() -> None:
 
 
 def test_nodes_with_ipv6_only_have_networks() -> None:
-    found, _ = networks(places([card("eth0", "fd00::1", 64)], [card("ens0", "fd00::2", 64)]), None)
+    found, _ = candidate_networks(places([card("eth0", "fd00::1", 64)], [card("ens0", "fd00::2", 64)]), None)
     assert [(one.name, one.family) for one in found] == [("fd00::/64", 6)]
 
 
 def test_both_families_are_tried_ipv4_first() -> None:
-    found, _ = networks(
+    found, _ = candidate_networks(
         places(*([card("eth0", f"fd00::{node}", 64), card("eth0", f"10.0.0.{node}")] for node in (1, 2))), None
     )
     assert names(found) == ["10.0.0.0/24", "fd00::/64"]
 
 
 def test_a_network_has_one_family() -> None:
-    found, _ = networks(places([card("eth0", "10.0.0.1")], [card("eth0", "fd00::2", 64)]), None)
+    found, _ = candidate_networks(places([card("eth0", "10.0.0.1")], [card("eth0", "fd00::2", 64)]), None)
     assert found == []
 
 
@@ -206,27 +208,27 @@ def test_a_network_that_one_node_lacks_is_none() -> None:
         [card("eth0", "10.0.0.2"), card("ib0", "10.1.0.2", speed=400_000)],
         [card("eth0", "10.0.0.3")],
     )
-    assert names(networks(known, None)[0]) == ["10.0.0.0/24", "the fastest of each node (IPv4)"]
-    assert networks(places([card("eth0", "10.0.0.1")], []), None)[0] == []
+    assert names(candidate_networks(known, None)[0]) == ["10.0.0.0/24", "the fastest of each node (IPv4)"]
+    assert candidate_networks(places([card("eth0", "10.0.0.1")], []), None)[0] == []
 
 
 def test_what_all_nodes_have_on_the_pinned_interface_is_pinned_and_comes_first() -> None:
     known = places(*([card("eth0", f"10.0.0.{node}"), card("ib0", f"10.1.0.{node}", speed=400_000)] for node in (1, 2)))
-    found, _ = networks(known, "eth0")
+    found, _ = candidate_networks(known, "eth0")
     assert [(one.name, one.pinned) for one in found] == [("10.0.0.0/24", True), ("10.1.0.0/24", False)]
-    assert [one.pinned for one in networks(known, None)[0]] == [False, False]
+    assert [one.pinned for one in candidate_networks(known, None)[0]] == [False, False]
 
 
 def test_a_network_in_which_one_node_has_another_interface_is_not_pinned() -> None:
     known = places([card("eth0", "10.0.0.1")], [card("eth1", "10.0.0.2")])
-    assert [(one.name, one.pinned) for one in networks(known, "eth0")[0]] == [("10.0.0.0/24", False)]
-    assert lacking(known, "eth0") == [1]
-    assert lacking(known, "eth7") == [0, 1]
-    assert lacking(places([card("eth0", "10.0.0.1")]), "eth0") == []
+    assert [(one.name, one.pinned) for one in candidate_networks(known, "eth0")[0]] == [("10.0.0.0/24", False)]
+    assert nodes_without_interface(known, "eth0") == [1]
+    assert nodes_without_interface(known, "eth7") == [0, 1]
+    assert nodes_without_interface(places([card("eth0", "10.0.0.1")]), "eth0") == []
 
 
 def test_a_network_is_as_good_as_its_worst_node() -> None:
-    found, _ = networks(
+    found, _ = candidate_networks(
         places([card("ib0", "10.0.0.1", mtu=2044, speed=100_000)], [card("ib0", "10.0.0.2", mtu=4092, speed=200_000)]),
         None,
     )
@@ -241,7 +243,7 @@ def test_a_network_is_as_good_as_its_worst_node() -> None:
 @settings(deadline=None)
 @given(st.integers(1, 600))
 def test_each_way_is_tried_in_both_directions_and_all_nodes_are_connected(nodes: int) -> None:
-    called = {node: peers(node, nodes) for node in range(nodes)}
+    called = {node: probe_targets(node, nodes) for node in range(nodes)}
     for node, others in called.items():
         assert others == sorted(set(others) - {node})
         assert all(0 <= other < nodes for other in others)
@@ -260,7 +262,7 @@ def test_each_way_is_tried_in_both_directions_and_all_nodes_are_connected(nodes:
 
 def test_the_next_node_is_always_among_those_who_are_tried() -> None:
     for nodes in range(2, 300):
-        assert all((node + 1) % nodes in peers(node, nodes) for node in range(nodes))
+        assert all((node + 1) % nodes in probe_targets(node, nodes) for node in range(nodes))
 
 
 # --- who is at fault --------------------------------------------------------------------------------------------
@@ -274,7 +276,12 @@ def of(guilty: Iterable[int], nodes: int) -> list[NetworkProblem]:
     """All that goes wrong where nobody reaches these nodes, and they reach nobody."""
     guilty = set(guilty)
     return problems(
-        *((node, other) for node in range(nodes) for other in peers(node, nodes) if node in guilty or other in guilty)
+        *(
+            (node, other)
+            for node in range(nodes)
+            for other in probe_targets(node, nodes)
+            if node in guilty or other in guilty
+        )
     )
 
 
@@ -369,41 +376,63 @@ def network(
 
 # Each is better than the next one by one criterion, and no better by any later one.
 RANKED = [
-    Tried(network("z", "eth9", speed=10, mtu=500, family=6, pinned=True), rate=1e6),
-    Tried(network("y", "eth8", speed=1000, mtu=600, family=6), rate=1e8),
-    Tried(network("x", "eth7", speed=100, mtu=700, family=6), rate=9e8),
-    Tried(network("w", "eth6", speed=100, mtu=900, family=6), rate=1e8),
-    Tried(network("v", "eth10", speed=100, mtu=800, family=4), rate=1e8),
-    Tried(network("u", "eth2", speed=100, mtu=800, family=6), rate=1e8),
-    Tried(network("t", "eth4", speed=100, mtu=800, family=6), rate=1e8),
+    ProbedNetwork(network("z", "eth9", speed=10, mtu=500, family=6, pinned=True), rate=1e6),
+    ProbedNetwork(network("y", "eth8", speed=1000, mtu=600, family=6), rate=1e8),
+    ProbedNetwork(network("x", "eth7", speed=100, mtu=700, family=6), rate=9e8),
+    ProbedNetwork(network("w", "eth6", speed=100, mtu=900, family=6), rate=1e8),
+    ProbedNetwork(network("v", "eth10", speed=100, mtu=800, family=4), rate=1e8),
+    ProbedNetwork(network("u", "eth2", speed=100, mtu=800, family=6), rate=1e8),
+    ProbedNetwork(network("t", "eth4", speed=100, mtu=800, family=6), rate=1e8),
 ]
 
 
 def test_a_network_that_is_not_proved_is_never_elected() -> None:
     assert elect([]) is None
-    assert elect([Tried(network(), LOST), Tried(network(pinned=True), LOST)]) is None
-    assert elect([Tried(network(pinned=True), LOST), Tried(network(speed=1))]) == 1
+    assert elect([ProbedNetwork(network(), LOST), ProbedNetwork(network(pinned=True), LOST)]) is None
+    assert elect([ProbedNetwork(network(pinned=True), LOST), ProbedNetwork(network(speed=1))]) == 1
 
 
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
-        pytest.param(Tried(network(speed=10, pinned=True)), Tried(network(speed=400_000)), id="pinned-before-speed"),
-        pytest.param(Tried(network(speed=200), rate=1.0), Tried(network(speed=100), rate=1e9), id="speed-before-rate"),
-        pytest.param(Tried(network(mtu=1500), rate=3e8), Tried(network(mtu=9000), rate=1e8), id="rate-before-mtu"),
-        pytest.param(Tried(network(mtu=9000), rate=1e8), Tried(network(mtu=1500), rate=1.9e8), id="mtu-before-rate"),
-        pytest.param(Tried(network(speed=None), rate=9e8), Tried(network(speed=None), rate=1e8), id="rate-alone"),
-        pytest.param(Tried(network(mtu=9000, family=6)), Tried(network(mtu=1500, family=4)), id="mtu-before-family"),
         pytest.param(
-            Tried(network(interface="eth9", family=4)),
-            Tried(network(interface="eth1", family=6)),
+            ProbedNetwork(network(speed=10, pinned=True)),
+            ProbedNetwork(network(speed=400_000)),
+            id="pinned-before-speed",
+        ),
+        pytest.param(
+            ProbedNetwork(network(speed=200), rate=1.0),
+            ProbedNetwork(network(speed=100), rate=1e9),
+            id="speed-before-rate",
+        ),
+        pytest.param(
+            ProbedNetwork(network(mtu=1500), rate=3e8), ProbedNetwork(network(mtu=9000), rate=1e8), id="rate-before-mtu"
+        ),
+        pytest.param(
+            ProbedNetwork(network(mtu=9000), rate=1e8),
+            ProbedNetwork(network(mtu=1500), rate=1.9e8),
+            id="mtu-before-rate",
+        ),
+        pytest.param(
+            ProbedNetwork(network(speed=None), rate=9e8), ProbedNetwork(network(speed=None), rate=1e8), id="rate-alone"
+        ),
+        pytest.param(
+            ProbedNetwork(network(mtu=9000, family=6)),
+            ProbedNetwork(network(mtu=1500, family=4)),
+            id="mtu-before-family",
+        ),
+        pytest.param(
+            ProbedNetwork(network(interface="eth9", family=4)),
+            ProbedNetwork(network(interface="eth1", family=6)),
             id="family-before-name",
         ),
-        pytest.param(Tried(network(interface="eth2")), Tried(network(interface="eth10")), id="natural-names"),
-        pytest.param(Tried(network("a")), Tried(network("b")), id="name-of-the-network"),
+        pytest.param(
+            ProbedNetwork(network(interface="eth2")), ProbedNetwork(network(interface="eth10")), id="natural-names"
+        ),
+        pytest.param(ProbedNetwork(network("a")), ProbedNetwork(network("b")), id="name-of-the-network"),
     ],
 )
-def test_the_better_one_is_elected_in_either_order(better: Tried, worse: Tried) -> None:
+def test_the_better_one_is_elected_in_either_order(better: ProbedNetwork, worse: ProbedNetwork) -> None:
     assert elect([better, worse]) == 0
     assert elect([worse, better]) == 1
 
@@ -416,21 +445,21 @@ def test_a_criterion_counts_only_where_those_before_it_are_equal(among: int) -> 
 
 def test_a_speed_that_the_kernel_does_not_say_may_be_the_best() -> None:
     unsaid, said = network(speed=None, mtu=9000), network(speed=100_000)
-    assert elect([Tried(said), Tried(unsaid)]) == 1
-    assert elect([Tried(said, rate=9e8), Tried(unsaid, rate=1e8)]) == 0
+    assert elect([ProbedNetwork(said), ProbedNetwork(unsaid)]) == 1
+    assert elect([ProbedNetwork(said, rate=9e8), ProbedNetwork(unsaid, rate=1e8)]) == 0
     slow = network(speed=10, mtu=9000)
-    assert elect([Tried(said), Tried(slow)]) == 0
+    assert elect([ProbedNetwork(said), ProbedNetwork(slow)]) == 0
 
 
 def test_a_rate_over_one_family_counts_for_the_other() -> None:
     four, six = network(family=4, mtu=1500, interface="eth1"), network(family=6, mtu=1500, interface="eth1")
     other = network(mtu=9000, interface="eth2")
-    assert elect([Tried(other, rate=1e8), Tried(four), Tried(six, rate=9e8)]) == 1
+    assert elect([ProbedNetwork(other, rate=1e8), ProbedNetwork(four), ProbedNetwork(six, rate=9e8)]) == 1
 
 
 @settings(deadline=None)
 @given(st.permutations(RANKED), st.sets(st.sampled_from(RANKED[:3]).map(RANKED.index)))
-def test_the_order_in_which_networks_stand_changes_nothing(order: list[Tried], lost: set[int]) -> None:
+def test_the_order_in_which_networks_stand_changes_nothing(order: list[ProbedNetwork], lost: set[int]) -> None:
     broken = [RANKED[index] for index in lost]
     given = [replace(one, problems=LOST) if one in broken else one for one in order]
     elected = elect(given)
@@ -443,36 +472,39 @@ def test_the_order_in_which_networks_stand_changes_nothing(order: list[Tried], l
 def test_rates_are_asked_for_where_speeds_do_not_tell() -> None:
     fast, fast_too, slow = network(interface="ib0", speed=100), network(interface="ib1", speed=100), network(speed=10)
     unsaid = network(interface="eth7", speed=None)
-    assert undecided([Tried(slow), Tried(fast), Tried(fast_too)]) == [1, 2]
-    assert undecided([Tried(fast), Tried(slow)]) == []
-    assert undecided([Tried(fast), Tried(unsaid), Tried(slow)]) == [0, 1]
-    assert undecided([Tried(unsaid)]) == []
-    assert undecided([]) == []
+    assert networks_to_rate([ProbedNetwork(slow), ProbedNetwork(fast), ProbedNetwork(fast_too)]) == [1, 2]
+    assert networks_to_rate([ProbedNetwork(fast), ProbedNetwork(slow)]) == []
+    assert networks_to_rate([ProbedNetwork(fast), ProbedNetwork(unsaid), ProbedNetwork(slow)]) == [0, 1]
+    assert networks_to_rate([ProbedNetwork(unsaid)]) == []
+    assert networks_to_rate([]) == []
 
 
 def test_rates_are_not_asked_for_of_networks_that_were_not_proved() -> None:
     fast, fast_too = network(interface="ib0"), network(interface="ib1")
-    assert undecided([Tried(fast), Tried(fast_too, LOST)]) == []
-    assert undecided([Tried(fast, LOST), Tried(fast_too, LOST)]) == []
+    assert networks_to_rate([ProbedNetwork(fast), ProbedNetwork(fast_too, LOST)]) == []
+    assert networks_to_rate([ProbedNetwork(fast, LOST), ProbedNetwork(fast_too, LOST)]) == []
 
 
 def test_rates_are_asked_for_once_where_the_same_interfaces_have_two_families() -> None:
     four, six = network(family=4), network(family=6)
-    assert undecided([Tried(four), Tried(six)]) == []
-    assert undecided([Tried(four), Tried(six), Tried(network(interface="eth1"))]) == [0, 2]
+    assert networks_to_rate([ProbedNetwork(four), ProbedNetwork(six)]) == []
+    assert networks_to_rate([ProbedNetwork(four), ProbedNetwork(six), ProbedNetwork(network(interface="eth1"))]) == [
+        0,
+        2,
+    ]
 
 
 def test_a_better_network_that_was_not_proved_is_found() -> None:
-    chosen = Tried(network(interface="eth0", speed=1000))
-    faster = Tried(network("faster", "ib0", speed=100_000), LOST)
-    slower = Tried(network("slower", "eth1", speed=100), LOST)
-    wider = Tried(network("wider", "eth2", speed=1000, mtu=9000), LOST)
-    asked = Tried(network("asked", "eth3", speed=10, pinned=True), LOST)
-    other_family = Tried(network("other", "eth0", mtu=9000, family=6), LOST)
-    unsaid = Tried(network("unsaid", "eth4", speed=None), LOST)
-    found = better_but_unproved([chosen, faster, slower, wider, asked, other_family, unsaid], 0)
+    chosen = ProbedNetwork(network(interface="eth0", speed=1000))
+    faster = ProbedNetwork(network("faster", "ib0", speed=100_000), LOST)
+    slower = ProbedNetwork(network("slower", "eth1", speed=100), LOST)
+    wider = ProbedNetwork(network("wider", "eth2", speed=1000, mtu=9000), LOST)
+    asked = ProbedNetwork(network("asked", "eth3", speed=10, pinned=True), LOST)
+    other_family = ProbedNetwork(network("other", "eth0", mtu=9000, family=6), LOST)
+    unsaid = ProbedNetwork(network("unsaid", "eth4", speed=None), LOST)
+    found = better_unproved_networks([chosen, faster, slower, wider, asked, other_family, unsaid], 0)
     assert [one.network.name for one in found] == ["faster", "wider", "asked"]
-    assert better_but_unproved([chosen, replace(faster, problems=())], 0) == []
+    assert better_unproved_networks([chosen, replace(faster, problems=())], 0) == []
 
 
 # --- names ------------------------------------------------------------------------------------------------------
@@ -480,15 +512,15 @@ def test_a_better_network_that_was_not_proved_is_found() -> None:
 
 def test_names_sort_by_the_numbers_in_them() -> None:
     some = ["eth10", "eth2", "ib0", "enp10s0", "enp2s0", "10ge0", "eth"]
-    assert sorted(some, key=natural) == ["enp2s0", "enp10s0", "eth", "eth2", "eth10", "ib0", "10ge0"]
+    assert sorted(some, key=natural_sort_key) == ["enp2s0", "enp10s0", "eth", "eth2", "eth10", "ib0", "10ge0"]
 
 
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=8)))
 def test_any_names_can_be_sorted(some: list[str]) -> None:
-    ordered = sorted(some, key=natural)
+    ordered = sorted(some, key=natural_sort_key)
     assert sorted(ordered) == sorted(some)
-    assert all(natural(first) <= natural(second) for first, second in itertools.pairwise(ordered))
+    assert all(natural_sort_key(first) <= natural_sort_key(second) for first, second in itertools.pairwise(ordered))
 
 
 # --- all together -----------------------------------------------------------------------------------------------
@@ -519,7 +551,7 @@ def _clusters(draw: st.DrawFn) -> dict[int, NodeAddresses]:
 def test_every_network_has_one_unshared_address_of_one_family_for_each_node(
     known: dict[int, NodeAddresses], pinned: str | None
 ) -> None:
-    found, excluded = networks(known, pinned)
+    found, excluded = candidate_networks(known, pinned)
     left_out = {(one.node, one.address) for one in excluded}
     for one in found:
         assert list(one.members) == sorted(known)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.finding import STATUSES, Finding, at_level, worst
+from slurmtrain.model.preflight.finding import STATUSES, Finding, apply_level, worst_status
 
 
 def finding(status: str) -> Finding:
@@ -26,8 +26,8 @@ def test_a_finding_is_journaled_with_its_evidence_if_it_has_any() -> None:
 
 @pytest.mark.parametrize("status", STATUSES)
 def test_at_a_level_of_warn_a_failure_is_a_warning_and_all_else_stays(status: str) -> None:
-    assert at_level(finding(status), "warn") == finding("warn" if status == "fail" else status)
-    assert at_level(finding(status), "fail") == finding(status)
+    assert apply_level(finding(status), "warn") == finding("warn" if status == "fail" else status)
+    assert apply_level(finding(status), "fail") == finding(status)
 
 
 @pytest.mark.parametrize(
@@ -41,9 +41,9 @@ def test_at_a_level_of_warn_a_failure_is_a_warning_and_all_else_stays(status: st
     ],
 )
 def test_the_worst_status_counts_and_what_was_passed_over_does_not(statuses: list[str], expected: str) -> None:
-    assert worst(finding(status) for status in statuses) == expected
+    assert worst_status(finding(status) for status in statuses) == expected
 
 
 @given(st.lists(st.sampled_from(STATUSES)))
 def test_the_order_of_findings_changes_nothing(statuses: list[str]) -> None:
-    assert worst(map(finding, statuses)) == worst(map(finding, reversed(statuses)))
+    assert worst_status(map(finding, statuses)) == worst_status(map(finding, reversed(statuses)))

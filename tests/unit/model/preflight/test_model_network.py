@@ -10,15 +10,15 @@ import pytest
 
 from slurmtrain.model.preflight.election import (
     Candidate,
-    Excluded,
+    ExcludedAddress,
     Network,
     NetworkProblem,
     NodeAddresses,
-    Tried,
+    ProbedNetwork,
     elect,
 )
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.network import evidence, in_words, judge
+from slurmtrain.model.preflight.network import describe_problem, election_record, judge_networks
 
 
 def network(nodes: int, name: str, interface: str, speed: int | None = None, *, pinned: bool = False) -> Network:
@@ -53,7 +53,7 @@ WITHOUT_2 = apart((0, 2), (1, 2), (3, 2), (2, 0), (2, 1), (2, 3))
 
 
 def judged(
-    tried: Sequence[Tried], *, pinned: str | None = None, level: str = "fail", lacks: Iterable[int] = ()
+    tried: Sequence[ProbedNetwork], *, pinned: str | None = None, level: str = "fail", lacks: Iterable[int] = ()
 ) -> list[Finding]:
     """The nodes' findings, in order; nodes in ``lacks`` have eth0 only."""
     nodes = len(tried[0].network.members) if tried else 4
@@ -63,7 +63,7 @@ def judged(
     }
     places = {node: NodeAddresses(cards[node][:1] if node in set(lacks) else cards[node]) for node in range(nodes)}
     hosts = {node: f"node{node}" for node in range(nodes)}
-    found = judge(tried, elect(tried), places, pinned=pinned, level=level, hosts=hosts)
+    found = judge_networks(tried, elect(tried), places, pinned=pinned, level=level, hosts=hosts)
     assert list(found) == list(range(nodes))
     assert all(one.check == "network" for one in found.values())
     return list(found.values())
@@ -81,7 +81,7 @@ def ambiguous(findings: Iterable[Finding]) -> list[bool]:
 
 
 def test_nodes_that_all_reach_each_other_pass_with_the_network_that_was_elected() -> None:
-    findings = judged([Tried(fast()), Tried(slow())])
+    findings = judged([ProbedNetwork(fast()), ProbedNetwork(slow())])
     assert statuses(findings) == ["pass"] * 4
     assert {finding.summary for finding in findings} == {"ib0 on 10.1.0.0/24, 200 Gbit/s"}
 
@@ -94,18 +94,18 @@ def test_nodes_that_all_reach_each_other_pass_with_the_network_that_was_elected(
     ],
 )
 def test_a_speed_is_told_where_it_is_known(one: Network, said: str) -> None:
-    assert judged([Tried(one)])[1].summary == said
+    assert judged([ProbedNetwork(one)])[1].summary == said
 
 
 def test_differing_interfaces_are_all_named() -> None:
     one = fast(2)
     other = replace(one.members[1], interface="hsn0")
-    findings = judged([Tried(Network(one.name, {0: one.members[0], 1: other}))])
+    findings = judged([ProbedNetwork(Network(one.name, {0: one.members[0], 1: other}))])
     assert findings[0].summary == "hsn0/ib0 on 10.1.0.0/24, 200 Gbit/s"
 
 
 def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node() -> None:
-    findings = judged([Tried(fast(), WITHOUT_2), Tried(slow())])
+    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow())])
     assert statuses(findings) == ["pass", "pass", "warn", "pass"]
     assert findings[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
     assert findings[2].summary == (
@@ -115,21 +115,21 @@ def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node(
 
 
 def test_a_better_network_in_which_one_pair_is_apart_is_a_warning_of_both() -> None:
-    findings = judged([Tried(fast(), apart((3, 1))), Tried(slow())])
+    findings = judged([ProbedNetwork(fast(), apart((3, 1))), ProbedNetwork(slow())])
     assert statuses(findings) == ["pass", "warn", "pass", "warn"]
     assert "apart from node3 on 10.1.0.0/24: node3 cannot reach node1: 10.1.0.3" in findings[1].summary
     assert "apart from node1 on 10.1.0.0/24" in findings[3].summary
 
 
 def test_a_worse_network_that_is_blocked_is_not_told() -> None:
-    assert statuses(judged([Tried(fast()), Tried(slow(), WITHOUT_2)])) == ["pass"] * 4
+    assert statuses(judged([ProbedNetwork(fast()), ProbedNetwork(slow(), WITHOUT_2)])) == ["pass"] * 4
 
 
 # --- no network that reaches all --------------------------------------------------------------------------------
 
 
 def test_a_node_that_is_apart_on_every_network_fails_alone() -> None:
-    findings = judged([Tried(fast(), WITHOUT_2), Tried(slow(), WITHOUT_2)])
+    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), WITHOUT_2)])
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
     assert findings[2].summary == (
         "apart from node0, node1, node3 on 10.1.0.0/24: node0 cannot reach node2: 10.1.0.3 does not answer within 2 s"
@@ -138,7 +138,7 @@ def test_a_node_that_is_apart_on_every_network_fails_alone() -> None:
 
 
 def test_of_a_pair_that_is_apart_both_fail_and_none_is_surely_at_fault() -> None:
-    findings = judged([Tried(fast(), apart((1, 3), (3, 1))), Tried(slow(), apart((1, 3)))])
+    findings = judged([ProbedNetwork(fast(), apart((1, 3), (3, 1))), ProbedNetwork(slow(), apart((1, 3)))])
     assert statuses(findings) == ["pass", "fail", "pass", "fail"]
     said = "10.1.0.3 does not answer within 2 s"
     assert findings[1].summary == f"node1 cannot reach node3: {said}; node3 cannot reach node1: {said}"
@@ -147,20 +147,20 @@ def test_of_a_pair_that_is_apart_both_fail_and_none_is_surely_at_fault() -> None
 
 
 def test_of_two_nodes_that_are_apart_none_is_surely_at_fault() -> None:
-    findings = judged([Tried(fast(2), apart((0, 1)))])
+    findings = judged([ProbedNetwork(fast(2), apart((0, 1)))])
     assert statuses(findings) == ["fail", "fail"]
     assert ambiguous(findings) == [True, True]
 
 
 def test_where_networks_accuse_different_nodes_all_of_them_fail_and_none_is_surely_at_fault() -> None:
     without_1 = apart((0, 1), (2, 1), (3, 1))
-    findings = judged([Tried(fast(), WITHOUT_2), Tried(slow(), without_1)])
+    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), without_1)])
     assert statuses(findings) == ["fail"] * 4
     assert ambiguous(findings) == [True] * 4
 
 
 def test_a_node_that_not_every_network_accuses_is_not_surely_at_fault() -> None:
-    findings = judged([Tried(fast(), WITHOUT_2), Tried(slow(), apart((2, 0)))])
+    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), apart((2, 0)))])
     assert statuses(findings) == ["fail"] * 4
     assert ambiguous(findings) == [True] * 4
 
@@ -179,10 +179,12 @@ def test_no_more_than_a_few_nodes_are_named() -> None:
     nodes = 20
     places = {node: NodeAddresses([]) for node in range(nodes)}
     hosts = {node: f"node{node}" for node in range(nodes)}
-    nothing = judge([], None, places, pinned=None, level="fail", hosts=hosts)
+    nothing = judge_networks([], None, places, pinned=None, level="fail", hosts=hosts)
     assert nothing[19].summary.count("it has no usable interface") == 4
     everything = apart(*((node, 7) for node in range(nodes) if node != 7))
-    lonely = judge([Tried(fast(nodes), everything)], None, places, pinned=None, level="fail", hosts=hosts)
+    lonely = judge_networks(
+        [ProbedNetwork(fast(nodes), everything)], None, places, pinned=None, level="fail", hosts=hosts
+    )
     assert statuses(lonely.values()).count("fail") == 1
     assert lonely[7].summary.startswith("apart from node0, node1, node2, node3 and others on 10.1.0.0/24: node0 cannot")
 
@@ -191,31 +193,31 @@ def test_no_more_than_a_few_nodes_are_named() -> None:
 
 
 def test_the_pinned_interface_passes_where_it_reaches_all() -> None:
-    findings = judged([Tried(slow(pinned=True)), Tried(fast())], pinned="eth0")
+    findings = judged([ProbedNetwork(slow(pinned=True)), ProbedNetwork(fast())], pinned="eth0")
     assert statuses(findings) == ["pass"] * 4
     assert findings[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
 
 
 def test_a_node_without_the_pinned_interface_fails_with_what_it_has() -> None:
-    findings = judged([Tried(slow())], pinned="ib0", lacks=[1])
+    findings = judged([ProbedNetwork(slow())], pinned="ib0", lacks=[1])
     assert statuses(findings) == ["pass", "fail", "pass", "pass"]
     assert findings[1].summary == "ib0 (network.interface) is not there, or down; it has eth0"
     assert ambiguous(findings) == [False] * 4
 
 
 def test_a_pinned_interface_that_no_node_has_fails_everywhere() -> None:
-    findings = judged([Tried(slow())], pinned="hsn7")
+    findings = judged([ProbedNetwork(slow())], pinned="hsn7")
     assert statuses(findings) == ["fail"] * 4
 
 
 def test_the_pinned_interface_counts_even_where_another_one_reaches_all() -> None:
-    findings = judged([Tried(fast(pinned=True), WITHOUT_2), Tried(slow())], pinned="ib0")
+    findings = judged([ProbedNetwork(fast(pinned=True), WITHOUT_2), ProbedNetwork(slow())], pinned="ib0")
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
     assert findings[2].summary.startswith("apart from node0, node1, node3 on 10.1.0.0/24: ")
 
 
 def test_a_pinned_interface_that_connects_nothing_is_no_network_in_common() -> None:
-    findings = judged([Tried(slow())], pinned="ib0")
+    findings = judged([ProbedNetwork(slow())], pinned="ib0")
     assert statuses(findings) == ["fail"] * 4
     assert findings[0].summary.startswith("the nodes have no network in common (node0: it has eth0, ib0; ")
 
@@ -224,9 +226,11 @@ def test_a_pinned_interface_that_connects_nothing_is_no_network_in_common() -> N
 
 
 @pytest.mark.parametrize(
-    "tried", [[Tried(fast(), WITHOUT_2)], [Tried(fast(), apart((0, 1)))], []], ids=["one", "pair", "none"]
+    "tried",
+    [[ProbedNetwork(fast(), WITHOUT_2)], [ProbedNetwork(fast(), apart((0, 1)))], []],
+    ids=["one", "pair", "none"],
 )
-def test_at_a_level_of_warn_no_node_fails(tried: list[Tried]) -> None:
+def test_at_a_level_of_warn_no_node_fails(tried: list[ProbedNetwork]) -> None:
     failed, warned = judged(tried), judged(tried, level="warn")
     assert statuses(warned) == [{"fail": "warn"}.get(one.status, one.status) for one in failed]
     assert "fail" in statuses(failed)
@@ -239,9 +243,9 @@ HOSTS: Mapping[int, str] = {0: "alpha", 1: "beta"}
 
 
 def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
-    tried = [Tried(fast(2), apart((0, 1))), Tried(slow(2, pinned=True), rate=117_649_000.0)]
-    excluded = [Excluded(node=1, interface="br0", address="172.17.0.1", why="2 nodes have this address")]
-    told = evidence(tried, 1, excluded, HOSTS, 6)
+    tried = [ProbedNetwork(fast(2), apart((0, 1))), ProbedNetwork(slow(2, pinned=True), rate=117_649_000.0)]
+    excluded = [ExcludedAddress(node=1, interface="br0", address="172.17.0.1", why="2 nodes have this address")]
+    told = election_record(tried, 1, excluded, HOSTS, 6)
     assert told == {
         "networks": [
             {
@@ -280,4 +284,4 @@ def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
 
 def test_a_problem_is_told_with_the_names_of_both_hosts() -> None:
     [problem] = apart((1, 0), why="10.0.0.1: Connection refused")
-    assert in_words(problem, HOSTS) == "beta cannot reach alpha: 10.0.0.1: Connection refused"
+    assert describe_problem(problem, HOSTS) == "beta cannot reach alpha: 10.0.0.1: Connection refused"

@@ -9,7 +9,13 @@ from helpers.story import Story
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.node_ledger import Entry, active, entries, forgiven, state
+from slurmtrain.model.preflight.node_ledger import (
+    LedgerEntry,
+    active_entries,
+    entry_state,
+    forgiven_findings,
+    ledger_entries,
+)
 from slurmtrain.model.run.event import Event
 
 DAY = 86_400.0
@@ -17,23 +23,27 @@ CLOCK = {"check": "clock", "status": "fail", "summary": "5 s ahead of n0 (limit 
 DISK = {"check": "disk", "status": "pass", "summary": "81 GB free"}
 
 
-def told(story: Story) -> list[Entry]:
-    return entries("RUN", story.events, {attempt.key: attempt.number for attempt in story.run.attempts})
+def told(story: Story) -> list[LedgerEntry]:
+    return ledger_entries("RUN", story.events, {attempt.key: attempt.number for attempt in story.run.attempts})
 
 
 def judged(story: Story, node: int, *findings: dict[str, Any], blamed: bool, restart: int = 0) -> Story:
     return story.node("preflight", node, restart, status="fail", seconds=1.0, findings=list(findings), blamed=blamed)
 
 
-def entry(host: str = "n1", run: str = "RUN", seen_at: float = 0.0, key: str = "7.0") -> Entry:
-    return Entry(
+def entry(host: str = "n1", run: str = "RUN", seen_at: float = 0.0, key: str = "7.0") -> LedgerEntry:
+    return LedgerEntry(
         host=host, run_id=run, attempt_key=key, attempt=1, checks=("clock",), reason="clock: x", seen_at=seen_at
     )
 
 
-def pardon(*entries: Entry, at: float = 5.0) -> Event:
+def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> Event:
     return Event(
-        at, "forgiven", {"host": entries[0].host, "by": "me", "findings": [e.name[:2] for e in entries]}, "f", 0
+        at,
+        "forgiven",
+        {"host": pardoned[0].host, "by": "me", "findings": [e.name[:2] for e in pardoned]},
+        "f",
+        0,
     )
 
 
@@ -92,14 +102,14 @@ def test_when_it_was_seen_is_not_told_by_the_clock_that_is_wrong(wrong_by: float
 
 
 def test_a_finding_counts_until_it_expires() -> None:
-    assert state(entry(), frozenset(), DAY - 1, DAY) == "active"
-    assert state(entry(), frozenset(), DAY, DAY) == "expired"
-    assert state(entry(), frozenset(), 0.0, 0.0) == "expired"
+    assert entry_state(entry(), frozenset(), DAY - 1, DAY) == "active"
+    assert entry_state(entry(), frozenset(), DAY, DAY) == "expired"
+    assert entry_state(entry(), frozenset(), 0.0, 0.0) == "expired"
 
 
 def test_the_newest_finding_of_each_node_counts_the_newest_first() -> None:
     found = [entry("n1", seen_at=1), entry("n2", "OTHER", seen_at=3), entry("n1", "LATER", seen_at=2)]
-    assert [(one.host, one.run_id) for one in active(found, frozenset(), 4, DAY).values()] == [
+    assert [(one.host, one.run_id) for one in active_entries(found, frozenset(), 4, DAY).values()] == [
         ("n2", "OTHER"),
         ("n1", "LATER"),
     ]
@@ -110,13 +120,13 @@ def test_the_newest_finding_of_each_node_counts_the_newest_first() -> None:
 
 def test_what_is_forgiven_counts_no_more_and_what_is_found_later_does() -> None:
     old, new = entry(), entry(key="7.1", seen_at=9)
-    assert active([old], forgiven([pardon(old)]), 10, DAY) == {}
-    assert active([old, new], forgiven([pardon(old)]), 10, DAY) == {"n1": new}
+    assert active_entries([old], forgiven_findings([pardon(old)]), 10, DAY) == {}
+    assert active_entries([old, new], forgiven_findings([pardon(old)]), 10, DAY) == {"n1": new}
 
 
 def test_a_later_finding_counts_though_the_clock_that_timed_it_is_behind() -> None:
     old, new = entry(seen_at=100), entry(key="7.1", seen_at=-1000)
-    assert list(active([old, new], forgiven([pardon(old, at=50)]), 10, DAY).values()) == [new]
+    assert list(active_entries([old, new], forgiven_findings([pardon(old, at=50)]), 10, DAY).values()) == [new]
 
 
 _ENTRIES = st.lists(
@@ -133,15 +143,17 @@ _ENTRIES = st.lists(
 
 @given(_ENTRIES, st.data(), st.integers(0, 300).map(float))
 def test_any_order_gives_the_same_and_only_what_was_forgiven_is(
-    found: list[Entry], data: st.DataObject, now: float
+    found: list[LedgerEntry], data: st.DataObject, now: float
 ) -> None:
     pardoned = [one for one in found if data.draw(st.booleans())]
     said = [pardon(one) for one in pardoned]
     shuffled = data.draw(st.permutations(found)), data.draw(st.permutations(said))
-    counting = active(found, forgiven(said), now, 100.0)
-    assert list(active(shuffled[0], forgiven(shuffled[1]), now, 100.0).items()) == list(counting.items())
+    counting = active_entries(found, forgiven_findings(said), now, 100.0)
+    assert list(active_entries(shuffled[0], forgiven_findings(shuffled[1]), now, 100.0).items()) == list(
+        counting.items()
+    )
     for one in found:
         due = now < one.seen_at + 100.0 and one not in pardoned
-        assert (state(one, forgiven(said), now, 100.0) == "active") == due
+        assert (entry_state(one, forgiven_findings(said), now, 100.0) == "active") == due
         assert not due or one.host in counting
     assert list(counting.values()) == sorted(counting.values(), key=lambda one: (-one.seen_at, one.name))

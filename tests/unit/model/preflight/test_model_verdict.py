@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.clock import Offset
-from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem, NodeAddresses, Tried
+from slurmtrain.model.preflight.clock import ClockOffset
+from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem, NodeAddresses, ProbedNetwork
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.verdict import NodeReport, Verdict, absent, judge, judge_bandwidth
+from slurmtrain.model.preflight.verdict import PreflightReports, Verdict, absence_verdict, judge_bandwidth, judge_nodes
 from slurmtrain.model.spec.spec import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec, ResourcesSpec, Spec
 from slurmtrain.model.spec.spec import NetworkSpec as NetworkSection
 
@@ -114,7 +114,7 @@ def test_a_finding_can_be_added_to_some_nodes() -> None:
 
 
 def test_nodes_that_did_not_do_their_part_are_named_and_to_blame() -> None:
-    some = absent([1, 3], hosts(4), "its agent has not reported in time")
+    some = absence_verdict([1, 3], hosts(4), "its agent has not reported in time")
     assert some.problem == "node1, node3: agent: its agent has not reported in time"
     assert some.blamed == [1, 3]
     assert some.findings[0] == []
@@ -131,19 +131,19 @@ def network(nodes: int) -> Network:
     return Network("10.0.0.0/24", members)
 
 
-def seen(nodes: int = 3, **differing: Any) -> NodeReport:
+def seen(nodes: int = 3, **differing: Any) -> PreflightReports:
     """Nodes with which all is well."""
     facts = {"tmp": {"path": "/tmp", "writable": True, "free": 5e11, "inodes": 9}}
     found: dict[str, Any] = {
         "hosts": hosts(nodes),
         "places": {node: NodeAddresses([network(nodes).members[node]]) for node in range(nodes)},
         "facts": dict.fromkeys(range(nodes), facts),
-        "offsets": {node: Offset(0.0, 1e-4 if node else 0.0, 32 if node else 0) for node in range(nodes)},
+        "offsets": {node: ClockOffset(0.0, 1e-4 if node else 0.0, 32 if node else 0) for node in range(nodes)},
         "disciplines": dict.fromkeys(range(nodes), KEPT),
-        "tried": [Tried(network(nodes))],
+        "tried": [ProbedNetwork(network(nodes))],
         "elected": 0,
     }
-    return NodeReport(**{**found, **differing})
+    return PreflightReports(**{**found, **differing})
 
 
 def spec(nodes: int = 3, **sections: Any) -> Spec:
@@ -157,7 +157,7 @@ def of_check(some: Verdict, check: str) -> dict[int, tuple[str, str]]:
 
 
 def test_each_node_has_a_finding_of_its_clock_of_the_network_and_of_every_other_check() -> None:
-    some = judge(seen(), spec())
+    some = judge_nodes(seen(), spec())
     for found in some.findings.values():
         checks = [one.check for one in found]
         assert checks[:2] == ["clock", "network"]
@@ -169,36 +169,36 @@ def test_each_node_has_a_finding_of_its_clock_of_the_network_and_of_every_other_
 
 
 def test_a_clock_that_is_wrong_is_to_blame() -> None:
-    offsets = {0: Offset(0.0, 0.0, 0), 1: Offset(5.003, 1e-4, 32), 2: Offset(0.0, 1e-4, 32)}
-    some = judge(seen(offsets=offsets), spec())
+    offsets = {0: ClockOffset(0.0, 0.0, 0), 1: ClockOffset(5.003, 1e-4, 32), 2: ClockOffset(0.0, 1e-4, 32)}
+    some = judge_nodes(seen(offsets=offsets), spec())
     assert some.problem == "node1: clock: 5.003 s ahead of node0 (± 0.1 ms, limit 1 s)"
     assert some.blamed == [1]
-    assert judge(seen(offsets=offsets), spec(clock=ClockCheck(level="warn"))).problem is None
+    assert judge_nodes(seen(offsets=offsets), spec(clock=ClockCheck(level="warn"))).problem is None
     assert "clock" not in {
-        one.check for one in judge(seen(offsets=offsets), spec(clock=ClockCheck(level="off"))).findings[1]
+        one.check for one in judge_nodes(seen(offsets=offsets), spec(clock=ClockCheck(level="off"))).findings[1]
     }
 
 
 def test_a_node_that_is_apart_is_to_blame() -> None:
     lost = [NetworkProblem(source=node, target=2, why="10.0.0.3: No route to host") for node in (0, 1)]
-    apart = {"tried": [Tried(network(3), lost)], "elected": None}
-    some = judge(seen(**apart), spec())
+    apart = {"tried": [ProbedNetwork(network(3), lost)], "elected": None}
+    some = judge_nodes(seen(**apart), spec())
     assert some.problem == (
         "node2: network: apart from node0, node1 on 10.0.0.0/24: node0 cannot reach node2: 10.0.0.3: No route to host"
     )
     assert some.blamed == [2]
-    assert judge(seen(**apart), spec(network=NetworkCheck(level="warn"))).problem is None
+    assert judge_nodes(seen(**apart), spec(network=NetworkCheck(level="warn"))).problem is None
 
 
 def test_the_pinned_interface_is_that_of_the_spec() -> None:
     pinned = Spec(resources=ResourcesSpec(nodes=3), network=NetworkSection(interface="ib0"))
-    some = judge(seen(), pinned)
+    some = judge_nodes(seen(), pinned)
     assert {status for status, _ in of_check(some, "network").values()} == {"fail"}
     assert some.blamed == []
 
 
 def test_where_no_network_is_needed_none_is_proved() -> None:
-    alone = judge(seen(1, tried=None, elected=None, offsets={0: None}), spec(1))
+    alone = judge_nodes(seen(1, tried=None, elected=None, offsets={0: None}), spec(1))
     assert of_check(alone, "network") == {0: ("skip", "one machine: there is nothing to prove")}
     assert of_check(alone, "clock") == {0: ("pass", KEPT["said"])}
     assert alone.problem is None
@@ -206,10 +206,10 @@ def test_where_no_network_is_needed_none_is_proved() -> None:
 
 def test_a_check_that_did_not_answer_is_to_blame() -> None:
     facts = {**seen().facts, 1: {"tmp": {"timeout": 30}}}
-    some = judge(seen(facts=facts), spec())
+    some = judge_nodes(seen(facts=facts), spec())
     assert of_check(some, "tmp")[1] == ("warn", "no answer within 30 s")
     facts = {**seen().facts, 1: {"disk": {"timeout": 30}}}
-    assert judge(seen(facts=facts), spec()).problem == "node1: disk: no answer within 30 s"
+    assert judge_nodes(seen(facts=facts), spec()).problem == "node1: disk: no answer within 30 s"
 
 
 # --- bandwidth --------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.preflight.obsolete_variables import obsolete
+from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.spec.spec import NETWORK_PROFILES
 from slurmtrain.runtime.job.network_profile import Profile, load
 from slurmtrain.system import templates
@@ -50,7 +50,7 @@ def test_each_profile_has_a_reason_for_each_variable_and_stands_in_the_page(name
     assert {variable: value for variable, value, _ in rows} == dict(profile.variables)
     assert profile.about.endswith(".")
     assert all(entry["why"].strip().endswith(".") for entry in source["variables"].values())
-    assert obsolete(profile.variables) == []
+    assert describe_obsolete(profile.variables) == []
 
 
 @pytest.mark.parametrize("name", NETWORK_PROFILES)

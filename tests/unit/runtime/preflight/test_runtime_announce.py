@@ -10,9 +10,9 @@ from collections.abc import Sequence
 import pytest
 
 from slurmtrain.model.preflight.election import Candidate
-from slurmtrain.runtime.job.environment import Invitation, take_invitation
+from slurmtrain.runtime.job.environment import CoordinatorEndpoints, pop_coordinator_endpoints
 from slurmtrain.runtime.preflight import announce, ports
-from slurmtrain.runtime.preflight.facts.interfaces import candidates
+from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.sockets import listen_anywhere
 
 
@@ -26,11 +26,11 @@ def _in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
 def have(monkeypatch: pytest.MonkeyPatch, addresses: Sequence[str], routes: dict[str, str | None]) -> None:
     """Give this machine these addresses, and these ways to elsewhere."""
     found = [Candidate(interface="eth0", address=each, prefix=24) for each in addresses]
-    monkeypatch.setattr(announce, "candidates", lambda node: (found, []))
+    monkeypatch.setattr(announce, "find_candidates", lambda node: (found, []))
     monkeypatch.setattr(announce, "source_towards", routes.get)
 
 
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Invitation:
+def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CoordinatorEndpoints:
     """What a task learns after a shell has evaluated what is printed."""
     announce.main()
     script = f"{capsys.readouterr().out}\nenv -0"
@@ -39,7 +39,7 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         name, _, value = variable.partition("=")
         if name.startswith("SLURMTRAIN_"):
             monkeypatch.setenv(name, value)
-    invitation = take_invitation()
+    invitation = pop_coordinator_endpoints()
     assert invitation is not None
     return invitation
 
@@ -85,7 +85,7 @@ def test_the_port_is_one_of_the_job_and_its_restart_that_is_free(
     with listen_anywhere(0) as listener, listen_anywhere(0) as other:
         taken, free = listener.getsockname()[1], other.getsockname()[1]
         other.close()
-        monkeypatch.setattr(ports, "choices", choices)
+        monkeypatch.setattr(ports, "job_ports", choices)
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4700")
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "11")
@@ -103,13 +103,13 @@ def test_a_node_without_an_address_says_why_it_exports_nothing(
 
 
 def test_the_command_of_the_batch_script_works_on_this_machine() -> None:
-    if not candidates(0)[0]:
+    if not find_candidates(0)[0]:
         pytest.skip("this machine has no network")
     shell = 'invitation="$("$0" -m slurmtrain.runtime.preflight.announce)" && eval "$invitation" && env'
     ended = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, check=True)
     said = dict(line.partition("=")[::2] for line in ended.stdout.splitlines() if line.startswith("SLURMTRAIN_HOME"))
     port, *addresses = said["SLURMTRAIN_HOME"].split()
     assert int(port) in range(1024, 65536)
-    assert set(addresses) == {one.address for one in candidates(0)[0]}
+    assert set(addresses) == {one.address for one in find_candidates(0)[0]}
     assert len(bytes.fromhex(said["SLURMTRAIN_HOME_SECRET"])) == 32
     assert ended.stderr == ""

@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers.parties import Middleman, vacant
+from helpers.simulated_preflight import Middleman, vacant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.runtime.preflight import channel
-from slurmtrain.runtime.preflight.channel import Channel, Closed, Stranger, connect, greet
+from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight.sockets import listen_anywhere
 
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
@@ -38,7 +38,7 @@ async def serving(answer: Callable[..., Coroutine[Any, Any, Any]]) -> AsyncItera
     async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             server.met.put_nowait(await answer(reader, writer))
-        except (Stranger, Closed, OSError, EOFError) as error:
+        except (AuthenticationError, ChannelClosed, OSError, EOFError) as error:
             server.met.put_nowait(error)
 
     listener = await asyncio.start_server(note, "127.0.0.1", 0)
@@ -50,7 +50,7 @@ async def serving(answer: Callable[..., Coroutine[Any, Any, Any]]) -> AsyncItera
 
 
 def greeting(secret: bytes = SECRET) -> Callable[..., Coroutine[Any, Any, Channel]]:
-    return lambda reader, writer: greet(reader, writer, secret)
+    return lambda reader, writer: accept(reader, writer, secret)
 
 
 async def met(secret: bytes = SECRET) -> tuple[Channel, Channel]:
@@ -92,7 +92,7 @@ def test_what_was_sent_before_the_end_still_arrives() -> None:
         await here.send("x" * 300_000)
         here.close()
         assert await there.receive() == "x" * 300_000
-        with pytest.raises(Closed, match="it closed the connection"):
+        with pytest.raises(ChannelClosed, match="it closed the connection"):
             await there.receive()
         there.close()
 
@@ -103,7 +103,7 @@ def test_a_side_that_is_gone_is_noticed_by_the_one_that_sends() -> None:
     async def talk() -> None:
         here, there = await met()
         here._writer.transport.abort()
-        with pytest.raises(Closed, match=r"Connection reset by peer|Broken pipe|Connection lost"):
+        with pytest.raises(ChannelClosed, match=r"Connection reset by peer|Broken pipe|Connection lost"):
             while True:
                 await there.send("x" * 100_000)
 
@@ -115,7 +115,7 @@ def test_nothing_can_be_sent_over_a_connection_that_this_side_has_ended() -> Non
         _, there = await met()
         there.close()
         await there._writer.wait_closed()
-        with pytest.raises(Closed, match=r"^Connection lost$"):
+        with pytest.raises(ChannelClosed, match=r"^Connection lost$"):
             await there.send("too late")
 
     asyncio.run(talk())
@@ -126,7 +126,7 @@ def test_a_connection_that_is_cut_is_closed_in_words() -> None:
         here, there = await met()
         here._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         here._writer.transport.abort()
-        with pytest.raises(Closed, match="Connection reset by peer"):
+        with pytest.raises(ChannelClosed, match="Connection reset by peer"):
             await there.receive()
 
     asyncio.run(talk())
@@ -138,7 +138,7 @@ def test_addresses_are_as_they_are_written_in_their_own_family() -> None:
             met: asyncio.Queue[Channel] = asyncio.Queue()
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                met.put_nowait(await greet(reader, writer, SECRET))
+                met.put_nowait(await accept(reader, writer, SECRET))
 
             server = await asyncio.start_server(answer, sock=listener)
             there = await connect("127.0.0.1", listener.getsockname()[1], SECRET, "127.4.0.7")
@@ -158,7 +158,7 @@ def test_addresses_are_as_they_are_written_in_their_own_family() -> None:
 def test_sides_with_different_secrets_refuse_each_other() -> None:
     async def talk() -> None:
         async with serving(greeting()) as server:
-            with pytest.raises(Stranger, match="none of this attempt"):
+            with pytest.raises(AuthenticationError, match="none of this attempt"):
                 await connect("127.0.0.1", server.port, OTHER)
             assert str(await server.met.get()) == "it does not know the secret of this attempt"
 
@@ -178,7 +178,7 @@ def test_a_stranger_who_talks_at_random_is_sent_away(said: bytes) -> None:
         async with serving(greeting()) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
             writer.write(said)
-            assert isinstance(await server.met.get(), Stranger)
+            assert isinstance(await server.met.get(), AuthenticationError)
             # Its own nonce is all that the server has said.
             assert len(await closed(reader)) <= len(b"slurmtrain/1") + 16
             writer.close()
@@ -192,7 +192,7 @@ def test_a_stranger_who_does_not_say_enough_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, said: bytes, leaves: bool
 ) -> None:
     if not leaves:
-        monkeypatch.setattr(channel, "_GREETING_S", 0.05)
+        monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.05)
 
     async def talk() -> None:
         async with serving(greeting()) as server:
@@ -226,7 +226,7 @@ def test_a_service_that_does_not_know_the_secret_is_a_stranger(said: bytes, why:
 
     async def talk() -> None:
         async with serving(answer) as server:
-            with pytest.raises(Stranger, match=why):
+            with pytest.raises(AuthenticationError, match=why):
                 await connect("127.0.0.1", server.port, SECRET)
 
     asyncio.run(talk())
@@ -242,7 +242,7 @@ def test_a_service_that_gives_back_what_it_was_sent_proves_nothing() -> None:
 
     async def talk() -> None:
         async with serving(answer) as server:
-            with pytest.raises(Stranger, match="does not know the secret"):
+            with pytest.raises(AuthenticationError, match="does not know the secret"):
                 await connect("127.0.0.1", server.port, SECRET)
 
     asyncio.run(talk())
@@ -328,7 +328,7 @@ def test_a_host_that_was_heard_cannot_be_played_to_a_guest() -> None:
             there.close()
         heard.append(bytes(middle.back))
         async with serving(answer) as server:
-            with pytest.raises(Stranger, match="does not know the secret"):
+            with pytest.raises(AuthenticationError, match="does not know the secret"):
                 await connect("127.0.0.1", server.port, SECRET)
 
     asyncio.run(talk())
@@ -373,7 +373,7 @@ async def received(*data: bytes, serving: bool = True) -> list[Any]:
     try:
         while True:
             heard.append(await channel.receive())
-    except Closed as end:
+    except ChannelClosed as end:
         return [*heard, str(end)]
 
 

@@ -17,10 +17,10 @@ import pytest
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
-from slurmtrain.runtime.job.environment import Invitation, take_invitation
+from slurmtrain.runtime.job.environment import CoordinatorEndpoints, pop_coordinator_endpoints
 from slurmtrain.runtime.preflight import discovery, ports
-from slurmtrain.runtime.preflight.discovery import doors, open_house
-from slurmtrain.runtime.preflight.meeting import Door, Host, find
+from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, connect_to_coordinator
+from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
 from slurmtrain.runtime.preflight.sockets import listen, listen_anywhere
 from slurmtrain.system.files import read_json
 
@@ -38,7 +38,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 @pytest.fixture
 def free_port() -> int:
     """Not one of those that the kernel gives to whoever asks for any, meanwhile too."""
-    for port in ports.choices(f"{os.getpid()} {time.monotonic_ns()}", 0):
+    for port in ports.job_ports(f"{os.getpid()} {time.monotonic_ns()}", 0):
         with suppress(OSError), listen_anywhere(port):
             return port
     raise AssertionError("no port is free")
@@ -68,10 +68,12 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
 
 
 def opened(
-    attempt: AttemptDir, invited: Invitation | None = None, addresses: Sequence[str] = ("10.0.0.1", "10.1.0.1")
+    attempt: AttemptDir,
+    invited: CoordinatorEndpoints | None = None,
+    addresses: Sequence[str] = ("10.0.0.1", "10.1.0.1"),
 ) -> tuple[int, bytes, dict[str, Any]]:
     """The port and the secret that node 0 took, and what its file says."""
-    listener, secret = open_house(attempt, "7", 0, invited, addresses)
+    listener, secret = listen_for_participants(attempt, "7", 0, invited, addresses)
     with listener:
         said = read_json(attempt.rendezvous)
         assert said is not None
@@ -84,7 +86,7 @@ def opened(
 def test_node_0_listens_where_it_was_said_and_leaves_a_file_that_says_the_same(
     attempt: AttemptDir, free_port: int
 ) -> None:
-    port, secret, said = opened(attempt, Invitation(("10.0.0.1",), free_port, SECRET))
+    port, secret, said = opened(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
     assert (port, secret) == (free_port, SECRET)
     assert said == {"addresses": ["10.0.0.1", "10.1.0.1"], "port": free_port, "secret": SECRET.hex()}
 
@@ -101,11 +103,11 @@ def test_only_the_owner_can_read_the_secret(attempt: AttemptDir) -> None:
 
 def test_a_port_that_is_taken_is_replaced_and_the_file_says_so(attempt: AttemptDir, free_port: int) -> None:
     with listen_anywhere(free_port):
-        port, secret, said = opened(attempt, Invitation(("10.0.0.1",), free_port, SECRET))
+        port, secret, said = opened(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
     assert port != free_port
     assert said["port"] == port
     assert secret == SECRET
-    assert port in itertools.islice(ports.choices("7", 0, salt="bootstrap"), 50)
+    assert port in itertools.islice(ports.job_ports("7", 0, salt="bootstrap"), 50)
 
 
 def test_without_an_invitation_every_attempt_has_a_secret_of_its_own(attempt: AttemptDir) -> None:
@@ -116,7 +118,7 @@ def test_without_an_invitation_every_attempt_has_a_secret_of_its_own(attempt: At
 
 
 def test_all_addresses_of_node_0_lead_to_it(attempt: AttemptDir) -> None:
-    listener, _ = open_house(attempt, "7", 0, None, ["10.0.0.1"])
+    listener, _ = listen_for_participants(attempt, "7", 0, None, ["10.0.0.1"])
     with listener:
         for address in ("127.0.0.1", "127.8.0.1"):
             with socket.create_connection((address, listener.getsockname()[1]), timeout=LONG_S) as reached:
@@ -124,7 +126,7 @@ def test_all_addresses_of_node_0_lead_to_it(attempt: AttemptDir) -> None:
 
 
 def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir) -> None:
-    listener, _ = open_house(attempt, "7", 0, None, ["127.0.0.1"])
+    listener, _ = listen_for_participants(attempt, "7", 0, None, ["127.0.0.1"])
     with listener:
         assert listener.getsockname()[0] == "127.0.0.1"
         with pytest.raises(ConnectionRefusedError):
@@ -134,20 +136,20 @@ def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir
 def test_where_no_port_is_free_that_is_said(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     with listen_anywhere(0) as taken:
         port = int(taken.getsockname()[1])
-        monkeypatch.setattr(ports, "choices", lambda *_, salt: itertools.repeat(port))
+        monkeypatch.setattr(ports, "job_ports", lambda *_, salt: itertools.repeat(port))
         with pytest.raises(LaunchError, match=r"none of 50 ports is free on .*: .*in use"):
-            open_house(attempt, "7", 0, None, ["10.0.0.1"])
+            listen_for_participants(attempt, "7", 0, None, ["10.0.0.1"])
     assert not attempt.rendezvous.exists()
 
 
 # --- the others' part -------------------------------------------------------------------------------------------
 
-TOLD = Invitation(("10.0.0.1", "10.1.0.1"), 4711, SECRET)
-TOLD_DOORS = [Door("10.0.0.1", 4711, SECRET), Door("10.1.0.1", 4711, SECRET)]
+TOLD = CoordinatorEndpoints(("10.0.0.1", "10.1.0.1"), 4711, SECRET)
+TOLD_DOORS = [Endpoint("10.0.0.1", 4711, SECRET), Endpoint("10.1.0.1", 4711, SECRET)]
 
 
 def test_while_an_invitation_may_work_the_file_is_not_looked_for(attempt: AttemptDir, reads: Reads) -> None:
-    look = doors(attempt, TOLD)
+    look = watch_endpoints(attempt, TOLD)
     for _ in range(29):
         assert look() == TOLD_DOORS
         reads.now += 0.1
@@ -157,7 +159,7 @@ def test_while_an_invitation_may_work_the_file_is_not_looked_for(attempt: Attemp
 def test_the_file_is_looked_for_now_and_then_where_the_invitation_leads_nowhere(
     attempt: AttemptDir, reads: Reads
 ) -> None:
-    look = doors(attempt, TOLD)
+    look = watch_endpoints(attempt, TOLD)
     reads.now += 3.1
     for _ in range(25):
         assert look() == TOLD_DOORS
@@ -168,26 +170,26 @@ def test_the_file_is_looked_for_now_and_then_where_the_invitation_leads_nowhere(
     reads.now += 0.6
     count = reads.count
     for _ in range(3):
-        assert look() == [*TOLD_DOORS, Door("10.9.0.1", 4711, SECRET)]
+        assert look() == [*TOLD_DOORS, Endpoint("10.9.0.1", 4711, SECRET)]
         reads.now += 10
     assert reads.count == count + 1
 
 
 def test_another_port_than_was_said_is_another_door(attempt: AttemptDir, reads: Reads, free_port: int) -> None:
     with listen_anywhere(free_port):
-        told = Invitation(("10.0.0.1",), free_port, SECRET)
+        told = CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET)
         port, _, _ = opened(attempt, told, ["10.0.0.1"])
-    look = doors(attempt, told)
+    look = watch_endpoints(attempt, told)
     reads.now += 3.1
-    assert look() == [Door("10.0.0.1", free_port, SECRET), Door("10.0.0.1", port, SECRET)]
+    assert look() == [Endpoint("10.0.0.1", free_port, SECRET), Endpoint("10.0.0.1", port, SECRET)]
 
 
 def test_without_an_invitation_the_file_is_looked_for_until_it_is_there(attempt: AttemptDir, reads: Reads) -> None:
-    look = doors(attempt, None)
+    look = watch_endpoints(attempt, None)
     assert [look(), look()] == [[], []]
     assert reads.count == 2
     port, secret, _ = opened(attempt, None, ["10.0.0.1"])
-    assert [look(), look()] == [[Door("10.0.0.1", port, secret)]] * 2
+    assert [look(), look()] == [[Endpoint("10.0.0.1", port, secret)]] * 2
     assert reads.count == 3
 
 
@@ -197,15 +199,15 @@ def test_both_parts_find_each_other(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch, invited: bool, taken: bool, free_port: int
 ) -> None:
     monkeypatch.setattr(discovery, "_PATIENCE_S", 0.1)
-    told = Invitation(("127.0.0.1",), free_port, SECRET) if invited else None
+    told = CoordinatorEndpoints(("127.0.0.1",), free_port, SECRET) if invited else None
 
     async def meet() -> None:
         # Somebody who has taken the port for loopback alone, and says nothing.
         other = listen("127.0.0.1", free_port) if taken else None
-        finding = asyncio.create_task(find(doors(attempt, told), 1, LONG_S))
+        finding = asyncio.create_task(connect_to_coordinator(watch_endpoints(attempt, told), 1, LONG_S))
         await asyncio.sleep(0)
-        listener, secret = open_house(attempt, "7", 0, told, ["127.0.0.1", "127.8.0.1"])
-        host = Host(secret, 2)
+        listener, secret = listen_for_participants(attempt, "7", 0, told, ["127.0.0.1", "127.8.0.1"])
+        host = ParticipantConnections(secret, 2)
         await host.listen(listener)
         guest, known = await finding
         assert known == secret
@@ -224,7 +226,7 @@ def test_both_parts_find_each_other(
 @pytest.fixture
 def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     """This process's variables, of which those of an invitation are set to these."""
-    variables = Invitation(("10.0.0.1", "fd00::1"), 4711, SECRET).variables()
+    variables = CoordinatorEndpoints(("10.0.0.1", "fd00::1"), 4711, SECRET).variables()
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     yield variables
@@ -233,8 +235,8 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 
 def test_an_invitation_is_taken_out_of_the_environment(environ: dict[str, str]) -> None:
-    assert take_invitation() == Invitation(("10.0.0.1", "fd00::1"), 4711, SECRET)
-    assert take_invitation() is None
+    assert pop_coordinator_endpoints() == CoordinatorEndpoints(("10.0.0.1", "fd00::1"), 4711, SECRET)
+    assert pop_coordinator_endpoints() is None
 
 
 @pytest.mark.parametrize("spoilt", ["", "port 10.0.0.1", "4711", "4711.5 10.0.0.1"])
@@ -242,7 +244,7 @@ def test_an_invitation_that_says_nothing_of_use_is_none(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
     monkeypatch.setenv(next(iter(environ)), spoilt)
-    assert take_invitation() is None
+    assert pop_coordinator_endpoints() is None
 
 
 @pytest.mark.parametrize("secret", ["", "no hex"])
@@ -250,8 +252,8 @@ def test_an_invitation_without_a_secret_is_none(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     monkeypatch.setenv(list(environ)[1], secret)
-    assert take_invitation() is None
+    assert pop_coordinator_endpoints() is None
 
 
 def test_an_invitation_survives_being_written_down() -> None:
-    assert Invitation.from_dict(TOLD.to_dict()) == TOLD
+    assert CoordinatorEndpoints.from_dict(TOLD.to_dict()) == TOLD

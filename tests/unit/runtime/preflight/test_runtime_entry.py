@@ -21,8 +21,8 @@ from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.job.environment import Launch, Node
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import entry
-from slurmtrain.runtime.preflight.entry import assemble
-from slurmtrain.runtime.preflight.meeting import Late, Left
+from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
+from slurmtrain.runtime.preflight.entry import run_preflight
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.system.journal import Journal
 
@@ -61,7 +61,7 @@ class Agent:
 
     def run(self) -> PreflightOutcome | ExitReport:
         with Journal(self._attempt.node_journal(self._node.index), durable=False) as journal:
-            ended = assemble(self._attempt, self._node, self._plan, journal, self.flag)
+            ended = run_preflight(self._attempt, self._node, self._plan, journal, self.flag)
         if isinstance(ended, PreflightOutcome) and ended.listener is not None:
             ended.listener.close()
         return ended
@@ -81,7 +81,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
     attempt.path.mkdir(parents=True)
     monkeypatch.setattr(entry, "_import_torch", lambda: None)
-    monkeypatch.setattr(entry.clock, "discipline", lambda: {"disciplined": True, "source": "chrony", "said": "ok"})
+    monkeypatch.setattr(entry.clock, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "said": "ok"})
     return lambda of=None, its=None: Agent(attempt, of or node(), its or spec())
 
 
@@ -122,7 +122,7 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine that stood still for a while is no reason to give a node up.
-    for patience in ("meeting.SILENCE_S", "participant._ANSWER_S", "leader._PARTING_S"):
+    for patience in ("connections.SILENCE_S", "participant._ANSWER_S", "coordinator._DISCONNECT_S"):
         monkeypatch.setattr(f"slurmtrain.runtime.preflight.{patience}", LONG_S)
     its = spec(3, disk="fail")
     agents = [agent(node(index, count=3), its) for index in range(3)]
@@ -158,7 +158,7 @@ def test_a_node_journals_whether_it_is_the_one_to_blame(
     agent: Agents, monkeypatch: pytest.MonkeyPatch, blamed: list[str], expected: bool
 ) -> None:
     told: Mapping[str, Any] = {"networks": [], "excluded": [], "elected": None, "tests": 0}
-    monkeypatch.setattr(entry, "host", outcome(blamed=blamed, problem="it is full", election=told))
+    monkeypatch.setattr(entry, "coordinate", outcome(blamed=blamed, problem="it is full", election=told))
     alone = agent()
     ended = alone.run()
     assert isinstance(ended, PreflightOutcome)
@@ -181,7 +181,7 @@ def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, PreflightOutc
 
 def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> ExitReport:
     monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", 0.05)
-    monkeypatch.setattr(entry, "attend", failing(error))
+    monkeypatch.setattr(entry, "participate", failing(error))
     other = agent(node(1, options.get("executor", "local"), 3), spec(3))
     other.flag.raised = options.get("raised")
     ended = other.run()
@@ -193,21 +193,21 @@ def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, *
 def test_a_node_that_died_is_named_and_this_end_follows_from_that(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = ended_by(agent, monkeypatch, Left(0, "it closed the connection"))
+    ended = ended_by(agent, monkeypatch, PeerLost(0, "it closed the connection"))
     assert (ended.cause, ended.cascade, ended.signal) == ("node_fail", True, None)
     assert ended.reason == "node 0 is gone: it closed the connection"
 
 
 def test_a_node_that_died_is_called_by_the_host_that_slurm_gave(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NODELIST", "rack1-node[7-9]")
-    ended = ended_by(agent, monkeypatch, Left(2, "it has not been heard of for 15 s"), executor="slurm")
+    ended = ended_by(agent, monkeypatch, PeerLost(2, "it has not been heard of for 15 s"), executor="slurm")
     assert ended.reason == "rack1-node9 is gone: it has not been heard of for 15 s"
 
 
 def test_a_node_that_was_stopped_stops_this_one_by_the_same_signal(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = ended_by(agent, monkeypatch, Left(0, "it was stopped", "SIGUSR2"))
+    ended = ended_by(agent, monkeypatch, PeerLost(0, "it was stopped", "SIGUSR2"))
     assert (ended.cause, ended.signal, ended.failed_at) == ("preempted", "SIGUSR2", None)
     assert ended.reason == "stopped by SIGUSR2 before it began"
 
@@ -220,21 +220,21 @@ def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_go
 
     async def leave(*_: Any) -> PreflightOutcome:
         threading.Timer(0.1, setattr, (other.flag, "raised", signal.SIGTERM)).start()
-        raise Left(0, "it closed the connection")
+        raise PeerLost(0, "it closed the connection")
 
-    monkeypatch.setattr(entry, "attend", leave)
+    monkeypatch.setattr(entry, "participate", leave)
     ended = other.run()
     assert isinstance(ended, ExitReport)
     assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
 
 
 def test_a_node_0_that_says_nothing_is_gone(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = ended_by(agent, monkeypatch, Late([0]))
+    ended = ended_by(agent, monkeypatch, ResponseTimeout([0]))
     assert (ended.cause, ended.reason, ended.cascade) == ("node_fail", "node 0 never came to a verdict", True)
 
 
 def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "attend", failing(LaunchError("node 0 could not be found within 300 s")))
+    monkeypatch.setattr(entry, "participate", failing(LaunchError("node 0 could not be found within 300 s")))
     with pytest.raises(LaunchError, match="could not be found"):
         agent(node(1, count=2), spec(2)).run()
 
@@ -264,7 +264,7 @@ def test_a_signal_is_obeyed_whatever_hangs(
     elif what == "warm_up":
         monkeypatch.setattr(entry, "_import_torch", hanging)
     else:
-        monkeypatch.setattr(entry.clock, "discipline", hanging)
+        monkeypatch.setattr(entry.clock, "read_discipline", hanging)
     alone = agent()
     ended = stopped_while(alone, hanging, signal.SIGTERM)
     assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")

@@ -12,15 +12,15 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers.parties import FAST, LONG_S, SECRET, SLOW, Meeting, address, fast, slow
+from helpers.simulated_preflight import FAST, LONG_S, SECRET, SLOW, Meeting, address, fast, slow
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.preflight.election import Candidate, Excluded, Network, peers
+from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, Network, probe_targets
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.preflight import leader, participant
-from slurmtrain.runtime.preflight.meeting import Left
-from slurmtrain.runtime.preflight.participant import Party, PreflightOutcome, Task, attend
+from slurmtrain.runtime.preflight import coordinator, participant
+from slurmtrain.runtime.preflight.connections import PeerLost
+from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, ProbeTask, participate
 from slurmtrain.runtime.preflight.sockets import listen
 
 
@@ -66,7 +66,7 @@ def test_all_nodes_agree_on_the_place_to_meet_and_on_the_fast_network(nodes: int
     assert {one.interface for one in ended} == {"fast0"}
     assert set(statuses(ended, "network")) == {"pass"}
     assert {finding(one, "network").summary for one in ended} == {"fast0 on 127.2.0.0/16, 100 Gbit/s"}
-    assert [one.tests for one in ended] == [2 * len(peers(node, nodes)) for node in range(nodes)]
+    assert [one.tests for one in ended] == [2 * len(probe_targets(node, nodes)) for node in range(nodes)]
 
 
 def test_node_0_holds_the_port_and_the_story_of_the_election() -> None:
@@ -78,7 +78,9 @@ def test_node_0_holds_the_port_and_the_story_of_the_election() -> None:
         return bound[-1]
 
     meeting.listen = listen_and_note
-    meeting.members[1].excluded = [Excluded(node=1, interface="eth9", address="10.0.0.9", why="the interface is down")]
+    meeting.members[1].excluded = [
+        ExcludedAddress(node=1, interface="eth9", address="10.0.0.9", why="the interface is down")
+    ]
     first, *others = held(meeting)
     assert bound == [first.listener]
     assert first.master is not None
@@ -335,7 +337,7 @@ def test_where_the_check_is_off_no_connection_is_tried() -> None:
 
 
 def test_where_no_speed_is_known_rates_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (leader, participant):
+    for module in (coordinator, participant):
         monkeypatch.setattr(module, "RATE_S", LONG_S)
     meeting = Meeting(3)
     for node, member in enumerate(meeting.members):
@@ -422,10 +424,10 @@ def test_a_node_that_dies_is_named_to_node_0_and_all_others_end(moment: str) -> 
     meeting.die(2, moment)
     first, second, dead, last = meeting.hold()
     assert isinstance(dead, asyncio.CancelledError)
-    assert isinstance(first, Left)
+    assert isinstance(first, PeerLost)
     assert (first.node, first.signal) == (2, None)
     for one in (second, last):
-        assert isinstance(one, Left)
+        assert isinstance(one, PeerLost)
         assert (one.node, one.signal) == (0, None)
 
 
@@ -437,7 +439,7 @@ def test_a_signal_at_one_node_is_told_to_all(node: int, moment: str) -> None:
     assert isinstance(ended[node], asyncio.CancelledError)
     for other, one in enumerate(ended):
         if other != node:
-            assert isinstance(one, Left)
+            assert isinstance(one, PeerLost)
             assert (one.node, one.signal) == (0 if other else node, "SIGTERM")
 
 
@@ -445,9 +447,9 @@ def test_a_node_that_dies_while_all_reduce_is_named() -> None:
     meeting = Meeting(3, bandwidth="fail")
     meeting.die(1, "bandwidth")
     first, _, last = meeting.hold()
-    assert isinstance(first, Left)
+    assert isinstance(first, PeerLost)
     assert first.node == 1
-    assert isinstance(last, Left)
+    assert isinstance(last, PeerLost)
     assert last.node == 0
 
 
@@ -456,9 +458,9 @@ def test_an_agent_that_fails_is_gone_for_the_others() -> None:
     meeting.die(1, "candidates", error=ImportError("no module named psutil"))
     first, broken, last = meeting.hold()
     assert isinstance(broken, ImportError)
-    assert isinstance(first, Left)
+    assert isinstance(first, PeerLost)
     assert first.node == 1
-    assert isinstance(last, Left)
+    assert isinstance(last, PeerLost)
 
 
 def test_node_0_that_dies_is_gone_for_all_others() -> None:
@@ -467,7 +469,7 @@ def test_node_0_that_dies_is_gone_for_all_others() -> None:
     first, *others = meeting.hold()
     assert isinstance(first, asyncio.CancelledError)
     for one in others:
-        assert isinstance(one, Left)
+        assert isinstance(one, PeerLost)
         assert (one.node, one.signal) == (0, None)
 
 
@@ -501,8 +503,8 @@ def test_a_node_that_never_comes_and_has_no_name_is_not_blamed() -> None:
 
 
 def test_a_node_that_does_not_report_in_time_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leader, "MARGIN_S", 2.0)
-    monkeypatch.setattr(leader, "_PARTING_S", 0.5)
+    monkeypatch.setattr(coordinator, "MARGIN_S", 2.0)
+    monkeypatch.setattr(coordinator, "_DISCONNECT_S", 0.5)
     meeting = Meeting(3, timeout_s=1)
     meeting.members[1].hangs = True
     ended = meeting.hold()
@@ -510,14 +512,14 @@ def test_a_node_that_does_not_report_in_time_is_blamed(monkeypatch: pytest.Monke
         assert one.problem == "n1: agent: its agent has not reported in time"
         assert one.blamed == ["n1"]
     # It has been told, unless it has noticed first that node 0 is gone.
-    assert isinstance(ended[1], PreflightOutcome | Left)
+    assert isinstance(ended[1], PreflightOutcome | PeerLost)
 
 
 def test_a_node_that_cannot_find_node_0_says_so() -> None:
     def nothing(*_: Any) -> Any:
         return None
 
-    party = Party(
+    party = Participant(
         node=1,
         nodes=2,
         host="n1",
@@ -531,7 +533,7 @@ def test_a_node_that_cannot_find_node_0_says_so() -> None:
         join_s=0.05,
     )
     with pytest.raises(LaunchError, match="node 0 could not be found within 0 s: nobody said where it is"):
-        asyncio.run(attend(party, list))
+        asyncio.run(participate(party, list))
 
 
 # --- what is said -----------------------------------------------------------------------------------------------
@@ -543,11 +545,11 @@ def test_a_task_survives_being_told_and_holds_only_what_a_node_needs() -> None:
         Network("one", {node: fast(node) for node in range(nodes)}),
         Network("two", {node: slow(node) for node in range(nodes)}),
     ]
-    task = Task(networks, {node: 5000 + node for node in range(nodes)}, "token")
+    task = ProbeTask(networks, {node: 5000 + node for node in range(nodes)}, "token")
     plain = task.to_dict(nodes)
     for node in (0, 1, 37):
-        told = Task.from_dict(json.loads(json.dumps(plain[node])))
-        needed = {node, *peers(node, nodes)}
+        told = ProbeTask.from_dict(json.loads(json.dumps(plain[node])))
+        needed = {node, *probe_targets(node, nodes)}
         assert told.token == "token"
         assert told.ports == {other: 5000 + other for other in needed}
         assert [one.name for one in told.networks] == ["one", "two"]
@@ -555,4 +557,4 @@ def test_a_task_survives_being_told_and_holds_only_what_a_node_needs() -> None:
 
 
 def test_a_task_without_networks_names_no_node() -> None:
-    assert Task([], {0: 0, 1: 0}, "token").to_dict(2)[1] == {"networks": [], "ports": {}, "token": "token"}
+    assert ProbeTask([], {0: 0, 1: 0}, "token").to_dict(2)[1] == {"networks": [], "ports": {}, "token": "token"}

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.ports import choices, listen, pool
+from slurmtrain.runtime.preflight.ports import job_ports, listen_on_job_port, usable_ports
 
-DEFAULT = pool("32768\t60999\n", "\n")
+DEFAULT = usable_ports("32768\t60999\n", "\n")
 JOBS = st.one_of(st.integers(1, 10**9).map(str), st.from_regex(r"[1-9][0-9]{0,6}_[0-9]{1,4}", fullmatch=True))
 SIDES = st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted)
 
@@ -59,7 +59,7 @@ def test_no_port_of_the_pool_is_ephemeral_reserved_or_somebody_elses(
     ephemeral: list[int], reserved: list[list[int]]
 ) -> None:
     text = ",".join(f"{low}-{high}" if low != high else str(low) for low, high in reserved)
-    found = numbers(pool(f"{ephemeral[0]}\t{ephemeral[1]}\n", text + "\n"))
+    found = numbers(usable_ports(f"{ephemeral[0]}\t{ephemeral[1]}\n", text + "\n"))
     assert found == sorted(set(found))
     taken = set(range(ephemeral[0], ephemeral[1] + 1)).union(*(range(low, high + 1) for low, high in reserved))
     others = {5000, 6379, 6817, 6818, 6819, 8265, 10001, 18515, 20049, 29400, 29500}
@@ -69,27 +69,27 @@ def test_no_port_of_the_pool_is_ephemeral_reserved_or_somebody_elses(
 
 
 def test_ports_below_10000_are_taken_only_where_there_are_too_few_above() -> None:
-    assert numbers(pool("10000 64535", ""))[0] == 64536
-    assert numbers(pool("10000 64536", ""))[0] == 1024
+    assert numbers(usable_ports("10000 64535", ""))[0] == 64536
+    assert numbers(usable_ports("10000 64536", ""))[0] == 1024
 
 
 @pytest.mark.parametrize("text", ["", "x", "1", "1 2 3", "-1 5", "a b", "²  ³"])
 def test_an_ephemeral_range_that_cannot_be_read_is_linux_default(text: str) -> None:
-    assert pool(text, "") == DEFAULT
+    assert usable_ports(text, "") == DEFAULT
 
 
 @pytest.mark.parametrize("text", ["", "\n", ",", "x", "x-y", "12000-y", "-", "²"])
 def test_reserved_ports_that_cannot_be_read_are_none(text: str) -> None:
-    assert pool("32768 60999", text) == DEFAULT
+    assert usable_ports("32768 60999", text) == DEFAULT
 
 
 @given(st.text(), st.text())
 def test_any_text_gives_ports_that_a_user_may_bind(ephemeral: str, reserved: str) -> None:
-    assert all(1024 <= port < 65536 for port in numbers(pool(ephemeral, reserved)))
+    assert all(1024 <= port < 65536 for port in numbers(usable_ports(ephemeral, reserved)))
 
 
 def test_an_ephemeral_range_that_takes_all_ports_leaves_none_outside() -> None:
-    assert pool("1024 65535", "") == []
+    assert usable_ports("1024 65535", "") == []
 
 
 def machine(monkeypatch: pytest.MonkeyPatch, place: Path, ephemeral: str | None, reserved: str | None) -> None:
@@ -102,20 +102,20 @@ def machine(monkeypatch: pytest.MonkeyPatch, place: Path, ephemeral: str | None,
 
 def test_what_the_machine_says_is_heeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
-    found = set(choices("7", 0)) | set(choices("7", 0, "x"))
-    assert found == set(numbers(pool("20000 60999", "11000-12000")))
+    found = set(job_ports("7", 0)) | set(job_ports("7", 0, "x"))
+    assert found == set(numbers(usable_ports("20000 60999", "11000-12000")))
 
 
 def test_a_machine_that_says_nothing_has_linux_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine(monkeypatch, tmp_path, None, None)
-    assert list(choices("7", 0)) == list(choices("7", 0, ranges=DEFAULT))
+    assert list(job_ports("7", 0)) == list(job_ports("7", 0, ranges=DEFAULT))
 
 
 def test_where_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     machine(monkeypatch, tmp_path, "1024\t65535\n", "10000-20000\n")
-    found = set(choices("7", 0))
+    found = set(job_ports("7", 0))
     assert len(found) > 10000
     assert found.isdisjoint([*range(20001), 29500])
 
@@ -125,19 +125,19 @@ def test_where_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
 
 @given(JOBS, st.integers(0, 100), st.sampled_from(["", "bootstrap"]))
 def test_the_ports_of_a_start_are_the_same_each_time_and_no_port_comes_twice(job: str, restart: int, salt: str) -> None:
-    found = list(choices(job, restart, salt, DEFAULT))
-    assert found == list(choices(job, restart, salt, DEFAULT))
+    found = list(job_ports(job, restart, salt, DEFAULT))
+    assert found == list(job_ports(job, restart, salt, DEFAULT))
     assert len(found) == len(set(found)) == pytest.approx(len(numbers(DEFAULT)) / 2, abs=1)
 
 
 def test_the_first_port_of_a_job_never_changes() -> None:
     # Processes that have to meet compute it each by itself.
-    assert [next(choices("123_4", restart, ranges=DEFAULT)) for restart in (0, 1)] == [10781, 10881]
+    assert [next(job_ports("123_4", restart, ranges=DEFAULT)) for restart in (0, 1)] == [10781, 10881]
 
 
 @given(JOBS, st.integers(0, 1000), st.sampled_from(["", "bootstrap"]))
 def test_consecutive_restarts_try_different_ports(job: str, restart: int, salt: str) -> None:
-    one, other = (set(islice(choices(job, each, salt, DEFAULT), 50)) for each in (restart, restart + 1))
+    one, other = (set(islice(job_ports(job, each, salt, DEFAULT), 50)) for each in (restart, restart + 1))
     assert one.isdisjoint(other)
 
 
@@ -146,29 +146,29 @@ def test_consecutive_restarts_begin_elsewhere_however_few_ports_there_are(
     job: str, restart: int, count: int, salt: str
 ) -> None:
     few = [range(10000, 10000 + count)]
-    mine = list(choices(job, restart, salt, few))
+    mine = list(job_ports(job, restart, salt, few))
     assume(len(mine) > 1)
-    assert mine[0] != next(choices(job, restart + 1, salt, few))
+    assert mine[0] != next(job_ports(job, restart + 1, salt, few))
 
 
 @given(JOBS, JOBS, st.integers(0, 50), st.integers(0, 50), st.integers(2, 300))
 def test_with_a_salt_there_are_other_ports(job: str, other: str, one: int, two: int, count: int) -> None:
     few = [range(10000, 10000 + count)]
-    assert set(choices(job, one, "bootstrap", few)).isdisjoint(choices(other, two, "", few))
+    assert set(job_ports(job, one, "bootstrap", few)).isdisjoint(job_ports(other, two, "", few))
 
 
 def test_tasks_of_an_array_begin_at_different_ports() -> None:
-    first = {next(choices(f"77_{task}", 0, ranges=DEFAULT)) for task in range(100)}
+    first = {next(job_ports(f"77_{task}", 0, ranges=DEFAULT)) for task in range(100)}
     assert len(first) > 95
 
 
 def test_a_single_port_is_tried_with_and_without_a_salt() -> None:
-    assert list(choices("1", 0, "", [range(10000, 10001)])) == [10000]
-    assert list(choices("1", 0, "bootstrap", [range(10000, 10001)])) == [10000]
+    assert list(job_ports("1", 0, "", [range(10000, 10001)])) == [10000]
+    assert list(job_ports("1", 0, "bootstrap", [range(10000, 10001)])) == [10000]
 
 
 def test_no_ports_give_no_choices() -> None:
-    assert list(choices("1", 0, "", [])) == []
+    assert list(job_ports("1", 0, "", [])) == []
 
 
 # --- listening --------------------------------------------------------------------------------------------------
@@ -185,42 +185,42 @@ def is_free(port: int) -> bool:
 @pytest.fixture
 def free_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the pool be four free ports, which the kernel gives to no connection of another test meanwhile."""
-    found = sorted(islice(filter(is_free, choices(f"tests of {os.getpid()}", 0)), 4))
+    found = sorted(islice(filter(is_free, job_ports(f"tests of {os.getpid()}", 0)), 4))
     monkeypatch.setattr(ports, "_of_this_machine", lambda: [range(port, port + 1) for port in found])
     return found
 
 
 def test_a_listening_socket_takes_connections_at_the_first_port_that_is_free() -> None:
-    with listen("127.0.0.1", "991", 0) as listener:
+    with listen_on_job_port("127.0.0.1", "991", 0) as listener:
         address, port = listener.getsockname()
         assert address == "127.0.0.1"
-        assert port in set(islice(choices("991", 0), 50))
+        assert port in set(islice(job_ports("991", 0), 50))
         with socket.create_connection((address, port), timeout=30):
             accepted, _ = listener.accept()
             accepted.close()
 
 
 def test_the_port_of_a_socket_that_was_closed_with_a_connection_is_free_again(free_ports: list[int]) -> None:
-    with listen("127.0.0.1", "1", 0) as listener:
+    with listen_on_job_port("127.0.0.1", "1", 0) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port), timeout=30) as client:
             accepted, _ = listener.accept()
             accepted.close()  # this side closes first, and so is the one to wait
             assert client.recv(1) == b""
-    with listen("127.0.0.1", "1", 0) as listener:
+    with listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] == port
 
 
 def test_a_port_that_is_taken_is_passed_over(free_ports: list[int]) -> None:
-    first, second = choices("1", 0)
-    with socket.create_server(("127.0.0.1", first)), listen("127.0.0.1", "1", 0) as listener:
+    first, second = job_ports("1", 0)
+    with socket.create_server(("127.0.0.1", first)), listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] == second
 
 
 def test_it_leaves_the_ports_of_a_salt_alone(free_ports: list[int]) -> None:
-    with listen("127.0.0.1", "1", 0) as listener:
+    with listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] in free_ports[::2]
-    assert sorted(choices("1", 0, salt="bootstrap")) == free_ports[1::2]
+    assert sorted(job_ports("1", 0, salt="bootstrap")) == free_ports[1::2]
 
 
 def test_that_no_port_is_free_is_told_with_the_address_and_the_reason(free_ports: list[int]) -> None:
@@ -228,8 +228,8 @@ def test_that_no_port_is_free_is_told_with_the_address_and_the_reason(free_ports
         for port in free_ports:
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
         with pytest.raises(LaunchError) as raised:
-            listen("127.0.0.1", "1", 0)
-    first = next(choices("1", 0))
+            listen_on_job_port("127.0.0.1", "1", 0)
+    first = next(job_ports("1", 0))
     assert str(raised.value) == (
         f"cannot listen on 127.0.0.1: none of 2 ports from {first} on is free (Address already in use)"
     )
@@ -244,8 +244,8 @@ def test_no_more_than_fifty_ports_are_tried(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(socket, "create_server", refuse)
     with pytest.raises(LaunchError, match=r"none of 50 ports from \d+ on is free \(Address already in use\)"):
-        listen("10.0.0.1", "1", 0)
-    assert tried == list(islice(choices("1", 0), 50))
+        listen_on_job_port("10.0.0.1", "1", 0)
+    assert tried == list(islice(job_ports("1", 0), 50))
 
 
 def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(
         LaunchError, match=r"cannot listen on 10\.0\.0\.1: there is no port to try \(no port is outside"
     ):
-        listen("10.0.0.1", "1", 0)
+        listen_on_job_port("10.0.0.1", "1", 0)
 
 
 @pytest.mark.parametrize(
@@ -277,19 +277,19 @@ def test_what_another_port_would_not_change_is_told_at_once(
     monkeypatch.setattr(socket, "create_server", refuse)
     monkeypatch.setattr(socket, "gethostname", lambda: "node3")
     with pytest.raises(LaunchError) as raised:
-        listen("10.0.0.1", "1", 0)
+        listen_on_job_port("10.0.0.1", "1", 0)
     assert str(raised.value) == message
     assert len(tried) == 1
 
 
 def test_an_address_that_this_machine_does_not_have_is_told() -> None:
     with pytest.raises(LaunchError, match=r"cannot listen on 203\.0\.113\.7: .* has no such address"):
-        listen("203.0.113.7", "1", 0)
+        listen_on_job_port("203.0.113.7", "1", 0)
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 def test_an_address_of_the_newer_kind_is_listened_on() -> None:
-    with listen("::1", "992", 0) as listener:
+    with listen_on_job_port("::1", "992", 0) as listener:
         assert listener.family == socket.AF_INET6
         with socket.create_connection(listener.getsockname()[:2], timeout=30):
             accepted, _ = listener.accept()
@@ -298,8 +298,8 @@ def test_an_address_of_the_newer_kind_is_listened_on() -> None:
 
 _LISTENER = """
 import sys
-from slurmtrain.runtime.preflight.ports import listen
-with listen("127.0.0.1", "993", 0) as listener:
+from slurmtrain.runtime.preflight.ports import listen_on_job_port
+with listen_on_job_port("127.0.0.1", "993", 0) as listener:
     print(listener.getsockname()[1], flush=True)
     sys.stdin.read()
 """
@@ -317,7 +317,7 @@ def test_two_processes_that_listen_for_the_same_job_get_different_ports() -> Non
             running.append(process)
         found = [int(process.stdout.readline()) for process in running if process.stdout]
         assert len(set(found)) == 2
-        assert set(found) <= set(islice(choices("993", 0), 50))
+        assert set(found) <= set(islice(job_ports("993", 0), 50))
 
 
 def test_threads_that_listen_for_the_same_job_at_the_same_time_get_different_ports() -> None:
@@ -325,7 +325,7 @@ def test_threads_that_listen_for_the_same_job_at_the_same_time_get_different_por
 
     def one() -> None:
         start.wait(30)
-        found.append(listen("127.0.0.1", "994", 0))
+        found.append(listen_on_job_port("127.0.0.1", "994", 0))
 
     threads = [threading.Thread(target=one) for _ in range(8)]
     for thread in threads:

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
-from helpers.parties import Middleman, vacant
+from helpers.simulated_preflight import Middleman, vacant
 
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
 from slurmtrain.runtime.preflight import probe
 from slurmtrain.runtime.preflight.channel import Channel, connect
-from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prover
+from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prober
 from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET, OTHER = bytes(32), bytes(range(32))
@@ -35,10 +35,10 @@ TWO = network("127.2.0.1", "127.2.0.2")
 @contextlib.asynccontextmanager
 async def provers(
     count: int = 2, secrets: Mapping[int, bytes] | None = None, **options: Any
-) -> AsyncIterator[tuple[list[Prover], dict[int, int]]]:
+) -> AsyncIterator[tuple[list[Prober], dict[int, int]]]:
     """Some nodes that answer, and their ports."""
     options = {"bind_source": True, **options}
-    some = [Prover(node, (secrets or {}).get(node, SECRET), **options) for node in range(count)]
+    some = [Prober(node, (secrets or {}).get(node, SECRET), **options) for node in range(count)]
     try:
         yield some, {node: await each.listen() for node, each in enumerate(some)}
     finally:
@@ -97,7 +97,7 @@ def test_ipv6_is_proved_alike() -> None:
 def test_a_node_can_answer_at_one_of_its_addresses_only() -> None:
     async def prove() -> tuple[list[NetworkProblem], list[NetworkProblem]]:
         async with provers(1) as (some, _):
-            other = Prover(1, SECRET)
+            other = Prober(1, SECRET)
             port = await other.listen("127.2.0.2")
             at_home = await some[0].prove(TWO, {1: port}, [1], LONG_S)
             elsewhere = await some[0].prove(network("127.2.0.1", "127.2.0.3"), {1: port}, [1], LONG_S)
@@ -199,7 +199,7 @@ def test_an_address_that_is_changed_on_the_way_is_no_proof() -> None:
 
 def test_a_node_that_breaks_off_is_told() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = await probe.greet(reader, writer, SECRET)
+        channel = await probe.accept(reader, writer, SECRET)
         await channel.receive()
         channel.close()
 
@@ -252,7 +252,7 @@ def test_no_more_than_some_connections_are_open_at_once(monkeypatch: pytest.Monk
     monkeypatch.setattr(probe, "connect", count)
 
     async def prove() -> list[NetworkProblem]:
-        return await Prover(0, SECRET, bind_source=True).prove(TWO, {1: 1}, [1] * 200, LONG_S)
+        return await Prober(0, SECRET, bind_source=True).prove(TWO, {1: 1}, [1] * 200, LONG_S)
 
     assert len(asyncio.run(prove())) == 200
     assert most == 64

@@ -16,7 +16,7 @@ from helpers.site import PATIENCE_S
 from slurmtrain.model.spec.spec import BandwidthCheck, Nodes, PreflightSpec, ResourcesSpec, Spec
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import allreduce
-from slurmtrain.runtime.preflight.facts.allreduce import all_reduce
+from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
 
 
 def spec(nodes: int, gpus: int = 0, **rest: Any) -> Spec:
@@ -27,7 +27,7 @@ def spec(nodes: int, gpus: int = 0, **rest: Any) -> Spec:
 
 def free_port() -> int:
     """One that the kernel gives to no connection of another test: it is bound seconds later, when torch is there."""
-    with ports.listen("127.0.0.1", f"tests of {os.getpid()}", 0) as probe:
+    with ports.listen_on_job_port("127.0.0.1", f"tests of {os.getpid()}", 0) as probe:
         return int(probe.getsockname()[1])
 
 
@@ -36,7 +36,7 @@ def reduced(nodes: int, interfaces: Sequence[str]) -> list[dict[str, Any]]:
     port, found = free_port(), [{} for _ in range(nodes)]  # type: list[Any]
 
     def one(node: int) -> None:
-        found[node] = all_reduce(spec(nodes), node, nodes, "127.0.0.1", port, interfaces[node])
+        found[node] = measure_all_reduce(spec(nodes), node, nodes, "127.0.0.1", port, interfaces[node])
 
     threads = [threading.Thread(target=one, args=(node,)) for node in range(nodes)]
     with mock.patch.object(allreduce, "_TIMEOUT_S", 4 * PATIENCE_S):
@@ -76,14 +76,14 @@ def test_three_ranks_measure_one_figure_and_what_the_slowest_link_has_carried() 
 
 
 def test_a_single_rank_has_nobody_to_reduce_with() -> None:
-    assert all_reduce(spec(1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
-    assert all_reduce(spec(1, gpus=1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
+    assert measure_all_reduce(spec(1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
+    assert measure_all_reduce(spec(1, gpus=1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
 
 
 def test_a_rank_is_told_its_number_and_its_gpu_and_has_the_variables_of_the_network(python: Any) -> None:
     python('echo "{\\"told\\": $told, \\"gloo\\": \\"$GLOO_SOCKET_IFNAME\\", \\"nccl\\": \\"$NCCL_SOCKET_IFNAME\\", '
            '\\"mine\\": \\"$MINE\\"}"')  # fmt: skip
-    said = all_reduce(spec(3, gpus=2, env={"MINE": "yes"}), 1, 3, "10.0.0.1", 4711, "ib0")
+    said = measure_all_reduce(spec(3, gpus=2, env={"MINE": "yes"}), 1, 3, "10.0.0.1", 4711, "ib0")
     assert (said["gloo"], said["nccl"], said["mine"]) == ("ib0", "=ib0", "yes")
     assert said["told"] == {
         "rank": 2,
@@ -97,12 +97,12 @@ def test_a_rank_is_told_its_number_and_its_gpu_and_has_the_variables_of_the_netw
 
 def test_figures_are_found_among_what_libraries_say(python: Any) -> None:
     python("echo 'node0:7:7 [0] NCCL INFO {Bootstrap}'; echo '{\"ranks\": 2}'; echo 'NCCL INFO comm destroyed'")
-    assert all_reduce(spec(2), 0, 2, "127.0.0.1", 1, "lo") == {"ranks": 2}
+    assert measure_all_reduce(spec(2), 0, 2, "127.0.0.1", 1, "lo") == {"ranks": 2}
 
 
 def test_libraries_that_say_much_are_not_waited_for(python: Any) -> None:
     python("yes NCCL INFO | head -n 100000; yes NCCL WARN | head -n 100000 >&2; echo '{\"ranks\": 2}'")
-    assert all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {"ranks": 2}
+    assert measure_all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {"ranks": 2}
 
 
 # --- ranks that fail --------------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def test_ranks_that_cannot_use_their_interface_say_so() -> None:
 )
 def test_a_rank_that_dies_is_an_error_in_words(python: Any, script: str, why: str) -> None:
     python(script)
-    assert all_reduce(spec(2), 1, 2, "127.0.0.1", 1, "lo") == {"error": why}
+    assert measure_all_reduce(spec(2), 1, 2, "127.0.0.1", 1, "lo") == {"error": why}
 
 
 @pytest.mark.parametrize("dies", [0, 1])
@@ -135,7 +135,7 @@ def test_where_one_rank_dies_the_others_are_not_waited_for(python: Any, dies: in
     *'"rank": {dies},'*) echo 'RuntimeError: no GPU' >&2; exit 1;;
     *) : > {tmp_path}/$$; exec sleep 1000;;
     esac""")
-    assert all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {"error": "RuntimeError: no GPU"}
+    assert measure_all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {"error": "RuntimeError: no GPU"}
     started = [file.name for file in tmp_path.iterdir() if file.name.isdecimal()]  # none, where it was ended first
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
@@ -143,6 +143,6 @@ def test_where_one_rank_dies_the_others_are_not_waited_for(python: Any, dies: in
 def test_ranks_that_do_not_end_are_ended(python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allreduce, "_TIMEOUT_S", 0.1)
     python("exec sleep 1000")
-    assert all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {
+    assert measure_all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {
         "error": "the all-reduce has not ended within 0 s"
     }

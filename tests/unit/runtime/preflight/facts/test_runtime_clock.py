@@ -19,8 +19,8 @@ from slurmtrain.runtime.preflight.facts.clock import (
     Timex,
     ask_kernel,
     conclude,
-    discipline,
     read_chrony,
+    read_discipline,
     read_kernel,
     read_ntpq,
     read_timedatectl,
@@ -255,42 +255,42 @@ def printing(text: str) -> str:
 
 def test_a_kernel_that_calls_the_clock_synchronised_is_enough(commands: Commands, tmp_path: Path) -> None:
     commands(SYNCHRONISED, chronyc=f"echo asked > {tmp_path}/asked")
-    assert discipline() == SYNCHRONISED
+    assert read_discipline() == SYNCHRONISED
     assert not (tmp_path / "asked").exists()
 
 
 def test_chrony_is_believed_where_the_kernel_has_no_word(commands: Commands) -> None:
     for kernel in (None, IN_DOUBT, ASTRAY):
         commands(kernel, chronyc=printing(CHRONY))
-        assert discipline() == read_chrony(CHRONY)
+        assert read_discipline() == read_chrony(CHRONY)
 
 
 def test_the_first_service_that_keeps_the_clock_is_believed(commands: Commands) -> None:
     commands(None, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no", ntpq=printing(NTPD))
-    assert discipline() == read_ntpq(NTPD)
+    assert read_discipline() == read_ntpq(NTPD)
 
 
 def test_a_service_that_denies_it_outranks_the_kernel(commands: Commands) -> None:
     for kernel in (None, IN_DOUBT, ASTRAY):
         commands(kernel, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no")
-        assert discipline() == read_chrony(CHRONY_ASTRAY)
+        assert read_discipline() == read_chrony(CHRONY_ASTRAY)
 
 
 def test_a_kernel_in_doubt_is_believed_where_no_service_answers(commands: Commands) -> None:
     commands(IN_DOUBT)
-    found = discipline()
+    found = read_discipline()
     assert (found["disciplined"], found["source"], found["bound_ms"]) == (True, "adjtimex", 5.0)
 
 
 def test_a_kernel_that_denies_it_is_believed_where_no_service_answers(commands: Commands) -> None:
     commands(ASTRAY, chronyc=f"echo '{CHRONY_GONE.strip()}'; exit 1")
-    assert discipline() == ASTRAY
+    assert read_discipline() == ASTRAY
 
 
 def test_where_nobody_answers_nothing_is_known(commands: Commands) -> None:
     commands(None)
     nothing = {"disciplined": None, "source": "none", "said": "no time service answers", "bound_ms": None}
-    assert discipline() == nothing
+    assert read_discipline() == nothing
     assert conclude(None, None) == nothing
 
 
@@ -304,17 +304,17 @@ def test_where_nobody_answers_nothing_is_known(commands: Commands) -> None:
 )
 def test_a_command_that_hangs_or_fails_is_passed_over(commands: Commands, script: str) -> None:
     commands(None, chronyc=script, timedatectl="echo yes")
-    assert discipline(timeout_s=0.5)["source"] == "timesyncd"
+    assert read_discipline(timeout_s=0.5)["source"] == "timesyncd"
 
 
 def test_a_file_that_cannot_be_executed_is_passed_over(commands: Commands, tmp_path: Path) -> None:
     commands(None, timedatectl="echo yes")
     (tmp_path / "chronyc").write_bytes(b"\x7fELF")
     (tmp_path / "chronyc").chmod(0o755)
-    assert discipline()["source"] == "timesyncd"
+    assert read_discipline()["source"] == "timesyncd"
 
 
 def test_commands_are_asked_in_the_language_that_is_read_and_without_input(commands: Commands) -> None:
     language, arguments = '[ "$LC_ALL" = C ]', '[ "$*" = "show -p NTPSynchronized --value" ]'
     commands(None, timedatectl=f"{language} && {arguments} && ! read -r line && echo yes")
-    assert discipline()["disciplined"] is True
+    assert read_discipline()["disciplined"] is True

@@ -23,11 +23,11 @@ from slurmtrain.runtime.preflight.facts import gpus, matmul
 from slurmtrain.runtime.preflight.facts.gpus import (
     driver_version,
     find_xids,
+    inspect_gpus,
     load_nvml,
-    look,
-    read_gemm,
+    parse_gemm_output,
     run_gemm,
-    visible,
+    visible_devices,
 )
 
 NOT_SUPPORTED, NO_PERMISSION, DRIVER_NOT_LOADED, LOST = 3, 4, 9, 15
@@ -197,13 +197,13 @@ def _one_good_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_a_job_may_see_is_read_as_cuda_reads_it(value: str | None, expected: list[int | str]) -> None:
-    assert visible(value, 4) == expected
+    assert visible_devices(value, 4) == expected
 
 
 @settings(deadline=None)
 @given(st.text(alphabet="0123456789,-GPUMI abx"), st.integers(0, 8))
 def test_a_job_never_sees_a_gpu_twice_or_one_that_is_not_there(value: str, count: int) -> None:
-    seen = visible(value, count)
+    seen = visible_devices(value, count)
     assert len(set(seen)) == len(seen)
     assert all(entry < count for entry in seen if isinstance(entry, int))
 
@@ -214,7 +214,7 @@ def test_a_job_never_sees_a_gpu_twice_or_one_that_is_not_there(value: str, count
 @pytest.mark.usefixtures("_one_good_gpu")
 def test_gpus_are_looked_at_with_all_their_figures() -> None:
     nvml = FakeNvml(device(0), device(1, ecc=3, rows=(0, 2, 1, 0), used=5_000_000_000))
-    facts = look(2, {}, 10, nvml)
+    facts = inspect_gpus(2, {}, 10, nvml)
     assert (facts["asked"], facts["count"], facts["nvml"], facts["mig"]) == (2, 2, None, False)
     good = {"name": "NVIDIA H100", "bus": "00000000:1B:00.0", "uncorrected": 0, "pending": False, "used_mb": 600}
     assert facts["gpus"] == [
@@ -237,14 +237,14 @@ def test_gpus_are_looked_at_with_all_their_figures() -> None:
     ],
 )
 def test_only_gpus_of_this_job_are_looked_at(value: str, buses: list[str]) -> None:
-    facts = look(1, {"CUDA_VISIBLE_DEVICES": value}, 10, FakeNvml(device(0), device(1)))
+    facts = inspect_gpus(1, {"CUDA_VISIBLE_DEVICES": value}, 10, FakeNvml(device(0), device(1)))
     assert [gpu["bus"] for gpu in facts["gpus"]] == buses
     assert facts["count"] == len(buses)
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
 def test_a_part_of_a_gpu_is_found_by_its_own_name() -> None:
-    facts = look(1, {"CUDA_VISIBLE_DEVICES": "MIG-7"}, 10, FakeNvml(device(0), device(1, part="MIG-7")))
+    facts = inspect_gpus(1, {"CUDA_VISIBLE_DEVICES": "MIG-7"}, 10, FakeNvml(device(0), device(1, part="MIG-7")))
     assert (facts["mig"], [gpu["bus"] for gpu in facts["gpus"]]) == (True, ["00000000:2B:00.0"])
 
 
@@ -252,7 +252,7 @@ def test_a_part_of_a_gpu_is_found_by_its_own_name() -> None:
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION])
 def test_a_figure_that_a_gpu_does_not_have_is_none(code: int) -> None:
     no = NVMLError(code)
-    facts = look(1, {}, 10, FakeNvml(device(0, ecc=no, rows=no, pages=no)))
+    facts = inspect_gpus(1, {}, 10, FakeNvml(device(0, ecc=no, rows=no, pages=no)))
     assert facts["gpus"][0]["uncorrected"] is None
     assert facts["gpus"][0]["pending"] is None
     assert facts["gpus"][0]["used_mb"] == 600
@@ -260,14 +260,14 @@ def test_a_figure_that_a_gpu_does_not_have_is_none(code: int) -> None:
 
 @pytest.mark.usefixtures("_one_good_gpu")
 def test_an_older_gpu_tells_of_pages_instead_of_rows() -> None:
-    facts = look(1, {}, 10, FakeNvml(device(0, rows=NVMLError(NOT_SUPPORTED), pages=1)))
+    facts = inspect_gpus(1, {}, 10, FakeNvml(device(0, rows=NVMLError(NOT_SUPPORTED), pages=1)))
     assert facts["gpus"][0]["pending"] is True
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
 @pytest.mark.parametrize("query", ["handle", "ecc", "used"])
 def test_a_gpu_that_does_not_answer_is_told_and_the_others_are_looked_at(query: str) -> None:
-    facts = look(2, {}, 10, FakeNvml(device(0, **{query: NVMLError(LOST)}), device(1)))
+    facts = inspect_gpus(2, {}, 10, FakeNvml(device(0, **{query: NVMLError(LOST)}), device(1)))
     assert facts["gpus"][0] == {"error": "error 15"}
     assert facts["gpus"][1]["uncorrected"] == 0
 
@@ -281,13 +281,13 @@ def test_a_gpu_that_does_not_answer_is_told_and_the_others_are_looked_at(query: 
     ],
 )
 def test_without_nvml_torch_counts(nvml: FakeNvml | None, reason: str) -> None:
-    facts = look(1, {}, 10, nvml)
+    facts = inspect_gpus(1, {}, 10, nvml)
     assert (facts["nvml"], facts["count"], facts["gpus"]) == (reason, 1, [])
 
 
 def test_where_neither_can_look_there_is_nothing_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "run_gemm", lambda environ, limit_s: {"skip": "torch is built without CUDA"})
-    assert look(1, {}, 10, None) == {
+    assert inspect_gpus(1, {}, 10, None) == {
         "skip": "GPUs cannot be looked at: nvidia-ml-py is not installed, and torch is built without CUDA"
     }
 
@@ -297,7 +297,7 @@ def test_memory_is_looked_at_before_the_product_uses_some(monkeypatch: pytest.Mo
     nvml = FakeNvml(device(0))
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda handle: order.append("memory"))
     monkeypatch.setattr(gpus, "run_gemm", lambda environ, limit_s: order.append("product") or {"error": "x"})
-    look(1, {}, 10, nvml)
+    inspect_gpus(1, {}, 10, nvml)
     assert order == ["memory", "product"]
 
 
@@ -352,13 +352,13 @@ def test_a_kernel_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.Mon
     log.write_text("6,1,1,-;something\n" * 5000 + LOG)
     monkeypatch.setattr(gpus, "KERNEL_LOG", log)
     monkeypatch.setattr(gpus, "run_gemm", lambda environ, limit_s: {"error": "x"})
-    facts = look(1, {}, 10, FakeNvml(device(0)))
+    facts = inspect_gpus(1, {}, 10, FakeNvml(device(0)))
     assert ([xid["code"] for xid in facts["xids"]], facts["kernel_log"]) == ([79], None)
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
 def test_a_kernel_log_that_cannot_be_read_is_noted() -> None:
-    facts = look(1, {}, 10, FakeNvml(device(0)))
+    facts = inspect_gpus(1, {}, 10, FakeNvml(device(0)))
     assert (facts["xids"], facts["kernel_log"]) == (None, "no such file or directory")
 
 
@@ -368,7 +368,7 @@ def test_a_kernel_log_that_has_no_more_for_now_is_at_its_end(tmp_path: Path) -> 
     keep = os.open(pipe, os.O_RDWR)
     try:
         os.write(keep, LOG.encode())
-        assert gpus.read_log(pipe) == LOG
+        assert gpus.read_kernel_log(pipe) == LOG
     finally:
         os.close(keep)
 
@@ -467,7 +467,7 @@ def test_a_child_whose_parent_is_gone_ends_by_itself(fake_torch: FakeTorch) -> N
 @settings(deadline=None)
 @given(st.text(), st.text())
 def test_any_output_can_be_read(output: str, ending: str) -> None:
-    facts = read_gemm(output, ending)
+    facts = parse_gemm_output(output, ending)
     assert facts.keys() & {"error", "skip", "gpus"}
 
 
@@ -477,7 +477,7 @@ def test_a_torn_output_leaves_no_gpu_without_a_word(length: int) -> None:
     whole = (
         '{"count": 2, "built_for": "12.8"}\n{"gpu": 0, "name": "H", "ms": 1, "tflops": 2}\n{"gpu": 1, "error": "no"}\n'
     )
-    facts = read_gemm(whole[:length], "signal 9")
+    facts = parse_gemm_output(whole[:length], "signal 9")
     if "count" in facts:
         assert [gpu["gpu"] for gpu in facts["gpus"]] == [0, 1]
         assert all("name" in gpu or gpu["error"] in ("no", "signal 9") for gpu in facts["gpus"])
@@ -498,7 +498,7 @@ def test_a_device_that_torch_does_not_have_is_an_error() -> None:
 
 def test_timing_one_core_leaves_the_threads_of_torch_as_they_were() -> None:
     before = torch.get_num_threads(), torch.__config__.parallel_info()
-    assert matmul.on_one_core() > 0
+    assert matmul.multiply_on_one_core() > 0
     assert (torch.get_num_threads(), torch.__config__.parallel_info()) == before
 
 
@@ -506,5 +506,5 @@ def test_one_core_is_timed_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> N
     seen = []
     monkeypatch.setattr(matmul, "multiply", lambda *_, **__: seen.append(torch.get_num_threads()) or 1.0)
     torch.set_num_threads(2)
-    matmul.on_one_core()
+    matmul.multiply_on_one_core()
     assert (seen, torch.get_num_threads()) == ([1], 2)

@@ -12,7 +12,7 @@ import pytest
 
 from slurmtrain.model.preflight.election import Candidate
 from slurmtrain.runtime.preflight.facts import interfaces
-from slurmtrain.runtime.preflight.facts.interfaces import candidates
+from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.sockets import listen
 
 
@@ -84,7 +84,7 @@ V6 = "fd00::5/ffff:ffff:ffff:ffff::"
 
 def left_out(node: int = 0, pinned: str | None = None) -> dict[str, str]:
     """The reasons, by address; nothing else is there."""
-    found, excluded = candidates(node, pinned)
+    found, excluded = find_candidates(node, pinned)
     assert found == []
     return {one.address: one.why for one in excluded}
 
@@ -94,7 +94,7 @@ def left_out(node: int = 0, pinned: str | None = None) -> dict[str, str]:
 
 def test_an_interface_is_told_with_all_that_the_kernel_says_of_it(machine: Machine) -> None:
     machine(eth0=replace(ETH0, speed=25_000, mtu=9000), ib0=Card(("10.1.0.5/255.255.0.0",), speed=200_000, type="32"))
-    assert candidates(0) == (
+    assert find_candidates(0) == (
         [
             Candidate(interface="eth0", address="10.0.0.5", prefix=24, speed_mbps=25_000, mtu=9000),
             Candidate(interface="ib0", address="10.1.0.5", prefix=16, speed_mbps=200_000, kind="infiniband"),
@@ -105,7 +105,7 @@ def test_an_interface_is_told_with_all_that_the_kernel_says_of_it(machine: Machi
 
 def test_names_are_in_the_order_of_their_numbers_and_ipv4_comes_first(machine: Machine) -> None:
     machine(eth10=Card(("10.2.0.5",)), eth2=Card((V6, "10.0.0.5", "10.0.0.6")), ens1=Card(("10.3.0.5",)))
-    assert [(one.interface, one.address) for one in candidates(0)[0]] == [
+    assert [(one.interface, one.address) for one in find_candidates(0)[0]] == [
         ("ens1", "10.3.0.5"),
         ("eth2", "10.0.0.5"),
         ("eth2", "10.0.0.6"),
@@ -116,7 +116,7 @@ def test_names_are_in_the_order_of_their_numbers_and_ipv4_comes_first(machine: M
 
 def test_a_prefix_is_that_of_the_mask_or_the_whole_address(machine: Machine) -> None:
     machine(eth0=Card((V6, "10.0.0.5/255.255.255.128")), wwan0=Card(("10.9.0.5", "fd09::5")))
-    assert {one.address: one.prefix for one in candidates(0)[0]} == {
+    assert {one.address: one.prefix for one in find_candidates(0)[0]} == {
         "10.0.0.5": 25,
         "fd00::5": 64,
         "10.9.0.5": 32,
@@ -127,18 +127,18 @@ def test_a_prefix_is_that_of_the_mask_or_the_whole_address(machine: Machine) -> 
 @pytest.mark.parametrize(("speed", "known"), [(0, None), (-1, None), (2**32 - 1, None), (1, 1), (800_000, 800_000)])
 def test_a_speed_that_the_kernel_does_not_know_is_none(machine: Machine, speed: int, known: int | None) -> None:
     machine(eth0=replace(ETH0, speed=speed))
-    assert candidates(0)[0][0].speed_mbps == known
+    assert find_candidates(0)[0][0].speed_mbps == known
 
 
 @pytest.mark.parametrize("state", ["up", "unknown", None])
 def test_a_driver_that_says_little_of_its_state_is_believed(machine: Machine, state: str | None) -> None:
     machine(eth0=replace(ETH0, operstate=state, type=None))
-    assert [one.address for one in candidates(0)[0]] == ["10.0.0.5"]
+    assert [one.address for one in find_candidates(0)[0]] == ["10.0.0.5"]
 
 
 def test_a_scope_is_no_part_of_an_address(machine: Machine) -> None:
     machine(eth0=Card(("fd00::5%eth0/ffff:ffff:ffff:ffff::",)))
-    assert [one.address for one in candidates(0)[0]] == ["fd00::5"]
+    assert [one.address for one in find_candidates(0)[0]] == ["fd00::5"]
 
 
 # --- what cannot ------------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def test_an_interface_that_carries_nothing_is_left_out_even_if_it_is_pinned(
 def test_interfaces_of_containers_are_left_out_unless_they_are_pinned(machine: Machine, name: str) -> None:
     machine(**{name: ETH0})
     assert left_out() == {"10.0.0.5": "an interface of containers or virtual machines, by its name"}
-    assert [one.interface for one in candidates(0, name)[0]] == [name]
+    assert [one.interface for one in find_candidates(0, name)[0]] == [name]
 
 
 @pytest.mark.parametrize(
@@ -176,19 +176,19 @@ def test_interfaces_of_containers_are_left_out_unless_they_are_pinned(machine: M
 )
 def test_interfaces_of_hardware_are_used(machine: Machine, name: str) -> None:
     machine(**{name: ETH0})
-    assert [one.interface for one in candidates(0)[0]] == [name]
+    assert [one.interface for one in find_candidates(0)[0]] == [name]
 
 
 def test_the_loopback_interface_is_not_worth_a_word_unless_it_is_pinned(machine: Machine) -> None:
     machine(lo=Card(("127.0.0.1/255.0.0.0", "::1", "10.5.0.1"), operstate="unknown"))
-    assert candidates(0) == ([], [])
-    assert [one.address for one in candidates(0, "lo")[0]] == ["127.0.0.1", "10.5.0.1", "::1"]
+    assert find_candidates(0) == ([], [])
+    assert [one.address for one in find_candidates(0, "lo")[0]] == ["127.0.0.1", "10.5.0.1", "::1"]
 
 
 def test_addresses_of_the_link_alone_are_not_worth_a_word(machine: Machine) -> None:
     machine(eth0=Card(("fe80::1%eth0/ffff:ffff:ffff:ffff::", "169.254.7.1/255.255.0.0")))
-    assert candidates(0) == ([], [])
-    assert candidates(0, "eth0") == ([], [])
+    assert find_candidates(0) == ([], [])
+    assert find_candidates(0, "eth0") == ([], [])
 
 
 def test_a_loopback_address_on_another_interface_is_left_out(machine: Machine) -> None:
@@ -205,12 +205,12 @@ def test_an_address_of_ipv6_that_will_not_stay_is_left_out(machine: Machine, fla
 @pytest.mark.parametrize("flag", [0x00, 0x80, 0x02])
 def test_an_address_of_ipv6_that_stays_is_used(machine: Machine, flag: int) -> None:
     machine({"fd00::1:5": 0x01, "fd00::5": flag}, eth0=Card((V6,)))
-    assert [one.address for one in candidates(0)[0]] == ["fd00::5"]
+    assert [one.address for one in find_candidates(0)[0]] == ["fd00::5"]
 
 
 def test_what_is_left_out_is_told_with_its_node(machine: Machine) -> None:
     machine(eth0=replace(ETH0, up=False))
-    [excluded] = candidates(7)[1]
+    [excluded] = find_candidates(7)[1]
     assert (excluded.node, excluded.interface) == (7, "eth0")
 
 
@@ -224,7 +224,7 @@ def test_an_interface_that_is_gone_meanwhile_is_down(machine: Machine, monkeypat
 
 
 def test_every_address_of_this_machine_that_could_be_used_can_be_listened_on() -> None:
-    found, _ = candidates(0, "lo")
+    found, _ = find_candidates(0, "lo")
     assert "127.0.0.1" in {one.address for one in found}
     for one in found:
         listen(one.address, 0).close()

@@ -26,7 +26,7 @@ from slurmtrain.model.spec.fields import Levelled
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import PreflightSpec, ResourcesSpec, Spec
 from slurmtrain.runtime.preflight.facts import gpus, measure, plugins
-from slurmtrain.runtime.preflight.facts.measure import NodeContext, forget_shared, measure_all
+from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file
 
 TOKEN = "5eed" * 16
 OWN = {"shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"}
@@ -104,7 +104,7 @@ def test_a_node_that_is_alone_measures_every_check(here: Place) -> None:
 @pytest.mark.usefixtures("patient")
 def test_what_is_measured_can_be_judged(here: Place) -> None:
     node = here(preflight={"limits": {"min_nofile": 1}})
-    findings = checks.judge({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
+    findings = checks.judge_checks({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
     assert [finding.check for finding in findings] == [
         name for name, field in PreflightSpec.__dataclass_fields__.items()
         if isinstance(field.metadata["kind"], Levelled) and name in OWN
@@ -129,8 +129,8 @@ def test_a_check_that_hangs_is_told_and_the_others_are_not_held_up(
 def test_a_check_that_hangs_does_not_keep_the_program_from_ending() -> None:
     program = """
 import os, sys, threading
-from slurmtrain.runtime.preflight.facts.measure import _Race
-race = _Race()
+from slurmtrain.runtime.preflight.facts.measure import _ParallelMeasurements
+race = _ParallelMeasurements()
 race.start("hangs", threading.Event().wait, 0.1)
 print(race.facts())
 """
@@ -143,7 +143,7 @@ def test_a_check_that_raises_is_told(here: Place, monkeypatch: pytest.MonkeyPatc
     def fail(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(measure, "obsolete", fail)
+    monkeypatch.setattr(measure, "describe_obsolete", fail)
     facts = measure_all(here(preflight=only("environment")))
     assert facts["environment"] == {"error": f"{type(error).__name__}: {error}"}
 
@@ -174,9 +174,9 @@ def test_what_is_written_is_private_and_removed_once_all_have_read_it(here: Plac
     (left,) = node.attempt.path.iterdir()
     assert left.stat().st_mode & 0o777 == 0o600
     assert TOKEN not in left.name + left.read_text()
-    forget_shared(node)
+    remove_shared_file(node)
     assert list(node.attempt.path.iterdir()) == []
-    forget_shared(node)
+    remove_shared_file(node)
 
 
 @pytest.mark.usefixtures("patient")
@@ -331,7 +331,7 @@ def test_without_addresses_nothing_is_looked_up(here: Place) -> None:
 
 
 def test_what_is_said_of_the_environment_is_of_that_of_the_ranks(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "obsolete", lambda environ: sorted(environ))
+    monkeypatch.setattr(measure, "describe_obsolete", lambda environ: sorted(environ))
     facts = measure_all(here(preflight=only("environment"), environ={"A": "1"}))
     assert facts["environment"] == {"said": ["A"]}
 
@@ -348,7 +348,7 @@ def look(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append(arguments)
         return {"gemm": {"gpus": [{"gpu": 0, "ms": 0.2}, {"gpu": 1, "ms": 0.5}, {"gpu": 2, "error": "no"}]}}
 
-    monkeypatch.setattr(gpus, "look", looked)
+    monkeypatch.setattr(gpus, "inspect_gpus", looked)
     monkeypatch.setattr(gpus, "load_nvml", lambda: None)
     return calls
 
@@ -365,7 +365,7 @@ def test_gpus_are_looked_at_once_for_both_checks(here: Place, look: list[tuple[A
 def test_where_no_gpu_has_multiplied_there_is_no_time(
     here: Place, monkeypatch: pytest.MonkeyPatch, looked: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(gpus, "look", lambda *_: looked)
+    monkeypatch.setattr(gpus, "inspect_gpus", lambda *_: looked)
     facts = measure_all(here(preflight=only("straggler"), gpus=2, nodes=2))
     assert facts["straggler"] == {"skip": "no GPU has multiplied"}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.runtime.preflight.facts import plugins
-from slurmtrain.runtime.preflight.facts.plugins import CheckedNode, find, measure
+from slurmtrain.runtime.preflight.facts.plugins import CheckedNode, find_plugins, run_plugin
 
 PAGE = Path(__file__).resolve().parents[5] / "docs" / "preflight.md"
 OWN = {"disk", "gpu"}
@@ -56,7 +56,7 @@ def node(**changes: object) -> CheckedNode:
 def point(text: str, install: Install) -> EntryPoint:
     """An entry point whose callable ``check`` is defined by this text."""
     install("site-checks", "licence=sitecheck:check", text=text)
-    found, _, _ = find({}, OWN)
+    found, _, _ = find_plugins({}, OWN)
     return found["licence"]
 
 
@@ -65,36 +65,36 @@ def point(text: str, install: Install) -> EntryPoint:
 
 def test_an_installed_check_is_found_by_the_name_of_its_entry_point(install: Install) -> None:
     install("site-checks", "licence=sitecheck:check", "scratch=sitecheck:other")
-    found, facts, clashes = find({}, OWN)
+    found, facts, clashes = find_plugins({}, OWN)
     assert found.keys() == {"licence", "scratch"}
     assert (facts, clashes) == ({}, "")
 
 
 def test_a_check_that_is_off_is_not_even_loaded(install: Install) -> None:
     install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
-    assert find({"licence": "off"}, OWN) == ({}, {}, "")
+    assert find_plugins({"licence": "off"}, OWN) == ({}, {}, "")
 
 
 def test_finding_a_check_does_not_load_it(install: Install) -> None:
     install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
-    find({}, OWN)
+    find_plugins({}, OWN)
     assert "sitecheck" not in sys.modules
 
 
 @pytest.mark.parametrize("level", ["warn", "fail"])
 def test_a_level_for_a_check_that_is_not_installed_is_told(level: str) -> None:
-    found, facts, clashes = find({"licence": level}, OWN)
+    found, facts, clashes = find_plugins({"licence": level}, OWN)
     assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
     assert (found, clashes) == ({}, "")
 
 
 def test_a_check_that_is_off_need_not_be_installed() -> None:
-    assert find({"licence": "off"}, OWN) == ({}, {}, "")
+    assert find_plugins({"licence": "off"}, OWN) == ({}, {}, "")
 
 
 def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install) -> None:
     install("site-checks", "disk=sitecheck:check", "licence=sitecheck:check")
-    found, facts, clashes = find({}, OWN)
+    found, facts, clashes = find_plugins({}, OWN)
     assert found.keys() == {"licence"}
     assert facts == {}
     assert clashes == "the entry point 'disk' of site-checks has the name of a check of slurmtrain's own"
@@ -103,7 +103,7 @@ def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install)
 def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None:
     install("site-checks", "licence=sitecheck:check")
     install("lab-checks", "licence=labcheck:check", module="labcheck")
-    found, facts, _ = find({}, OWN)
+    found, facts, _ = find_plugins({}, OWN)
     assert found == {}
     assert facts["licence"]["error"] == "several packages have a check of this name: lab-checks, site-checks"
 
@@ -113,17 +113,17 @@ def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None
 
 def test_a_check_says_status_and_summary(install: Install) -> None:
     check = point("def check(node): return 'warn', f'{node.host} of {node.nodes}'", install)
-    assert measure(check, node()) == {"status": "warn", "summary": "node1 of 4", "evidence": {}}
+    assert run_plugin(check, node()) == {"status": "warn", "summary": "node1 of 4", "evidence": {}}
 
 
 def test_a_check_may_give_evidence(install: Install) -> None:
     check = point("def check(node): return 'fail', 'none left', {'left': 0, 'asked': (1, 2)}", install)
-    assert measure(check, node())["evidence"] == {"left": 0, "asked": [1, 2]}
+    assert run_plugin(check, node())["evidence"] == {"left": 0, "asked": [1, 2]}
 
 
 def test_a_summary_is_one_line_of_a_bounded_length(install: Install) -> None:
     check = point("def check(node): return 'pass', 'a\\n  b ' + 'c' * 9999", install)
-    summary = measure(check, node())["summary"]
+    summary = run_plugin(check, node())["summary"]
     assert summary.startswith("a b ccc")
     assert len(summary) == 500
 
@@ -147,7 +147,7 @@ def test_a_summary_is_one_line_of_a_bounded_length(install: Install) -> None:
 def test_anything_else_that_a_check_returns_is_an_error(install: Install, returned: str, why: str) -> None:
     check = point(f"def check(node): return {returned}", install)
     with pytest.raises((TypeError, ValueError), match=why):
-        measure(check, node())
+        run_plugin(check, node())
 
 
 @pytest.mark.parametrize(
@@ -155,13 +155,13 @@ def test_anything_else_that_a_check_returns_is_an_error(install: Install, return
 )
 def test_what_goes_wrong_in_a_check_is_raised(install: Install, text: str) -> None:
     with pytest.raises((ImportError, AttributeError, OSError)):
-        measure(point(text, install), node())
+        run_plugin(point(text, install), node())
 
 
 def test_a_check_cannot_change_what_it_is_told(install: Install) -> None:
     check = point("def check(node): node.index = 0", install)
     with pytest.raises(AttributeError):
-        measure(check, node())
+        run_plugin(check, node())
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
@@ -175,10 +175,10 @@ def test_the_example_of_the_page_runs(install: Install, tmp_path: Path) -> None:
     module = value.partition(":")[0]
     install("site-checks", f"{name}={value}", module=module, text=block["python"])
     importlib.invalidate_caches()
-    found, _, _ = find({}, OWN)
-    assert measure(found[name], node(params={}))["status"] == "skip"
-    assert measure(found[name], node(params={"data": str(tmp_path)}))["status"] == "pass"
-    missing = measure(found[name], node(params={"data": str(tmp_path / "nothing")}))
+    found, _, _ = find_plugins({}, OWN)
+    assert run_plugin(found[name], node(params={}))["status"] == "skip"
+    assert run_plugin(found[name], node(params={"data": str(tmp_path)}))["status"] == "pass"
+    missing = run_plugin(found[name], node(params={"data": str(tmp_path / "nothing")}))
     assert (missing["status"], missing["evidence"]) == ("fail", {"path": str(tmp_path / "nothing")})
 
 

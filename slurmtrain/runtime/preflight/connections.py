@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.preflight.channel import Channel, Closed, Stranger, connect, greet
+from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight.sockets import BACKLOG
 
 # Seconds without a sign of life after which the other side counts as dead.
@@ -32,7 +32,7 @@ _TRY_S = 3.0
 _LOOK_S = 0.1
 
 
-class Left(Exception):
+class PeerLost(Exception):
     """Another node is gone. ``signal``: the one that it was stopped by, if it said so."""
 
     def __init__(self, node: int, why: str, signal: str | None = None) -> None:
@@ -41,7 +41,7 @@ class Left(Exception):
         self.signal = signal
 
 
-class Late(Exception):
+class ResponseTimeout(Exception):
     """Some nodes have not said what they were asked for in time."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
@@ -49,7 +49,7 @@ class Late(Exception):
         self.nodes = nodes
 
 
-class Host:
+class ParticipantConnections:
     """Node 0's side."""
 
     def __init__(self, secret: bytes, nodes: int, now: Callable[[], float] = time.time) -> None:
@@ -60,7 +60,7 @@ class Host:
         self._guests: dict[int, Channel] = {}
         self._heard: dict[int, float] = {}
         self._said: dict[str, dict[int, Any]] = {}
-        self._gone: dict[int, Left] = {}
+        self._gone: dict[int, PeerLost] = {}
         self._news = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -84,20 +84,20 @@ class Host:
                 return dict(sorted(said.items()))
             left = deadline - time.monotonic()
             if left <= 0:
-                raise Late(missing)
-            await _wait(self._news, min(left, _POLL_S))
+                raise ResponseTimeout(missing)
+            await _wait_for_event(self._news, min(left, _POLL_S))
             self._look_for_silence()
 
     async def tell(self, topic: str, words: Any) -> None:
         """Say something to all guests."""
         for channel in self._guests.values():
-            with contextlib.suppress(Closed):
+            with contextlib.suppress(ChannelClosed):
                 await channel.send({"topic": topic, "words": words})
 
     async def tell_each(self, topic: str, words: Mapping[int, Any]) -> None:
         """Say something else to each guest."""
         for node, channel in self._guests.items():
-            with contextlib.suppress(Closed):
+            with contextlib.suppress(ChannelClosed):
                 await channel.send({"topic": topic, "words": words[node]})
 
     async def part(self, within_s: float) -> None:
@@ -133,9 +133,9 @@ class Host:
         assert task is not None
         self._serving.add(task)
         try:
-            channel = await greet(reader, writer, self._secret)
+            channel = await accept(reader, writer, self._secret)
             await self._attend(channel)
-        except Stranger:
+        except AuthenticationError:
             self.refused += 1
         except asyncio.CancelledError:
             writer.close()
@@ -148,15 +148,15 @@ class Host:
         try:
             node = int((await channel.receive())["node"])
             if node not in self._others:
-                raise Stranger(f"there is no node {node}")
+                raise AuthenticationError(f"there is no node {node}")
             if node in self._guests:
                 self._guests[node].close()
             self._guests[node], self._heard[node] = channel, time.monotonic()
             while True:
                 await self._hear(node, channel, await channel.receive())
-        except Closed as error:
+        except ChannelClosed as error:
             if self._guests.get(node) is channel:
-                self._gone.setdefault(node, Left(node, str(error)))
+                self._gone.setdefault(node, PeerLost(node, str(error)))
                 self._news.set()
         finally:
             channel.close()
@@ -171,7 +171,7 @@ class Host:
         elif topic == "beat":
             await channel.send({"topic": "beat", "words": None})
         elif topic == "bye":
-            self._gone[node] = Left(node, "it was stopped", message["words"])
+            self._gone[node] = PeerLost(node, "it was stopped", message["words"])
             self._news.set()
         else:
             self._said.setdefault(topic, {})[node] = message["words"]
@@ -181,10 +181,10 @@ class Host:
         now = time.monotonic()
         for node, heard in self._heard.items():
             if now - heard > SILENCE_S:
-                self._gone.setdefault(node, Left(node, f"it has not been heard of for {SILENCE_S:.0f} s"))
+                self._gone.setdefault(node, PeerLost(node, f"it has not been heard of for {SILENCE_S:.0f} s"))
 
 
-class Guest:
+class CoordinatorConnection:
     """The side of all other nodes."""
 
     def __init__(self, channel: Channel, now: Callable[[], float] = time.time) -> None:
@@ -193,7 +193,7 @@ class Guest:
         self._now = now
         self._heard = time.monotonic()
         self._words: dict[str, deque[Any]] = {}
-        self._gone: Left | None = None
+        self._gone: PeerLost | None = None
         self._news = asyncio.Event()
         self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
 
@@ -211,8 +211,8 @@ class Guest:
         """Say something to the host. Raises Left."""
         try:
             await self._channel.send({"topic": topic, "words": words})
-        except Closed as error:
-            raise self._gone or Left(0, str(error)) from error
+        except ChannelClosed as error:
+            raise self._gone or PeerLost(0, str(error)) from error
 
     async def hear(self, topic: str, within_s: float) -> Any:
         """What the host says under a topic. Raises Left when it is gone, Late when it takes too long."""
@@ -224,10 +224,10 @@ class Guest:
             if self._gone is not None:
                 raise self._gone
             if now - self._heard > SILENCE_S:
-                raise Left(0, f"it has not been heard of for {SILENCE_S:.0f} s")
+                raise PeerLost(0, f"it has not been heard of for {SILENCE_S:.0f} s")
             if now > deadline:
-                raise Late([0])
-            await _wait(self._news, min(deadline - now, _POLL_S))
+                raise ResponseTimeout([0])
+            await _wait_for_event(self._news, min(deadline - now, _POLL_S))
         return words.popleft()
 
     async def ask_clock(self, within_s: float) -> tuple[float, float, float, float]:
@@ -239,7 +239,7 @@ class Guest:
     async def close(self, signal: str | None = None) -> None:
         """Leave. ``signal``: what this node was stopped by."""
         if signal is not None:
-            with contextlib.suppress(Left):
+            with contextlib.suppress(PeerLost):
                 await self.report("bye", signal)
         for task in self._tasks:
             task.cancel()
@@ -249,28 +249,28 @@ class Guest:
         try:
             while True:
                 self._take(await self._channel.receive())
-        except Closed as error:
-            self._gone = self._gone or Left(0, str(error))
+        except ChannelClosed as error:
+            self._gone = self._gone or PeerLost(0, str(error))
             self._news.set()
 
     def _take(self, message: Mapping[str, Any]) -> None:
         arrived, self._heard = self._now(), time.monotonic()
         topic, words = message["topic"], message["words"]
         if topic == "bye":
-            self._gone = Left(0, "it was stopped", words)
+            self._gone = PeerLost(0, "it was stopped", words)
         else:
             self._words.setdefault(topic, deque()).append([*words, arrived] if topic == "clock" else words)
         self._news.set()
 
     async def _beat(self) -> None:
-        with contextlib.suppress(Left):
+        with contextlib.suppress(PeerLost):
             while True:
                 await self.report("beat", None)
                 await asyncio.sleep(_BEAT_S)
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Endpoint:
     """Where the host may be, and the secret that it knows."""
 
     address: str
@@ -278,9 +278,9 @@ class Door:
     secret: bytes
 
 
-async def find(
-    doors: Callable[[], Sequence[Door]], node: int, within_s: float, now: Callable[[], float] = time.time
-) -> tuple[Guest, bytes]:
+async def connect_to_coordinator(
+    doors: Callable[[], Sequence[Endpoint]], node: int, within_s: float, now: Callable[[], float] = time.time
+) -> tuple[CoordinatorConnection, bytes]:
     """Find the host behind any of these doors, of which there may be more while it is looked for.
 
     Returns this node as its guest, and the secret that both know.
@@ -289,20 +289,20 @@ async def find(
     """
     deadline = time.monotonic() + within_s
     found: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
-    knocking: dict[Door, asyncio.Task[None]] = {}
-    said: dict[Door, str] = {}
+    knocking: dict[Endpoint, asyncio.Task[None]] = {}
+    said: dict[Endpoint, str] = {}
     try:
         while (left := deadline - time.monotonic()) > 0:
             for door in doors():
                 if door not in knocking:
-                    knocking[door] = asyncio.create_task(_knock(door, found, said))
+                    knocking[door] = asyncio.create_task(_keep_connecting(door, found, said))
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, _LOOK_S)):
                     channel, secret = await found.get()
                 await channel.send({"node": node})
-                return Guest(channel, now), secret
-    except Closed as error:
-        raise Left(0, str(error)) from error
+                return CoordinatorConnection(channel, now), secret
+    except ChannelClosed as error:
+        raise PeerLost(0, str(error)) from error
     finally:
         for task in knocking.values():
             task.cancel()
@@ -313,7 +313,9 @@ async def find(
     raise LaunchError(f"node 0 could not be found within {within_s:.0f} s: {problems}")
 
 
-async def _knock(door: Door, found: asyncio.Queue[tuple[Channel, bytes]], said: dict[Door, str]) -> None:
+async def _keep_connecting(
+    door: Endpoint, found: asyncio.Queue[tuple[Channel, bytes]], said: dict[Endpoint, str]
+) -> None:
     """Try one door again and again."""
     pause = _FIRST_PAUSE_S
     while True:
@@ -325,7 +327,7 @@ async def _knock(door: Door, found: asyncio.Queue[tuple[Channel, bytes]], said: 
             return
         except TimeoutError:
             said[door] = f"{where} does not answer"
-        except Stranger as error:
+        except AuthenticationError as error:
             said[door] = f"{where}: {error}"
         except OSError as error:
             said[door] = f"{where}: {error.strerror or error}"
@@ -333,7 +335,7 @@ async def _knock(door: Door, found: asyncio.Queue[tuple[Channel, bytes]], said: 
         pause = min(pause * 1.5, _LAST_PAUSE_S)
 
 
-async def _wait(news: asyncio.Event, within_s: float) -> None:
+async def _wait_for_event(news: asyncio.Event, within_s: float) -> None:
     """Wait for news, but no longer. Not by asyncio.wait_for, which before Python 3.12 may swallow a cancellation."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(within_s):

@@ -10,12 +10,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.parties import vacant
+from helpers.simulated_preflight import vacant
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.preflight import meeting
-from slurmtrain.runtime.preflight.channel import Channel, Closed, Stranger, connect
-from slurmtrain.runtime.preflight.meeting import Door, Guest, Host, Late, Left, find
+from slurmtrain.runtime.preflight import connections
+from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, connect
+from slurmtrain.runtime.preflight.connections import (
+    CoordinatorConnection,
+    Endpoint,
+    ParticipantConnections,
+    PeerLost,
+    ResponseTimeout,
+    connect_to_coordinator,
+)
 from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET, OTHER = bytes(32), bytes(range(32))
@@ -40,40 +47,40 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(meeting, "time", clock)
+    monkeypatch.setattr(connections, "time", clock)
     return clock
 
 
 @contextlib.asynccontextmanager
 async def hosting(
     nodes: int, secret: bytes = SECRET, now: Callable[[], float] = time.time
-) -> AsyncIterator[tuple[Host, Door]]:
+) -> AsyncIterator[tuple[ParticipantConnections, Endpoint]]:
     """Node 0, and where it is."""
-    host, listener = Host(secret, nodes, now), listen("127.0.0.1", 0)
+    host, listener = ParticipantConnections(secret, nodes, now), listen("127.0.0.1", 0)
     await host.listen(listener)
     try:
-        yield host, Door("127.0.0.1", listener.getsockname()[1], secret)
+        yield host, Endpoint("127.0.0.1", listener.getsockname()[1], secret)
     finally:
         await host.close()
 
 
-async def come(door: Door, node: int, now: Callable[[], float] = time.time) -> Guest:
-    guest, _ = await find(lambda: [door], node, LONG_S, now)
+async def come(door: Endpoint, node: int, now: Callable[[], float] = time.time) -> CoordinatorConnection:
+    guest, _ = await connect_to_coordinator(lambda: [door], node, LONG_S, now)
     return guest
 
 
-async def heard(guest: Guest) -> None:
+async def heard(guest: CoordinatorConnection) -> None:
     """Node 0 has heard all that this guest has said: it answers in turn."""
     await guest.ask_clock(LONG_S)
 
 
-async def parted(host: Host, left: int) -> None:
+async def parted(host: ParticipantConnections, left: int) -> None:
     """Node 0 has noticed the end of all connections but some."""
     while len(host._serving) > left:
         await asyncio.sleep(0.001)
 
 
-async def silent(door: Door, node: int) -> Channel:
+async def silent(door: Endpoint, node: int) -> Channel:
     """A guest that says who it is, and nothing more."""
     channel = await connect(door.address, door.port, door.secret)
     await channel.send({"node": node})
@@ -124,7 +131,7 @@ def test_what_is_said_before_it_is_asked_for_is_kept_by_topic_and_in_order() -> 
 
 def test_a_host_without_others_waits_for_nobody() -> None:
     async def meet() -> None:
-        assert await Host(SECRET, 1).gather("join", "alone", 0) == {0: "alone"}
+        assert await ParticipantConnections(SECRET, 1).gather("join", "alone", 0) == {0: "alone"}
 
     asyncio.run(meet())
 
@@ -176,7 +183,7 @@ def test_nodes_that_are_late_are_named() -> None:
             for guest in guests[::2]:
                 await guest.report("join", None)
                 await heard(guest)
-            with pytest.raises(Late) as late:
+            with pytest.raises(ResponseTimeout) as late:
                 await host.gather("join", None, 0)
             assert late.value.nodes == [2, 3]
             assert str(late.value) == "nodes 2, 3"
@@ -191,7 +198,7 @@ def test_a_host_that_says_nothing_of_a_topic_in_time_is_late() -> None:
         async with hosting(2) as (host, door):
             guest = await come(door, 1)
             await host.tell("other", None)
-            with pytest.raises(Late) as late:
+            with pytest.raises(ResponseTimeout) as late:
                 await guest.hear("next", 0)
             assert late.value.nodes == [0]
             await guest.close()
@@ -214,7 +221,7 @@ def test_a_guest_that_leaves_is_named_with_its_signal(signal: str | None, why: s
             await two.report("join", None)
             await two.close(signal)
             await parted(host, 1)
-            with pytest.raises(Left, match=why) as left:
+            with pytest.raises(PeerLost, match=why) as left:
                 await host.gather("join", None, LONG_S)
             assert (left.value.node, left.value.signal) == (2, signal)
             await one.close()
@@ -230,9 +237,9 @@ def test_a_guest_that_is_gone_is_missed_even_if_it_has_said_all() -> None:
             assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
             await guest.report("report", None)
             await guest.close()
-            with pytest.raises(Left, match=CLOSED):
+            with pytest.raises(PeerLost, match=CLOSED):
                 await host.gather("next", None, LONG_S)
-            with pytest.raises(Left, match=CLOSED):
+            with pytest.raises(PeerLost, match=CLOSED):
                 await host.gather("report", None, LONG_S)
 
     asyncio.run(meet())
@@ -247,10 +254,10 @@ def test_a_host_that_leaves_is_noticed_with_its_signal_by_all(signal: str | None
                 await heard(guest)
             await host.close(signal)
             for guest in guests:
-                with pytest.raises(Left, match=why) as left:
+                with pytest.raises(PeerLost, match=why) as left:
                     await guest.hear("next", LONG_S)
                 assert (left.value.node, left.value.signal) == (0, signal)
-                with pytest.raises(Left) as left:
+                with pytest.raises(PeerLost) as left:
                     while True:
                         await guest.report("join", None)
                 assert (left.value.node, left.value.signal) == (0, signal)
@@ -260,10 +267,10 @@ def test_a_host_that_leaves_is_noticed_with_its_signal_by_all(signal: str | None
 
 
 def test_last_words_are_heard_to_the_end_while_guests_still_talk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_BEAT_S", 0.001)
+    monkeypatch.setattr(connections, "_BEAT_S", 0.001)
     words = "x" * 3_000_000
 
-    async def leave(guest: Guest) -> str:
+    async def leave(guest: CoordinatorConnection) -> str:
         said: str = await guest.hear("next", LONG_S)
         await guest.close()
         return said
@@ -306,7 +313,7 @@ def test_telling_all_goes_on_where_one_is_gone() -> None:
             one, two = await come(door, 1), await come(door, 2)
             await heard(two)
             await one.close()
-            with pytest.raises(Left):
+            with pytest.raises(PeerLost):
                 await host.gather("join", None, LONG_S)
             await host.tell("next", "go on")
             await host.tell_each("next", {1: "for one", 2: "for two"})
@@ -320,11 +327,11 @@ def test_a_guest_without_a_sign_of_life_counts_as_dead_and_one_that_beats_does_n
     async def meet() -> None:
         async with hosting(3) as (host, door):
             channel, guest = await silent(door, 1), await come(door, 2)
-            clock.jump(meeting.SILENCE_S * 0.6)
+            clock.jump(connections.SILENCE_S * 0.6)
             await heard(guest)
             waiting = asyncio.create_task(host.gather("join", None, LONG_S * 60))
-            clock.jump(meeting.SILENCE_S * 0.6)
-            with pytest.raises(Left) as left:
+            clock.jump(connections.SILENCE_S * 0.6)
+            with pytest.raises(PeerLost) as left:
                 await waiting
             assert (left.value.node, left.value.signal) == (1, None)
             assert str(left.value) == "it has not been heard of for 15 s"
@@ -336,18 +343,18 @@ def test_a_guest_without_a_sign_of_life_counts_as_dead_and_one_that_beats_does_n
 
 def test_a_host_without_a_sign_of_life_counts_as_dead(clock: Clock) -> None:
     async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(Closed):
-            channel = await meeting.greet(reader, writer, SECRET)
+        with contextlib.suppress(ChannelClosed):
+            channel = await connections.accept(reader, writer, SECRET)
             while True:
                 await channel.receive()
 
     async def meet() -> None:
         server = await asyncio.start_server(mute, "127.0.0.1", 0)
-        guest = await come(Door("127.0.0.1", server.sockets[0].getsockname()[1], SECRET), 1)
+        guest = await come(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], SECRET), 1)
         waiting = asyncio.create_task(guest.hear("next", LONG_S * 60))
         await asyncio.sleep(0)
-        clock.jump(meeting.SILENCE_S + 1)
-        with pytest.raises(Left) as left:
+        clock.jump(connections.SILENCE_S + 1)
+        with pytest.raises(PeerLost) as left:
             await waiting
         assert (left.value.node, str(left.value)) == (0, "it has not been heard of for 15 s")
         await guest.close()
@@ -357,13 +364,13 @@ def test_a_host_without_a_sign_of_life_counts_as_dead(clock: Clock) -> None:
 
 
 def test_guests_beat_and_the_host_beats_back(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(meeting, "_BEAT_S", 0.01)
+    monkeypatch.setattr(connections, "_BEAT_S", 0.01)
 
     async def meet() -> None:
         async with hosting(2) as (host, door):
             guest = await come(door, 1)
             for _ in range(3):
-                clock.jump(meeting.SILENCE_S * 0.6)
+                clock.jump(connections.SILENCE_S * 0.6)
                 began, guest._heard = clock.monotonic(), 0.0
                 while min(guest._heard, host._heard.get(1, 0.0)) < began:
                     await asyncio.sleep(0.001)
@@ -384,7 +391,7 @@ def test_a_guest_that_comes_again_takes_the_place_of_the_first_one() -> None:
             await heard(first)
             second = await come(door, 1)
             await heard(second)
-            with pytest.raises(Left, match=CLOSED):
+            with pytest.raises(PeerLost, match=CLOSED):
                 await first.hear("next", LONG_S)
             await second.report("join", "second")
             assert await host.gather("join", None, LONG_S) == {0: None, 1: "second"}
@@ -401,7 +408,7 @@ def test_a_guest_with_a_number_that_no_guest_has_is_refused(number: int) -> None
     async def meet() -> None:
         async with hosting(2) as (host, door):
             wrong = await come(door, number)
-            with pytest.raises(Left, match=CLOSED):
+            with pytest.raises(PeerLost, match=CLOSED):
                 await wrong.hear("next", LONG_S)
             assert host.refused == 1
             guest = await come(door, 1)
@@ -445,18 +452,18 @@ def test_one_who_knows_the_secret_but_says_nothing_is_no_guest() -> None:
 
 
 @pytest.fixture
-def nobody() -> Iterator[Door]:
+def nobody() -> Iterator[Endpoint]:
     """A door behind which nobody listens."""
     with vacant("127.0.0.1") as port:
-        yield Door("127.0.0.1", port, SECRET)
+        yield Endpoint("127.0.0.1", port, SECRET)
 
 
-def test_of_several_doors_the_one_that_works_is_found(nobody: Door) -> None:
+def test_of_several_doors_the_one_that_works_is_found(nobody: Endpoint) -> None:
     async def meet() -> None:
         async with hosting(2) as (_, door), hosting(2, OTHER) as (other, elsewhere):
-            wrong = Door(elsewhere.address, elsewhere.port, SECRET)
+            wrong = Endpoint(elsewhere.address, elsewhere.port, SECRET)
             doors = [nobody, wrong, door]
-            guest, secret = await find(lambda: doors, 1, LONG_S)
+            guest, secret = await connect_to_coordinator(lambda: doors, 1, LONG_S)
             assert secret == SECRET
             await heard(guest)
             assert not other._guests
@@ -468,27 +475,29 @@ def test_of_several_doors_the_one_that_works_is_found(nobody: Door) -> None:
 def test_the_secret_of_the_door_that_works_is_the_one_that_counts() -> None:
     async def meet() -> bytes:
         async with hosting(2, OTHER) as (_, door):
-            guest, secret = await find(lambda: [Door(door.address, door.port, SECRET), door], 1, LONG_S)
+            guest, secret = await connect_to_coordinator(
+                lambda: [Endpoint(door.address, door.port, SECRET), door], 1, LONG_S
+            )
             await guest.close()
             return secret
 
     assert asyncio.run(meet()) == OTHER
 
 
-def test_a_door_that_is_told_of_later_is_tried_as_well(monkeypatch: pytest.MonkeyPatch, nobody: Door) -> None:
-    monkeypatch.setattr(meeting, "_LOOK_S", 0.01)
+def test_a_door_that_is_told_of_later_is_tried_as_well(monkeypatch: pytest.MonkeyPatch, nobody: Endpoint) -> None:
+    monkeypatch.setattr(connections, "_LOOK_S", 0.01)
 
     async def meet() -> None:
         async with hosting(2) as (_, door):
             told = [nobody]
             looks = 0
 
-            def doors() -> Sequence[Door]:
+            def doors() -> Sequence[Endpoint]:
                 nonlocal looks
                 looks += 1
                 return [*told, door] if looks > 3 else told
 
-            guest, _ = await find(doors, 1, LONG_S)
+            guest, _ = await connect_to_coordinator(doors, 1, LONG_S)
             assert looks > 3
             await heard(guest)
             await guest.close()
@@ -507,17 +516,17 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
             failed.set()
             raise
 
-    monkeypatch.setattr(meeting, "connect", connecting)
+    monkeypatch.setattr(connections, "connect", connecting)
     return failed
 
 
-def test_a_host_that_does_not_listen_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch, nobody: Door) -> None:
+def test_a_host_that_does_not_listen_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch, nobody: Endpoint) -> None:
     failed = tries(monkeypatch)
 
     async def meet() -> None:
-        finding = asyncio.create_task(find(lambda: [nobody], 1, LONG_S))
+        finding = asyncio.create_task(connect_to_coordinator(lambda: [nobody], 1, LONG_S))
         await failed.wait()
-        host = Host(SECRET, 2)
+        host = ParticipantConnections(SECRET, 2)
         await host.listen(listen(nobody.address, nobody.port))
         guest, secret = await finding
         await heard(guest)
@@ -532,7 +541,9 @@ def test_a_host_with_several_doors_has_one_guest_only() -> None:
     async def meet() -> None:
         async with hosting(2) as (host, door):
             # 127.0.0.0/8 is one machine; this one listens on one address of it, by two names.
-            guest, _ = await find(lambda: [door, Door("::ffff:127.0.0.1", door.port, SECRET)], 1, LONG_S)
+            guest, _ = await connect_to_coordinator(
+                lambda: [door, Endpoint("::ffff:127.0.0.1", door.port, SECRET)], 1, LONG_S
+            )
             await guest.report("join", None)
             assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
             assert list(host._guests) == [1]
@@ -543,9 +554,9 @@ def test_a_host_with_several_doors_has_one_guest_only() -> None:
 
 
 def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, nobody: Door
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, nobody: Endpoint
 ) -> None:
-    monkeypatch.setattr(meeting, "_TRY_S", 0.5)
+    monkeypatch.setattr(connections, "_TRY_S", 0.5)
     refusals: dict[int, Exception] = {}
     gave_up: set[int] = set()
 
@@ -555,7 +566,7 @@ def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
             if port in refusals:
                 raise refusals[port]
             return await connect(address, port, secret)
-        except (OSError, Stranger) as error:
+        except (OSError, AuthenticationError) as error:
             refusals[port] = error
             raise
         except asyncio.CancelledError:
@@ -565,15 +576,15 @@ def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
             if len(refusals) == 2 and gave_up - refusals.keys():
                 clock.jump(LONG_S)
 
-    monkeypatch.setattr(meeting, "connect", connect_and_note)
+    monkeypatch.setattr(connections, "connect", connect_and_note)
 
     async def meet() -> None:
         silence = listen("127.0.0.1", 0)
         async with hosting(2, OTHER) as (_, other):
-            mute = Door("127.0.0.1", silence.getsockname()[1], SECRET)
-            wrong = Door("127.0.0.1", other.port, SECRET)
+            mute = Endpoint("127.0.0.1", silence.getsockname()[1], SECRET)
+            wrong = Endpoint("127.0.0.1", other.port, SECRET)
             with pytest.raises(LaunchError) as error:
-                await find(lambda: [nobody, mute, wrong], 1, LONG_S)
+                await connect_to_coordinator(lambda: [nobody, mute, wrong], 1, LONG_S)
         silence.close()
         begin, _, said = str(error.value).partition(": ")
         assert begin == "node 0 could not be found within 60 s"
@@ -588,16 +599,16 @@ def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
 
 def test_where_no_door_is_known_that_is_said() -> None:
     with pytest.raises(LaunchError, match="within 0 s: nobody said where it is"):
-        asyncio.run(find(lambda: [], 1, 0.01))
+        asyncio.run(connect_to_coordinator(lambda: [], 1, 0.01))
 
 
-def test_a_search_that_is_given_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, nobody: Door) -> None:
+def test_a_search_that_is_given_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, nobody: Endpoint) -> None:
     failed = tries(monkeypatch)
 
     async def meet() -> None:
         silence = listen("127.0.0.1", 0)
-        doors = [Door("127.0.0.1", silence.getsockname()[1], SECRET), nobody]
-        finding = asyncio.create_task(find(lambda: doors, 1, LONG_S))
+        doors = [Endpoint("127.0.0.1", silence.getsockname()[1], SECRET), nobody]
+        finding = asyncio.create_task(connect_to_coordinator(lambda: doors, 1, LONG_S))
         await failed.wait()
         finding.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -621,8 +632,8 @@ def test_a_search_can_be_given_up_at_the_moment_at_which_a_door_answers(
             await answers[-1]
             raise ConnectionRefusedError(111, "Connection refused")
 
-        monkeypatch.setattr(meeting, "connect", refuse)
-        finding = asyncio.create_task(find(lambda: [Door("127.0.0.1", 1, SECRET)], 1, LONG_S))
+        monkeypatch.setattr(connections, "connect", refuse)
+        finding = asyncio.create_task(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
         while not answers:
             await asyncio.sleep(0)
         answers[0].set_result(None)
@@ -639,12 +650,12 @@ def test_a_search_can_be_given_up_at_the_moment_at_which_a_door_answers(
 def test_a_host_that_is_gone_as_soon_as_it_is_found_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(SimpleNamespace):
         async def send(self, message: object) -> None:
-            raise Closed("Connection reset by peer")
+            raise ChannelClosed("Connection reset by peer")
 
     async def meet(address: str, port: int, secret: bytes) -> Broken:
         return Broken()
 
-    monkeypatch.setattr(meeting, "connect", meet)
-    with pytest.raises(Left, match="Connection reset by peer") as left:
-        asyncio.run(find(lambda: [Door("127.0.0.1", 1, SECRET)], 1, LONG_S))
+    monkeypatch.setattr(connections, "connect", meet)
+    with pytest.raises(PeerLost, match="Connection reset by peer") as left:
+        asyncio.run(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
     assert left.value.node == 0

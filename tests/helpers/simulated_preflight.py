@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
-from slurmtrain.model.preflight.election import Candidate, Excluded
+from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.spec.spec import PreflightSpec, Spec, read_spec
 from slurmtrain.runtime.preflight import probe
 from slurmtrain.runtime.preflight.channel import Channel, connect
-from slurmtrain.runtime.preflight.leader import host
-from slurmtrain.runtime.preflight.meeting import Door, Guest
-from slurmtrain.runtime.preflight.participant import Party, PreflightOutcome, attend
+from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint
+from slurmtrain.runtime.preflight.coordinator import coordinate
+from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
 from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET = bytes(range(32))
@@ -69,7 +69,7 @@ class Member:
     """
 
     candidates: list[Candidate]
-    excluded: list[Excluded] = field(default_factory=list)
+    excluded: list[ExcludedAddress] = field(default_factory=list)
     ahead_s: float = 0.0
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     discipline: Mapping[str, Any] = field(default_factory=lambda: _KEPT)
@@ -119,9 +119,9 @@ class Meeting:
 
     def hold(self) -> list[PreflightOutcome | BaseException]:
         """Let all nodes do their part; what each one came to, a CancelledError where it died."""
-        report = Guest.report
+        report = CoordinatorConnection.report
 
-        async def noted(guest: Guest, topic: str, words: Any) -> None:
+        async def noted(guest: CoordinatorConnection, topic: str, words: Any) -> None:
             await report(guest, topic, words)
             if topic in self._reported:
                 self._reported[topic].release()
@@ -129,21 +129,24 @@ class Meeting:
         # Garbage is collected meanwhile, which is not to take the time to look at all that the tests have loaded.
         gc.freeze()
         try:
-            with mock.patch.object(probe, "connect", self._connect), mock.patch.object(Guest, "report", noted):
+            with (
+                mock.patch.object(probe, "connect", self._connect),
+                mock.patch.object(CoordinatorConnection, "report", noted),
+            ):
                 return asyncio.run(self._hold())
         finally:
             gc.unfreeze()
 
     async def _hold(self) -> list[PreflightOutcome | BaseException]:
         door = listen("127.0.0.1", 0)
-        there = Door("127.0.0.1", door.getsockname()[1], SECRET)
+        there = Endpoint("127.0.0.1", door.getsockname()[1], SECRET)
         for node, member in enumerate(self.members):
             party = self._party(node)
             if node == 0:
                 alone = len(self.members) == 1
-                self._tasks[0] = asyncio.create_task(host(party, SECRET, None if alone else door))
+                self._tasks[0] = asyncio.create_task(coordinate(party, SECRET, None if alone else door))
             elif member.comes:
-                self._tasks[node] = asyncio.create_task(attend(party, lambda: [there]))
+                self._tasks[node] = asyncio.create_task(participate(party, lambda: [there]))
         self._tasks[0].add_done_callback(lambda _: self._over.set())
         collecting = asyncio.create_task(_collect_garbage())
         async with asyncio.timeout(2 * LONG_S):
@@ -155,9 +158,9 @@ class Meeting:
                 one.listener.close()
         return ended
 
-    def _party(self, node: int) -> Party:
+    def _party(self, node: int) -> Participant:
         member = self.members[node]
-        return Party(
+        return Participant(
             node=node,
             nodes=len(self.members),
             host=f"n{node}",

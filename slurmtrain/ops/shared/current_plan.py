@@ -6,20 +6,17 @@ from slurmtrain.errors import PlaceError
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.system.files import read_json
+from slurmtrain.runtime.job.plan_file import read_plan
 
 
 def current_plan(directory: RunDir, run: Run) -> Plan:
     """The plan of the newest attempt, or of the run where there is none. Raises PlaceError where it cannot be read."""
     newest = run.newest
-    data = read_json(directory.submission(newest.submission).plan) if newest else None
-    data = data or read_json(directory.plan)
-    if data is None:
+    plan = read_plan(directory.submission(newest.submission).plan) if newest else None
+    plan = plan or read_plan(directory.plan)
+    if plan is None:
         raise PlaceError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
-    try:
-        return Plan.from_json(data)
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlaceError(f"the plan of run {run.id} cannot be read: {error}") from error
+    return plan
 
 
 def last_start(run: Run) -> float | None:

@@ -27,9 +27,10 @@ from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published
 from slurmtrain.runtime.job import environment, lease, run_reader
 from slurmtrain.runtime.job.environment import Node
+from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.system.files import make_directory, read_json
+from slurmtrain.system.files import make_directory
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify, myself
@@ -110,7 +111,7 @@ class _Agent:
         self._queue = queue
         self._rounds = 0
         self._round_step = 0
-        self._plan = _read_plan(attempt.run.submission(node.submission))
+        self._plan = _plan_of(attempt.run.submission(node.submission))
         history = node.launch.history
         # One node asks for all.
         ask = queue if node.index == 0 else None
@@ -387,11 +388,9 @@ def _is_leaving(ending: ExitReport) -> bool:
     return ending.signal is not None and not ending.sure and bool(ending.evidence.get("slurm", {}).get("state"))
 
 
-def _read_plan(submission: SubmissionDir) -> Plan:
-    data = read_json(submission.plan)
-    if data is None:
+def _plan_of(submission: SubmissionDir) -> Plan:
+    """The submission's plan. Raises SlurmtrainError where it is not visible from this node, or cannot be read."""
+    plan = read_plan(submission.plan)
+    if plan is None:
         raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
-    try:
-        return Plan.from_json(data)
-    except (ValueError, KeyError) as error:
-        raise SlurmtrainError(f"{submission.plan} cannot be read: {error}") from error
+    return plan

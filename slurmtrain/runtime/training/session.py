@@ -20,13 +20,13 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import InterruptionStats, steps_to_agreement
-from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.job import environment, stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
 from slurmtrain.runtime.job.environment import Launch, Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, as_number
+from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
@@ -83,7 +83,7 @@ class Session:
         self._worker = worker
         self._backend = backend
         self._timeout = timeout
-        self._plan = _read_plan(worker)
+        self._plan = read_plan(worker.submission.plan) if worker.submission is not None else None
         self._flag = StopFlag()
         self._guard: ChildGuard | None = None
         self._journal: Journal | None = None
@@ -378,13 +378,6 @@ def _pick_device(local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
-
-
-def _read_plan(worker: Worker) -> Plan | None:
-    if worker.submission is None:
-        return None
-    data = read_json(worker.submission.plan)
-    return Plan.from_json(data) if data is not None else None
 
 
 def _read_history(worker: Worker) -> InterruptionStats:

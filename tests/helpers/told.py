@@ -19,7 +19,6 @@ from slurmtrain.slurm.parse import QUEUE_FIELDS
 from slurmtrain.system.files import write_json
 
 RUN_ID = "0123456789"
-PARTITIONS = "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n"
 # Long ago, as times of sacct's in these tests.
 LONG_AGO = 200.0
 WHY = "rank 0 exited with code 1"

@@ -8,7 +8,6 @@ import math
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,36 +23,46 @@ if TYPE_CHECKING:
     from slurmtrain.slurm.scheduler import Scheduler
 
 
-@dataclass(frozen=True)
 class Workspace:
-    """The runs of one root. ``looks_again``: for a command that looks at them until something happens."""
+    """The runs of one root, with its registry and its scheduler, both made when they are first used."""
 
-    config: Config
-    looks_again: bool = False
+    def __init__(self, config: Config, *, looks_again: bool = False, scheduler: Scheduler | None = None) -> None:
+        """Open the root that ``config`` names.
+
+        ``looks_again``: for a command that looks at the runs until something happens, and so asks Slurm anew every
+        ``slurm_interval``. ``scheduler``: who is asked instead of Slurm.
+        """
+        self.config = config
+        self.looks_again = looks_again
+        self._scheduler = scheduler
 
     @property
     def root(self) -> RunsRoot:
+        """Where the run directories are."""
         return RunsRoot(self.config.runs)
 
     @cached_property
     def store(self) -> Store:
-        """The registry, made on first use."""
+        """The registry."""
         from slurmtrain.registry.store import Store
 
         return Store(self.config.registry)
 
-    @cached_property
+    @property
     def scheduler(self) -> Scheduler:
-        """What Slurm says: asked once, or every ``slurm_interval`` by a command that looks again."""
-        from slurmtrain.slurm.scheduler import Scheduler
+        """Slurm: asked once, or every ``slurm_interval`` by a command that looks again."""
+        if self._scheduler is None:
+            from slurmtrain.slurm.scheduler import Scheduler
 
-        if self.looks_again:
-            return Scheduler(self.config.slurm_interval, self.root.scheduler_cache)
-        return Scheduler(math.inf, None)
+            if self.looks_again:
+                self._scheduler = Scheduler(self.config.slurm_interval, self.root.scheduler_cache)
+            else:
+                self._scheduler = Scheduler(math.inf, None)
+        return self._scheduler
 
     def looking_again(self) -> Workspace:
-        """The same runs, for a loop."""
-        return replace(self, looks_again=True)
+        """The same runs, for a loop. What the scheduler has answered so far is not taken along: it may be old."""
+        return Workspace(self.config, looks_again=True)
 
     def run_ids(self) -> list[str]:
         """Ids of all run directories, oldest first. Raises PlaceError where the root cannot be read."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config
 
 from slurmtrain.cli import cli
@@ -21,15 +21,15 @@ RUN = "0000000001"
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.setenv("SLURMTRAIN_RUNS", str(tmp_path / "runs"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "x.yaml").write_text(SPEC)
-    fake.says("scontrol", CONFIG + PARTITIONS)
-    fake.says("sacctmgr", QOS)
-    fake.says("sbatch")
+    fake.replies("scontrol", CONFIG + PARTITIONS)
+    fake.replies("sacctmgr", QOS)
+    fake.replies("sbatch")
     return fake
 
 
@@ -68,20 +68,20 @@ def run(tmp_path: Path) -> RunsRoot:
     return root
 
 
-def test_a_file_is_a_spec(slurm: FakeSlurm) -> None:
+def test_a_file_is_a_spec(slurm: SlurmCommands) -> None:
     done = call("x.yaml")
     assert code(done) == 0
     assert "partition spot\n  preemption: by jobs of partition ondemand" in done.output
     assert "ok   Slurm 22.05 does not put back" in done.output
 
 
-def test_a_failure_is_exit_code_1_and_comes_with_what_to_do(slurm: FakeSlurm) -> None:
+def test_a_failure_is_exit_code_1_and_comes_with_what_to_do(slurm: SlurmCommands) -> None:
     done = call("x.yaml", "resources.time=5:00:00")
     assert code(done) == 1
     assert "fail partition spot lets a job run for 4 h, not 5 h\n     -> ask for less in resources.time" in done.output
 
 
-def test_without_an_argument_there_is_a_table_of_partitions(slurm: FakeSlurm) -> None:
+def test_without_an_argument_there_is_a_table_of_partitions(slurm: SlurmCommands) -> None:
     done = call()
     assert code(done) == 0
     rows = [line.split() for line in done.output.splitlines()]
@@ -90,27 +90,27 @@ def test_without_an_argument_there_is_a_table_of_partitions(slurm: FakeSlurm) ->
     assert ["ondemand", "preemption", "-", "nobody", "-", "ok"] in rows
 
 
-def test_what_is_not_known_is_a_warning(slurm: FakeSlurm) -> None:
-    slurm.says("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
+def test_what_is_not_known_is_a_warning(slurm: SlurmCommands) -> None:
+    slurm.replies("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
     done = call("x.yaml")
     assert code(done) == 0
     assert "warning: not known: QOS and accounts: this site keeps no accounting" in done.stderr
     assert "warn this site keeps no accounting" in done.output
 
 
-def test_json_is_all_there_is_on_standard_output(slurm: FakeSlurm) -> None:
+def test_json_is_all_there_is_on_standard_output(slurm: SlurmCommands) -> None:
     assert json.loads(call("x.yaml", "--json").stdout)["partitions"][0]["partition"] == "spot"
     assert len(json.loads(call("--json").stdout)["partitions"]) == 3
 
 
-def test_on_this_machine_there_is_nothing_to_ask(slurm: FakeSlurm) -> None:
+def test_on_this_machine_there_is_nothing_to_ask(slurm: SlurmCommands) -> None:
     done = call("x.yaml", "--executor", "local")
     assert code(done) == 0
     assert done.output.startswith("on this machine\n  preemption: nothing preempts it\n")
 
 
 @pytest.mark.parametrize("name", [RUN, "00000", "heard-of", "@last"])
-def test_anything_else_is_a_run(slurm: FakeSlurm, run: RunsRoot, name: str) -> None:
+def test_anything_else_is_a_run(slurm: SlurmCommands, run: RunsRoot, name: str) -> None:
     done = call(name)
     assert code(done) == 0
     assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in done.output
@@ -119,14 +119,14 @@ def test_anything_else_is_a_run(slurm: FakeSlurm, run: RunsRoot, name: str) -> N
     assert "-> make room there, or set TMPDIR" in done.output
 
 
-def test_where_no_pattern_explains_it_the_last_lines_are_shown(slurm: FakeSlurm, run: RunsRoot) -> None:
+def test_where_no_pattern_explains_it_the_last_lines_are_shown(slurm: SlurmCommands, run: RunsRoot) -> None:
     run.run(RUN).attempt("7", 0).rank_log(0).write_text("step 1\nValueError: odd\n")
     done = call("@last")
     assert "no known pattern explains it (1 log was read)" in done.output
     assert "rank 0 on h failed first: it exited with code 1\n  | oh\n" in done.output
 
 
-def test_a_diagnosis_is_json_too(slurm: FakeSlurm, run: RunsRoot) -> None:
+def test_a_diagnosis_is_json_too(slurm: SlurmCommands, run: RunsRoot) -> None:
     told = json.loads(call("@last", "--json").stdout)
     assert (told["root"]["name"], told["root"]["at"], told["root"]["at_by"]) == (
         "disk-full", "1970-01-01T00:16:50.000Z", "exit",
@@ -144,7 +144,7 @@ def test_a_diagnosis_is_json_too(slurm: FakeSlurm, run: RunsRoot) -> None:
         (["@last", "--attempt", "0"], "x>=1"),
     ],
 )
-def test_mistakes_are_named(slurm: FakeSlurm, arguments: list[str], message: str) -> None:
+def test_mistakes_are_named(slurm: SlurmCommands, arguments: list[str], message: str) -> None:
     done = call(*arguments)
     assert code(done) == 2
     assert message in f"{done.output}{done.exception}"

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
-from helpers.told import PARTITIONS
+from helpers.fakeslurm import PARTITIONS, SlurmCommands
 
 from slurmtrain.config import Config
 from slurmtrain.ops.shared.workspace import Workspace
@@ -20,15 +19,15 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     """Commands of Slurm's that know of four nodes and of no job."""
-    fake = FakeSlurm(tmp_path / "bin")
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
-    fake.says("squeue")
-    fake.says("sacct")
-    fake.says("scontrol", PARTITIONS)
-    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
-    fake.says("sbatch", "Submitted batch job 8\n")
-    fake.says("scancel")
-    fake.says("srun")
+    fake.replies("squeue")
+    fake.replies("sacct")
+    fake.replies("scontrol", PARTITIONS)
+    fake.replies("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+    fake.replies("sbatch", "Submitted batch job 8\n")
+    fake.replies("scancel")
+    fake.replies("srun")
     return fake

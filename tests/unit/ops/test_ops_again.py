@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from helpers.told import LONG_AGO, RUN_ID, WHY, Told, again, loaded, waiting
 
 from slurmtrain.local import launch as local_launch
@@ -29,9 +29,9 @@ OVER = "7|FAILED|1:0|100|200|300|30|n0|x-0123456789\n"
 
 
 @pytest.fixture(autouse=True)
-def over(slurm: FakeSlurm) -> None:
+def over(slurm: SlurmCommands) -> None:
     """Its last job has failed."""
-    slurm.says("sacct", OVER)
+    slurm.replies("sacct", OVER)
 
 
 def crashed(workspace: Workspace, **keys: Any) -> Told:
@@ -42,11 +42,11 @@ def crashed(workspace: Workspace, **keys: Any) -> Told:
 
 
 def test_a_run_that_crashed_is_submitted_again_once_and_waits_for_its_last_job(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     told = crashed(workspace)
     assert again(workspace).started == [RUN_ID]
-    slurm.says("squeue", waiting("8"))
+    slurm.replies("squeue", waiting("8"))
     assert again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
     script = (told.run.submission(2).submitit / "8_submission.sh").read_text()
@@ -60,9 +60,9 @@ def test_a_run_that_crashed_is_submitted_again_once_and_waits_for_its_last_job(
     assert lease.granted_to(told.run) == 2
 
 
-def test_a_run_whose_job_slurm_has_not_called_over_is_left_to_slurm(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_whose_job_slurm_has_not_called_over_is_left_to_slurm(workspace: Workspace, slurm: SlurmCommands) -> None:
     crashed(workspace)
-    slurm.says("squeue", waiting("7", "BeginTime", restart=1))
+    slurm.replies("squeue", waiting("7", "BeginTime", restart=1))
     assert again(workspace).started == []
     assert loaded(workspace).state == "requeued"
     slurm.fails("squeue", "squeue: error: down")
@@ -72,7 +72,7 @@ def test_a_run_whose_job_slurm_has_not_called_over_is_left_to_slurm(workspace: W
 
 
 def test_a_run_waits_as_long_as_its_policy_says_and_is_then_submitted_once(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.time()
     monkeypatch.setattr(syncing.time, "time", lambda: now + 29)
@@ -81,23 +81,25 @@ def test_a_run_waits_as_long_as_its_policy_says_and_is_then_submitted_once(
     assert loaded(workspace).state == "requeued"
     monkeypatch.setattr(syncing.time, "time", lambda: now + 31)
     assert again(workspace).started == [RUN_ID]
-    slurm.says("squeue", waiting("8"))
+    slurm.replies("squeue", waiting("8"))
     assert again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
 
 
-def test_a_run_that_failed_too_often_is_not_submitted_again_and_says_so(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_that_failed_too_often_is_not_submitted_again_and_says_so(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
     told = crashed(workspace, requeue={"max_failures": 1})
     told.job = "8"
     told.submitted(2, by="sync").started(2).crashed(error="KeyError")
-    slurm.says("sacct", OVER.replace("7|", "8|", 1))
+    slurm.replies("sacct", OVER.replace("7|", "8|", 1))
     assert again(workspace).started == []
     found = loaded(workspace)
     assert (found.state, found.reason) == ("failed", f"{WHY}; it failed twice, and requeue.max_failures is 1")
     assert slurm.calls("sbatch") == []
 
 
-def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slurm: SlurmCommands) -> None:
     crashed(workspace, requeue={"enabled": False})
     assert again(workspace).started == []
     assert (loaded(workspace).state, loaded(workspace).reason) == ("failed", f"{WHY}; requeue.enabled is false")
@@ -105,7 +107,9 @@ def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slur
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_run_that_a_person_cancelled_never_starts_again(workspace: Workspace, slurm: FakeSlurm, when: str) -> None:
+def test_a_run_that_a_person_cancelled_never_starts_again(
+    workspace: Workspace, slurm: SlurmCommands, when: str
+) -> None:
     told = Told(workspace).submitted().started()
     told.command("cancel", t=160.0 if when == "before" else 300.0)
     told.crashed()
@@ -115,27 +119,27 @@ def test_a_run_that_a_person_cancelled_never_starts_again(workspace: Workspace, 
     assert slurm.calls("sbatch") == []
 
 
-def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, slurm: SlurmCommands) -> None:
     told = crashed(workspace)
     slurm.fails("sbatch", "sbatch: error: Unable to contact slurm controller (connect failure)")
     [problem] = again(workspace).problems
     assert "cannot be started again" in problem
     assert loaded(workspace).state == "requeued"
     assert lease.claimed(told.run.attempt("7", 0), by="submission") is None
-    slurm.says("sbatch", "Submitted batch job 8\n")
+    slurm.replies("sbatch", "Submitted batch job 8\n")
     assert again(workspace).started == [RUN_ID]
 
 
 def test_a_start_that_slurm_failed_before_any_agent_began_is_made_up_for(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     """As where srun is refused its step: the job's earlier start was still being ended on a node that is dead."""
     told = Told(workspace).submitted().started()
     told.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
     told.node("end", cause="preempted", reason="preempted", failed_at=150.0, signal="SIGTERM", sure=True, failures=[])
-    slurm.says("sacct", OVER.replace("FAILED|1:0", "REQUEUED|0:0") + OVER.replace("|100|200|300|", "|200|300|300|"))
+    slurm.replies("sacct", OVER.replace("FAILED|1:0", "REQUEUED|0:0") + OVER.replace("|100|200|300|", "|200|300|300|"))
     assert again(workspace).started == [RUN_ID]
-    slurm.says("squeue", waiting("8"))
+    slurm.replies("squeue", waiting("8"))
     assert again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
     assert [attempt.key for attempt in loaded(workspace).attempts] == ["7.0", "7.1", "8.0"]
@@ -144,7 +148,7 @@ def test_a_start_that_slurm_failed_before_any_agent_began_is_made_up_for(
 # --- claims ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_claim_of_a_command_that_was_killed_is_void(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_claim_of_a_command_that_was_killed_is_void(workspace: Workspace, slurm: SlurmCommands) -> None:
     told = crashed(workspace)
     told.run.submission(2).path.mkdir()
     assert lease.claim_next(told.run.attempt("7", 0), "submission", {"submission": 2, "t": LONG_AGO})
@@ -154,7 +158,7 @@ def test_a_claim_of_a_command_that_was_killed_is_void(workspace: Workspace, slur
 
 
 def test_what_an_agent_claimed_is_for_commands_to_claim_once_its_job_is_over(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     told = crashed(workspace)
     assert lease.claim_next(told.run.attempt("7", 0), "agent")
@@ -162,7 +166,7 @@ def test_what_an_agent_claimed_is_for_commands_to_claim_once_its_job_is_over(
     assert len(slurm.calls("sbatch")) == 1
 
 
-def test_a_claim_that_a_submission_came_of_refuses_another(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_claim_that_a_submission_came_of_refuses_another(workspace: Workspace, slurm: SlurmCommands) -> None:
     told = crashed(workspace)
     # Somebody else has just submitted it, which is not known here yet.
     assert lease.claim_next(told.run.attempt("7", 0), "submission", {"submission": 2})
@@ -190,7 +194,7 @@ def _everybody_has_it(path: Path, *, wait: bool = True) -> Iterator[int]:
 
 
 def test_two_commands_submit_once_though_locks_do_not_work(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashed(workspace)
     monkeypatch.setattr(syncing, "locked", _everybody_has_it)
@@ -230,7 +234,7 @@ def test_a_submission_that_another_command_makes_just_now_is_not_taken(
 
 
 def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_work(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashed(workspace)
     monkeypatch.setattr(syncing, "locked", _everybody_has_it)
@@ -252,66 +256,66 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
 # --- a job that Slurm holds -----------------------------------------------------------------------------------------
 
 
-def held(workspace: Workspace, slurm: FakeSlurm) -> Told:
+def held(workspace: Workspace, slurm: SlurmCommands) -> Told:
     """Its agent has put the job back once too often for Slurm."""
     told = Told(workspace).submitted().started()
     told.node("requeue", cause="crash", why=WHY, exclude=[], delay_s=0.0).crashed()
-    slurm.says("squeue", waiting("7", "JobHeldAdmin", restart=5))
-    slurm.says("sacct", OVER.replace("FAILED", "REQUEUED"))
+    slurm.replies("squeue", waiting("7", "JobHeldAdmin", restart=5))
+    slurm.replies("sacct", OVER.replace("FAILED", "REQUEUED"))
     return told
 
 
 def test_a_job_that_slurm_holds_for_good_is_ended_and_another_one_submitted(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     told = held(workspace, slurm)
     assert again(workspace).started == [RUN_ID]
     assert [call.args for call in slurm.calls("scancel")] == [["7"]]
     assert len(slurm.calls("sbatch")) == 1
     assert [attempt.key for attempt in loaded(workspace).attempts] == ["7.0", "8.0"]
-    slurm.says("squeue", waiting("8"))
-    slurm.says("sacct", OVER.replace("FAILED", "REQUEUED") + OVER.replace("FAILED", "CANCELLED"))
+    slurm.replies("squeue", waiting("8"))
+    slurm.replies("sacct", OVER.replace("FAILED", "REQUEUED") + OVER.replace("FAILED", "CANCELLED"))
     assert again(workspace).started == []
     assert loaded(workspace).state == "pending"
     assert (told.run.claims / "7.0.submission.json").exists()
 
 
 def test_a_job_that_could_not_be_ended_is_ended_before_another_one_waits_for_it(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     held(workspace, slurm)
     slurm.fails("scancel", "scancel: error: Unable to contact slurm controller")
     [problem] = again(workspace).problems
     assert "cannot be started again" in problem
     assert slurm.calls("sbatch") == []
-    slurm.says("scancel")
+    slurm.replies("scancel")
     again(workspace)
     assert len(slurm.calls("scancel")) == 2
     assert len(slurm.calls("sbatch")) == 1
 
 
-def test_a_held_job_that_nobody_would_submit_again_is_not_ended(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_held_job_that_nobody_would_submit_again_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
     """Slurm has put it back by itself, and holds it."""
     Told(workspace, requeue={"enabled": False}).submitted().started()
-    slurm.says("squeue", waiting("7", "JobHeldAdmin", restart=5))
-    slurm.says("sacct", OVER.replace("FAILED", "NODE_FAIL"))
+    slurm.replies("squeue", waiting("7", "JobHeldAdmin", restart=5))
+    slurm.replies("sacct", OVER.replace("FAILED", "NODE_FAIL"))
     again(workspace)
     assert slurm.calls("scancel") == []
     assert loaded(workspace).state == "requeued"
 
 
-def test_a_job_that_an_administrator_holds_is_not_ended(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_job_that_an_administrator_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
     """Slurm itself holds none that was started so seldom."""
     held(workspace, slurm)
-    slurm.says("squeue", waiting("7", "JobHeldAdmin", restart=1))
+    slurm.replies("squeue", waiting("7", "JobHeldAdmin", restart=1))
     again(workspace)
     assert slurm.calls("scancel") == []
     assert slurm.calls("sbatch") == []
 
 
-def test_a_job_that_its_user_holds_is_not_ended(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_job_that_its_user_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
     held(workspace, slurm)
-    slurm.says("squeue", waiting("7", "JobHeldUser", restart=1))
+    slurm.replies("squeue", waiting("7", "JobHeldUser", restart=1))
     again(workspace)
     assert slurm.calls("scancel") == []
     assert slurm.calls("sbatch") == []

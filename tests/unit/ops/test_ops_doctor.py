@@ -9,7 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
@@ -24,12 +24,12 @@ SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2, time: '1:00:00'}\nt
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.chdir(tmp_path)
-    fake.says("scontrol", CONFIG + PARTITIONS)  # each reader passes over what the other reads
-    fake.says("sacctmgr", QOS)
+    fake.replies("scontrol", CONFIG + PARTITIONS)  # each reader passes over what the other reads
+    fake.replies("sacctmgr", QOS)
     return fake
 
 
@@ -51,7 +51,7 @@ def about(found: Examined, name: str) -> SiteFinding:
 
 
 def test_a_spec_is_examined_in_the_partition_that_it_goes_to(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     found = examine(workspace, spec, (), "slurm")
     assert [one.partition for one in found.outlooks] == ["spot"]
@@ -64,25 +64,25 @@ def test_a_spec_is_examined_in_the_partition_that_it_goes_to(
     assert found.config["KillWait"] == "5 sec"
 
 
-def test_overrides_choose_other_partitions(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_overrides_choose_other_partitions(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     found = examine(workspace, spec, ["slurm.partition=spot-cancel,ondemand"], "slurm")
     assert [one.partition for one in found.outlooks] == ["ondemand", "spot-cancel"]
 
 
-def test_what_no_partition_can_run_is_a_failure(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_what_no_partition_can_run_is_a_failure(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     found = examine(workspace, spec, ["slurm.partition=sopt"], "slurm")
     assert not found.good
     assert "did you mean 'spot'?" in about(found, "request").text
     assert found.outlooks == []
 
 
-def test_a_spec_without_a_requeue_is_told_so(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_a_spec_without_a_requeue_is_told_so(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     found = examine(workspace, spec, ["requeue.enabled=false"], "slurm")
     assert about(found, "requeue.enabled").severity == "warn"
     assert preempted(found).starts == "nobody"
 
 
-def test_without_a_spec_each_partition_is_examined(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_without_a_spec_each_partition_is_examined(workspace: Workspace, slurm: SlurmCommands) -> None:
     found = examine(workspace, None, (), "slurm")
     assert [one.partition for one in found.outlooks] == ["spot", "spot-cancel", "ondemand"]
     assert found.name == ""
@@ -90,16 +90,16 @@ def test_without_a_spec_each_partition_is_examined(workspace: Workspace, slurm: 
 
 @pytest.mark.parametrize("changes", [{"AllowGroups": "no-group-of-mine"}, {"RootOnly": "YES"}])
 def test_partitions_of_others_are_passed_over(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
-    slurm.says("scontrol", CONFIG + partitions(**changes))
+    slurm.replies("scontrol", CONFIG + partitions(**changes))
     monkeypatch.setenv("LOGNAME", "me")
     monkeypatch.setattr(os, "getuid", lambda: 12345)
     assert examine(workspace, None, (), "slurm").outlooks == []
 
 
 def test_the_last_save_of_a_run_of_that_name_is_held_against_the_grace(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     run = workspace.root.run("0000000001")
     attempt = run.attempt("8", 0)
@@ -125,15 +125,15 @@ def test_the_last_save_of_a_run_of_that_name_is_held_against_the_grace(
 
 
 def test_the_qos_of_the_spec_counts_and_else_that_of_the_user(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    slurm.says("scontrol", config(PreemptType="preempt/qos") + PARTITIONS)
+    slurm.replies("scontrol", config(PreemptType="preempt/qos") + PARTITIONS)
     # QOS are read as associations too, which then tell of no one QOS that is the default.
     assert preempted(examine(workspace, spec, ["slurm.qos=low"], "slurm")).seconds == 60
     assert "not known" in preempted(examine(workspace, spec, (), "slurm")).text
 
 
-def test_accounting_that_is_down_leaves_things_unknown(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_accounting_that_is_down_leaves_things_unknown(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     slurm.fails("sacctmgr", "sacctmgr: error: Sending PersistInit msg: Connection refused")
     found = examine(workspace, spec, (), "slurm")
     assert found.unknown == ("QOS and accounts: sacctmgr: Sending PersistInit msg: Connection refused",)
@@ -141,25 +141,25 @@ def test_accounting_that_is_down_leaves_things_unknown(workspace: Workspace, slu
     assert found.good
 
 
-def test_slurm_that_is_down_is_an_error(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_slurm_that_is_down_is_an_error(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     slurm.fails("scontrol", "Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlurmDown):
         examine(workspace, spec, (), "slurm")
 
 
-def test_a_spec_that_is_not_there_is_an_error(workspace: Workspace, slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_spec_that_is_not_there_is_an_error(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path) -> None:
     with pytest.raises(PlaceError):
         examine(workspace, tmp_path / "other.yaml", (), "slurm")
 
 
-def test_on_this_machine_slurm_is_not_asked(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_on_this_machine_slurm_is_not_asked(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     found = examine(workspace, spec, (), "local")
     assert [one.partition for one in found.outlooks] == [""]
     assert found.outlooks[0].case("time limit").starts == "watch"
     assert slurm.calls("scontrol") == []
 
 
-def test_everything_is_json(workspace: Workspace, slurm: FakeSlurm, spec: Path) -> None:
+def test_everything_is_json(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     told = json.loads(json.dumps(examine(workspace, spec, (), "slurm").to_dict(), allow_nan=False))
     assert (told["schema"], told["executor"], told["name"], told["good"]) == (1, "slurm", "x", True)
     assert set(told["partitions"][0]["cases"][0]) == {"event", "seconds", "starts", "delay_s", "text"}

@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from helpers.checkpoints import ELSEWHERE, end_run, make_checkpoints, make_run, small_objects
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.layout import AttemptDir, RunDir
@@ -124,7 +124,7 @@ def two_nodes(workspace: Workspace) -> RunDir:
 
 @pytest.mark.parametrize(("name", "number"), [("preempt", "TERM"), ("timeout", "USR2")])
 def test_what_is_announced_reaches_the_steps_of_the_job(
-    workspace: Workspace, slurm: FakeSlurm, two_nodes: RunDir, name: str, number: str
+    workspace: Workspace, slurm: SlurmCommands, two_nodes: RunDir, name: str, number: str
 ) -> None:
     hit = faults.inject(workspace, known(workspace, two_nodes, "slurm"), name)
     assert [call.args for call in slurm.calls("scancel")] == [[f"--signal={number}", "1"]]
@@ -141,7 +141,7 @@ def test_what_is_announced_reaches_the_steps_of_the_job(
     ],
 )
 def test_what_is_not_is_done_by_a_step_inside_the_job(
-    workspace: Workspace, slurm: FakeSlurm, two_nodes: RunDir, name: str, nodes: str, number: str, words: list[str]
+    workspace: Workspace, slurm: SlurmCommands, two_nodes: RunDir, name: str, nodes: str, number: str, words: list[str]
 ) -> None:
     faults.inject(workspace, known(workspace, two_nodes, "slurm"), name)
     [call] = slurm.calls("srun")
@@ -150,7 +150,9 @@ def test_what_is_not_is_done_by_a_step_inside_the_job(
     assert slurm.calls("scancel") == []
 
 
-def test_a_spare_node_has_no_rank_to_hit_and_its_agent_dies_with_all(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_spare_node_has_no_rank_to_hit_and_its_agent_dies_with_all(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
     run = make_run(workspace.root.path)
     note_ranks(run, 0, {0: {**ELSEWHERE, "pid": 10}})
     note_ranks(run, 1, {}, host="spare")
@@ -172,7 +174,7 @@ def test_a_run_is_not_hit_before_all_of_it_is_known(workspace: Workspace) -> Non
 
 
 def test_a_step_that_cannot_be_started_is_told_but_where_it_dies_with_its_job(
-    workspace: Workspace, slurm: FakeSlurm, two_nodes: RunDir
+    workspace: Workspace, slurm: SlurmCommands, two_nodes: RunDir
 ) -> None:
     slurm.fails("srun", "srun: error: Unable to create step")
     run = known(workspace, two_nodes, "slurm")

@@ -7,8 +7,8 @@ import time
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
-from helpers.told import PARTITIONS, RUN_ID, Told, again, loaded, waiting
+from helpers.fakeslurm import PARTITIONS, SlurmCommands
+from helpers.told import RUN_ID, Told, again, loaded, waiting
 
 from slurmtrain.model.run.event import encode
 from slurmtrain.model.run.layout import RunDir
@@ -23,9 +23,9 @@ OVER = "7|COMPLETED|0:0|100|200|300|30|n[0-1]|x-0123456789\n"
 
 
 @pytest.fixture(autouse=True)
-def over(slurm: FakeSlurm) -> None:
+def over(slurm: SlurmCommands) -> None:
     """Its last job has ended, and was not put back."""
-    slurm.says("sacct", OVER)
+    slurm.replies("sacct", OVER)
 
 
 def refused(workspace: Workspace, *, failed: str = "scontrol: no", **keys: Any) -> RunDir:
@@ -55,10 +55,12 @@ def at_node(run: RunDir, index: int, kind: str, /, **data: Any) -> None:
 # --- a new submission ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
     run = refused(workspace, slurm={"exclude": "n3"})
     assert again(workspace).started == [RUN_ID]
-    slurm.says("squeue", waiting("8"))
+    slurm.replies("squeue", waiting("8"))
     assert again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
     assert "#SBATCH --exclude='n[1,3]'\n" in (run.submission(2).submitit / "8_submission.sh").read_text()
@@ -68,16 +70,16 @@ def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(workspace: 
     assert found.attempts[0].cause == "preflight"
 
 
-def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, failed="")
-    slurm.says("squeue", waiting("7", "BeginTime", restart=1))
+    slurm.replies("squeue", waiting("7", "BeginTime", restart=1))
     assert again(workspace).started == []
     assert loaded(workspace).state == "requeued"
     assert slurm.calls("sbatch") == []
 
 
 def test_a_run_is_not_submitted_again_while_slurm_does_not_say_that_its_job_is_over(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     refused(workspace)
     slurm.fails("squeue", "squeue: error: down")
@@ -86,7 +88,7 @@ def test_a_run_is_not_submitted_again_while_slurm_does_not_say_that_its_job_is_o
 
 
 def test_a_run_that_cannot_do_without_its_nodes_is_given_up_and_says_why(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     refused(workspace, resources={"nodes": 4})
     assert again(workspace).started == []
@@ -96,7 +98,7 @@ def test_a_run_that_cannot_do_without_its_nodes_is_given_up_and_says_why(
     assert slurm.calls("sbatch") == []
 
 
-def test_a_run_whose_spec_wants_no_node_excluded_is_given_up(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_whose_spec_wants_no_node_excluded_is_given_up(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, preflight={"exclude": False})
     again(workspace)
     assert loaded(workspace).state == "failed"
@@ -104,7 +106,7 @@ def test_a_run_whose_spec_wants_no_node_excluded_is_given_up(workspace: Workspac
     assert slurm.calls("sbatch") == []
 
 
-def test_a_run_that_sbatch_refuses_is_given_up_with_its_words(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_that_sbatch_refuses_is_given_up_with_its_words(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace)
     slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification")
     again(workspace)
@@ -115,18 +117,18 @@ def test_a_run_that_sbatch_refuses_is_given_up_with_its_words(workspace: Workspa
 
 
 def test_a_slurm_that_does_not_answer_is_a_problem_and_asked_again_later(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     refused(workspace)
     slurm.fails("scontrol", "scontrol: error: down")
     [problem] = again(workspace).problems
     assert problem.startswith(f"run {RUN_ID} cannot be started again: Slurm does not answer")
     assert loaded(workspace).state == "requeued"
-    slurm.says("scontrol", PARTITIONS)
+    slurm.replies("scontrol", PARTITIONS)
     assert again(workspace).started == [RUN_ID]
 
 
-def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace)
     slurm.fails("scontrol", "scontrol: error: down")
     object.__setattr__(workspace.config, "slurm_interval", 3600.0)
@@ -136,7 +138,7 @@ def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: Fa
     assert len(slurm.calls("scontrol")) == 1
 
 
-def test_a_secret_that_is_missing_here_is_a_problem(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_secret_that_is_missing_here_is_a_problem(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, env={"HUB_TOKEN": "<redacted>"})
     [problem] = again(workspace).problems
     assert "HUB_TOKEN" in problem
@@ -144,7 +146,7 @@ def test_a_secret_that_is_missing_here_is_a_problem(workspace: Workspace, slurm:
     assert slurm.calls("sbatch") == []
 
 
-def test_a_run_that_a_person_cancelled_is_left_cancelled(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_that_a_person_cancelled_is_left_cancelled(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = refused(workspace)
     tell(run, "cancel")
     assert again(workspace).started == []
@@ -152,7 +154,7 @@ def test_a_run_that_a_person_cancelled_is_left_cancelled(workspace: Workspace, s
     assert slurm.calls("sbatch") == []
 
 
-def test_a_run_that_another_command_is_at_is_left_alone(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_a_run_that_another_command_is_at_is_left_alone(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = refused(workspace)
     with locked(run.lock):
         assert again(workspace).started == []
@@ -161,10 +163,10 @@ def test_a_run_that_another_command_is_at_is_left_alone(workspace: Workspace, sl
 
 
 def test_a_run_that_waits_to_start_again_says_why_it_does_and_what_slurm_says(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     refused(workspace, failed="")
-    slurm.says("squeue", waiting("7", "BeginTime", restart=1))
+    slurm.replies("squeue", waiting("7", "BeginTime", restart=1))
     listed = again(workspace).observed.runs[RUN_ID]
     reason = run_json(workspace, listed)["reason"]
     assert reason.startswith(f"{WHY}; starts again without n1; it may not start before a given time")
@@ -198,12 +200,12 @@ class Repairs:
 @pytest.mark.parametrize("reason", ["JobHeldUser", "job requeued in held state"])
 @pytest.mark.parametrize("failed", ["scontrol: no", ""])
 def test_a_job_that_its_agent_left_held_is_let_go(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, reason: str, failed: str
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str, failed: str
 ) -> None:
     repairs = Repairs(done=True)
     monkeypatch.setattr(requeue, "let_go", repairs)
     refused(workspace, failed=failed)
-    slurm.says("squeue", waiting("7", reason, restart=1))
+    slurm.replies("squeue", waiting("7", reason, restart=1))
     assert again(workspace).released == [RUN_ID]
     assert repairs.calls == [("7", ("n1",), bool(failed))]
     assert loaded(workspace).attempts[0].requeue_problem == ""
@@ -214,18 +216,18 @@ def test_a_job_that_its_agent_left_held_is_let_go(
 
 @pytest.mark.parametrize("reason", ["Priority", "BeginTime", "JobHeldAdmin"])
 def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, reason: str
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     repairs = Repairs(done=False)
     monkeypatch.setattr(requeue, "let_go", repairs)
     refused(workspace)
-    slurm.says("squeue", waiting("7", reason, restart=1))
+    slurm.replies("squeue", waiting("7", reason, restart=1))
     assert again(workspace).released == []
     assert repairs.calls == []
 
 
 def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stays_held(
-    workspace: Workspace, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repairs = Repairs(done=False)
     monkeypatch.setattr(requeue, "let_go", repairs)
@@ -235,12 +237,12 @@ def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stay
     later.path.mkdir()
     said = {"node": 0, "nodes": 1, "host": "n2", "executor": "slurm", "submission": 1, "attempt": 2}
     later.node_journal(0).write_bytes(encode(time.time(), "agent", said))
-    slurm.says("squeue", waiting("7", "JobHeldUser", restart=2))
+    slurm.replies("squeue", waiting("7", "JobHeldUser", restart=2))
     assert again(workspace).released == []
     assert repairs.calls == []
 
 
-def test_what_failed_is_tried_again_only_after_a_while(slurm: FakeSlurm) -> None:
+def test_what_failed_is_tried_again_only_after_a_while(slurm: SlurmCommands) -> None:
     from slurmtrain.slurm.scheduler import Scheduler
 
     assert [Scheduler(math.inf, None).try_again("x") for _ in range(2)] == [True, True]

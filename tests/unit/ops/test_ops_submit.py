@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.model.run.event import encode
 from slurmtrain.model.spec.plan import Plan
@@ -19,14 +19,14 @@ SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\nparams: {a: 1}\ntr
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.chdir(tmp_path)
-    fake.says("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
-    fake.says("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
-    fake.says("sbatch", "Submitted batch job 8\n")
-    fake.says("srun")
+    fake.replies("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
+    fake.replies("sinfo", "".join(f"n{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(4)))
+    fake.replies("sbatch", "Submitted batch job 8\n")
+    fake.replies("srun")
     return fake
 
 
@@ -37,7 +37,7 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def calls(slurm: FakeSlurm) -> dict[str, int]:
+def calls(slurm: SlurmCommands) -> dict[str, int]:
     return {name: len(slurm.calls(name)) for name in ("scontrol", "sinfo", "sbatch") if slurm.calls(name)}
 
 
@@ -64,7 +64,7 @@ def blame(workspace: Workspace, host: str) -> None:
 
 
 def test_a_sweep_asks_for_partitions_once_where_nothing_is_known_against_any_node(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     run_ids, _ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
     assert calls(slurm) == {"scontrol": 1, "sbatch": 3}
@@ -72,7 +72,7 @@ def test_a_sweep_asks_for_partitions_once_where_nothing_is_known_against_any_nod
 
 
 def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     blame(workspace, "n1")
     run_ids, notes = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
@@ -87,7 +87,7 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
 
 @pytest.mark.parametrize("where", ["environment", "spec"])
 def test_obsolete_variables_are_pointed_out(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path, monkeypatch: pytest.MonkeyPatch, where: str
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     if where == "environment":
         monkeypatch.setenv("NCCL_TREE_THRESHOLD", "0")
@@ -101,7 +101,7 @@ def test_obsolete_variables_are_pointed_out(
 
 
 def test_a_preflight_alone_is_a_short_run_that_does_nothing_and_leaves_no_node_out(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     blame(workspace, "n1")
     run_id, _ = submit_preflight(workspace, None, ["preflight.dns=off"], nodes=3, executor="slurm")
@@ -115,7 +115,7 @@ def test_a_preflight_alone_is_a_short_run_that_does_nothing_and_leaves_no_node_o
 
 
 def test_a_preflight_of_a_spec_takes_what_it_says_of_nodes_and_checks(
-    workspace: Workspace, slurm: FakeSlurm, spec: Path
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     spec.write_text(
         "name: big\ncommand: python train.py {resume_from}\n"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -50,8 +50,8 @@ DOWN = "squeue: error: Unable to contact slurm controller"
 
 
 @pytest.fixture
-def slurm(slurm: FakeSlurm) -> FakeSlurm:
-    slurm.says("squeue", queued())
+def slurm(slurm: SlurmCommands) -> SlurmCommands:
+    slurm.replies("squeue", queued())
     return slurm
 
 
@@ -104,26 +104,26 @@ def rounds(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_round_asks_squeue_once_and_sacct_only_for_what_squeue_leaves_open(
-    run: RunDir, slurm: FakeSlurm, rounds: Any
+    run: RunDir, slurm: SlurmCommands, rounds: Any
 ) -> None:
     do, _ = rounds
     for asked in (1, 2, 3):
         do()
         assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (asked, 0)
-    slurm.says("squeue")
+    slurm.replies("squeue")
     do()
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (4, 1)
 
 
-def test_rounds_in_which_nothing_happens_are_quiet(run: RunDir, slurm: FakeSlurm, rounds: Any) -> None:
+def test_rounds_in_which_nothing_happens_are_quiet(run: RunDir, slurm: SlurmCommands, rounds: Any) -> None:
     do, _ = rounds
     assert [do() for _ in range(3)] == [[], [], []]
 
 
-def test_a_run_that_ends_is_told_of_once_with_its_reason(run: RunDir, slurm: FakeSlurm, rounds: Any) -> None:
+def test_a_run_that_ends_is_told_of_once_with_its_reason(run: RunDir, slurm: SlurmCommands, rounds: Any) -> None:
     do, _ = rounds
     assert do() == []
-    slurm.says("squeue", queued(state="CANCELLED"))
+    slurm.replies("squeue", queued(state="CANCELLED"))
     [news] = do()
     assert (news.kind, news.run, news.state) == ("finished", RUN_ID, "cancelled")
     assert news.message.startswith(f"run {RUN_ID} (x) was cancelled")
@@ -131,16 +131,16 @@ def test_a_run_that_ends_is_told_of_once_with_its_reason(run: RunDir, slurm: Fak
 
 
 def test_a_single_round_tells_what_ended_since_the_registry_was_last_read(
-    run: RunDir, slurm: FakeSlurm, rounds: Any, workspace: Workspace
+    run: RunDir, slurm: SlurmCommands, rounds: Any, workspace: Workspace
 ) -> None:
     look(workspace.config)
-    slurm.says("squeue", queued(state="CANCELLED"))
+    slurm.replies("squeue", queued(state="CANCELLED"))
     assert kinds(ReportFilter().news(look(workspace.config), 0.0)) == ["finished"]
     assert ReportFilter().news(look(workspace.config), 0.0) == []
 
 
 def test_slurm_that_is_down_is_a_problem_told_once_and_once_more_when_it_is_back(
-    run: RunDir, slurm: FakeSlurm, rounds: Any
+    run: RunDir, slurm: SlurmCommands, rounds: Any
 ) -> None:
     do, memory = rounds
     do()
@@ -154,13 +154,13 @@ def test_slurm_that_is_down_is_a_problem_told_once_and_once_more_when_it_is_back
         pauses.append(memory.pause(60))
     assert pauses == [120, 240, 480, 600, 600, 600]
     assert len(slurm.calls("squeue")) == 7
-    slurm.says("squeue", queued())
+    slurm.replies("squeue", queued())
     [over] = do()
     assert (over.kind, memory.pause(60)) == ("over", 60)
 
 
 def test_a_round_that_fails_is_a_problem_and_ends_nothing(
-    run: RunDir, slurm: FakeSlurm, rounds: Any, workspace: Workspace
+    run: RunDir, slurm: SlurmCommands, rounds: Any, workspace: Workspace
 ) -> None:
     do, memory = rounds
     do()

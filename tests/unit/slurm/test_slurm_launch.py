@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import Call, FakeSlurm
+from helpers.fakeslurm import Call, SlurmCommands
 
 from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
 from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
@@ -30,13 +30,13 @@ PATIENCE_S = 60.0
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    fake.says("sbatch", "Submitted batch job 4711\n")
-    fake.says("srun")
-    fake.says("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
+    fake.replies("sbatch", "Submitted batch job 4711\n")
+    fake.replies("srun")
+    fake.replies("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n")
     return fake
 
 
@@ -86,7 +86,7 @@ def script_of(call: Call, submission: SubmissionDir) -> str:
 
 
 def test_a_job_that_sbatch_took_has_its_id_and_finds_its_pickle(
-    slurm: FakeSlurm, odd_submission: SubmissionDir
+    slurm: SlurmCommands, odd_submission: SubmissionDir
 ) -> None:
     assert hand_over(odd_submission) == "4711"
     [call] = slurm.calls("sbatch")
@@ -95,7 +95,7 @@ def test_a_job_that_sbatch_took_has_its_id_and_finds_its_pickle(
     assert call.cwd == str(odd_submission.path)
 
 
-def test_hidden_variables_reach_sbatch_and_are_written_nowhere(slurm: FakeSlurm, submission: SubmissionDir) -> None:
+def test_hidden_variables_reach_sbatch_and_are_written_nowhere(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     hand_over(submission, {"WANDB_API_KEY": SECRET}, env={"WANDB_API_KEY": "<redacted>"})
     [call] = slurm.calls("sbatch")
     assert call.env["WANDB_API_KEY"] == SECRET
@@ -106,7 +106,7 @@ def test_hidden_variables_reach_sbatch_and_are_written_nowhere(slurm: FakeSlurm,
 
 
 def test_a_persons_own_defaults_for_sbatch_count(
-    slurm: FakeSlurm, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SBATCH_ACCOUNT", "mine")
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
@@ -116,7 +116,7 @@ def test_a_persons_own_defaults_for_sbatch_count(
 
 
 def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
-    slurm: FakeSlurm, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, submission: SubmissionDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outer = {"SBATCH_ACCOUNT": "x", "SLURM_JOB_ID": "1", "SLURM_MEM_PER_NODE": "5", "SUBMITIT_EXECUTOR": "slurm",
              "RANK": "3", "MASTER_ADDR": "n0", "SLURMTRAIN_SUBMISSION": "9"}  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
     ],
 )
 def test_a_job_that_sbatch_refuses_is_refused_with_its_words_and_a_hint(
-    slurm: FakeSlurm, submission: SubmissionDir, said: str, hint: str | None
+    slurm: SlurmCommands, submission: SubmissionDir, said: str, hint: str | None
 ) -> None:
     slurm.fails("sbatch", f"{FAILED}{said}\n")
     with pytest.raises(Refused) as caught:
@@ -155,7 +155,7 @@ def test_a_job_that_sbatch_refuses_is_refused_with_its_words_and_a_hint(
         assert hint in str(caught.value).removeprefix(told)
 
 
-def test_a_job_that_slurm_may_have_taken_is_unsure(slurm: FakeSlurm, submission: SubmissionDir) -> None:
+def test_a_job_that_slurm_may_have_taken_is_unsure(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     slurm.fails("sbatch", f"{FAILED}Socket timed out on send/recv operation\n")
     with pytest.raises(Unsure, match=r"Socket timed out on send/recv operation.*'slurmtrain sync' finds out"):
         hand_over(submission)
@@ -166,7 +166,7 @@ def test_a_job_that_slurm_may_have_taken_is_unsure(slurm: FakeSlurm, submission:
     ["Unable to contact slurm controller (connect failure)", "Connection refused", "Slurm backup: connect failure"],
 )
 def test_a_job_that_nobody_was_there_to_take_can_be_tried_again(
-    slurm: FakeSlurm, submission: SubmissionDir, said: str
+    slurm: SlurmCommands, submission: SubmissionDir, said: str
 ) -> None:
     slurm.fails("sbatch", f"{FAILED}{said}\n")
     with pytest.raises(LaunchError, match="try again later") as caught:
@@ -174,20 +174,20 @@ def test_a_job_that_nobody_was_there_to_take_can_be_tried_again(
     assert not isinstance(caught.value, Unsure)
 
 
-def test_a_job_whose_sbatch_was_killed_may_have_been_taken(slurm: FakeSlurm, submission: SubmissionDir) -> None:
-    slurm.says("sbatch", code=-signal.SIGKILL)
+def test_a_job_whose_sbatch_was_killed_may_have_been_taken(slurm: SlurmCommands, submission: SubmissionDir) -> None:
+    slurm.replies("sbatch", code=-signal.SIGKILL)
     with pytest.raises(Unsure):
         hand_over(submission)
 
 
-def test_an_answer_of_sbatch_that_names_no_job_is_unsure(slurm: FakeSlurm, submission: SubmissionDir) -> None:
-    slurm.says("sbatch", "Thank you! Your number is 4711.\n")
+def test_an_answer_of_sbatch_that_names_no_job_is_unsure(slurm: SlurmCommands, submission: SubmissionDir) -> None:
+    slurm.replies("sbatch", "Thank you! Your number is 4711.\n")
     with pytest.raises(Unsure, match="Thank you"):
         hand_over(submission)
 
 
 def test_a_job_that_sbatch_took_just_before_the_bookkeeping_failed_is_unsure(
-    slurm: FakeSlurm, submission: SubmissionDir
+    slurm: SlurmCommands, submission: SubmissionDir
 ) -> None:
     (slurm.path / "sbatch").write_text(
         f"#!/bin/sh\n/bin/rm -r '{submission.submitit}'\necho Submitted batch job 4711\n"
@@ -197,7 +197,7 @@ def test_a_job_that_sbatch_took_just_before_the_bookkeeping_failed_is_unsure(
 
 
 def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_unsure(
-    slurm: FakeSlurm, submission: SubmissionDir
+    slurm: SlurmCommands, submission: SubmissionDir
 ) -> None:
     (slurm.path / "sbatch").write_text("#!/bin/sh\nkill -9 $PPID\n")
     with pytest.raises(Unsure, match="exit code -9"):
@@ -205,7 +205,7 @@ def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_unsure(
 
 
 def test_a_machine_without_srun_cannot_hand_a_job_over_and_says_so_in_a_line(
-    slurm: FakeSlurm, submission: SubmissionDir
+    slurm: SlurmCommands, submission: SubmissionDir
 ) -> None:
     (slurm.path / "srun").unlink()
     with pytest.raises(LaunchError, match="srun") as caught:
@@ -222,25 +222,25 @@ def once() -> Scheduler:
     return Scheduler(1000.0, None)
 
 
-def test_what_slurm_can_run_passes(slurm: FakeSlurm) -> None:
+def test_what_slurm_can_run_passes(slurm: SlurmCommands) -> None:
     check([plan(), plan(resources={"nodes": 4})], once())
     assert len(slurm.calls("scontrol")) == 1
     assert slurm.calls("sbatch") == []
 
 
-def test_a_machine_without_sbatch_is_told_of_the_other_executor(slurm: FakeSlurm) -> None:
+def test_a_machine_without_sbatch_is_told_of_the_other_executor(slurm: SlurmCommands) -> None:
     (slurm.path / "sbatch").unlink()
     with pytest.raises(NotAvailable, match="use --executor local here"):
         check([plan()], once())
 
 
-def test_a_slurm_that_does_not_answer_is_told_before_anything_is_created(slurm: FakeSlurm) -> None:
+def test_a_slurm_that_does_not_answer_is_told_before_anything_is_created(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(LaunchError, match="nothing was created; try again later"):
         check([plan()], once())
 
 
-def test_a_plan_that_slurm_can_never_run_is_refused(slurm: FakeSlurm) -> None:
+def test_a_plan_that_slurm_can_never_run_is_refused(slurm: SlurmCommands) -> None:
     with pytest.raises(Refused, match="gives a job 4 nodes at most, not 5"):
         check([plan(), plan(resources={"nodes": 5})], once())
 
@@ -267,10 +267,10 @@ def is_free(lock: Path) -> bool:
 
 
 def test_a_submission_whose_command_was_killed_holds_the_lock_until_sbatch_has_answered(
-    slurm: FakeSlurm, odd_submission: SubmissionDir, tmp_path: Path
+    slurm: SlurmCommands, odd_submission: SubmissionDir, tmp_path: Path
 ) -> None:
     submission, answer = odd_submission, tmp_path / "answer now"
-    slurm.says("sbatch", "Submitted batch job 4711\n", until=answer)
+    slurm.replies("sbatch", "Submitted batch job 4711\n", until=answer)
     submitter = subprocess.Popen([sys.executable, "-c", SUBMITTER, str(submission.path)])
     try:
         wait_for(lambda: bool(slurm.calls("sbatch")))

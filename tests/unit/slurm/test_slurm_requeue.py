@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from helpers.site import PATIENCE_S, until
 
 from slurmtrain.errors import SlurmDown
@@ -74,7 +74,7 @@ with open(here + "/job.json", "w") as file:
 """
 
 
-class Slurm(FakeSlurm):
+class Slurm(SlurmCommands):
     """Slurm with one job."""
 
     def job(self, **more: Any) -> None:
@@ -103,8 +103,10 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     # What Slurm itself leaves is too little for a program to start in on a machine that is busy.
     monkeypatch.setattr(requeue, "_PATIENCE_S", PATIENCE_S)
     fake.job()
-    fake.says("sbatch", stderr="sbatch: Job 9 to start at 2026-01-01T00:00:00 using 2 processors on nodes node[0,2]\n")
-    fake.says("sinfo", "".join(f"node{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(3)))
+    fake.replies(
+        "sbatch", stderr="sbatch: Job 9 to start at 2026-01-01T00:00:00 using 2 processors on nodes node[0,2]\n"
+    )
+    fake.replies("sinfo", "".join(f"node{i}|spot|idle|8|16000|(null)|(null)\n" for i in range(3)))
     return fake
 
 
@@ -223,19 +225,19 @@ def test_a_job_that_may_not_be_requeued_cannot_start_again(slurm: Slurm) -> None
 
 def test_too_few_nodes_are_counted_in_words(slurm: Slurm) -> None:
     slurm.job(excluded="node2")
-    slurm.says("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
+    slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
     said = InJob().objection("7", ["node1"])
     assert said == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
 
 
 def test_nodes_that_are_down_are_not_counted(slurm: Slurm) -> None:
-    slurm.says("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(["idle", "mixed", "down*"])))
-    slurm.says("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
+    slurm.replies("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(["idle", "mixed", "down*"])))
+    slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
     assert InJob().objection("7", ["node1"]) == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
 
 
 def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
-    slurm.says("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
+    slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
     said = InJob().objection("7", ["node1"])
     assert said == (
         "node1 cannot be left out: Slurm says: allocation failure: Requested node configuration is not available"
@@ -243,12 +245,12 @@ def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
 
 
 def test_a_node_that_slurm_does_not_know_is_named(slurm: Slurm) -> None:
-    slurm.says("sbatch", stderr="allocation failure: Invalid node name specified\n", code=1)
+    slurm.replies("sbatch", stderr="allocation failure: Invalid node name specified\n", code=1)
     assert InJob().objection("7", ["node9"]) == "node9 cannot be left out: Slurm knows no node node9"
 
 
 def test_a_refusal_that_is_not_about_nodes_is_no_objection(slurm: Slurm) -> None:
-    slurm.says("sbatch", stderr="sbatch: error: Job violates accounting/QOS policy (job submit limit)\n", code=1)
+    slurm.replies("sbatch", stderr="sbatch: error: Job violates accounting/QOS policy (job submit limit)\n", code=1)
     assert InJob().objection("7", ["node1"]) is None
 
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import command
@@ -26,12 +26,12 @@ def line(job_id: str = "7", state: str = "RUNNING") -> str:
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
-    fake.says("squeue", line())
-    fake.says("sacct", ROW)
-    fake.says("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00\n")
+    fake.replies("squeue", line())
+    fake.replies("sacct", ROW)
+    fake.replies("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00\n")
     return fake
 
 
@@ -48,7 +48,7 @@ def once() -> Scheduler:
 # --- squeue -----------------------------------------------------------------------------------------------------
 
 
-def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: FakeSlurm) -> None:
+def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: SlurmCommands) -> None:
     asked = once()
     before = time.time()
     queues = [asked.queue() for _ in range(5)]
@@ -60,7 +60,7 @@ def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: FakeSlur
     assert call.args == ["--me", "--noheader", "--array", "--states=all", f"--Format={queue_format()}"]
 
 
-def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, now = Scheduler(10.0, None), time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     asked.queue()
@@ -72,26 +72,26 @@ def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: FakeSlurm, monkey
     assert len(slurm.calls("squeue")) == 2
 
 
-def test_commands_that_look_again_share_squeues_answer(slurm: FakeSlurm, cache: Path) -> None:
+def test_commands_that_look_again_share_squeues_answer(slurm: SlurmCommands, cache: Path) -> None:
     first, second = Scheduler(60.0, cache).queue(), Scheduler(60.0, cache).queue()
     assert (first.jobs, first.at) == (second.jobs, second.at)
     assert len(slurm.calls("squeue")) == 1
 
 
 def test_an_old_shared_answer_is_asked_for_anew_and_shared_again(
-    slurm: FakeSlurm, cache: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Scheduler(60.0, cache).queue()
     now = time.time()
     monkeypatch.setattr(time, "time", lambda: now + 61.0)
-    slurm.says("squeue", line(state="COMPLETING"))
+    slurm.replies("squeue", line(state="COMPLETING"))
     for _ in range(2):
         assert Scheduler(60.0, cache).queue().jobs["7"].state == "COMPLETING"
     assert len(slurm.calls("squeue")) == 2
 
 
 def test_an_answer_from_the_future_is_not_believed(
-    slurm: FakeSlurm, cache: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Scheduler(60.0, cache).queue()
     now = time.time()
@@ -101,38 +101,38 @@ def test_an_answer_from_the_future_is_not_believed(
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "[]", "{}", '{"at": "x", "squeue": ""}', '{"at": 1e99, "squeue": 7}'])
-def test_a_shared_answer_that_cannot_be_read_is_asked_for_anew(slurm: FakeSlurm, cache: Path, text: str) -> None:
+def test_a_shared_answer_that_cannot_be_read_is_asked_for_anew(slurm: SlurmCommands, cache: Path, text: str) -> None:
     cache.write_text(text)
     assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
     assert json.loads(cache.read_text())["squeue"] == line()
 
 
-def test_an_answer_that_cannot_be_shared_is_an_answer(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_shared_is_an_answer(slurm: SlurmCommands, tmp_path: Path) -> None:
     (tmp_path / "a file").touch()
     for cache in (tmp_path / "no such directory" / "c.json", tmp_path / "a file" / "c.json"):
         assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
 
 
-def test_a_command_that_looks_once_leaves_no_file_behind(slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_a_command_that_looks_once_leaves_no_file_behind(slurm: SlurmCommands, tmp_path: Path) -> None:
     once().queue()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bin"]
 
 
-def test_after_a_change_everything_is_asked_for_anew(slurm: FakeSlurm) -> None:
+def test_after_a_change_everything_is_asked_for_anew(slurm: SlurmCommands) -> None:
     asked = once()
     asked.queue()
     asked.accounting({"7"}, False, 0.0)
     asked.forget()
-    slurm.says("squeue", line("8"))
+    slurm.replies("squeue", line("8"))
     assert asked.queue().jobs.keys() == {"8"}
     asked.accounting({"7"}, False, 0.0)
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (2, 2)
 
 
-def test_after_a_change_the_shared_answer_from_before_it_is_not_believed(slurm: FakeSlurm, cache: Path) -> None:
+def test_after_a_change_the_shared_answer_from_before_it_is_not_believed(slurm: SlurmCommands, cache: Path) -> None:
     asked = Scheduler(60.0, cache)
     asked.queue()
-    slurm.says("squeue", line("8"))
+    slurm.replies("squeue", line("8"))
     asked.forget()
     assert asked.queue().jobs.keys() == {"8"}
     assert asked.queue().jobs.keys() == {"8"}
@@ -140,7 +140,7 @@ def test_after_a_change_the_shared_answer_from_before_it_is_not_believed(slurm: 
     assert len(slurm.calls("squeue")) == 2
 
 
-def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm: FakeSlurm, cache: Path) -> None:
+def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm: SlurmCommands, cache: Path) -> None:
     slurm.fails("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
     asked = Scheduler(60.0, cache)
     queues = [asked.queue() for _ in range(3)]
@@ -154,7 +154,7 @@ def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm
 # --- sacct ------------------------------------------------------------------------------------------------------
 
 
-def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slurm: FakeSlurm) -> None:
+def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slurm: SlurmCommands) -> None:
     asked = once()
     since = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
     accounting = asked.accounting({"9", "7"}, False, since)
@@ -172,14 +172,16 @@ def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slu
     ]
 
 
-def test_sacct_is_asked_once_by_a_command_that_looks_once(slurm: FakeSlurm) -> None:
+def test_sacct_is_asked_once_by_a_command_that_looks_once(slurm: SlurmCommands) -> None:
     asked = once()
     asked.accounting({"7"}, False, 0.0)
     asked.accounting({"7", "8"}, False, 0.0)
     assert len(slurm.calls("sacct")) == 1
 
 
-def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(slurm: FakeSlurm, cache: Path) -> None:
+def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(
+    slurm: SlurmCommands, cache: Path
+) -> None:
     asked = Scheduler(60.0, cache)
     for wanted in ({"7", "8"}, {"7"}, {"8"}):
         asked.accounting(wanted, False, 0.0)
@@ -188,12 +190,12 @@ def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(
     assert len(slurm.calls("sacct")) == 2
 
 
-def test_jobs_that_are_to_be_found_by_name_are_all_asked_for(slurm: FakeSlurm) -> None:
+def test_jobs_that_are_to_be_found_by_name_are_all_asked_for(slurm: SlurmCommands) -> None:
     once().accounting({"7"}, True, 0.0)
     assert not any(argument.startswith("--jobs") for argument in slurm.calls("sacct")[0].args)
 
 
-def test_jobs_that_are_too_many_to_list_are_all_asked_for(slurm: FakeSlurm) -> None:
+def test_jobs_that_are_too_many_to_list_are_all_asked_for(slurm: SlurmCommands) -> None:
     once().accounting({str(number) for number in range(1001)}, False, 0.0)
     assert not any(argument.startswith("--jobs") for argument in slurm.calls("sacct")[0].args)
 
@@ -201,7 +203,7 @@ def test_jobs_that_are_too_many_to_list_are_all_asked_for(slurm: FakeSlurm) -> N
 @pytest.mark.parametrize(
     "said", ["Slurm accounting storage is disabled\n", "sacct: error: SLURM ACCOUNTING STORAGE IS DISABLED\n"]
 )
-def test_a_site_without_accounting_has_answered(slurm: FakeSlurm, said: str) -> None:
+def test_a_site_without_accounting_has_answered(slurm: SlurmCommands, said: str) -> None:
     slurm.fails("sacct", said)
     accounting = once().accounting({"7"}, False, 0.0)
     assert accounting.absent
@@ -209,7 +211,7 @@ def test_a_site_without_accounting_has_answered(slurm: FakeSlurm, said: str) -> 
     assert accounting.problem
 
 
-def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: FakeSlurm) -> None:
+def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: SlurmCommands) -> None:
     slurm.fails("sacct", "sacct: error: slurm_persist_conn_open: Connection refused\n")
     asked = once()
     for _ in range(3):
@@ -222,14 +224,14 @@ def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: FakeSlurm)
 # --- scontrol ---------------------------------------------------------------------------------------------------
 
 
-def test_partitions_are_asked_for_once(slurm: FakeSlurm) -> None:
+def test_partitions_are_asked_for_once(slurm: SlurmCommands) -> None:
     asked = once()
     assert asked.partitions() == asked.partitions()
     assert asked.partitions()["spot"]["MaxTime"] == "1:00:00"
     assert [call.args for call in slurm.calls("scontrol")] == [["--oneliner", "show", "partition"]]
 
 
-def test_partitions_that_nobody_tells_are_an_error(slurm: FakeSlurm) -> None:
+def test_partitions_that_nobody_tells_are_an_error(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_partitions error: Unable to contact slurm controller\n")
     with pytest.raises(SlurmDown, match="scontrol: slurm_load_partitions error: Unable to contact"):
         once().partitions()
@@ -250,7 +252,7 @@ SCRUBBED = {
 
 
 def test_what_would_change_an_answer_is_kept_from_slurms_commands(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**SCRUBBED, "SLURM_TIME_FORMAT": "relative", "LC_ALL": "de_DE"}.items():
         monkeypatch.setenv(name, value)
@@ -277,12 +279,12 @@ def test_the_environment_of_this_process_stays_as_it_is(monkeypatch: pytest.Monk
 # --- a command that fails ---------------------------------------------------------------------------------------
 
 
-def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: FakeSlurm) -> None:
+def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: SlurmCommands) -> None:
     (slurm.path / "squeue").write_text("#!/bin/sh\nprintf 'a\\377b\\n'\n")
     assert ask("squeue") == "a\ufffdb\n"
 
 
-def test_a_command_that_is_not_there_says_so(slurm: FakeSlurm) -> None:
+def test_a_command_that_is_not_there_says_so(slurm: SlurmCommands) -> None:
     (slurm.path / "sacct").unlink()
     assert found("squeue")
     assert not found("sacct")
@@ -291,17 +293,17 @@ def test_a_command_that_is_not_there_says_so(slurm: FakeSlurm) -> None:
     assert "there is no sacct" in once().accounting({"7"}, False, 0.0).problem
 
 
-def test_a_command_that_fails_without_a_word_tells_its_exit_code(slurm: FakeSlurm) -> None:
-    slurm.says("squeue", code=3)
+def test_a_command_that_fails_without_a_word_tells_its_exit_code(slurm: SlurmCommands) -> None:
+    slurm.replies("squeue", code=3)
     with pytest.raises(SlurmDown, match=r"squeue: exit code 3"):
         ask("squeue")
 
 
 def test_a_command_that_does_not_answer_is_given_up(
-    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "_TIMEOUT_S", 0.2)
-    slurm.says("squeue", until=tmp_path / "never")
+    slurm.replies("squeue", until=tmp_path / "never")
     assert "squeue did not answer within" in once().queue().problem
 
 
@@ -335,9 +337,9 @@ def test_a_run_finds_its_job_by_the_runs_id_at_the_end_of_the_jobs_name() -> Non
 
 
 def test_jobs_are_cancelled_with_one_call_and_asked_again_only_when_the_interval_is_over(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+    slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slurm.says("scancel")
+    slurm.replies("scancel")
     asked, now = Scheduler(30.0, None), time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     for _ in range(5):
@@ -349,9 +351,11 @@ def test_jobs_are_cancelled_with_one_call_and_asked_again_only_when_the_interval
     assert len(slurm.calls("scancel")) == 3
 
 
-def test_a_job_that_is_cancelled_is_not_put_back_any_more_whether_or_not_slurm_can_be_told(slurm: FakeSlurm) -> None:
-    slurm.says("scancel")
-    slurm.says("scontrol")
+def test_a_job_that_is_cancelled_is_not_put_back_any_more_whether_or_not_slurm_can_be_told(
+    slurm: SlurmCommands,
+) -> None:
+    slurm.replies("scancel")
+    slurm.replies("scontrol")
     once().cancel(["7"], force=False)
     slurm.fails("scontrol", "slurm_update error: Invalid job id specified\n")
     once().cancel(["7", "8"], force=False)
@@ -360,13 +364,13 @@ def test_a_job_that_is_cancelled_is_not_put_back_any_more_whether_or_not_slurm_c
     assert [call.args for call in slurm.calls("scancel")] == [["7"], ["7", "8"]]
 
 
-def test_force_kills_before_it_cancels(slurm: FakeSlurm) -> None:
-    slurm.says("scancel")
+def test_force_kills_before_it_cancels(slurm: SlurmCommands) -> None:
+    slurm.replies("scancel")
     once().cancel(["7"], force=True)
     assert [call.args for call in slurm.calls("scancel")] == [["--signal=KILL", "--full", "7"], ["7"]]
 
 
-def test_a_cancelled_job_that_has_ended_is_none_to_worry_about_but_a_dead_slurm_is(slurm: FakeSlurm) -> None:
+def test_a_cancelled_job_that_has_ended_is_none_to_worry_about_but_a_dead_slurm_is(slurm: SlurmCommands) -> None:
     slurm.fails("scancel", "scancel: error: Kill job error on job id 7: Invalid job id specified\n")
     once().cancel(["7"], force=False)
     slurm.fails("scancel", "scancel: error: Unable to contact slurm controller (connect failure)\n")

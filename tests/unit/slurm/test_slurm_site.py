@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from helpers.siteconfig import ASSOCIATIONS, CONFIG, PARTITIONS, QOS, config
 from helpers.siteconfig import site as site_of
 from hypothesis import given
@@ -132,28 +132,28 @@ def test_any_value_of_a_partition_is_read_without_an_error(changes: dict[str, st
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
-    fake.says("scontrol", CONFIG + PARTITIONS)  # each reader passes over what the other reads
+    fake.replies("scontrol", CONFIG + PARTITIONS)  # each reader passes over what the other reads
     return fake
 
 
-def test_accounting_that_is_off_is_not_asked(slurm: FakeSlurm) -> None:
-    slurm.says("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
+def test_accounting_that_is_off_is_not_asked(slurm: SlurmCommands) -> None:
+    slurm.replies("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
     site = look(Scheduler(1.0, None), "me")
     assert (site.qos, site.associations) == (None, None)
     assert site.unknown == ("QOS and accounts: this site keeps no accounting",)
     assert site.partitions["spot"].grace_s == 30
 
 
-def test_a_machine_without_sacctmgr_says_what_is_unknown(slurm: FakeSlurm) -> None:
+def test_a_machine_without_sacctmgr_says_what_is_unknown(slurm: SlurmCommands) -> None:
     site = look(Scheduler(1.0, None), "me")
     assert site.unknown == ("QOS and accounts: there is no sacctmgr on this machine's PATH",)
 
 
-def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: FakeSlurm) -> None:
-    slurm.says("sacctmgr", QOS)
+def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: SlurmCommands) -> None:
+    slurm.replies("sacctmgr", QOS)
     site = look(Scheduler(1.0, None), "me")
     assert site.qos is not None
     assert set(site.qos) == {"normal", "low", "high"}
@@ -163,7 +163,7 @@ def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: FakeSl
     assert asked[1][2:] == ["show", "assoc", "where", "user=me", "format=account,partition,qos,defaultqos"]
 
 
-def test_slurm_that_is_down_is_an_error(slurm: FakeSlurm) -> None:
+def test_slurm_that_is_down_is_an_error(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlurmDown, match="Unable to contact"):
         look(Scheduler(1.0, None), "me")

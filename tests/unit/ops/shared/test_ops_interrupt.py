@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 from helpers.told import RUN_ID, Told, waiting
 
 from slurmtrain.ops.shared.interrupt import Stop
@@ -41,10 +41,10 @@ def test_a_rest_that_nobody_ends_lasts_as_long_as_it_should() -> None:
 
 
 def test_who_waits_for_a_run_is_done_with_its_look_at_it_when_a_signal_has_come(
-    workspace: Workspace, slurm: FakeSlurm
+    workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     Told(workspace).submitted()
-    slurm.says("squeue", waiting("7"))
+    slurm.replies("squeue", waiting("7"))
     states: list[str] = []
     with Stop() as stop:
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import FakeSlurm
+from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.event import encode
@@ -29,15 +29,15 @@ DAY = 86400.0
 
 
 @pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    fake = FakeSlurm(tmp_path / "bin")
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
+    fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.chdir(tmp_path)
-    fake.says("scontrol", PARTITIONS)
-    fake.says("sbatch", "Submitted batch job 8\n")
-    fake.says("srun")
-    fake.says("squeue")
-    fake.says("sacct")
+    fake.replies("scontrol", PARTITIONS)
+    fake.replies("sbatch", "Submitted batch job 8\n")
+    fake.replies("srun")
+    fake.replies("squeue")
+    fake.replies("sacct")
     return fake
 
 
@@ -110,7 +110,7 @@ class Lives:
 
 
 @pytest.fixture
-def lives(workspace: Workspace, slurm: FakeSlurm) -> Lives:
+def lives(workspace: Workspace, slurm: SlurmCommands) -> Lives:
     return Lives(workspace)
 
 
@@ -121,7 +121,7 @@ def known(workspace: Workspace, executor: str = "slurm", run_id: str = "99999999
 # --- what was seen --------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_registry_tells_nothing_and_is_not_made_for_it(workspace: Workspace, slurm: FakeSlurm) -> None:
+def test_an_empty_registry_tells_nothing_and_is_not_made_for_it(workspace: Workspace, slurm: SlurmCommands) -> None:
     assert known(workspace) == InterruptionStats(grace_s=60.0)
     assert known(workspace, "local") == InterruptionStats()
     assert not workspace.config.registry.exists()
@@ -196,7 +196,7 @@ def submitted(workspace: Workspace, tmp_path: Path, *overrides: str) -> tuple[Ru
 
 
 def test_a_job_is_told_what_its_partition_has_seen_and_asking_costs_nothing_more(
-    workspace: Workspace, lives: Lives, slurm: FakeSlurm, tmp_path: Path
+    workspace: Workspace, lives: Lives, slurm: SlurmCommands, tmp_path: Path
 ) -> None:
     lives.add("node_fail", lasted=1000.0, saves=((0.5, 30.0),))
     run, notes = submitted(workspace, tmp_path)
@@ -211,7 +211,7 @@ def test_a_job_is_told_what_its_partition_has_seen_and_asking_costs_nothing_more
 
 
 def test_what_it_then_goes_through_counts_for_the_next_one(
-    workspace: Workspace, slurm: FakeSlurm, tmp_path: Path
+    workspace: Workspace, slurm: SlurmCommands, tmp_path: Path
 ) -> None:
     run, _ = submitted(workspace, tmp_path)
     at = time.time()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fakeslurm import FakeScheduler
 
 from slurmtrain.config import Config
-from slurmtrain.errors import LaunchError, Refused, SlurmDown, UserError
+from slurmtrain.errors import LaunchError, Refused, UserError
 from slurmtrain.model.run.event import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
@@ -20,26 +20,8 @@ from slurmtrain.ops.shared.node_ledger import Exclusions, exclusions, forgive, l
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import nodes_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.slurm.parse import NodeInfo, read_partitions
 
 HOUR = 3600.0
-
-
-@dataclass
-class FakeScheduler:
-    """Slurm with four nodes, as far as the ledger asks it."""
-
-    asked: list[str] = field(default_factory=list)
-    problem: str = ""
-
-    def partitions(self) -> dict[str, dict[str, str]]:
-        return read_partitions("PartitionName=spot Default=YES TotalNodes=4\n")
-
-    def nodes(self) -> list[NodeInfo]:
-        self.asked.append("sinfo")
-        if self.problem:
-            raise SlurmDown(self.problem)
-        return [NodeInfo(name=f"n{i}", partition="spot") for i in range(4)]
 
 
 @pytest.fixture
@@ -50,9 +32,7 @@ def slurm() -> FakeScheduler:
 @pytest.fixture
 def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
     config = Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None)
-    workspace = Workspace(config)
-    workspace.__dict__["scheduler"] = slurm  # where the cached property keeps it
-    return workspace
+    return Workspace(config, scheduler=slurm)
 
 
 def plan(nodes: int = 1, **keys: Any) -> Plan:
@@ -174,7 +154,7 @@ def test_nothing_is_asked_where_nothing_counts(workspace: Workspace, slurm: Fake
     assert exclusions(workspace, plan(), (), slurm=True) == Exclusions()
     against(workspace, "n1", ago=25 * HOUR)
     assert exclusions(workspace, plan(), (), slurm=True) == Exclusions()
-    assert slurm.asked == []
+    assert slurm.questions == []
 
 
 def test_nodes_of_the_ledger_are_left_out_with_a_word(workspace: Workspace, slurm: FakeScheduler) -> None:
@@ -185,7 +165,7 @@ def test_nodes_of_the_ledger_are_left_out_with_a_word(workspace: Workspace, slur
         "left out, because a preflight failed there: n1 (clock: 1 s ahead, 2 h ago), n2 (clock: 2 s ahead, 2 h ago); "
         "'slurmtrain nodes' tells more"
     ]
-    assert slurm.asked == ["sinfo"]
+    assert slurm.questions == ["sinfo"]
 
 
 def test_the_oldest_finding_is_let_back_in_where_the_request_could_not_be_met(workspace: Workspace) -> None:
@@ -207,7 +187,7 @@ def test_a_plan_that_wants_no_node_excluded_and_one_for_this_machine_get_all(
     against(workspace, "n1")
     wanted = plan(preflight={"exclude": False}) if slurm_ else plan()
     assert exclusions(workspace, wanted, (), slurm=slurm_) == Exclusions()
-    assert slurm.asked == []
+    assert slurm.questions == []
 
 
 def test_the_expiry_is_that_of_the_configuration(workspace: Workspace) -> None:
@@ -221,7 +201,7 @@ def test_a_slurm_that_does_not_answer_keeps_no_run_from_being_submitted(
     workspace: Workspace, slurm: FakeScheduler
 ) -> None:
     against(workspace, "n1")
-    slurm.problem = "sinfo: down"
+    slurm.sinfo_problem = "sinfo: down"
     left_out = exclusions(workspace, plan(), (), slurm=True)
     assert (left_out.nodes, len(left_out.notes)) == ((), 1)
     with pytest.raises(LaunchError, match="sinfo: down"):

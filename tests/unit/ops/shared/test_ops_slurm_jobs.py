@@ -6,12 +6,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.fakeslurm import FakeScheduler, job
 
 from slurmtrain.config import Config
 from slurmtrain.model.run.event import encode
@@ -20,47 +19,14 @@ from slurmtrain.model.run.run import Live, Run
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.slurm_jobs import live_of, look_at_slurm
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.reconcile import GIVEN_UP_S
-from slurmtrain.slurm.scheduler import Accounting, Queue
+from slurmtrain.slurm.scheduler import Queue
 from slurmtrain.system.files import locked
 
 RUN_ID = "0123456789"
 OTHER_ID = "1123456789"
 HERE = socket.gethostname()
 DOWN = "squeue: Unable to contact slurm controller"
-
-
-@dataclass
-class FakeScheduler:
-    """Slurm, as far as a look asks it. ``age``: how old its answers are; ``asked``: what it was asked, in order."""
-
-    jobs: list[Job] = field(default_factory=list)
-    starts: dict[str, list[Job]] = field(default_factory=dict)
-    squeue_problem: str = ""
-    sacct_problem: str = ""
-    absent: bool = False
-    age: float = 0.0
-    asked: list[Any] = field(default_factory=list)
-
-    def queue(self) -> Queue:
-        self.asked.append("squeue")
-        at = time.time() - self.age
-        return (
-            Queue(problem=self.squeue_problem, at=at)
-            if self.squeue_problem
-            else Queue({j.id: j for j in self.jobs}, at=at)
-        )
-
-    def accounting(self, job_ids: Collection[str], names_wanted: bool, since: float) -> Accounting:
-        self.asked.append(("sacct", sorted(job_ids), names_wanted, since))
-        at = time.time() - self.age
-        if self.sacct_problem:
-            return Accounting(problem=self.sacct_problem, absent=self.absent, at=at)
-        return Accounting(self.starts, at=at)
-
-    def forget(self) -> None:
-        self.asked.append("forget")
 
 
 @pytest.fixture
@@ -71,9 +37,7 @@ def slurm() -> FakeScheduler:
 @pytest.fixture
 def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
     config = Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None)
-    workspace = Workspace(config)
-    workspace.__dict__["scheduler"] = slurm  # where the cached property keeps it
-    return workspace
+    return Workspace(config, scheduler=slurm)
 
 
 def make_run(workspace: Workspace, run_id: str = RUN_ID, executor: str = "slurm") -> RunDir:
@@ -117,11 +81,6 @@ def submitted(run: RunDir, job: str = "7", submission: int = 1) -> None:
     tell(run, "submitted", submission=submission, job_id=job)
 
 
-def job(state: str, job_id: str = "7", run_id: str = RUN_ID, **more: Any) -> Job:
-    told: dict[str, Any] = {"id": job_id, "name": f"digits-{run_id}", "state": state, "restart": 0, **more}
-    return Job(**told)
-
-
 def look(workspace: Workspace) -> Run:
     observe(workspace)
     return loaded(workspace)
@@ -145,7 +104,7 @@ def test_slurm_is_not_asked_where_nothing_is_open(workspace: Workspace, run: Run
     agent_speaks(run, cause="completed")
     make_run(workspace, OTHER_ID, executor="local")
     observe(workspace)
-    assert slurm.asked == []
+    assert slurm.questions == []
     assert loaded(workspace).state == "completed"
 
 
@@ -154,14 +113,14 @@ def test_slurm_is_not_asked_by_a_look_that_shall_not_ask(
 ) -> None:
     submitted(run)
     observe(workspace, ask_slurm=False)
-    assert slurm.asked == []
+    assert slurm.questions == []
 
 
 def test_a_job_that_squeue_knows_costs_one_question(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
     submitted(run)
     slurm.jobs = [job("PENDING")]
     assert look(workspace).state == "pending"
-    assert slurm.asked == ["squeue"]
+    assert slurm.questions == ["squeue"]
     assert journals(run, "observe") == []
 
 
@@ -171,7 +130,7 @@ def test_many_runs_cost_two_questions(workspace: Workspace, run: RunDir, slurm: 
         submitted(make_run(workspace, f"{number}223456789"), f"1{number}")
     slurm.jobs = [job("RUNNING", "10", "0223456789")]
     observe(workspace)
-    assert [one if isinstance(one, str) else one[:3] for one in slurm.asked] == [
+    assert [one if isinstance(one, str) else one[:3] for one in slurm.questions] == [
         "squeue",
         ("sacct", ["11", "12", "13", "14", "7"], False),
     ]
@@ -182,14 +141,14 @@ def test_sacct_is_asked_from_the_first_submission_on(workspace: Workspace, run: 
     tell(run, "submitted", submission=1, job_id="7")
     submitted(make_run(workspace, OTHER_ID), "8")
     observe(workspace)
-    assert slurm.asked[1] == ("sacct", ["7", "8"], False, 5000.0)
+    assert slurm.questions[1] == ("sacct", ["7", "8"], False, 5000.0)
 
 
 def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
     submitting(run)
     submitted(make_run(workspace, OTHER_ID), "8")
     observe(workspace)
-    assert slurm.asked[1][:3] == ("sacct", ["8"], True)
+    assert slurm.questions[1][:3] == ("sacct", ["8"], True)
 
 
 # --- what is told -----------------------------------------------------------------------------------------------
@@ -229,7 +188,7 @@ def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
     for _ in range(3):
         found = look(workspace)
         assert (found.state, [attempt.cause for attempt in found.attempts]) == ("completed", ["node_fail", "completed"])
-    assert len(slurm.asked) == 2
+    assert len(slurm.questions) == 2
 
 
 @pytest.mark.parametrize(
@@ -269,7 +228,7 @@ def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
     submitted(run)
     slurm.squeue_problem = DOWN
     assert observe(workspace).problems == [f"{DOWN}; states are as they were last known"]
-    assert slurm.asked == ["squeue"]
+    assert slurm.questions == ["squeue"]
     slurm.squeue_problem, slurm.sacct_problem = "", "sacct: down"
     assert observe(workspace).problems == ["sacct: down; runs whose jobs have ended may be shown as they were before"]
     assert loaded(workspace).state == "pending"
@@ -278,7 +237,7 @@ def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
 
 def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
     submitted(run)
-    slurm.sacct_problem, slurm.absent = "sacct: Slurm accounting storage is disabled", True
+    slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
     assert observe(workspace).problems == []
 
 
@@ -346,7 +305,7 @@ def test_a_site_without_accounting_is_sure_by_squeue_alone(
     workspace: Workspace, run: RunDir, slurm: FakeScheduler
 ) -> None:
     submitting(run)
-    slurm.sacct_problem, slurm.absent = "sacct: Slurm accounting storage is disabled", True
+    slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
     assert state(workspace)[0] == "created"
 
 

@@ -10,13 +10,13 @@ import select
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
+from slurmtrain.runtime.job.environment import environment_of_writer
 from slurmtrain.system.process import blocked
 
 _PAGE = mmap.PAGESIZE
@@ -149,7 +149,7 @@ class ShardWriter:
         # What it is to ignore is blocked from its beginning on: Slurm may send it before Python has begun there.
         with blocked(IGNORED):
             self._process = subprocess.Popen(
-                command, pass_fds=handles, stdin=subprocess.DEVNULL, env=_environment(), start_new_session=True
+                command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_writer(), start_new_session=True
             )
         theirs.close()
         self._socket, self._received, self._unanswered = ours, b"", 0
@@ -184,13 +184,6 @@ class ShardWriter:
 
 def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
-
-
-def _environment() -> dict[str, str]:
-    """This process's, with which the other one finds slurmtrain where this one has found it."""
-    home = str(Path(__file__).parents[3])
-    path = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": home + (os.pathsep + path if path else "")}
 
 
 def _words(code: int | None) -> str:

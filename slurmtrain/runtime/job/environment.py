@@ -213,6 +213,12 @@ def slurm_job_id(environ: Mapping[str, str]) -> str:
     return environ["SLURM_JOB_ID"]
 
 
+def this_slurm_job() -> tuple[str, int]:
+    """The id of the Slurm job that this process belongs to, and how often that job was restarted."""
+    # SLURM_RESTART_COUNT is unset at the first start.
+    return slurm_job_id(os.environ), int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+
+
 def local_job(job_id: str) -> dict[str, str]:
     """How a local job learns its id, which no scheduler gives it."""
     return {_JOB: job_id}
@@ -288,6 +294,19 @@ def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
     """The environment of processes that try the network as the ranks will use it."""
     given = {name: value for name, value in spec.env.items() if value != REDACTED}
     return {**os.environ, **network_variables(interface, address), **given, "OMP_NUM_THREADS": "1"}
+
+
+def environment_of_writer() -> dict[str, str]:
+    """The environment of a checkpoint writer process: this process's, which finds slurmtrain where this one did."""
+    package_parent = str(Path(__file__).parents[3])
+    path = os.environ.get("PYTHONPATH")
+    return {**os.environ, "PYTHONPATH": package_parent + (os.pathsep + path if path else "")}
+
+
+def environment_of_tools() -> dict[str, str]:
+    """The environment of system tools whose output is parsed: their messages are not translated."""
+    # A task may have no PATH at all, as where it is exported with --export=NONE.
+    return {"PATH": os.defpath, **os.environ, "LC_ALL": "C"}
 
 
 def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:

@@ -7,13 +7,12 @@ same stands in a file that node 0 writes.
 
 from __future__ import annotations
 
-import os
 import secrets
 import shlex
 import sys
 from collections.abc import Iterator
 
-from slurmtrain.runtime.job.environment import BOOTSTRAP, CoordinatorEndpoints, slurm_job_id
+from slurmtrain.runtime.job.environment import BOOTSTRAP, CoordinatorEndpoints, this_slurm_job
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.sockets import listen_on_first, source_towards
@@ -27,8 +26,8 @@ def main() -> None:
     addresses = list(_addresses())
     if not addresses:
         sys.exit("this node has no network address that others could reach; they will look for a file")
-    restart = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
-    port = _free_port(slurm_job_id(os.environ), restart)
+    job_id, restart = this_slurm_job()
+    port = _free_port(job_id, restart)
     invitation = CoordinatorEndpoints(tuple(addresses), port, secrets.token_bytes(32))
     for name, value in invitation.variables().items():
         print(f"export {name}={shlex.quote(value)}")

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from slurmtrain.runtime.job.environment import environment_of_tools
+
 Discipline = dict[str, Any]
 
 # adjtimex(2): what it returns for a clock that is not synchronised.
@@ -181,14 +183,15 @@ def _number(text: str) -> float | None:
 
 def _output(command: Sequence[str], timeout_s: float) -> str:
     """What a command prints; nothing where it is not there, fails or takes too long."""
-    places = os.pathsep.join([os.environ.get("PATH", os.defpath), *_SYSTEM_PATHS])
-    program = shutil.which(command[0], path=places)
+    environ = environment_of_tools()
+    # Time services live in sbin directories, which are rarely on the PATH of a job.
+    program = shutil.which(command[0], path=os.pathsep.join([environ["PATH"], *_SYSTEM_PATHS]))
     if program is None:
         return ""
     try:
         done = subprocess.run(
             [program, *command[1:]],
-            env={**os.environ, "LC_ALL": "C"},
+            env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.runtime.job import environment
 from slurmtrain.runtime.job.environment import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
 from slurmtrain.system.process import Process
 
@@ -166,3 +168,68 @@ def test_scrubbing_adds_and_changes_nothing_and_does_not_need_to_be_done_twice(e
     once = scrubbed({**environ, **INSIDE})
     assert once.items() <= environ.items()
     assert scrubbed(once) == once
+
+
+# --- the only reader ----------------------------------------------------------------------------------------------
+
+RUNTIME = Path(environment.__file__).parents[1]
+ALLOWED_READERS = {
+    "job/environment.py": "the reader",
+    "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
+}
+ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})
+
+
+def reads_environment(tree: ast.AST) -> bool:
+    """Whether a module names the process's environment: ``os.environ``, or ``from os import environ``."""
+    return any(
+        (isinstance(node, ast.Attribute) and node.attr in ENVIRONMENT_NAMES and ast.unparse(node.value) == "os")
+        or (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "os"
+            and ENVIRONMENT_NAMES & {a.name for a in node.names}
+        )
+        or (isinstance(node, ast.Import) and any(a.name == "os" and a.asname not in (None, "os") for a in node.names))
+        for node in ast.walk(tree)
+    )
+
+
+def test_one_module_of_the_runtime_reads_the_environment() -> None:
+    readers = {
+        path.relative_to(RUNTIME).as_posix()
+        for path in RUNTIME.rglob("*.py")
+        if reads_environment(ast.parse(path.read_bytes()))
+    }
+    assert readers == set(ALLOWED_READERS)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nx = os.environ['A']",
+        "import os\nx = os.getenv('A')",
+        "from os import environ",
+        "import os\nenv = {**os.environ}",
+        "import os as system",
+    ],
+)
+def test_every_way_to_read_the_environment_is_noticed(source: str) -> None:
+    assert reads_environment(ast.parse(source))
+
+
+def test_an_environment_that_is_passed_in_is_not_the_processs() -> None:
+    assert not reads_environment(ast.parse("import os\nx = context.environ['A']\nos.getpid()"))
+
+
+def test_tools_are_found_and_speak_english_where_no_path_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PATH")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    environ = environment.environment_of_tools()
+    assert (environ["PATH"], environ["LC_ALL"]) == (os.defpath, "C")
+
+
+def test_a_job_that_was_never_restarted_has_restart_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    assert environment.this_slurm_job() == ("4711", 0)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    assert environment.this_slurm_job() == ("4711", 2)

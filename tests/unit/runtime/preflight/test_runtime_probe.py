@@ -267,7 +267,7 @@ def test_one_who_ends_leaves_those_who_were_being_served() -> None:
             await some[1].close()
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
-            with pytest.raises(probe.Closed):
+            with pytest.raises(probe.ChannelClosed):
                 await channel.receive()
             writer.close()
             channel.close()

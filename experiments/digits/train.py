@@ -75,8 +75,8 @@ def main() -> None:
 
         for step in run.steps(params["steps"]):
             whole = batch_of(step, params["batch_size"], len(images), params["seed"])
-            mine = whole[run.rank :: run.world_size]
-            loss = nn.functional.cross_entropy(model(images[mine]), labels[mine])
+            shard = whole[run.rank :: run.world_size]
+            loss = nn.functional.cross_entropy(model(images[shard]), labels[shard])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -33,12 +33,14 @@ class Cluster:
     def ask(self, *command: str) -> str:
         """The standard output of one of Slurm's commands."""
         environ = environment(SLURM_CONF=self.conf)
-        done = subprocess.run(
+        completed = subprocess.run(
             command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
-        if done.returncode != 0:
-            sys.exit(f"bench: {' '.join(command)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
-        return done.stdout
+        if completed.returncode != 0:
+            sys.exit(
+                f"bench: {' '.join(command)} failed ({completed.returncode}):\n{completed.stdout}{completed.stderr}"
+            )
+        return completed.stdout
 
     def jobs(self) -> list[str]:
         """This benchmark's jobs that have not ended, those whose nodes are still being freed included."""
@@ -67,11 +69,11 @@ def cluster(purpose: str, nodes: int) -> Iterator[Cluster]:
         raise NoCluster("SLURM_CONF is set, but there is no sbatch on this machine's PATH")
     own = False if conf else _start(nodes)
     try:
-        there = Cluster(conf or _conf(), f"bench-{purpose}-{os.getpid()}")
+        running = Cluster(conf or _conf(), f"bench-{purpose}-{os.getpid()}")
         try:
-            yield there
+            yield running
         finally:
-            there.cancel()
+            running.cancel()
     finally:
         if own:
             _script("down")
@@ -83,20 +85,20 @@ def _start(nodes: int) -> bool:
         raise NoCluster(
             "only root can start a Slurm cluster on this machine; run it as root, or set SLURM_CONF to use another one"
         )
-    there = _script("status").returncode == 0
-    say(f"{'using' if there else 'starting'} the cluster '{NAME}' (scripts/cluster)")
-    done = _script("up", "--nodes", str(nodes))
-    if done.returncode != 0:
-        if not there:
+    exists = _script("status").returncode == 0
+    say(f"{'using' if exists else 'starting'} the cluster '{NAME}' (scripts/cluster)")
+    completed = _script("up", "--nodes", str(nodes))
+    if completed.returncode != 0:
+        if not exists:
             _script("down")
-        said = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
-        raise NoCluster(f"scripts/cluster could not start one: {said}")
-    return not there
+        problem = (completed.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        raise NoCluster(f"scripts/cluster could not start one: {problem}")
+    return not exists
 
 
 def _conf() -> str:
-    said = _script("env").stdout
-    return said.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
+    variables = _script("env").stdout
+    return variables.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
 
 
 def _script(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -58,7 +58,7 @@ class Module(lightning.LightningModule):
     def on_train_end(self) -> None:
         # Also called where training was left before its end.
         if self._log is not None and self.global_step >= self._task.steps:
-            self._log.done()
+            self._log.finish()
 
 
 def newest(folder: Path) -> Path | None:

@@ -58,7 +58,7 @@ class StepLog:
         if self._file is not None:
             self._file.write(f"{time.time():.3f} {os.getpid()} {step}\n")
 
-    def done(self) -> None:
+    def finish(self) -> None:
         """All of them are."""
         if self._rank == 0:
             (self._out / "done").touch()
@@ -137,24 +137,24 @@ def starts(sacct: str, prefix: str) -> list[Start]:
     ``sacct``: lines of JobName|State|Start|End|NNodes, with times in seconds since 1970, and no time or a word where
     there was no start. Raises ValueError while one of the jobs has not ended.
     """
-    found = []
+    parsed = []
     for line in sacct.splitlines():
         name, state, begin, end, nodes = line.rsplit("|", 4)
         if not name.startswith(prefix) or not begin.isdecimal():
             continue
         if not end.isdecimal():
             raise ValueError(f"a start of job {name} has not ended: it is {state}")
-        found.append(Start(int(begin), int(end), int(nodes), state.split()[0]))
-    return found
+        parsed.append(Start(int(begin), int(end), int(nodes), state.split()[0]))
+    return parsed
 
 
-def complete(told: Sequence[Start], seen: Sequence[Start]) -> list[Start]:
-    """Those that accounting tells of, and those that squeue alone has seen, in order.
+def complete(accounted: Sequence[Start], observed: Sequence[Start]) -> list[Start]:
+    """The starts that ``accounted`` has from accounting, and those that only squeue showed (``observed``), in order.
 
     Slurm 22.05 keeps no account of a start after which a job goes on without some nodes.
     """
-    lacking = [one for one in seen if not any(abs(one.begin - other.begin) <= 2 for other in told)]
-    return sorted([*told, *lacking])
+    lacking = [one for one in observed if not any(abs(one.begin - other.begin) <= 2 for other in accounted)]
+    return sorted([*accounted, *lacking])
 
 
 def node_seconds(all_starts: Sequence[Start]) -> float:

@@ -92,7 +92,7 @@ def train(task: Task) -> None:
         if step % task.every == 0 and dist.get_rank() == 0:
             write(checkpoint, training, step)
     dist.barrier()
-    log.done()
+    log.finish()
     dist.destroy_process_group()
 
 
@@ -114,7 +114,7 @@ def train_in_session(task: Task) -> None:
         for step in run.steps(task.steps):
             training.step()
             log.finished(step + 1)
-        log.done()
+        log.finish()
 
 
 def main() -> None:

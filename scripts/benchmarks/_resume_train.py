@@ -20,13 +20,13 @@ import slurmtrain
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     """SHA-256 of every byte of the weights and of the optimizer's state, and of what each generator gives next."""
-    found = hashlib.sha256()
+    hashed = hashlib.sha256()
     states = optimizer.state_dict()["state"]
     tensors = [*model.state_dict().values(), *(states[key]["momentum_buffer"] for key in sorted(states))]
     for tensor in tensors:
-        found.update(tensor.detach().contiguous().numpy().tobytes())
-    found.update(repr((random.random(), float(np.random.random()), torch.rand(1).item())).encode())
-    return found.hexdigest()
+        hashed.update(tensor.detach().contiguous().numpy().tobytes())
+    hashed.update(repr((random.random(), float(np.random.random()), torch.rand(1).item())).encode())
+    return hashed.hexdigest()
 
 
 def main() -> None:
@@ -51,8 +51,8 @@ def main() -> None:
             time.sleep(run.params["pause"])
         if run.rank == 0:
             assert run.dir is not None
-            said = {"steps": run.params["steps"], "sha256": digest(network, optimizer)}
-            (run.dir / "final.json").write_text(json.dumps(said))
+            result = {"steps": run.params["steps"], "sha256": digest(network, optimizer)}
+            (run.dir / "final.json").write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from _cluster import Cluster, NoCluster, cluster
 from _goodput_log import Fault, Hand, Line, Start
 from _measure import ROOT, Report, command, environment, run_quietly, say
 
-HERE = ROOT / "scripts" / "benchmarks"
+BENCHMARKS = ROOT / "scripts" / "benchmarks"
 NODES = 2
 CLUSTER_NODES = 4
 GRACE_S = 15
@@ -104,8 +104,8 @@ class Story:
 
     def back_after(self, kind: str) -> list[float]:
         """For each fault of a kind, the seconds to the end of the next first step; none where none followed."""
-        found = [(t, log.first_after(self.lines, t)) for fault, t in self.faults if fault == kind]
-        return [line.t - t for t, line in found if line is not None]
+        returns = [(t, log.first_after(self.lines, t)) for fault, t in self.faults if fault == kind]
+        return [line.t - t for t, line in returns if line is not None]
 
 
 @dataclass(frozen=True)
@@ -122,14 +122,16 @@ class Site:
 
     def try_to(self, argv: Sequence[str]) -> str:
         """What went wrong, or nothing."""
-        done = subprocess.run(
+        completed = subprocess.run(
             argv, cwd=ROOT, env=environment(**self._environment()), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        return "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        return (
+            "" if completed.returncode == 0 else (completed.stderr.strip().splitlines() or ["it does not say why"])[-1]
+        )
 
     def _environment(self) -> dict[str, str]:
-        paths = [str(ROOT), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+        paths = [str(ROOT), str(BENCHMARKS), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
             "SLURM_CONF": self.cluster.conf,
             "SLURMTRAIN_RUNS": str(self.folder / "runs"),
@@ -157,9 +159,9 @@ class Site:
         options = ["-X", "-D", "-P", "-n", "-S", since, "--format=JobName,State,Start,End,NNodes"]
         deadline = time.monotonic() + 30
         while True:
-            said = self.cluster.ask("env", "SLURM_TIME_FORMAT=%s", "sacct", *options)
+            output = self.cluster.ask("env", "SLURM_TIME_FORMAT=%s", "sacct", *options)
             try:
-                return log.starts(said, prefix)
+                return log.starts(output, prefix)
             except ValueError as error:
                 if time.monotonic() > deadline:
                     sys.exit(f"bench: {error}, says sacct")
@@ -174,7 +176,7 @@ class System:
         self.out = site.folder / f"{name}-{number}"
         self.out.mkdir()
         self.job_name = f"{site.cluster.job_name}-{name.replace('_', '-')}-{number}"
-        self.seen: dict[int, Start] = {}
+        self.starts_in_queue: dict[int, Start] = {}
         self._run_id = ""
 
     def submit(self) -> None:
@@ -183,28 +185,28 @@ class System:
             self._submit_slurmtrain()
         elif self.name == "submitit":
             facts = ["--name", self.job_name, "--nodes", str(NODES), "--partition", PARTITION]
-            module = str(HERE / "_goodput_submitit.py")
+            module = str(BENCHMARKS / "_goodput_submitit.py")
             self.site.run([sys.executable, module, *facts, "--minutes", str(MINUTES), *self._task()])
         elif self.name == "torchrun":
-            script = shlex.join([str(HERE / "_goodput_train.py"), *self._task()])
+            script = shlex.join([str(BENCHMARKS / "_goodput_train.py"), *self._task()])
             self._sbatch(_TORCHRUN.format(python=shlex.quote(sys.executable), nodes=NODES, script=script))
         else:
             assert self.site.lightning is not None
             requeue = ["--requeue-signal", "SIGTERM" if self.name.endswith("sigterm") else "SIGUSR1"]
-            script = shlex.join([str(HERE / "_goodput_lightning.py"), *self._task(), *requeue])
+            script = shlex.join([str(BENCHMARKS / "_goodput_lightning.py"), *self._task(), *requeue])
             self._sbatch(_SRUN.format(python=shlex.quote(self.site.lightning), script=script))
 
     def jobs(self) -> list[str]:
         """Its jobs that are in the queue; those that run are noted."""
-        asked_t, found = time.time(), []
+        asked_t, jobs = time.time(), []
         command = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "--me", "--noheader", "--format=%A|%T|%S|%D|%j"]
         for line in self.site.cluster.ask(*command).splitlines():
             job, state, begin, nodes, name = line.split("|", 4)
             if name.startswith(self.job_name):
-                found.append(job)
+                jobs.append(job)
                 if state == "RUNNING" and begin.isdecimal():
-                    self.seen[int(begin)] = Start(int(begin), int(asked_t) + 1, int(nodes), "UNACCOUNTED")
-        return found
+                    self.starts_in_queue[int(begin)] = Start(int(begin), int(asked_t) + 1, int(nodes), "UNACCOUNTED")
+        return jobs
 
     def _task(self) -> list[str]:
         numbers = {"--steps": self.steps, "--pause": PAUSE_S, "--every": EVERY}
@@ -218,15 +220,15 @@ class System:
 
     def _submit_slurmtrain(self) -> None:
         if self._run_id:
-            if said := self.site.try_to(command("resume", self._run_id)):
-                say(f"slurmtrain resume: {said}")
+            if problem := self.site.try_to(command("resume", self._run_id)):
+                say(f"slurmtrain resume: {problem}")
             return
         spec = self.out / "goodput.yaml"
         spec.write_text(
             json.dumps(
                 {
                     "name": self.job_name,
-                    "command": shlex.join(["python", str(HERE / "_goodput_train.py"), *self._task()]),
+                    "command": shlex.join(["python", str(BENCHMARKS / "_goodput_train.py"), *self._task()]),
                     "resources": {"nodes": NODES, "procs_per_node": 1, "time": f"00:{MINUTES}:00"},
                     "slurm": {"partition": PARTITION},
                     "checkpoint": {"every": {"steps": EVERY}},
@@ -251,12 +253,12 @@ class Course:
 
     def run(self) -> Story:
         """Until the training is done."""
-        story, done = self.story, self._system.out / "done"
+        story, finished = self.story, self._system.out / "done"
         deadline = time.monotonic() + PATIENCE_S
         with ThreadPoolExecutor(1) as pool:
             self._hand.lent(time.time())
             self._system.submit()
-            while not done.exists():
+            while not finished.exists():
                 if time.monotonic() > deadline:
                     story.lines = log.read(self._system.out)
                     raise TimeoutError(f"{story.system}: {len(story.lines)} steps, and no end in {PATIENCE_S:.0f} s")
@@ -264,11 +266,11 @@ class Course:
                 story.lines = log.read(self._system.out)
                 self._break(pool)
                 self._look_after()
-            story.ended_t, story.load = done.stat().st_mtime, os.getloadavg()[1]
+            story.ended_t, story.load = finished.stat().st_mtime, os.getloadavg()[1]
         self._wait_for_end()
         story.lines = log.read(self._system.out)
-        told = self._site.starts(story.began_t, self._system.job_name)
-        story.starts = log.complete(told, list(self._system.seen.values()))
+        accounted = self._site.starts(story.began_t, self._system.job_name)
+        story.starts = log.complete(accounted, list(self._system.starts_in_queue.values()))
         return story
 
     def _break(self, pool: ThreadPoolExecutor) -> None:
@@ -290,16 +292,16 @@ class Course:
         """When it happened; None where there was no job any more."""
         if fault.kind == log.PREEMPT:
             jobs = self._system.jobs()
-            said = self._site.script("preempt", jobs[0], "--seconds", str(TAKEN_S)) if jobs else "there is no job"
-            if said:
-                say(f"{self.story.system}: no preemption: {said}")
-            return None if said else time.time()
+            problem = self._site.script("preempt", jobs[0], "--seconds", str(TAKEN_S)) if jobs else "there is no job"
+            if problem:
+                say(f"{self.story.system}: no preemption: {problem}")
+            return None if problem else time.time()
         victim, now = log.victim(self._system.out), time.time()
         if fault.kind == log.KILL_RANK:
             os.kill(victim.pid, signal.SIGKILL)
         else:
-            if said := self._site.script("kill-node", victim.host):
-                sys.exit(f"bench: {victim.host} could not be killed: {said}")
+            if problem := self._site.script("kill-node", victim.host):
+                sys.exit(f"bench: {victim.host} could not be killed: {problem}")
             self._mending = pool.submit(self._mend, victim.host)
         return now
 
@@ -362,10 +364,10 @@ def run(arguments: argparse.Namespace) -> Report:
     try:
         with (
             breakable(arguments.cluster) as name,
-            cluster("goodput", CLUSTER_NODES) as there,
+            cluster("goodput", CLUSTER_NODES) as slurm,
             tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder,
         ):
-            site = Site(there, name, Path(folder), arguments.lightning)
+            site = Site(slurm, name, Path(folder), arguments.lightning)
             measure(site, systems, arguments.rounds, steps, trace, report)
     except NoCluster as error:
         print(f"bench: goodput needs a Slurm cluster: {error}", file=sys.stderr)
@@ -383,10 +385,10 @@ def run(arguments: argparse.Namespace) -> Report:
 def lacks_lightning(python: str | None) -> str | None:
     """What to do to have Lightning measured, unless this Python has it."""
     if python is not None:
-        done = subprocess.run([python, "-c", "import lightning"], capture_output=True, text=True, check=False)
-        if done.returncode == 0:
+        completed = subprocess.run([python, "-c", "import lightning"], capture_output=True, text=True, check=False)
+        if completed.returncode == 0:
             return None
-        return f"{python} has no Lightning, so that it is left out: {(done.stderr.splitlines() or ['?'])[-1]}"
+        return f"{python} has no Lightning, so that it is left out: {(completed.stderr.splitlines() or ['?'])[-1]}"
     packages = next((entry for entry in sys.path if entry.endswith("site-packages")), "SITE-PACKAGES")
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return _LIGHTNING.format(python=sys.executable, packages=packages, version=version)
@@ -413,10 +415,10 @@ def breakable(name: str) -> Iterator[str]:
         raise NoCluster(f"there is a cluster '{name}' already; set SLURM_CONF to use it")
     say(f"starting the cluster '{name}' (scripts/cluster)")
     try:
-        done = call("up", "--name", name, "--nodes", str(CLUSTER_NODES), "--gpus", "0", "--grace", str(GRACE_S))
-        if done.returncode != 0:
-            said = (done.stderr.strip().splitlines() or ["it does not say why"])[-1]
-            raise NoCluster(f"scripts/cluster could not start one: {said}")
+        completed = call("up", "--name", name, "--nodes", str(CLUSTER_NODES), "--gpus", "0", "--grace", str(GRACE_S))
+        if completed.returncode != 0:
+            problem = (completed.stderr.strip().splitlines() or ["it does not say why"])[-1]
+            raise NoCluster(f"scripts/cluster could not start one: {problem}")
         conf = call("env", "--name", name).stdout.split("SLURM_CONF=", 1)[1].strip().strip("'\"")
         os.environ["SLURM_CONF"] = conf
         yield name
@@ -443,22 +445,24 @@ def measure(
                 site.cluster.cancel()
                 report.failures.append(str(error))
                 continue
-            said = [f"{what} {found[0]:.4g}" for what, (found, _) in figures([story], steps, step_s).items()]
-            say(f"{name}: {', '.join(said)}; {story.ends}; load {story.load:.1f}")
+            summary = [f"{figure} {samples[0]:.4g}" for figure, (samples, _) in figures([story], steps, step_s).items()]
+            say(f"{name}: {', '.join(summary)}; {story.ends}; load {story.load:.1f}")
             stories[name].append(story)
             if missing := log.missing_steps(story.lines, steps):
                 report.failures.append(f"{name}: its result lacks {len(missing)} steps, the first is {missing[0]}")
-    told = {name: figures(found, steps, step_s) for name, found in stories.items() if found}
-    tell(told, report)
-    for name, found in stories.items():
-        for one in found:
-            report.notes.append(f"{name}: load {one.load:.1f}; {len(one.faults)} faults; its jobs ended as {one.ends}")
+    by_system = {name: figures(courses, steps, step_s) for name, courses in stories.items() if courses}
+    report_figures(by_system, report)
+    for name, courses in stories.items():
+        for story in courses:
+            report.notes.append(
+                f"{name}: load {story.load:.1f}; {len(story.faults)} faults; its jobs ended as {story.ends}"
+            )
     if hands := [why for story in stories.get("slurmtrain", []) for why in story.hands]:
         report.failures.append(f"slurmtrain needed a hand {len(hands)} times: {log.counted(hands)}")
 
 
 def figures(stories: Sequence[Story], steps: int, step_s: float) -> Mapping[str, tuple[list[float], str]]:
-    """Name, values and unit of what is told of a system."""
+    """Values and unit of each figure of a system, by name."""
     undisturbed = steps * step_s
     values: dict[str, tuple[list[float], str]] = {
         "goodput": ([undisturbed / one.on_nodes_s for one in stories], ""),
@@ -474,15 +478,15 @@ def figures(stories: Sequence[Story], steps: int, step_s: float) -> Mapping[str,
     return values
 
 
-def tell(told: Mapping[str, Mapping[str, tuple[list[float], str]]], report: Report) -> None:
+def report_figures(by_system: Mapping[str, Mapping[str, tuple[list[float], str]]], report: Report) -> None:
     """All figures, and those that are never zero as ratios to slurmtrain's."""
-    for name, values in told.items():
-        for what, (found, unit) in values.items():
-            report.figure(f"{name}: {what}", found, unit)
-    ours = told.get("slurmtrain")
-    for name, values in told.items():
+    for name, values in by_system.items():
+        for figure, (samples, unit) in values.items():
+            report.figure(f"{name}: {figure}", samples, unit)
+    ours = by_system.get("slurmtrain")
+    for name, values in by_system.items():
         if ours is None or name == "slurmtrain":
             continue
-        for what in ("goodput", "on_nodes_s", "wall_s"):
-            if len(values[what][0]) == len(ours[what][0]):
-                report.ratio(f"{what}: {name}/slurmtrain", values[what][0], ours[what][0])
+        for figure in ("goodput", "on_nodes_s", "wall_s"):
+            if len(values[figure][0]) == len(ours[figure][0]):
+                report.ratio(f"{figure}: {name}/slurmtrain", values[figure][0], ours[figure][0])

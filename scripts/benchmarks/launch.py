@@ -103,8 +103,8 @@ class Bench:
         return [str(SCRIPT), "--out", str(self.folder / "marks.json")]
 
     def _run(self, argv: list[str]) -> str:
-        here = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / "runs")}
-        return run_quietly(argv, **here, **self.recorder.environment)
+        variables = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / "runs")}
+        return run_quietly(argv, **variables, **self.recorder.environment)
 
     def _calm(self) -> None:
         """Nothing of the launch before is left."""
@@ -154,13 +154,13 @@ def run(arguments: argparse.Namespace) -> Report:
     report = Report()
     try:
         with (
-            cluster("launch", max(arguments.nodes)) as there,
+            cluster("launch", max(arguments.nodes)) as slurm,
             tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder,
         ):
-            bench = Bench(there, Path(folder), Recorder(Path(folder)), arguments.procs)
+            bench = Bench(slurm, Path(folder), Recorder(Path(folder)), arguments.procs)
             for nodes in arguments.nodes:
                 measure(bench, nodes, rounds, report, no_session=arguments.no_session)
-            there.wait_until_free()
+            slurm.wait_until_free()
     except NoCluster as error:
         print(f"bench: launch needs a Slurm cluster: {error}", file=sys.stderr)
         sys.exit(2)
@@ -173,28 +173,28 @@ def measure(bench: Bench, nodes: int, rounds: int, report: Report, *, no_session
     sides = {"session": bench.session, "torchrun": bench.torchrun}
     if no_session:
         sides["no_session"] = bench.no_session
-    found: dict[str, list[Marks]] = {name: [] for name in sides}
+    by_side: dict[str, list[Marks]] = {name: [] for name in sides}
     size = f"{nodes}x{bench.procs}"
     for number in range(-1, rounds):
         for name in sides if number % 2 else reversed(sides):
             marks = sides[name](nodes)
             say(f"{size} {name}: {marks['first_step'] - marks['sbatch']:.2f} s from sbatch to the first step")
             if number >= 0:
-                found[name].append(marks)
-    for name, launches in found.items():
+                by_side[name].append(marks)
+    for name, launches in by_side.items():
         report.figure(f"{size} {name}: sbatch_to_first_step_s", took(launches, "sbatch", "first_step"), "s")
         if name != "torchrun":
             report.figure(f"{size} {name}: submit_to_first_step_s", took(launches, "submit", "first_step"), "s")
-    for name, launches in found.items():
+    for name, launches in by_side.items():
         passed = [mark for mark in _MARKS if mark in launches[0]]
         for before, after in pairwise(passed):
             report.figure(f"{size} {name}: {before}..{after}_s", took(launches, before, after), "s")
-    by_hand = took(found["torchrun"], "sbatch", "first_step")
-    for name in found:
+    by_hand = took(by_side["torchrun"], "sbatch", "first_step")
+    for name in by_side:
         if name != "torchrun":
             for since in ("sbatch", "submit"):
-                what = f"{size} {since}_to_first_step: {name}/torchrun"
-                report.ratio(what, took(found[name], since, "first_step"), by_hand)
+                ratio = f"{size} {since}_to_first_step: {name}/torchrun"
+                report.ratio(ratio, took(by_side[name], since, "first_step"), by_hand)
 
 
 def took(launches: list[Marks], since: str, until: str) -> list[float]:

@@ -50,12 +50,12 @@ def run(arguments: argparse.Namespace) -> Report:
     report = Report()
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
         bench = Bench(Path(folder))
-        wanted = bench.uninterrupted()
-        if bench.uninterrupted() != wanted:
+        expected = bench.uninterrupted()
+        if bench.uninterrupted() != expected:
             sys.exit("bench: two runs that nothing interrupted differ, so no comparison tells anything")
         outcomes = []
         for seed in range(seeds):
-            outcome = bench.killed_and_resumed(seed, wanted)
+            outcome = bench.killed_and_resumed(seed, expected)
             outcomes.append(outcome)
             verdict = "the same" if outcome.same else "DIFFERENT"
             say(f"seed {seed}: {verdict}, lost {outcome.lost}, told {outcome.lost_told}")
@@ -69,10 +69,10 @@ def run(arguments: argparse.Namespace) -> Report:
     report.notes = [
         f"final weights bit for bit as uninterrupted: {sum(same)} of {seeds}; lost_steps right: {sum(right)} of {seeds}"
     ]
-    for what, well in (("other final weights", same), ("wrong lost_steps", right)):
+    for fault, well in (("other final weights", same), ("wrong lost_steps", right)):
         bad = [seed for seed, good in enumerate(well) if not good]
         if bad:
-            report.failures.append(f"{what} with the seeds {', '.join(map(str, bad))}")
+            report.failures.append(f"{fault} with the seeds {', '.join(map(str, bad))}")
     return report
 
 
@@ -97,7 +97,7 @@ class Bench:
     def uninterrupted(self) -> str:
         return self.final(Path(self.submit("--wait")["dir"]))
 
-    def killed_and_resumed(self, seed: int, wanted: str) -> Outcome:
+    def killed_and_resumed(self, seed: int, expected: str) -> Outcome:
         directory, finished = self.killed(random.Random(seed))
         # What is complete and only lacks its name gets it, as `resume` does.
         sweep(directory.checkpoints, attempt="")
@@ -108,7 +108,7 @@ class Bench:
         fresh = [] if newest else ["--from-start"]
         [resumed] = self.ask("resume", directory.id, "--wait", "--json", *fresh)["runs"]
         return Outcome(
-            same=self.final(directory.path) == wanted,
+            same=self.final(directory.path) == expected,
             lost=finished - goes_on_from,
             lost_told=resumed["lost_steps"],
             seconds=time.monotonic() - began,
@@ -137,18 +137,18 @@ class Bench:
         return dict(json.loads(run_quietly(command(*arguments), SLURMTRAIN_RUNS=str(self.runs))))
 
     def final(self, directory: Path) -> str:
-        said = json.loads((directory / "final.json").read_text())
-        return str(said["sha256"])
+        final = json.loads((directory / "final.json").read_text())
+        return str(final["sha256"])
 
 
 def processes_of(attempt: AttemptDir) -> list[Process]:
     """The controller, the agent and the workers, as the journals name them, and everything below them."""
-    told = []
+    entries = []
     for journal in [*attempt.run.journals.glob("*.jsonl"), attempt.node_journal(0)]:
         for event in map(json.loads, journal.read_text().splitlines()):
-            told += [event["process"]] if "process" in event else list(event.get("processes", {}).values())
-    known = {Process.from_dict(one) for one in told}
-    return sorted({*known, *(below for one in known for below in descendants(one))}, key=lambda one: one.pid)
+            entries += [event["process"]] if "process" in event else list(event.get("processes", {}).values())
+    started = {Process.from_dict(one) for one in entries}
+    return sorted({*started, *(below for one in started for below in descendants(one))}, key=lambda one: one.pid)
 
 
 def kill(processes: list[Process], numbers: random.Random) -> None:

@@ -32,31 +32,31 @@ def _exists(user: str) -> bool:
     return True
 
 
-def ensure(cluster: Cluster, wanted: list[str]) -> None:
+def ensure(cluster: Cluster, people: list[str]) -> None:
     """Add what is missing."""
-    here = f"clusters={cluster.name}"
-    known = _list(cluster, "association", "account,user", here)
+    this_cluster = f"clusters={cluster.name}"
+    associations = _list(cluster, "association", "account,user", this_cluster)
     # Every cluster has an account root.
-    if "root|" not in known:
+    if "root|" not in associations:
         _do(cluster, "add", "cluster", cluster.name)
     missing = [qos for qos in QOS if qos not in _list(cluster, "qos", "name")]
     if missing:
         _do(cluster, "add", "qos", ",".join(missing))
-    if f"{ACCOUNT}|" not in known:
-        _do(cluster, "add", "account", ACCOUNT, here, f"qos={','.join(QOS)}", f"defaultqos={QOS[0]}")
-    missing = [user for user in wanted if f"{ACCOUNT}|{user}" not in known]
+    if f"{ACCOUNT}|" not in associations:
+        _do(cluster, "add", "account", ACCOUNT, this_cluster, f"qos={','.join(QOS)}", f"defaultqos={QOS[0]}")
+    missing = [user for user in people if f"{ACCOUNT}|{user}" not in associations]
     if missing:
-        _do(cluster, "add", "user", ",".join(missing), f"account={ACCOUNT}", f"defaultaccount={ACCOUNT}", here)
+        _do(cluster, "add", "user", ",".join(missing), f"account={ACCOUNT}", f"defaultaccount={ACCOUNT}", this_cluster)
 
 
 def works(cluster: Cluster) -> bool:
     """Whether the controller is registered, so that jobs reach the accounting."""
-    done = _sacctmgr(cluster, "-nP", "show", "cluster", cluster.name, "format=controlhost", check=False)
-    return done.strip() != ""
+    shown = _sacctmgr(cluster, "-nP", "show", "cluster", cluster.name, "format=controlhost", check=False)
+    return shown.strip() != ""
 
 
-def _list(cluster: Cluster, what: str, columns: str, *conditions: str) -> set[str]:
-    return set(_sacctmgr(cluster, "-nP", "show", what, *conditions, f"format={columns}").split())
+def _list(cluster: Cluster, entity: str, columns: str, *conditions: str) -> set[str]:
+    return set(_sacctmgr(cluster, "-nP", "show", entity, *conditions, f"format={columns}").split())
 
 
 def _do(cluster: Cluster, *arguments: str) -> None:

@@ -48,9 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _up(parsed: argparse.Namespace, cluster: Cluster) -> int:
     require_root("up")
     begin = time.monotonic()
-    wanted = {key: getattr(parsed, key) for key in ("nodes", "gpus", "cpus", "grace")}
+    requested = {key: getattr(parsed, key) for key in ("nodes", "gpus", "cpus", "grace")}
     try:
-        settings, notes = lifecycle.up(cluster, wanted, parsed.user)
+        settings, notes = lifecycle.up(cluster, requested, parsed.user)
     except ClusterError as error:
         if error.exit_code == ClusterError.exit_code:
             print(f"cluster: {error}", file=sys.stderr)
@@ -67,8 +67,8 @@ def _up(parsed: argparse.Namespace, cluster: Cluster) -> int:
 
 def _down(_: argparse.Namespace, cluster: Cluster) -> int:
     require_root("down")
-    there = lifecycle.down(cluster)
-    print(f"cluster '{cluster.name}' is gone" if there else f"there is no cluster '{cluster.name}': nothing to do")
+    existed = lifecycle.down(cluster)
+    print(f"cluster '{cluster.name}' is gone" if existed else f"there is no cluster '{cluster.name}': nothing to do")
     return 0
 
 
@@ -79,9 +79,9 @@ def _status(parsed: argparse.Namespace, cluster: Cluster) -> int:
             json.dumps({"name": cluster.name, "up": False}) if parsed.json else f"there is no cluster '{cluster.name}'"
         )
         return 1
-    found = status.read(cluster, settings)
-    print(json.dumps(found.as_json(), indent=2) if parsed.json else "\n".join(found.lines()))
-    return 0 if found.up else 1
+    current = status.read(cluster, settings)
+    print(json.dumps(current.as_json(), indent=2) if parsed.json else "\n".join(current.lines()))
+    return 0 if current.up else 1
 
 
 def _kill_node(parsed: argparse.Namespace, cluster: Cluster) -> int:

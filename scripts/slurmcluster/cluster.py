@@ -198,16 +198,16 @@ def _is_still(directory: Path, handle: int) -> bool:
 
 
 def _wait_for_lock(handle: int, directory: Path, deadline: float) -> None:
-    said = False
+    announced = False
     while True:
         try:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
                 raise ClusterError(f"another scripts/cluster has held {directory} for minutes; end it first") from None
-            if not said and time.monotonic() > deadline - LOCK_TIMEOUT + 1:
+            if not announced and time.monotonic() > deadline - LOCK_TIMEOUT + 1:
                 print("cluster: waiting for another scripts/cluster", file=sys.stderr)
-                said = True
+                announced = True
             time.sleep(0.05)
 
 

@@ -165,8 +165,8 @@ def nsswitch() -> str:
 
 def slurm_version() -> tuple[int, int]:
     """Of the installed Slurm, such as (22, 5)."""
-    said = run(["slurmctld", "-V"]).stdout
-    match = re.search(r"(\d+)\.(\d+)", said)
+    version = run(["slurmctld", "-V"]).stdout
+    match = re.search(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 
 

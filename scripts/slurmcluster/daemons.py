@@ -10,7 +10,7 @@ from pathlib import Path
 from .cluster import Cluster, Settings
 from .config import CONTROLLER
 from .network import NAMESPACES
-from .processes import MARK, Daemon, identity, listing, namespace_of, run, start, wait_until, which
+from .processes import MARK, Daemon, find_program, identity, listing, namespace_of, run, start, wait_until
 
 NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld")
 # A busy machine takes its time.
@@ -19,15 +19,15 @@ PATIENCE = 120.0
 
 def running(cluster: Cluster) -> dict[str, int]:
     """The pids of the daemons that run; a node's name stands for its slurmd."""
-    found: dict[str, int] = {}
+    pids: dict[str, int] = {}
     for pid, arguments in listing(cluster.directory):
         name = os.path.basename(arguments[0])
         if name == "slurmd" and "-N" in arguments:
             # What slurmd forks looks like it for a moment, but is younger.
-            found.setdefault(arguments[arguments.index("-N") + 1], pid)
+            pids.setdefault(arguments[arguments.index("-N") + 1], pid)
         elif name in NAMES:
-            found.setdefault(name, pid)
-    return found
+            pids.setdefault(name, pid)
+    return pids
 
 
 def make_database(cluster: Cluster) -> None:
@@ -118,9 +118,9 @@ def start_slurmctld(cluster: Cluster, settings: Settings) -> Daemon:
 
 def start_slurmd(cluster: Cluster, node: str) -> Daemon:
     """A node's slurmd, in its namespace and under its host name."""
-    there = ["ip", "netns", "exec", cluster.namespace(node), *_as_host(node)]
+    on_node = ["ip", "netns", "exec", cluster.namespace(node), *_as_host(node)]
     arguments = [_program(cluster, "slurmd"), "-D", "-N", node, "-f", str(cluster.slurm_conf)]
-    return _start(cluster, node, [*there, *arguments])
+    return _start(cluster, node, [*on_node, *arguments])
 
 
 def node_runs(cluster: Cluster, node: str, pids: dict[str, int]) -> bool:
@@ -143,7 +143,7 @@ def _program(cluster: Cluster, name: str) -> str:
     link = cluster.directory / "bin" / name
     link.parent.mkdir(exist_ok=True)
     if not link.is_symlink():
-        link.symlink_to(which(name) or name)
+        link.symlink_to(find_program(name) or name)
     return str(link)
 
 

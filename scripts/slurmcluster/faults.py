@@ -42,8 +42,8 @@ def break_network(cluster: Cluster, node: int, interface: str, directions: list[
     """Drop every packet that comes in, or goes out, over one interface of a node, which stays up."""
     namespace = cluster.namespace(_name(cluster, node))
     if interface not in network.interfaces(namespace):
-        there = ", ".join(sorted(network.interfaces(namespace)))
-        raise WrongInput(f"node{node} has no interface {interface!r} that is up; it has {there}")
+        existing = ", ".join(sorted(network.interfaces(namespace)))
+        raise WrongInput(f"node{node} has no interface {interface!r} that is up; it has {existing}")
     rules = [f"add table inet {_TABLE}"]
     for direction in directions:
         hook, name = _HOOKS[direction]
@@ -51,9 +51,9 @@ def break_network(cluster: Cluster, node: int, interface: str, directions: list[
             f"add chain inet {_TABLE} {hook} {{ type filter hook {hook} priority 0; }}",
             f'add rule inet {_TABLE} {hook} {name} "{interface}" drop',
         ]
-    done = run(["ip", "netns", "exec", namespace, "nft", "-f", "-"], stdin="\n".join(rules) + "\n", check=False)
-    if done.returncode != 0:
-        raise ClusterError(f"nft could not block {interface} of node{node}: {done.stderr.strip()}")
+    loaded = run(["ip", "netns", "exec", namespace, "nft", "-f", "-"], stdin="\n".join(rules) + "\n", check=False)
+    if loaded.returncode != 0:
+        raise ClusterError(f"nft could not block {interface} of node{node}: {loaded.stderr.strip()}")
 
 
 def mend_network(cluster: Cluster, node: int) -> None:

@@ -15,15 +15,15 @@ from .errors import CannotHere, ClusterError, WrongInput
 from .processes import DAEMONS, NODE_DAEMONS, Daemon, end_all, identity, inside, marked, namespace_of, wait_until
 
 
-def up(cluster: Cluster, wanted: dict[str, int | None], users: list[str]) -> tuple[Settings, list[str]]:
+def up(cluster: Cluster, requested: dict[str, int | None], users: list[str]) -> tuple[Settings, list[str]]:
     """Start what is missing of a cluster; returns its settings and what a person should know."""
     everyone = accounting.users(users)
-    _refuse_other_settings(cluster, wanted)
+    _refuse_other_settings(cluster, requested)
     packages.ensure()
     packages.remove_stale_policy()
     with cluster.locked():
         try:
-            settings = _settle(cluster, wanted)
+            settings = _settle(cluster, requested)
             _end_strays(cluster)
             pids = daemons.running(cluster)
             with ThreadPoolExecutor(1) as meanwhile:
@@ -57,8 +57,8 @@ def _start_daemons(cluster: Cluster, settings: Settings, pids: dict[str, int], u
 
 def _start_nodes(cluster: Cluster, nodes: list[str], dead: list[str], watched: dict[Path, Daemon]) -> None:
     """Start slurmd on the dead nodes, and wait until all are usable."""
-    known = slurm.nodes(cluster)
-    started = {node: known.get(node, slurm.MISSING) for node in dead}
+    current = slurm.nodes(cluster)
+    started = {node: current.get(node, slurm.MISSING) for node in dead}
     slurmds = {cluster.log(node): daemons.start_slurmd(cluster, node) for node in dead}
     slurm.wait_for_nodes(cluster, nodes, daemons.PATIENCE, started, {**watched, **slurmds})
 
@@ -99,42 +99,42 @@ def start_node(cluster: Cluster, node: int) -> bool:
         return bool(dead)
 
 
-def _refuse_other_settings(cluster: Cluster, wanted: dict[str, int | None]) -> None:
+def _refuse_other_settings(cluster: Cluster, requested: dict[str, int | None]) -> None:
     settings = cluster.read_settings()
     if settings is None:
         return
-    found = dataclasses.asdict(settings)
-    other = {key: value for key, value in wanted.items() if value not in (None, found[key])}
+    current = dataclasses.asdict(settings)
+    other = {key: value for key, value in requested.items() if value not in (None, current[key])}
     if other:
-        asked = ", ".join(f"--{key} {value} (it has {found[key]})" for key, value in other.items())
+        differences = ", ".join(f"--{key} {value} (it has {current[key]})" for key, value in other.items())
         raise WrongInput(
-            f"cluster '{cluster.name}' is there with other settings: {asked}; "
+            f"cluster '{cluster.name}' is there with other settings: {differences}; "
             f"run 'scripts/cluster down --name {cluster.name}' first"
         )
 
 
-def _settle(cluster: Cluster, wanted: dict[str, int | None]) -> Settings:
+def _settle(cluster: Cluster, requested: dict[str, int | None]) -> Settings:
     """The recorded settings, or new ones with a free index, recorded."""
-    _refuse_other_settings(cluster, wanted)
+    _refuse_other_settings(cluster, requested)
     settings = cluster.read_settings()
     if settings is None:
         _clear(cluster)
         with machine_lock():
             index = network.free_index(_indices())
-            settings = Settings(index=index, **{key: value for key, value in wanted.items() if value is not None})
+            settings = Settings(index=index, **{key: value for key, value in requested.items() if value is not None})
             cluster.write_settings(settings)
     return settings
 
 
 def _indices() -> set[int]:
     """Those of the other clusters, whether they run or not."""
-    taken = set()
+    used = set()
     for path in state_root().glob("*/cluster.json"):
         try:
-            taken.add(int(json.loads(path.read_text())["index"]))
+            used.add(int(json.loads(path.read_text())["index"]))
         except (OSError, ValueError, KeyError, TypeError):
             continue
-    return taken
+    return used
 
 
 def _remove_all(cluster: Cluster) -> None:
@@ -157,8 +157,8 @@ def _clear(cluster: Cluster) -> None:
 def _end_strays(cluster: Cluster, all_of_them: bool = False) -> None:
     """End nodes, with their jobs, whose namespace has lost its name."""
     named = set() if all_of_them else network.node_identities(cluster)
-    found = {namespace_of(pid) for pid in marked(cluster.directory, NODE_DAEMONS)}
-    strays = {namespace for namespace in found if namespace is not None} - named
+    namespaces = {namespace_of(pid) for pid in marked(cluster.directory, NODE_DAEMONS)}
+    strays = {namespace for namespace in namespaces if namespace is not None} - named
     end_all(lambda: inside(strays))
 
 

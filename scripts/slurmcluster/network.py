@@ -26,11 +26,11 @@ ETC = Path("/etc/netns")
 DECOY = "172.17.0.1"
 SLOW_RATE = "100mbit"
 FAST_MTU = 9000
-HERE = "this machine"
+HOST = "this machine"
 CLONE_NEWNET = 0x40000000
 
 
-def free_index(taken: set[int]) -> int:
+def free_index(unavailable: set[int]) -> int:
     """The first index whose networks and ports nothing on this machine uses."""
     routes = [ipaddress.ip_network(route["dst"]) for route in _ip_json("route", "show") if route["dst"] != "default"]
     for index in range(MAX_INDEX):
@@ -38,7 +38,7 @@ def free_index(taken: set[int]) -> int:
         networks = [ipaddress.ip_network(subnet) for subnet in settings.subnets]
         # A route for all of 10.0.0.0/8, as of a VPN, is narrowed by ours and does not matter.
         used = any(route.prefixlen >= 16 and route.overlaps(network) for route in routes for network in networks)
-        if index not in taken and not used and all(map(_port_is_free, settings.ports)):
+        if index not in unavailable and not used and all(map(_port_is_free, settings.ports)):
             return index
     raise CannotHere("all networks in 10.57.0.0/16 and 10.58.0.0/16, or the ports from 16817 on, are in use here")
 
@@ -58,9 +58,9 @@ def ensure(cluster: Cluster, settings: Settings) -> bool:
     return limited
 
 
-def plug(cluster: Cluster, nodes: Iterable[int], there: bool) -> None:
+def plug(cluster: Cluster, nodes: Iterable[int], plugged_in: bool) -> None:
     """Connect both cables of these nodes, or pull them."""
-    state = "up" if there else "down"
+    state = "up" if plugged_in else "down"
     _batch(cluster.switch, [f"link set {port} {state}" for node in nodes for port in (f"s{node}", f"f{node}")])
 
 
@@ -77,17 +77,17 @@ def check(cluster: Cluster, settings: Settings) -> None:
                 with _entered(NAMESPACES / cluster.namespace(node)):
                     _connect_all(node, network, listening)
             if network == "slow":
-                _connect_all(HERE, network, listening)
+                _connect_all(HOST, network, listening)
     with socket.create_server((settings.controller_address, 0)) as server:
         for node in settings.names:
             with _entered(NAMESPACES / cluster.namespace(node)):
-                _connect_all(node, "slow", {HERE: server.getsockname()})
+                _connect_all(node, "slow", {HOST: server.getsockname()})
 
 
 def node_identities(cluster: Cluster) -> set[tuple[int, int]]:
     """Of all namespaces of a cluster that are there."""
-    found = (identity(path) for path in NAMESPACES.glob(cluster.namespace_prefix + "*"))
-    return {namespace for namespace in found if namespace is not None}
+    identities = (identity(path) for path in NAMESPACES.glob(cluster.namespace_prefix + "*"))
+    return {namespace for namespace in identities if namespace is not None}
 
 
 def leftovers(cluster: Cluster) -> list[Path]:
@@ -136,9 +136,9 @@ def _build_switch(cluster: Cluster, settings: Settings) -> None:
 
 
 def _switch_is_complete(cluster: Cluster, settings: Settings) -> bool:
-    switch, here = interfaces(cluster.switch), interfaces(None)
+    switch, on_host = interfaces(cluster.switch), interfaces(None)
     bridged = {"slow", "fast", "uplink"} <= switch.keys()
-    return bridged and here.get(cluster.uplink) == {settings.controller_address}
+    return bridged and on_host.get(cluster.uplink) == {settings.controller_address}
 
 
 def _build_node(cluster: Cluster, settings: Settings, i: int) -> None:
@@ -182,21 +182,21 @@ def _limit(cluster: Cluster, i: int, node: str) -> bool:
 
 
 def _node_is_complete(cluster: Cluster, settings: Settings, i: int) -> bool:
-    found = interfaces(cluster.namespace(settings.names[i]))
-    wanted = {
+    existing = interfaces(cluster.namespace(settings.names[i]))
+    expected = {
         "lo": {"127.0.0.1"},
         "eno1": {settings.slow_address(i)},
         settings.fast_interface(i): {settings.fast_address(i)},
         "docker0": {DECOY},
     }
-    return wanted.items() <= found.items()
+    return expected.items() <= existing.items()
 
 
 def _remove_node(cluster: Cluster, i: int, node: str) -> None:
     path = NAMESPACES / cluster.namespace(node)
-    found = identity(path)
-    if found:
-        end_all(lambda: inside({found}))
+    namespace_id = identity(path)
+    if namespace_id:
+        end_all(lambda: inside({namespace_id}))
     for port in (f"s{i}", f"f{i}"):
         run(["ip", "-n", cluster.switch, "link", "del", port], check=False)
     if path.exists():
@@ -213,16 +213,16 @@ def interfaces(namespace: str | None) -> dict[str, set[str]]:
 
 
 def _ip_json(*command: str, namespace: str | None = None) -> list[dict[str, Any]]:
-    done = run(["ip", "-j", *_in(namespace), *command], check=False)
-    found: list[dict[str, Any]] = json.loads(done.stdout or "[]") if done.returncode == 0 else []
-    return found
+    completed = run(["ip", "-j", *_in(namespace), *command], check=False)
+    objects: list[dict[str, Any]] = json.loads(completed.stdout or "[]") if completed.returncode == 0 else []
+    return objects
 
 
 def _batch(namespace: str | None, commands: list[str]) -> None:
-    done = run(["ip", *_in(namespace), "-batch", "-"], stdin="\n".join(commands) + "\n", check=False)
-    if done.returncode != 0:
-        said = " ".join(done.stderr.strip().splitlines())
-        raise ClusterError(f"ip could not do all of '{'; '.join(commands)}': {said}")
+    completed = run(["ip", *_in(namespace), "-batch", "-"], stdin="\n".join(commands) + "\n", check=False)
+    if completed.returncode != 0:
+        message = " ".join(completed.stderr.strip().splitlines())
+        raise ClusterError(f"ip could not do all of '{'; '.join(commands)}': {message}")
 
 
 def _in(namespace: str | None) -> list[str]:
@@ -266,7 +266,7 @@ def _connect_all(source: str, network: str, listening: dict[str, tuple[str, int]
         except OSError as error:
             hint = (
                 "a firewall of this machine may be in the way: let it accept what comes from and goes to 10.57.0.0/16"
-                if HERE in (source, target)
+                if HOST in (source, target)
                 else "somebody may have changed the cluster's interfaces or routes: run 'down', then 'up' again"
             )
             raise ClusterError(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from .cluster import machine_lock
 from .errors import CannotHere
-from .processes import run, which
+from .processes import find_program, run
 
 # Each program, with the package that brings it on Debian and Ubuntu.
 PROGRAMS = {
@@ -42,7 +42,7 @@ def require_root(command: str) -> None:
 
 def missing() -> list[str]:
     """The packages whose programs are not there."""
-    return sorted({package for program, package in PROGRAMS.items() if which(program) is None})
+    return sorted({package for program, package in PROGRAMS.items() if find_program(program) is None})
 
 
 def ensure() -> None:
@@ -67,7 +67,7 @@ def remove_stale_policy() -> None:
 
 def _install(packages: list[str]) -> None:
     names = " ".join(packages)
-    if which("apt-get") is None:
+    if find_program("apt-get") is None:
         raise CannotHere(
             f"these programs are missing: {_absent()}; this is no Debian or Ubuntu: install them yourself "
             f"(there the packages are {names})"
@@ -79,10 +79,10 @@ def _install(packages: list[str]) -> None:
     command = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "--no-install-recommends", "--no-remove"]
     with _daemons_forbidden():
         run(["apt-get", "update"], check=False, timeout=None, environment=environment)
-        done = run([*command, *packages], check=False, timeout=None, environment=environment)
-    if done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])
-        raise CannotHere(f"apt-get could not install {names}:\n{said}")
+        completed = run([*command, *packages], check=False, timeout=None, environment=environment)
+    if completed.returncode != 0:
+        message = "\n".join((completed.stdout + completed.stderr).strip().splitlines()[-10:])
+        raise CannotHere(f"apt-get could not install {names}:\n{message}")
 
 
 @contextmanager
@@ -113,4 +113,4 @@ def _is_ours(policy: Path) -> bool:
 
 
 def _absent() -> str:
-    return ", ".join(sorted(program for program in PROGRAMS if which(program) is None))
+    return ", ".join(sorted(program for program in PROGRAMS if find_program(program) is None))

@@ -29,7 +29,7 @@ Identity = tuple[int, int]
 Daemon = subprocess.Popen[bytes]
 
 
-def which(program: str) -> str | None:
+def find_program(program: str) -> str | None:
     """The path of a program, also of one that only root has on PATH."""
     return shutil.which(program, path=PATH)
 
@@ -44,7 +44,7 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; raises what it said where it fails, unless ``check`` is off."""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(argument) for argument in arguments],
             input=stdin,
             capture_output=True,
@@ -60,10 +60,10 @@ def run(
         raise ClusterError(f"there is no program {arguments[0]} on this machine") from None
     except subprocess.TimeoutExpired:
         raise ClusterError(f"'{_typed(arguments)}' did not end within {timeout:g} s") from None
-    if check and done.returncode != 0:
-        said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])
-        raise ClusterError(f"'{_typed(arguments)}' failed, saying: {said or 'nothing'}")
-    return done
+    if check and completed.returncode != 0:
+        message = "\n".join((completed.stdout + completed.stderr).strip().splitlines()[-10:])
+        raise ClusterError(f"'{_typed(arguments)}' failed, saying: {message or 'nothing'}")
+    return completed
 
 
 def start(arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> Daemon:
@@ -83,12 +83,14 @@ def start(arguments: Sequence[str | Path], log: Path, environment: Mapping[str, 
 def wait_until(lacking: Callable[[], str], timeout: float, watched: Mapping[Path, Daemon] | None = None) -> None:
     """Wait until nothing is lacking any more, but not beyond the end of a daemon; these are given with their logs."""
     deadline = time.monotonic() + timeout
-    while what := lacking():
+    while missing := lacking():
         for log, daemon in (watched or {}).items():
             if daemon.poll() is not None:
-                raise ClusterError(f"waiting for {what}: {log.stem} has ended; the end of its log {log}:\n{_tail(log)}")
+                raise ClusterError(
+                    f"waiting for {missing}: {log.stem} has ended; the end of its log {log}:\n{_tail(log)}"
+                )
         if time.monotonic() > deadline:
-            raise ClusterError(f"waiting for {what}: not within {timeout:g} s")
+            raise ClusterError(f"waiting for {missing}: not within {timeout:g} s")
         time.sleep(POLL)
 
 
@@ -107,16 +109,16 @@ def listing(directory: Path) -> Iterator[tuple[int, list[str]]]:
 def marked(directory: Path, names: frozenset[str] = DAEMONS) -> list[int]:
     """Daemons that were started for a cluster; only root sees them all."""
     mark = f"{MARK}={directory}".encode()
-    found = []
+    pids = []
     for pid in _pids():
         try:
             # Debian calls it slurmd-wlm; after an upgrade " (deleted)" follows.
             name = re.split("[- ]", os.path.basename(os.readlink(f"/proc/{pid}/exe")))[0]
             if name in names and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                found.append(pid)
+                pids.append(pid)
         except OSError:
             continue
-    return found
+    return pids
 
 
 def inside(namespaces: set[Identity]) -> list[int]:
@@ -133,22 +135,22 @@ def namespace_of(pid: int | str) -> Identity | None:
 def identity(path: Path) -> Identity | None:
     """What tells network namespaces apart."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def end_all(find: Callable[[], list[int]], timeout: float = 15) -> int:
     """SIGKILL all that is found until nothing more is; returns how many there were."""
     deadline = time.monotonic() + timeout
     ended: set[int] = set()
-    while found := [pid for pid in find() if pid != os.getpid()]:
+    while pids := [pid for pid in find() if pid != os.getpid()]:
         if time.monotonic() > deadline:
-            raise ClusterError(f"these processes do not end after SIGKILL: {' '.join(map(str, found))}")
-        for pid in found:
+            raise ClusterError(f"these processes do not end after SIGKILL: {' '.join(map(str, pids))}")
+        for pid in pids:
             _kill(pid)
-        ended.update(found)
+        ended.update(pids)
         time.sleep(0.02)
     return len(ended)
 

@@ -67,8 +67,8 @@ MISSING = Node("unknown", "None")
 
 def nodes(cluster: Cluster) -> dict[str, Node]:
     """All nodes; none where the controller does not answer."""
-    said = _ask(cluster, "scontrol", "-o", "show", "node") or ""
-    facts = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in said.splitlines()]
+    output = _ask(cluster, "scontrol", "-o", "show", "node") or ""
+    facts = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in output.splitlines()]
     return {fact["NodeName"]: Node(fact["State"].lower(), fact["SlurmdStartTime"]) for fact in facts if "State" in fact}
 
 
@@ -78,9 +78,9 @@ def wait_for_nodes(
     """Wait until Slurm can use all these nodes; ``started`` is what the controller knew of those just started."""
 
     def lacking() -> str:
-        known = nodes(cluster)
-        found = {name: known.get(name, MISSING) for name in names}
-        waiting = {name: node for name, node in found.items() if not _is_ready(node, started.get(name))}
+        current = nodes(cluster)
+        states = {name: current.get(name, MISSING) for name in names}
+        waiting = {name: node for name, node in states.items() if not _is_ready(node, started.get(name))}
         for name, node in waiting.items():
             # It answers, but Slurm had given it up.
             if node.state.startswith("down") and not node.is_lost:
@@ -150,8 +150,8 @@ def preempt(cluster: Cluster, job: Job, seconds: int) -> str:
         "wrap": f"sleep {seconds}",
     }
     arguments = [f"--{key}={value}" for key, value in options.items()]
-    done = run(["sbatch", "--parsable", "--exclusive", *arguments], environment=environment(cluster))
-    other = done.stdout.strip()
+    submitted = run(["sbatch", "--parsable", "--exclusive", *arguments], environment=environment(cluster))
+    other = submitted.stdout.strip()
     try:
         wait_until(
             lambda: "" if _has_to_go(before, _job_facts(cluster, job.id)) else f"the preemption of job {job.id}", 90
@@ -168,8 +168,8 @@ def _has_to_go(before: dict[str, str], now: dict[str, str]) -> bool:
 
 
 def _job_facts(cluster: Cluster, job: str) -> dict[str, str]:
-    said = _ask(cluster, "scontrol", "-o", "show", "job", job)
-    return dict(re.findall(r"(\w+)=(\S*)", said or ""))
+    output = _ask(cluster, "scontrol", "-o", "show", "job", job)
+    return dict(re.findall(r"(\w+)=(\S*)", output or ""))
 
 
 def _ask(cluster: Cluster, *arguments: str) -> str | None:

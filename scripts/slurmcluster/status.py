@@ -65,15 +65,15 @@ def read(cluster: Cluster, settings: Settings) -> Status:
         if not (NAMESPACES / cluster.namespace(name)).exists():
             pids.pop(name, None)
     jobs: dict[str, int] = {}
-    known: dict[str, slurm.Node] = {}
+    current: dict[str, slurm.Node] = {}
     if "slurmctld" in pids and "munged" in pids:
-        known = slurm.nodes(cluster)
+        current = slurm.nodes(cluster)
         with contextlib.suppress(ClusterError):
             jobs = slurm.job_counts(cluster)
     nodes = [
         NodeStatus(
             name,
-            known.get(name, slurm.MISSING).state,
+            current.get(name, slurm.MISSING).state,
             pids.get(name),
             settings.slow_address(i),
             settings.fast_address(i),
@@ -83,7 +83,7 @@ def read(cluster: Cluster, settings: Settings) -> Status:
     ]
     ups = [
         *(name in pids for name in daemons.NAMES),
-        *(node.slurmd is not None and known.get(node.name, slurm.MISSING).is_usable for node in nodes),
+        *(node.slurmd is not None and current.get(node.name, slurm.MISSING).is_usable for node in nodes),
     ]
     return Status(
         name=cluster.name,

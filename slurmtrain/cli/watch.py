@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -12,7 +13,8 @@ from slurmtrain.cli.shared import options
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.watch import Holder, WatchEvent
+    from slurmtrain.ops.watch.lock import WatchHolder
+    from slurmtrain.ops.watch.report import WatchEvent
 
 _INTERRUPTED = 130
 
@@ -31,39 +33,37 @@ def command(workspace: Workspace, every: float, once: bool, as_json: bool) -> in
     the runs are watched already it says by whom and exits with 0.
     """
     from slurmtrain.ops.shared.interrupt import Stop
-    from slurmtrain.ops.watch import watch, watch_once
+    from slurmtrain.ops.watch.loop import watch, watch_once
 
     problems: list[str] = []
 
-    def tell(news: WatchEvent) -> None:
-        if once and news.kind == "problem":
-            problems.append(news.message)
-        _print(news, as_json=as_json)
+    def report(event: WatchEvent) -> None:
+        if once and event.kind == "problem":
+            problems.append(event.message)
+        _print(event, as_json=as_json)
 
     if once:
-        _tell_of(workspace, watch_once(workspace.config, every, tell))
+        _print_holder(workspace, watch_once(workspace.config, every, report))
         return 1 if problems else 0
     with Stop() as stop:
-        _tell_of(workspace, watch(workspace.config, every, tell, stop))
+        _print_holder(workspace, watch(workspace.config, every, report, stop))
         return _INTERRUPTED if stop.raised == signal.SIGINT else 0
 
 
-def _print(news: WatchEvent, *, as_json: bool) -> None:
-    """One line. A place that takes no more output, such as a full disk, is no reason to watch no longer."""
+def _print(event: WatchEvent, *, as_json: bool) -> None:
+    """One line. An output that takes no more, such as a full disk, is no reason to watch no longer."""
     try:
         if as_json:
-            import json
-
-            click.echo(json.dumps(news.to_dict(), allow_nan=False))
+            click.echo(json.dumps(event.to_dict(), allow_nan=False))
         else:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(news.at))
-            click.echo(f"{at} {'problem: ' if news.kind == 'problem' else ''}{' '.join(news.message.split())}")
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            click.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{' '.join(event.message.split())}")
     except BrokenPipeError:
-        raise
+        raise  # whoever read our lines has gone: main() ends the command
     except OSError:
         return
 
 
-def _tell_of(workspace: Workspace, other: Holder | None) -> None:
-    if other is not None:
-        click.echo(f"{workspace.root.path} is watched already, by {other}; nothing was done", err=True)
+def _print_holder(workspace: Workspace, holder: WatchHolder | None) -> None:
+    if holder is not None:
+        click.echo(f"{workspace.root.path} is watched already, by {holder}; nothing was done", err=True)

@@ -172,7 +172,7 @@ def _group_name(number: int) -> str:
 
 def is_watched(root: RunsRoot) -> bool:
     """Whether a ``watch`` starts runs of this root again; one on another machine is believed what it says."""
-    from slurmtrain.ops.watch import read_holder
+    from slurmtrain.ops.watch.lock import read_holder
 
     holder = read_holder(root.watch_lock)
     return holder is not None and (holder.process is None or holder.process.alive() is not False)

@@ -32,18 +32,18 @@ def test_a_watch_starts_a_run_whose_submission_was_killed_and_tells_of_its_end(s
         stdout=subprocess.PIPE,
         text=True,
     )
-    said = []
+    events = []
     try:
         assert watch.stdout is not None
         for line in watch.stdout:
-            said.append(json.loads(line))
-            if said[-1]["kind"] == "finished":
+            events.append(json.loads(line))
+            if events[-1]["kind"] == "finished":
                 break
         watch.send_signal(signal.SIGTERM)
         assert watch.wait(60) == 0
     finally:
         watch.kill()
     [run] = site.json("status")["runs"]
-    assert [one["kind"] for one in said] == ["watching", "started", "finished"]
-    assert {one["run"] for one in said[1:]} == {run["id"]}
-    assert (said[-1]["state"], run["attempt"]) == ("completed", 1), said
+    assert [event["kind"] for event in events] == ["watching", "started", "finished"]
+    assert {event["run"] for event in events[1:]} == {run["id"]}
+    assert (events[-1]["state"], run["attempt"]) == ("completed", 1), events

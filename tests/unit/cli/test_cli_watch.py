@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.ops.watch import post
+from slurmtrain.ops.watch.lock import watch_lock
 
 
 def environment(cwd: Path) -> dict[str, str]:
@@ -31,28 +31,28 @@ def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_single_round_with_nothing_to_do_says_nothing(tmp_path: Path) -> None:
-    done = call("--once", cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    completed = call("--once", cwd=tmp_path)
+    assert (completed.returncode, completed.stdout, completed.stderr) == (0, "", "")
 
 
 def test_a_single_round_in_which_something_went_wrong_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "registry.db").write_text("this is no database\n" * 100)
     (tmp_path / "runs" / "0123456789" / "journal").mkdir(parents=True)
-    done = call("--once", "--json", cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (1, "")
-    said = json.loads(done.stdout)
-    assert (said["schema"], said["kind"], said["run"]) == (1, "problem", None)
-    assert "registry.db" in said["message"]
+    completed = call("--once", "--json", cwd=tmp_path)
+    assert (completed.returncode, completed.stderr) == (1, "")
+    event = json.loads(completed.stdout)
+    assert (event["schema"], event["kind"], event["run"]) == (1, "problem", None)
+    assert "registry.db" in event["message"]
 
 
 @pytest.mark.parametrize("options", [(), ("--once",)])
 def test_a_second_one_says_who_watches_and_exits_with_0(tmp_path: Path, options: tuple[str, ...]) -> None:
     (tmp_path / "runs").mkdir()
-    with post(tmp_path / "runs" / ".watch.lock", 60):
-        done = call(*options, cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "")
-    assert f"is watched already, by process {os.getpid()} on " in done.stderr
+    with watch_lock(tmp_path / "runs" / ".watch.lock", 60):
+        completed = call(*options, cwd=tmp_path)
+    assert (completed.returncode, completed.stdout) == (0, "")
+    assert f"is watched already, by process {os.getpid()} on " in completed.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -79,6 +79,6 @@ def test_it_watches_until_it_is_asked_to_stop(tmp_path: Path, number: signal.Sig
 
 def test_a_runs_root_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("")
-    done = call(cwd=tmp_path)
-    assert done.returncode == 2
-    assert f"cannot create the directory {tmp_path / 'runs'}" in done.stderr
+    completed = call(cwd=tmp_path)
+    assert completed.returncode == 2
+    assert f"cannot create the directory {tmp_path / 'runs'}" in completed.stderr

@@ -1,0 +1,139 @@
+"""One watch for a runs root: the file that the watching process locks, and that says who it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurmtrain.errors import PlaceError
+from slurmtrain.ops.shared.views import iso
+from slurmtrain.system.files import FILE_MODE, locked, reason_of
+from slurmtrain.system.process import Process, myself
+
+# A watch that has not touched its file for so many pauses is taken to be gone, where no lock of the kernel's can tell.
+_SILENT_PAUSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHolder:
+    """Who watches a runs root, as the file says. ``process``: None where the file does not say.
+
+    ``since``: ISO 8601, UTC. ``every``: seconds between two rounds.
+    """
+
+    process: Process | None = None
+    since: str = ""
+    every: float = 0.0
+
+    @property
+    def host(self) -> str:
+        """The machine that it is on; empty where the file does not say."""
+        return self.process.host if self.process is not None else ""
+
+    def __str__(self) -> str:
+        if self.process is None:
+            return "another process"
+        return f"process {self.process.pid} on {self.process.host}, since {self.since}"
+
+
+class WatchLock:
+    """The lock of a runs root: this process holds it, or ``other`` does."""
+
+    def __init__(self, other: WatchHolder | None, handle: int = -1) -> None:
+        self.other = other
+        self._handle = handle
+
+    def record_holder(self, every_s: float) -> None:
+        """Write that this process watches: for people, and for machines that do not see the kernel's lock."""
+        holder = {**myself().to_dict(), "since": iso(time.time()), "every": every_s}
+        self._write(json.dumps(holder, indent=1).encode() + b"\n")
+
+    def touch(self) -> None:
+        """Show that this process is still there."""
+        with contextlib.suppress(OSError):
+            os.utime(self._handle)
+
+    def clear_holder(self) -> None:
+        """Write that nobody watches any more."""
+        self._write(b"")
+
+    def _write(self, content: bytes) -> None:
+        # In place: the lock belongs to the inode, and a new file under this name would be without it. A full disk is no
+        # reason not to watch.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._handle, 0)
+            os.pwrite(self._handle, content, 0)
+
+
+@contextlib.contextmanager
+def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
+    """Take the lock at ``path`` for a watch with rounds ``every_s`` seconds, if no other watch has it.
+
+    The kernel's lock decides. Between machines it may not work, and on some file systems there is none (ENOLCK): then
+    what the file says of its writer, and how long ago it was touched, decide whether that one still watches.
+
+    Raises PlaceError where the file cannot be written.
+    """
+    with ExitStack() as stack:
+        try:
+            handle = stack.enter_context(locked(path, wait=False))
+            has_locks = True
+        except (OSError, PlaceError):
+            handle = stack.enter_context(_opened(path))
+            has_locks = False
+        holder = read_holder(path)
+        if handle is None:
+            yield WatchLock(holder or WatchHolder())
+        elif holder is not None and _is_alive(holder, path, has_locks=has_locks):
+            yield WatchLock(holder)
+        else:
+            lock = WatchLock(None, handle)
+            lock.record_holder(every_s)
+            try:
+                yield lock
+            finally:
+                lock.clear_holder()
+
+
+def read_holder(path: Path) -> WatchHolder | None:
+    """Who the file says watches; None where it names nobody, whatever else is in it."""
+    try:
+        data = json.loads(path.read_bytes())
+        return WatchHolder(Process.from_dict(data), str(data["since"]), float(data["every"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def _is_alive(holder: WatchHolder, path: Path, *, has_locks: bool) -> bool:
+    """Whether the one that the file names still watches, where this process could open the file."""
+    if holder.host == socket.gethostname():
+        # With locks we have the lock, so nobody else on this machine does.
+        if has_locks or holder.process is None or holder.process == myself():
+            return False
+        return holder.process.alive() is True
+    try:
+        # Its clock may be ahead of ours.
+        silent_s = abs(time.time() - path.stat().st_mtime)
+    except OSError:
+        return False
+    return silent_s < _SILENT_PAUSES * holder.every
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """The file's handle, without a lock."""
+    try:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+    except OSError as error:
+        raise PlaceError(f"cannot write {path}: {reason_of(error)}") from error
+    try:
+        yield handle
+    finally:
+        os.close(handle)

@@ -1,0 +1,111 @@
+"""The loop of a watch: rounds until it is asked to stop.
+
+From round to round only what was reported is kept, so a process that lives for months stays as small as it was.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable
+
+from slurmtrain.config import Config
+from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.watch.lock import WatchHolder, WatchLock, watch_lock
+from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
+from slurmtrain.ops.watch.rounds import do_round
+
+# While Slurm is down the pause doubles with each round, up to so many times the usual one.
+MOST_PAUSES = 10
+
+Report = Callable[[WatchEvent], None]
+
+
+def watch(config: Config, every_s: float, report: Report, stop: Stop) -> WatchHolder | None:
+    """Do rounds until asked to stop, unless another process watches already.
+
+    Args:
+        config: names the runs root.
+        every_s: seconds between the end of a round and the next one; more while Slurm is down.
+        report: is called with each event.
+        stop: ends the watch, after the round that is under way.
+
+    Returns:
+        Who else watches, if anybody does; then nothing was done.
+
+    Raises:
+        PlaceError: the runs root cannot be written. Only before the first round: later this is an event.
+    """
+    # The command line turns it off, for commands that are over in a moment.
+    gc.enable()
+    Workspace(config).prepare()
+    with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:
+        if lock.other is not None:
+            return lock.other
+        report(WatchEvent(time.time(), "watching", f"watching {config.runs} every {every_s:g} s"))
+        rounds = WatchRounds(config, report)
+        while not stop.raised:
+            rounds.next()
+            _rest(rounds.pause_s(every_s), every_s, lock, stop)
+        report(WatchEvent(time.time(), "stopped", f"stopped by {stop.raised.name}; runs go on"))
+    return None
+
+
+def watch_once(config: Config, every_s: float, report: Report) -> WatchHolder | None:
+    """Do a single round, as for cron, unless another process watches already.
+
+    Args:
+        config: names the runs root.
+        every_s: how often this is called, for watches on other machines, which may see no lock of ours.
+        report: is called with each event.
+
+    Returns:
+        Who else watches, if anybody does; then nothing was done.
+
+    Raises:
+        PlaceError: the runs root cannot be written.
+    """
+    Workspace(config).prepare()
+    with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:
+        if lock.other is None:
+            WatchRounds(config, report).next()
+        return lock.other
+
+
+class WatchRounds:
+    """The rounds of one watch: each reports what is new since the one before."""
+
+    def __init__(self, config: Config, report: Report) -> None:
+        self._config = config
+        self._report = report
+        self._filter = ReportFilter()
+        # Rounds in a row in which Slurm did not answer.
+        self._failures = 0
+
+    def next(self) -> None:
+        """Do one round, and report what is new."""
+        outcome = do_round(self._config)
+        self._failures = self._failures + 1 if outcome.slurm_down else 0
+        for event in self._filter.new_events(outcome, time.time()):
+            self._report(event)
+
+    def pause_s(self, every_s: float) -> float:
+        """Seconds until the next round, where there are usually ``every_s``."""
+        return pause_after(self._failures, every_s)
+
+
+def pause_after(failures: int, every_s: float) -> float:
+    """Seconds to rest after so many rounds in a row in which Slurm did not answer."""
+    # The exponent is bounded too: a watch may see Slurm down for a week, and 2 ** 10000 makes no float.
+    return every_s * float(min(2 ** min(failures, MOST_PAUSES), MOST_PAUSES))
+
+
+def _rest(pause_s: float, every_s: float, lock: WatchLock, stop: Stop) -> None:
+    """Rest for ``pause_s`` or until asked to stop, and touch the lock's file at least every ``every_s`` seconds."""
+    until = time.monotonic() + pause_s
+    while not stop.raised and (left := until - time.monotonic()) > 0:
+        lock.touch()
+        stop.wait(min(left, every_s))
+    lock.touch()

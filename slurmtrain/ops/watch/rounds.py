@@ -1,0 +1,63 @@
+"""One round of a watch: a sync, and what it came to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from slurmtrain.config import Config
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.sync import Synced, sync
+from slurmtrain.system.files import reason_of
+
+
+@dataclass(frozen=True, slots=True)
+class WatchRound:
+    """What one round did, or why it failed.
+
+    ``synced``: None where the round failed. ``failure``: why it did. ``before``: the runs' states before the round, as
+    the registry had them. ``slurm_down``: squeue did not answer.
+    """
+
+    synced: Synced | None = None
+    failure: str = ""
+    before: Mapping[str, str] = field(default_factory=dict)
+    slurm_down: bool = False
+
+
+def do_round(config: Config) -> WatchRound:
+    """One round, with new answers of Slurm's. Never raises: a round that failed says why.
+
+    Slurm is asked by one squeue, and by sacct only for what squeue leaves open.
+    """
+    # A workspace of its own: what one keeps, such as Slurm's answers, would grow old over months.
+    workspace = Workspace(config)
+    before: Mapping[str, str] = {}
+    try:
+        if config.registry.exists():
+            before = {run_id: listed.state for run_id, listed in workspace.store.listed().items()}
+        synced = sync(workspace)
+        return WatchRound(synced, before=before, slurm_down=_is_slurm_down(workspace, synced))
+    except SlurmtrainError as error:
+        return WatchRound(failure=str(error), before=before)
+    except OSError as error:
+        return WatchRound(failure=f"{error.filename or config.runs}: {reason_of(error)}", before=before)
+    except Exception as error:  # noqa: BLE001 (whatever one round stumbles over may be gone by the next)
+        return WatchRound(
+            failure=f"an error that slurmtrain does not know: {type(error).__name__}: {error}", before=before
+        )
+    finally:
+        # The store is opened on first use; asking for it here would open it.
+        if "store" in vars(workspace):
+            workspace.store.close()
+
+
+def _is_slurm_down(workspace: Workspace, synced: Synced) -> bool:
+    """Whether squeue did not answer.
+
+    A round that handed over or ended a job has forgotten the answer, and would have to ask anew; there squeue did
+    answer, or it would not have acted.
+    """
+    acted = synced.started or synced.released or synced.cancelled
+    return bool(synced.observed.problems) and not acted and not workspace.scheduler.queue().answered

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
@@ -111,7 +111,7 @@ def _told(workspace: Workspace, run_id: str, attempt: Attempt, *kinds: str) -> b
     )
 
 
-def _saves(workspace: Workspace, run_id: str) -> dict[tuple[str, int], Event]:
+def _saves(workspace: Workspace, run_id: str) -> dict[tuple[str, int], AnyEvent]:
     """What is known of saves of a run, good and bad, by where it is written."""
     told = [event for kind in ("saved", "save_failed") for event in workspace.store.events(run_id, kind)]
     return {(event.source, event.offset): event for event in told}
@@ -164,7 +164,7 @@ def _ending(run: Run) -> str:
     return f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
 
 
-def _checkpoint(run: Run, event: Event) -> Checkpoint | None:
+def _checkpoint(run: Run, event: AnyEvent) -> Checkpoint | None:
     """The checkpoint that a save has made."""
     path, saved_at = event.data.get("path"), event.data.get("saved_at", event.time)
     return next((one for one in run.checkpoints if (one.path, one.saved_at) == (path, saved_at)), None)

@@ -14,7 +14,7 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis import patterns
 from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, Diagnosis, Hit, PatternMatch
 from slurmtrain.model.diagnosis.redact import redact
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe
@@ -153,7 +153,7 @@ class _Told:
     """What the journals of an attempt say: where ranks were, when they ended, and what the agents saw."""
 
     def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
-        def events(kind: str) -> list[Event]:
+        def events(kind: str) -> list[AnyEvent]:
             found = [one for one in workspace.store.events(run_id, kind) if attempt_of(one.source) == attempt.key]
             return sorted(found, key=lambda one: one.order)
 
@@ -217,11 +217,11 @@ class _Told:
                 at=self.attempt.ended_at,
             )
 
-    def _host(self, event: Event) -> str:
+    def _host(self, event: AnyEvent) -> str:
         return self.attempt.hosts.get(node_of(event.source), "")
 
 
-def _hosts_of_ranks(workers: Iterable[Event], attempt: Attempt) -> dict[int, str]:
+def _hosts_of_ranks(workers: Iterable[AnyEvent], attempt: Attempt) -> dict[int, str]:
     """Where each rank was last started."""
     hosts = {}
     for event in workers:
@@ -230,7 +230,7 @@ def _hosts_of_ranks(workers: Iterable[Event], attempt: Attempt) -> dict[int, str
     return hosts
 
 
-def _evident(evidence: Mapping[str, Any], end: Event, host: str) -> Iterator[Hit]:
+def _evident(evidence: Mapping[str, Any], end: AnyEvent, host: str) -> Iterator[Hit]:
     """What an agent saw of its node when the ranks had ended: processes that the kernel killed, errors of GPUs."""
     about: dict[str, Any] = {
         "name": "evidence",

@@ -12,8 +12,8 @@ import sqlalchemy as sa
 
 from slurmtrain.model.interruption.statistics import AttemptSpan
 from slurmtrain.model.preflight.node_ledger import LedgerEntry
-from slurmtrain.model.run.event import Event
-from slurmtrain.model.run.journal import Garbage
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.journal import Garbage, read_event
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import ENDED, Attempt, Checkpoint, Live, Run
 from slurmtrain.registry import schema
@@ -156,11 +156,11 @@ class Store:
             ),
         )
 
-    def events(self, run_id: str, kind: str) -> list[Event]:
+    def events(self, run_id: str, kind: str) -> list[AnyEvent]:
         """A run's events of one kind, in no order."""
         with reading(self._engine) as connection:
             rows = connection.execute(_of(schema.event, run_id).where(schema.event.c.kind == kind)).all()
-        return [Event(row.time, row.kind, row.data, row.source, row.offset) for row in rows]
+        return _events(rows)
 
     def ledger(self) -> list[LedgerEntry]:
         """All nodes that failed a preflight, the oldest finding first."""
@@ -242,7 +242,7 @@ class Writing:
         where = (schema.source.c.run_id == run_id, schema.source.c.path == source)
         self._connection.execute(schema.source.delete().where(*where))
 
-    def add(self, run_id: str, events: Iterable[Event], garbage: Iterable[Garbage]) -> None:
+    def add(self, run_id: str, events: Iterable[AnyEvent], garbage: Iterable[Garbage]) -> None:
         """Keep events and garbage of a run; what is known already changes nothing."""
         rows = [
             {
@@ -251,7 +251,7 @@ class Writing:
                 "offset": e.offset,
                 "time": e.time,
                 "kind": e.kind,
-                "data": dict(e.data),
+                "data": e.payload.to_json(),
             }
             for e in events
         ]
@@ -264,10 +264,10 @@ class Writing:
     def set_offset(self, run_id: str, source: str, offset: int) -> None:
         self._replace(schema.source, {"run_id": run_id, "path": source, "offset": offset})
 
-    def events(self, run_id: str) -> list[Event]:
+    def events(self, run_id: str) -> list[AnyEvent]:
         """All events of a run, in no order."""
         rows = self._connection.execute(_of(schema.event, run_id))
-        return [Event(row.time, row.kind, row.data, row.source, row.offset) for row in rows]
+        return _events(rows)
 
     def progress(self, run_id: str) -> dict[str, Progress]:
         """What the metrics of each attempt add up to."""
@@ -387,6 +387,11 @@ def _mapping(row: sa.Row[Any]) -> dict[str, Any]:
 
 def _of(table: sa.Table, run_id: str) -> sa.Select[Any]:
     return sa.select(table).where(table.c.run_id == run_id)
+
+
+def _events(rows: Iterable[sa.Row[Any]]) -> list[AnyEvent]:
+    events = (read_event({**row.data, "t": row.time, "kind": row.kind}, row.source, row.offset) for row in rows)
+    return [event for event in events if event is not None]
 
 
 def _row(record: Any, columns: Iterable[str], run_id: str | None = None) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import Payload, encode
 from slurmtrain.model.run.ids import base32
 from slurmtrain.system.files import FILE_MODE
 
@@ -22,11 +22,18 @@ class Journal:
         self._durable = durable
         self._handle: int | None = None
 
-    def write(self, kind: str, **data: Any) -> float:
-        """Append one event and return its time. Raises OSError."""
+    @overload
+    def write(self, event: Payload) -> float: ...
+    @overload
+    def write(self, event: str, **data: Any) -> float: ...
+    def write(self, event: Payload | str, **data: Any) -> float:
+        """Append one event and return its time, in seconds since 1970. Raises OSError."""
         now = time.time()
         handle = self._open()
-        os.write(handle, encode(now, kind, data))
+        if isinstance(event, Payload):
+            os.write(handle, encode(now, event.kind, event.to_json()))
+        else:
+            os.write(handle, encode(now, event, data))
         if self._durable:
             os.fsync(handle)
         return now

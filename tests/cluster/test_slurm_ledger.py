@@ -17,7 +17,7 @@ from cluster.test_slurm_kills import COMMAND, Killing
 from helpers.cluster import NODES, Cluster, ClusterSite
 from helpers.site import until
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 
 # What a task of a job does that puts its own job back into the queue, without the agent.
 PUT_BACK = """

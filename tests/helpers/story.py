@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.model.run.event import Event
+from helpers.journal_events import event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
@@ -26,12 +27,12 @@ class Story:
 
     now: float = BEGIN
     job: str = JOB
-    events: list[Event] = field(default_factory=list)
+    events: list[AnyEvent] = field(default_factory=list)
     steps: dict[str, int] = field(default_factory=dict)
 
     def tell(self, source: str, kind: str, /, **data: Any) -> Story:
         self.now += 1
-        self.events.append(Event(self.now, kind, data, source, len(self.events) * 10))
+        self.events.append(event(self.now, kind, data, source, len(self.events) * 10))
         return self
 
     def command(self, kind: str, /, **data: Any) -> Story:

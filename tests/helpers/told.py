@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan, make_plan

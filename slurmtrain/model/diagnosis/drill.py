@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmtrain.model.interruption.stop_cause import DEFAULT_GRACE_S
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
 
@@ -113,7 +113,7 @@ class DrillFacts:
 
     run: Run
     injected: Injected
-    events: Sequence[Event]
+    events: Sequence[AnyEvent]
     steps: Steps
     comparison: Comparison
     grace_s: float = DEFAULT_GRACE_S
@@ -275,7 +275,7 @@ def _first_step(facts: DrillFacts, attempt: Attempt, since: float) -> int | None
     return max(int(event.data.get("step", 0)) for event in later if event.source == later[0].source)
 
 
-def _said(events: Sequence[Event], attempt: Attempt, kind: str) -> bool:
+def _said(events: Sequence[AnyEvent], attempt: Attempt, kind: str) -> bool:
     return any(event.kind == kind and attempt_of(event.source) == attempt.key for event in events)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of, node_of
 
 # A finding by run, directory of the attempt, and host.
@@ -40,12 +40,12 @@ class LedgerEntry:
         return (self.run_id, self.attempt_key, self.host)
 
 
-def ledger_entries(run_id: str, events: Iterable[Event], numbers: Mapping[str, int]) -> list[LedgerEntry]:
+def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str, int]) -> list[LedgerEntry]:
     """What the preflights of a run say against nodes; nothing where it did not run on Slurm.
 
     ``numbers``: of the attempts, by their directories.
     """
-    attempts: dict[str, list[Event]] = {}
+    attempts: dict[str, list[AnyEvent]] = {}
     for event in events:
         if event.kind in ("agent", "preflight", "requeue") and node_of(event.source):
             attempts.setdefault(attempt_of(event.source), []).append(event)
@@ -57,7 +57,7 @@ def ledger_entries(run_id: str, events: Iterable[Event], numbers: Mapping[str, i
     ]
 
 
-def _of_attempt(run_id: str, key: str, number: int, events: Sequence[Event]) -> list[LedgerEntry]:
+def _of_attempt(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
     hosts = {event.source: str(event.data["host"]) for event in events if event.kind == "agent"}
     told = {event.source: event for event in sorted(events, key=lambda e: e.order) if event.kind == "preflight"}
     silent = {str(host): event for event in events if event.kind == "requeue" for host in event.data.get("exclude", ())}
@@ -81,13 +81,13 @@ def _of_attempt(run_id: str, key: str, number: int, events: Sequence[Event]) -> 
     return found
 
 
-def _when(told: Sequence[Event]) -> float:
+def _when(told: Sequence[AnyEvent]) -> float:
     """When these findings were made, which is at the same time on all nodes: not by a clock that is itself blamed."""
     times = [event.time for event in told if not event.data.get("blamed")] or [event.time for event in told]
     return median_low(times)
 
 
-def forgiven_findings(events: Iterable[Event]) -> frozenset[FindingKey]:
+def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:
     """The findings that people have forgiven."""
     return frozenset(
         (str(run_id), str(attempt_key), str(event.data.get("host")))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint
@@ -66,7 +66,7 @@ class _Round:
 
 
 def account(
-    events: Iterable[Event],
+    events: Iterable[AnyEvent],
     progress: Progress,
     *,
     queued_from: float,
@@ -85,7 +85,7 @@ def account(
 
 def accounted(
     attempts: Sequence[Attempt],
-    groups: Mapping[str, Sequence[Event]],
+    groups: Mapping[str, Sequence[AnyEvent]],
     progress: Mapping[str, Progress],
     checkpoints: Sequence[Checkpoint],
 ) -> list[Attempt]:
@@ -184,12 +184,12 @@ def _ticks(time: float) -> int:
 class _Told:
     """What is known of one attempt, in order, and the time up to which it is."""
 
-    facts: Sequence[Event]
+    facts: Sequence[AnyEvent]
     rounds: Sequence[_Round]
     end: float
 
 
-def _told(events: Iterable[Event], progress: Progress, ended_at: float | None) -> _Told:
+def _told(events: Iterable[AnyEvent], progress: Progress, ended_at: float | None) -> _Told:
     facts = _of_leader(sorted(events, key=lambda event: event.order))
     end = ended_at if ended_at is not None else _last_known(facts, progress)
     return _Told(facts, _rounds(facts, progress, end), end)
@@ -206,7 +206,7 @@ def _seconds(told: _Told, queued_from: float, goes_on_from: int | None) -> dict[
     return sweep.seconds()
 
 
-def _of_leader(facts: Sequence[Event]) -> list[Event]:
+def _of_leader(facts: Sequence[AnyEvent]) -> list[AnyEvent]:
     """Without what other nodes and ranks say, unless nothing is known of node 0. A hang is told in node 0's time."""
     if not any(node_of(event.source) == "0" for event in facts):
         return list(facts)
@@ -222,7 +222,7 @@ def _of_leader(facts: Sequence[Event]) -> list[Event]:
     return sorted(kept, key=lambda event: event.order)
 
 
-def _rounds(facts: Sequence[Event], progress: Progress, end: float) -> list[_Round]:
+def _rounds(facts: Sequence[AnyEvent], progress: Progress, end: float) -> list[_Round]:
     """The rounds of an attempt, the first one first, which may not have trained."""
     rounds = [_Round(until=end)]
     for event in facts:
@@ -252,7 +252,7 @@ def _rounds(facts: Sequence[Event], progress: Progress, end: float) -> list[_Rou
     return rounds
 
 
-def _phases(facts: Sequence[Event], rounds: Sequence[_Round]) -> Iterator[tuple[float, str]]:
+def _phases(facts: Sequence[AnyEvent], rounds: Sequence[_Round]) -> Iterator[tuple[float, str]]:
     """When which phase began. Before the first one, the attempt is in the queue."""
     begun = [float(event.data["started_at"]) for event in facts if event.kind == "observed" and _has_begun(event)]
     agents = [event.time for event in facts if event.kind == "agent"]
@@ -265,7 +265,7 @@ def _phases(facts: Sequence[Event], rounds: Sequence[_Round]) -> Iterator[tuple[
         yield from _phases_of(event, rounds[number])
 
 
-def _phases_of(event: Event, of: _Round) -> Iterator[tuple[float, str]]:
+def _phases_of(event: AnyEvent, of: _Round) -> Iterator[tuple[float, str]]:
     if event.kind == "preflight":
         yield event.time - _number(event.data, "seconds"), "preflight"
         yield event.time, "start"
@@ -285,7 +285,7 @@ def _phases_of(event: Event, of: _Round) -> Iterator[tuple[float, str]]:
         yield event.time, _PHASE_AFTER[event.kind]
 
 
-def _stalls(facts: Sequence[Event]) -> Iterator[tuple[float, float]]:
+def _stalls(facts: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
     """When training stood still for a save: for the last one of all, until that was published."""
     for event in facts:
         if event.kind in ("saved", "save_failed") and event.data.get("why") != "stop":
@@ -308,7 +308,7 @@ def _thrown_away(rounds: Sequence[_Round], goes_on_from: int | None) -> Iterator
         step = one.begin if step is None else min(step, one.begin or 0)
 
 
-def _hung(facts: Sequence[Event]) -> Iterator[tuple[float, float]]:
+def _hung(facts: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
     """When no rank finished anything any more, before that was called a hang."""
     for event in facts:
         if event.kind == "hang":
@@ -329,18 +329,18 @@ def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], goes_on_from: int | 
     return in_place + max(0, last - goes_on_from)
 
 
-def _queued_from(attempt: Attempt, before: Attempt | None, facts: Sequence[Event]) -> float:
+def _queued_from(attempt: Attempt, before: Attempt | None, facts: Sequence[AnyEvent]) -> float:
     known = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
     first = min((event.time for event in facts), default=0.0)
     return next((at for at in known if at is not None), first)
 
 
-def _last_known(facts: Sequence[Event], progress: Progress) -> float:
+def _last_known(facts: Sequence[AnyEvent], progress: Progress) -> float:
     times = [event.time for event in facts]
     return max([*times, *([] if progress.last_time is None else [progress.last_time])], default=0.0)
 
 
-def _captured_at(event: Event) -> float:
+def _captured_at(event: AnyEvent) -> float:
     """When the state was taken that a save wrote: the save began then, and said so when it was over."""
     data = event.data
     if "seconds" not in data:
@@ -348,7 +348,7 @@ def _captured_at(event: Event) -> float:
     return (_number(data, "saved_at") or event.time) - _number(data, "seconds")
 
 
-def _has_begun(event: Event) -> bool:
+def _has_begun(event: AnyEvent) -> bool:
     return _number(event.data, "started_at") > 0
 
 

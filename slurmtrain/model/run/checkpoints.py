@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint
 
 
-def checkpoints_of(facts: Sequence[Event], attempts: Sequence[Attempt]) -> list[Checkpoint]:
+def checkpoints_of(facts: Sequence[AnyEvent], attempts: Sequence[Attempt]) -> list[Checkpoint]:
     """All checkpoints that were ever saved or found, by step. ``facts``: all of the run, in their order."""
     told = _Told(attempts)
     for event in facts:
@@ -40,7 +40,7 @@ class _Told:
         if checkpoint is not None:
             self.gone[path, checkpoint.saved_at] = replace(checkpoint, pruned_at=at)
 
-    def named(self, event: Event, data: Mapping[str, Any]) -> Checkpoint:
+    def named(self, event: AnyEvent, data: Mapping[str, Any]) -> Checkpoint:
         """The checkpoint that these fields describe: as it is known, even as a deleted one, or else a new one."""
         described = self.described(event, data)
         here = self.here.get(described.path)
@@ -48,7 +48,7 @@ class _Told:
             return here
         return self.gone.get((described.path, described.saved_at), described)
 
-    def described(self, event: Event, data: Mapping[str, Any]) -> Checkpoint:
+    def described(self, event: AnyEvent, data: Mapping[str, Any]) -> Checkpoint:
         """A new checkpoint with these fields."""
         saved_at = float(data.get("saved_at", event.time))
         return Checkpoint(
@@ -63,29 +63,29 @@ class _Told:
             attempt=self._attempt(event, data, saved_at),
         )
 
-    def _attempt(self, event: Event, data: Mapping[str, Any], saved_at: float) -> int | None:
+    def _attempt(self, event: AnyEvent, data: Mapping[str, Any], saved_at: float) -> int | None:
         """The number of the attempt that saved it: the one that says so, or else the one that ran then."""
         key = data.get("attempt") or (attempt_of(event.source) if event.kind == "saved" else None)
         ran = (a.number for a in reversed(self._attempts) if a.started_at is not None and a.started_at <= saved_at)
         return self._numbers[key] if key in self._numbers else next(ran, None)
 
 
-def _told_saved(told: _Told, event: Event) -> None:
+def _told_saved(told: _Told, event: AnyEvent) -> None:
     told.put(told.described(event, event.data))
 
 
-def _told_found(told: _Told, event: Event) -> None:
+def _told_found(told: _Told, event: AnyEvent) -> None:
     told.put(told.named(event, event.data))
 
 
-def _told_restored(told: _Told, event: Event) -> None:
+def _told_restored(told: _Told, event: AnyEvent) -> None:
     checkpoint = told.named(event, event.data)
     # Sizes alone make a checkpoint good enough to go on from, but nothing is known of what is in its files.
     hashed = event.data.get("hashed", True)
     told.put(_looked_at(checkpoint, event, good=True) if hashed else replace(checkpoint, complete=True))
 
 
-def _told_observed(told: _Told, event: Event) -> None:
+def _told_observed(told: _Told, event: AnyEvent) -> None:
     """A kill between deleting a checkpoint, or publishing one, and saying so: the disk is right."""
     if "checkpoints" not in event.data:
         return
@@ -98,14 +98,14 @@ def _told_observed(told: _Told, event: Event) -> None:
             told.put(told.named(event, found))
 
 
-def _told_rejected(told: _Told, event: Event) -> None:
+def _told_rejected(told: _Told, event: AnyEvent) -> None:
     checkpoint = told.here.pop(str(event.data["path"]), None)
     if checkpoint is not None:
         path = str(event.data.get("aside") or checkpoint.path)
         told.put(_looked_at(replace(checkpoint, path=path), event, good=False))
 
 
-def _told_verified(told: _Told, event: Event) -> None:
+def _told_verified(told: _Told, event: AnyEvent) -> None:
     checkpoint = told.here.get(str(event.data["path"]))
     if checkpoint is None:
         return
@@ -115,15 +115,15 @@ def _told_verified(told: _Told, event: Event) -> None:
     told.put(replace(looked_at, complete=False) if aside else looked_at)
 
 
-def _told_pruned(told: _Told, event: Event) -> None:
+def _told_pruned(told: _Told, event: AnyEvent) -> None:
     told.take(str(event.data["path"]), event.time)
 
 
-def _looked_at(checkpoint: Checkpoint, event: Event, *, good: bool) -> Checkpoint:
+def _looked_at(checkpoint: Checkpoint, event: AnyEvent, *, good: bool) -> Checkpoint:
     return replace(checkpoint, complete=good, verified=good, verified_at=event.time)
 
 
-_TELLERS: Mapping[str, Callable[[_Told, Event], None]] = {
+_TELLERS: Mapping[str, Callable[[_Told, AnyEvent], None]] = {
     "saved": _told_saved,
     "found": _told_found,
     "restored": _told_restored,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from slurmtrain.model.interruption.history import decision
 from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.checkpoints import checkpoints_of
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import begin, superseded, with_outcome
@@ -28,7 +28,7 @@ _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
 _FINDING = ("check", "status", "summary")
 
 
-def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress]) -> Run:
+def fold(run_id: str, events: Iterable[AnyEvent], progress: Mapping[str, Progress]) -> Run:
     """The run that these facts describe.
 
     ``progress`` holds, for each attempt by the name of its directory, what its metrics say.
@@ -75,14 +75,14 @@ def fold(run_id: str, events: Iterable[Event], progress: Mapping[str, Progress])
     )
 
 
-def _group(facts: Sequence[Event]) -> dict[str, list[Event]]:
+def _group(facts: Sequence[AnyEvent]) -> dict[str, list[AnyEvent]]:
     """Events by the attempt they belong to: by the journal's folder, or by what a command's event names.
 
     What is said of a submission belongs to every start of its job, or to an attempt without a job as long as none is
     known.
     """
-    groups: dict[str, list[Event]] = {}
-    handings: dict[int, list[Event]] = {}
+    groups: dict[str, list[AnyEvent]] = {}
+    handings: dict[int, list[AnyEvent]] = {}
     for event in facts:
         if own := attempt_of(event.source):
             groups.setdefault(own, []).append(event)
@@ -100,18 +100,18 @@ def _group(facts: Sequence[Event]) -> dict[str, list[Event]]:
     return groups
 
 
-def _submission(events: Sequence[Event]) -> int | None:
+def _submission(events: Sequence[AnyEvent]) -> int | None:
     """Which submission an attempt's own agents name."""
     return next((int(e.data["submission"]) for e in events if e.kind == "agent" and "submission" in e.data), None)
 
 
-def _unstarted(events: Sequence[Event]) -> bool:
+def _unstarted(events: Sequence[AnyEvent]) -> bool:
     """Whether handing this attempt over failed, so that it never was one."""
     kinds = {event.kind for event in events}
     return "agent" not in kinds and bool(kinds & {"unstarted", "replaced", "surplus"})
 
 
-def _attempt(key: str, events: Sequence[Event], progress: Progress, cancels: Sequence[float]) -> Attempt:
+def _attempt(key: str, events: Sequence[AnyEvent], progress: Progress, cancels: Sequence[float]) -> Attempt:
     """One attempt from its own events, its progress, and the times at which a person cancelled the run."""
     job_id, restart = split_attempt(key) or ("", 0)
     hosts = {str(event.data["node"]): str(event.data["host"]) for event in events if event.kind == "agent"}
@@ -125,7 +125,7 @@ def _attempt(key: str, events: Sequence[Event], progress: Progress, cancels: Seq
     return with_outcome(attempt, events, cancels)
 
 
-def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
+def _told_submitting(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(
         attempt,
         number=int(event.data.get("attempt", 0)) + attempt.restart,
@@ -141,12 +141,12 @@ def _told_submitting(attempt: Attempt, event: Event) -> Attempt:
     )
 
 
-def _told_submitted(attempt: Attempt, event: Event) -> Attempt:
+def _told_submitted(attempt: Attempt, event: AnyEvent) -> Attempt:
     process = event.data.get("process")
     return replace(attempt, handed_over=True, processes=(*attempt.processes, *([process] if process else ())))
 
 
-def _told_agent(attempt: Attempt, event: Event) -> Attempt:
+def _told_agent(attempt: Attempt, event: AnyEvent) -> Attempt:
     # The processes of a job of Slurm's are Slurm's to look after.
     process = event.data.get("process") if event.data.get("executor", "local") == "local" else None
     return replace(
@@ -161,11 +161,11 @@ def _told_agent(attempt: Attempt, event: Event) -> Attempt:
     )
 
 
-def _told_waiting(attempt: Attempt, event: Event) -> Attempt:
+def _told_waiting(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, state="pending", reason=f"waits until run {event.data['run']} has ended")
 
 
-def _told_rendezvous(attempt: Attempt, event: Event) -> Attempt:
+def _told_rendezvous(attempt: Attempt, event: AnyEvent) -> Attempt:
     node = str(event.data.get("node", 0))
     host = attempt.hosts.get(node, node)
     return replace(
@@ -178,52 +178,52 @@ def _told_rendezvous(attempt: Attempt, event: Event) -> Attempt:
     )
 
 
-def _told_election(attempt: Attempt, event: Event) -> Attempt:
+def _told_election(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, network=event.data)
 
 
-def _told_clock(attempt: Attempt, event: Event) -> Attempt:
+def _told_clock(attempt: Attempt, event: AnyEvent) -> Attempt:
     said = {name: event.data.get(name) for name in _CLOCK}
     return replace(attempt, clock={**attempt.clock, _host(attempt, event): said})
 
 
-def _told_preflight(attempt: Attempt, event: Event) -> Attempt:
+def _told_preflight(attempt: Attempt, event: AnyEvent) -> Attempt:
     found = [{name: finding.get(name) for name in _FINDING} for finding in event.data.get("findings", ())]
     return replace(attempt, checks={**attempt.checks, _host(attempt, event): found})
 
 
-def _host(attempt: Attempt, event: Event) -> str:
+def _host(attempt: Attempt, event: AnyEvent) -> str:
     """The host whose agent's journal this event stands in, or that journal's node where it has not told its host."""
     node = node_of(event.source)
     return attempt.hosts.get(node, f"node {node}")
 
 
-def _told_workers(attempt: Attempt, event: Event) -> Attempt:
+def _told_workers(attempt: Attempt, event: AnyEvent) -> Attempt:
     workers = event.data.get("processes", {}).values() if attempt.processes else ()
     return replace(attempt, processes=(*attempt.processes, *workers))
 
 
-def _told_session(attempt: Attempt, event: Event) -> Attempt:
+def _told_session(attempt: Attempt, event: AnyEvent) -> Attempt:
     step = int(event.data.get("step", 0))
     if attempt.restarts:
         return replace(attempt, round_step=step)
     return replace(attempt, first_step=step, last_step=step, round_step=step)
 
 
-def _told_interval(attempt: Attempt, event: Event) -> Attempt:
+def _told_interval(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, interval=event.data)
 
 
-def _told_saved(attempt: Attempt, _event: Event) -> Attempt:
+def _told_saved(attempt: Attempt, _event: AnyEvent) -> Attempt:
     return replace(attempt, save_problem="")
 
 
-def _told_save_failed(attempt: Attempt, event: Event) -> Attempt:
+def _told_save_failed(attempt: Attempt, event: AnyEvent) -> Attempt:
     problem = f"the checkpoint of step {event.data.get('step')} failed: {event.data.get('reason')}"
     return replace(attempt, save_problem=problem)
 
 
-def _told_observed(attempt: Attempt, event: Event) -> Attempt:
+def _told_observed(attempt: Attempt, event: AnyEvent) -> Attempt:
     state = str(event.data.get("state"))
     if state == ABSENT:
         return replace(attempt, absent_since=attempt.absent_since or event.time)
@@ -233,19 +233,19 @@ def _told_observed(attempt: Attempt, event: Event) -> Attempt:
     return replace(attempt, started_at=attempt.started_at or event.data.get("started_at"))
 
 
-def _told_restart(attempt: Attempt, event: Event) -> Attempt:
+def _told_restart(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **event.data}))
 
 
-def _told_hang(attempt: Attempt, event: Event) -> Attempt:
+def _told_hang(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **event.data}))
 
 
-def _told_straggler(attempt: Attempt, event: Event) -> Attempt:
+def _told_straggler(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, stragglers=(*attempt.stragglers, {"at": event.time, **event.data}))
 
 
-def _told_end(attempt: Attempt, event: Event) -> Attempt:
+def _told_end(attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, last_word=True, evidence={**attempt.evidence, **event.data.get("evidence", {})})
 
 
@@ -272,7 +272,7 @@ _TELLERS = {
 }
 
 
-def _in_order(attempts: Mapping[str, Attempt], groups: Mapping[str, Sequence[Event]]) -> list[Attempt]:
+def _in_order(attempts: Mapping[str, Attempt], groups: Mapping[str, Sequence[AnyEvent]]) -> list[Attempt]:
     """In the order in which they were started, numbered from 1; of one job only the last start can be under way.
 
     Nodes that one start of a job excluded, all later ones go without.
@@ -296,7 +296,7 @@ def _in_order(attempts: Mapping[str, Attempt], groups: Mapping[str, Sequence[Eve
 
 
 def _with_next(
-    attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], groups: Mapping[str, Sequence[Event]]
+    attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint], groups: Mapping[str, Sequence[AnyEvent]]
 ) -> list[Attempt]:
     """Fill in who starts the run again after its newest attempt, and from when on, if that has ended."""
     if not attempts:
@@ -324,7 +324,7 @@ def _follows(key: str, attempt: Attempt) -> bool:
     return job_id == attempt.job_id and restart > attempt.restart
 
 
-def _run_state(attempts: Sequence[Attempt], cancels: Sequence[float], facts: Sequence[Event]) -> tuple[str, str]:
+def _run_state(attempts: Sequence[Attempt], cancels: Sequence[float], facts: Sequence[AnyEvent]) -> tuple[str, str]:
     if attempts:
         return _state_after(attempts, cancels)
     if cancels:

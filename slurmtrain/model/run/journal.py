@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent, Event, is_text
 
 _END_OF_TIME = 1e12
 
@@ -69,13 +69,26 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
 
 
-def events_of(reading: Reading, source: str) -> tuple[list[Event], list[Garbage]]:
-    """The events of a reading; a record without a kind is garbage too."""
-    events, garbage = [], list(reading.garbage)
+def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garbage]]:
+    """The events of a reading of the journal ``source``, and its garbage: lines without a kind, or that say nothing."""
+    events: list[AnyEvent] = []
+    garbage = list(reading.garbage)
     for offset, record in reading.records:
-        data = {key: value for key, value in record.items() if key not in ("kind", "t")}
-        if isinstance(record.get("kind"), str):
-            events.append(Event(float(record["t"]), record["kind"], data, source, offset))
-        else:
+        event = read_event(record, source, offset)
+        if event is None:
             garbage.append(Garbage(source, offset, json.dumps(record).encode()))
+        else:
+            events.append(event)
     return events, garbage
+
+
+def read_event(record: Mapping[str, Any], source: str, offset: int) -> AnyEvent | None:
+    """The event of a ``record`` with a time, at this ``offset`` of the journal ``source``; None for garbage."""
+    # Not above: making forty classes takes as long as a look at the registry that finds nothing new in any journal.
+    from slurmtrain.model.run.events.kinds import read_payload
+
+    kind = record.get("kind")
+    if not is_text(kind):
+        return None
+    payload = read_payload(str(kind), {key: value for key, value in record.items() if key not in ("kind", "t")})
+    return None if payload is None else Event(float(record["t"]), payload, source, offset)

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, in_words, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.requeue import PREFLIGHT, RequeueRecord, requeue_of
@@ -22,7 +22,7 @@ _LIMIT_MARGIN_S = 60.0
 _AT_A_STEP = frozenset({"preempted", "timeout", "cancelled"})
 
 
-def with_outcome(attempt: Attempt, events: Sequence[Event], cancels: Sequence[float]) -> Attempt:
+def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence[float]) -> Attempt:
     """The attempt as these events of its own, and the times at which a person cancelled the run, leave it."""
     # What a node says that was lost, while the others went on, is of no account.
     lost = {str(node) for event in events if event.kind == "restart" for node in event.data.get("lost", ())}
@@ -64,7 +64,7 @@ def with_outcome(attempt: Attempt, events: Sequence[Event], cancels: Sequence[fl
     return closed(attempt, "lost", reason, last_end or _ended_at(seen), confirmed=True)
 
 
-def superseded(attempt: Attempt, events: Sequence[Event]) -> Attempt:
+def superseded(attempt: Attempt, events: Sequence[AnyEvent]) -> Attempt:
     """An attempt whose job Slurm has started again since, which it does of no job that a person cancelled.
 
     That alone confirms nothing: Slurm can still say why, a node's failure for one.
@@ -94,7 +94,7 @@ def begin(attempt: Attempt) -> float:
 
 
 def _put_back(
-    attempt: Attempt, back: RequeueRecord, events: Sequence[Event], seen: Event | None, last_end: float
+    attempt: Attempt, back: RequeueRecord, events: Sequence[AnyEvent], seen: AnyEvent | None, last_end: float
 ) -> Attempt:
     """The attempt whose job is to start again, without the nodes that its agent has named.
 
@@ -121,7 +121,7 @@ def _closed_by(back: RequeueRecord, attempt: Attempt, at: float) -> Attempt:
     return closed(attempt, back.cause, reason + at_step, at, confirmed=True)
 
 
-def _told_by_node(attempt: Attempt, root: Event, seen: Event | None, last_end: float) -> Attempt:
+def _told_by_node(attempt: Attempt, root: AnyEvent, seen: AnyEvent | None, last_end: float) -> Attempt:
     """The node that failed first has the reason, unless it only followed something that Slurm knows of."""
     cancelled = seen is not None and CAUSE_OF_STATE.get(base(str(seen.data["state"]))) == "cancelled"
     # Whoever cancels a job while it is being preempted wants it ended.
@@ -141,7 +141,7 @@ def _told_by_node(attempt: Attempt, root: Event, seen: Event | None, last_end: f
     return closed(told, cause, reason, last_end, confirmed=seen is not None or not follows)
 
 
-def _told_by_slurm(seen: Event) -> tuple[str, str]:
+def _told_by_slurm(seen: AnyEvent) -> tuple[str, str]:
     """Cause and reason of what Slurm says, for an attempt that did not say more itself."""
     data, state = seen.data, base(str(seen.data["state"]))
     if state == "TIMEOUT" and _left_early(data):
@@ -162,36 +162,36 @@ def _left_early(data: Mapping[str, Any]) -> bool:
     return None not in (limit, started, ended) and ended - started + _LIMIT_MARGIN_S < limit  # type: ignore[operator]
 
 
-def _last_word(events: Sequence[Event]) -> Event | None:
+def _last_word(events: Sequence[AnyEvent]) -> AnyEvent | None:
     """The last observation that the attempt is over; one of the scheduler's outranks that nothing is left of it."""
     final = [event for event in events if event.kind == "observed" and is_final(str(event.data.get("state")))]
     told = [event for event in final if event.data["state"] != GONE]
     return next(reversed(told or final), None)
 
 
-def _is(seen: Event | None, state: str) -> bool:
+def _is(seen: AnyEvent | None, state: str) -> bool:
     return seen is not None and base(str(seen.data["state"])) == state
 
 
-def _is_asked(end: Event) -> bool:
+def _is_asked(end: AnyEvent) -> bool:
     """Whether this node ended because of a signal, and does not know why."""
     return end.data.get("signal") is not None and not end.data.get("sure", False)
 
 
-def _is_slurms(events: Sequence[Event]) -> bool:
+def _is_slurms(events: Sequence[AnyEvent]) -> bool:
     return any(event.kind == "agent" and event.data.get("executor") == "slurm" for event in events)
 
 
-def _blame(end: Event) -> tuple[bool, bool, float]:
+def _blame(end: AnyEvent) -> tuple[bool, bool, float]:
     """What failed first is to blame, but for what failed because something else had, or does not know why."""
     return (bool(end.data.get("cascade", False)), _is_asked(end), _when_failed(end))
 
 
-def _when_failed(end: Event) -> float:
+def _when_failed(end: AnyEvent) -> float:
     return float(end.data.get("failed_at") or end.time)
 
 
-def _ended_at(seen: Event) -> float:
+def _ended_at(seen: AnyEvent) -> float:
     return float(seen.data.get("ended_at") or seen.data.get("last_seen") or seen.time)
 
 

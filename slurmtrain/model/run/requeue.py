@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.job_state import base, is_final
 
 PREFLIGHT = "preflight"
@@ -45,7 +45,7 @@ class RequeueRecord:
         return "sync" if self.over else "slurm"
 
 
-def requeue_of(events: Sequence[Event]) -> RequeueRecord | None:
+def requeue_of(events: Sequence[AnyEvent]) -> RequeueRecord | None:
     """What the events of a start tell of its being put back, or of a preflight that failed; None if neither.
 
     A start whose node 0 did not live to say more than ``requeue`` was to be put back too.
@@ -76,13 +76,13 @@ def requeue_of(events: Sequence[Event]) -> RequeueRecord | None:
     )
 
 
-def given_up(events: Sequence[Event]) -> str:
+def given_up(events: Sequence[AnyEvent]) -> str:
     """Why no command starts the run again after this start; empty where one may."""
     failed = [one for one in events if one.kind == "requeue_failed" and one.source.startswith(_COMMANDS)]
     return _reason(failed)
 
 
-def is_over(events: Sequence[Event]) -> bool:
+def is_over(events: Sequence[AnyEvent]) -> bool:
     """Whether Slurm has said that the job ended, and was not put back, or a command has ended it to start another."""
     return any(event.kind == "replaced" or _is_over(event) for event in events)
 
@@ -97,16 +97,16 @@ def in_words(reason: str, excluded: Sequence[str], restarted_by: str, problem: s
     return f"{reason}; starts again{without}{after}"
 
 
-def _time(end: Event | None, first: Event | None) -> float:
+def _time(end: AnyEvent | None, first: AnyEvent | None) -> float:
     return end.time if end is not None else first.time if first is not None else 0.0
 
 
-def _is_over(event: Event) -> bool:
+def _is_over(event: AnyEvent) -> bool:
     if event.kind != "observed":
         return False
     state = str(event.data.get("state"))
     return is_final(state) and base(state) != "REQUEUED"
 
 
-def _reason(events: Sequence[Event]) -> str:
+def _reason(events: Sequence[AnyEvent]) -> str:
     return next((str(event.data.get("reason", "")) for event in reversed(events)), "")

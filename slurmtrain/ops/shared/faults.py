@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.diagnosis.drill import Injected
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
@@ -91,7 +91,7 @@ def inject(workspace: Workspace, run: Run, name: str) -> Injected:
     )
 
 
-def _told(workspace: Workspace, run: Run, attempt: Attempt, kind: str) -> Iterator[Event]:
+def _told(workspace: Workspace, run: Run, attempt: Attempt, kind: str) -> Iterator[AnyEvent]:
     told = (event for event in workspace.store.events(run.id, kind) if attempt_of(event.source) == attempt.key)
     return iter(sorted(told, key=lambda event: event.order))
 

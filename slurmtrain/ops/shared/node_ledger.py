@@ -15,7 +15,7 @@ from slurmtrain.model.preflight.node_ledger import (
     entry_state,
     forgiven_findings,
 )
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace, person
@@ -134,7 +134,7 @@ def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
     return forgiven_findings(_told(workspace))
 
 
-def _told(workspace: Workspace) -> Iterable[Event]:
+def _told(workspace: Workspace) -> Iterable[AnyEvent]:
     """What people have said of nodes: few and short files, read anew each time."""
     for path in sorted(workspace.root.nodes.glob("*.jsonl")):
         events, _ = events_of(read_lines(path.read_bytes(), 0, path.name), path.name)

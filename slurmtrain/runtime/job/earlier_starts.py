@@ -14,7 +14,7 @@ from pathlib import Path
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import AttemptSpan, add
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import AttemptDir, split_attempt
 from slurmtrain.model.run.requeue import PREFLIGHT
 from slurmtrain.runtime.job.run_reader import read_events
@@ -51,14 +51,14 @@ def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     yield AttemptSpan(seconds * int(began.data.get("nodes", 1)), cause)
 
 
-def _in_place(events: Iterable[Event]) -> Iterable[AttemptSpan]:
+def _in_place(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:
     """Each end of ranks that were started again inside the allocation; how long they lived counts with the start."""
     for event in events:
         if event.kind == "restart":
             yield AttemptSpan(0.0, event.data.get("cause"), event.data.get("failures", ()))
 
 
-def _events(path: Path) -> list[Event]:
+def _events(path: Path) -> list[AnyEvent]:
     return read_events(path, path.name)
 
 

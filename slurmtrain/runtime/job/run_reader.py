@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.run.layout import AttemptDir, RunDir
@@ -25,7 +25,7 @@ def read_run(run: RunDir) -> Run:
     return fold(run.id, list(_events(run)), _progress(run))
 
 
-def read_events(path: Path, source: str) -> list[Event]:
+def read_events(path: Path, source: str) -> list[AnyEvent]:
     """The events of one journal, which may not be there yet."""
     with contextlib.suppress(OSError):
         return events_of(read_lines(path.read_bytes(), 0, source), source)[0]
@@ -37,7 +37,7 @@ def last_step(attempt: AttemptDir) -> int | None:
     return _last(attempt.metrics).last_step
 
 
-def _events(run: RunDir) -> Iterator[Event]:
+def _events(run: RunDir) -> Iterator[AnyEvent]:
     for path in _journals(run):
         yield from read_events(path, str(path.relative_to(run.path)))
 

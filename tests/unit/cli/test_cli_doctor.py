@@ -13,7 +13,7 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config
 
 from slurmtrain.cli import cli
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunsRoot
 
 SPEC = "name: x\ncommand: python x.py\nresources: {time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"

@@ -12,7 +12,7 @@ import pytest
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.ops import diagnose as module
 from slurmtrain.ops.diagnose import Diagnosed, diagnose
 from slurmtrain.ops.shared.workspace import Workspace

@@ -14,7 +14,7 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
 from slurmtrain.model.interruption.outlook import Case, SiteFinding
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.ops.doctor import Examined, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -10,7 +10,7 @@ import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
 from helpers.told import RUN_ID, Told, again, loaded, waiting
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.views import run_json, show_json
 from slurmtrain.ops.shared.workspace import Workspace

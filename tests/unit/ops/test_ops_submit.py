@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import SlurmCommands
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry import ingest as module
@@ -191,7 +191,8 @@ def test_every_checkpoint_has_a_row_the_pruned_ones_too_and_a_rebuild_gives_the_
     first = taken.checkpoints[1]
     assert (first.bytes, first.seconds, first.stall_s, first.why, first.attempt) == (50, 2.5, 0.25, "asked", 1)
     assert first.metrics == {"loss": 0.5, "lr": None}
-    assert taken.attempts[0].interval == {"seconds": 30.0, "why": "nothing is known yet"}
+    interval = taken.attempts[0].interval
+    assert (interval["seconds"], interval["why"]) == (30.0, "nothing is known yet")
     listed = store.listed()[run.id]
     assert listed.run.save_problem == "the checkpoint of step 11 failed: no space left on the device"
     assert listed.checkpoint == taken.checkpoint == taken.checkpoints[2]

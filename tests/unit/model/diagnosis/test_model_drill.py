@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from helpers.journal_events import event as journal_event
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from slurmtrain.model.diagnosis.drill import (
     never_hit,
     never_submitted,
 )
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Attempt, Checkpoint, Run
 
 HIT = 100.0
@@ -37,8 +38,8 @@ def attempt(number: int, job: str, restart: int = 0, **more: Any) -> Attempt:
     return Attempt(number=number, job_id=job, restart=restart, **{"state": "failed", **more})
 
 
-def event(kind: str, at: float, source: str, **data: Any) -> Event:
-    return Event(at, kind, data, source, 0)
+def event(kind: str, at: float, source: str, **data: Any) -> AnyEvent:
+    return journal_event(at, kind, data, source, 0)
 
 
 def run_of(*attempts: Attempt, **more: Any) -> Run:
@@ -56,7 +57,7 @@ def preempted(**struck: Any) -> DrillFacts:
         events=[
             event("requeue", HIT + 2, "attempts/7.0/node-0.jsonl", cause="preempted"),
             event("session", HIT + 12, "attempts/7.1/rank-0.jsonl", step=0, world_size=2),
-            event("restored", HIT + 13, "attempts/7.1/rank-0.jsonl", step=20, world_size=2),
+            event("restored", HIT + 13, "attempts/7.1/rank-0.jsonl", path="checkpoints/step-20", step=20, world_size=2),
         ],
         steps={"7.0": [(HIT - 1, 19), (HIT + 1, 20)], "7.1": [(HIT + 14, 21), (HIT + 15, 22)]},
         comparison=SAME,
@@ -125,7 +126,9 @@ def killed_rank() -> DrillFacts:
         events=[
             event("session", HIT - 90, "attempts/7.0/rank-0.jsonl", step=0, world_size=2),
             event("session", HIT + 3, "attempts/7.0/rank-0.2.jsonl", step=0, world_size=2),
-            event("restored", HIT + 4, "attempts/7.0/rank-0.2.jsonl", step=10, world_size=2),
+            event(
+                "restored", HIT + 4, "attempts/7.0/rank-0.2.jsonl", path="checkpoints/step-10", step=10, world_size=2
+            ),
         ],
         steps={"7.0": [(HIT - 1, 14), (HIT + 0.1, 15), (HIT + 5, 11)]},
         comparison=SAME,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.journal_events import event
 from helpers.story import Story
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,7 @@ from slurmtrain.model.preflight.node_ledger import (
     forgiven_findings,
     ledger_entries,
 )
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 
 DAY = 86_400.0
 CLOCK = {"check": "clock", "status": "fail", "summary": "5 s ahead of n0 (limit 1 s)", "evidence": {"offset_ms": 5000}}
@@ -37,8 +38,8 @@ def entry(host: str = "n1", run: str = "RUN", seen_at: float = 0.0, key: str = "
     )
 
 
-def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> Event:
-    return Event(
+def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> AnyEvent:
+    return event(
         at,
         "forgiven",
         {"host": pardoned[0].host, "by": "me", "findings": [e.name[:2] for e in pardoned]},

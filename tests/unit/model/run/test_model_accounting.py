@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from helpers.journal_events import event
 from helpers.story import Story
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.accounting import KINDS, account, goodput, summed
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
@@ -24,11 +25,11 @@ NODE, RANK, COMMAND = "attempts/7.0/node-0.jsonl", "attempts/7.0/rank-0.jsonl", 
 class Told:
     """What is known of an attempt that was submitted at 100 s."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[AnyEvent] = field(default_factory=list)
     progress: Progress = field(default_factory=Progress)
 
     def at(self, time: float, source: str, kind: str, **data: Any) -> Told:
-        self.events.append(Event(float(time), kind, data, source, len(self.events)))
+        self.events.append(event(float(time), kind, data, source, len(self.events)))
         return self
 
     def started(self) -> Told:
@@ -93,7 +94,7 @@ def test_an_agent_that_speaks_before_slurms_whole_second_has_begun() -> None:
 
 
 def test_a_run_of_a_sweep_that_waits_for_its_turn_is_in_the_queue() -> None:
-    told = Told().at(110, NODE, "agent", node=0).at(111, NODE, "waiting", run="OTHER")
+    told = Told().at(110, NODE, "agent", node=0, host="n0").at(111, NODE, "waiting", run="OTHER")
     told.at(150, NODE, "preflight", seconds=4.0).at(151, NODE, "workers", processes={})
     assert told.spent(160.0) == {"queue": 45.0, "start": 2.0, "preflight": 4.0, "train": 9.0}
 
@@ -174,7 +175,7 @@ def test_other_nodes_whose_clocks_are_off_do_not_move_what_node_0_says() -> None
     told = Told().started().trains(140).reached(20, 180).at(181, NODE, "end", cause="crash", failed_at=180.0)
     alone = told.spent(181.0, 20)
     for kind in ("agent", "workers", "end", "stopping", "preflight"):
-        told.at(20, "attempts/7.0/node-1.jsonl", kind, node=1, seconds=900.0, cause="crash")
+        told.at(20, "attempts/7.0/node-1.jsonl", kind, node=1, host="n1", seconds=900.0, cause="crash")
     told.at(150, "attempts/7.0/rank-1.jsonl", "raised", type="E", message="")
     assert told.spent(181.0, 20) == alone
 
@@ -189,7 +190,7 @@ def test_a_hang_that_another_node_tells_of_is_put_right_by_its_clock() -> None:
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
-def run_of(*events: Event, **steps: Progress) -> Run:
+def run_of(*events: AnyEvent, **steps: Progress) -> Run:
     return fold("RUN", events, {f"7.{name[1:]}": progress for name, progress in steps.items()})
 
 
@@ -236,13 +237,13 @@ def test_a_run_has_the_goodput_of_its_attempts_by_their_nodes() -> None:
 
 TIMES = st.one_of(st.floats(0, 400), st.integers(90, 320).map(float))
 EVENTS = st.builds(
-    Event,
+    event,
     TIMES,
     st.sampled_from((
         "agent", "waiting", "preflight", "rendezvous", "workers", "session", "restored", "total", "saved",
         "save_failed", "stopping", "stopped", "raised", "hang", "restart", "requeue", "end", "observed", "clock",
     )),
-    st.fixed_dictionaries({}, optional={
+    st.fixed_dictionaries({"host": st.just("n0"), "run": st.just("R"), "path": st.just("p")}, optional={
         "seconds": st.floats(0, 50) | st.none(), "took_s": st.floats(0, 50), "stall_s": st.floats(0, 50) | st.none(),
         "step": st.integers(0, 30) | st.none(), "reached": st.integers(0, 30) | st.none(), "saved_at": TIMES,
         "why": st.sampled_from(("stop", "end", "steps")), "cause": st.sampled_from(("completed", "crash")),
@@ -265,7 +266,7 @@ PROGRESS = st.builds(Progress, st.integers(0, 30), TIMES) | st.just(Progress())
     st.integers(),
 )
 def test_the_kinds_share_the_time_without_rest_whatever_is_known_in_whatever_order(
-    events: list[Event], progress: Progress, begin: float, end: float | None, step: int | None, seed: int
+    events: list[AnyEvent], progress: Progress, begin: float, end: float | None, step: int | None, seed: int
 ) -> None:
     spent = account(events, progress, queued_from=begin, ended_at=end, goes_on_from=step)
     assert tuple(spent) == KINDS
@@ -278,7 +279,7 @@ def test_the_kinds_share_the_time_without_rest_whatever_is_known_in_whatever_ord
 
 
 @given(st.lists(EVENTS, max_size=12, unique_by=lambda event: event.order), PROGRESS, st.integers(0, 30))
-def test_whatever_is_lost_was_training_before(events: list[Event], progress: Progress, step: int) -> None:
+def test_whatever_is_lost_was_training_before(events: list[AnyEvent], progress: Progress, step: int) -> None:
     def spent(goes_on_from: int | None) -> dict[str, int]:
         found = account(events, progress, queued_from=90.0, ended_at=320.0, goes_on_from=goes_on_from)
         ticks = {kind: round(seconds * 1e6) for kind, seconds in found.items()}

@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from helpers.journal_events import event
 from helpers.story import Story
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE, Run
@@ -23,12 +24,12 @@ PROCESS = {"host": "n0", "boot": "b", "pid": 5, "start": 9}
 class History:
     """Events of one run, each a second after the one before unless ``t`` says otherwise."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[AnyEvent] = field(default_factory=list)
     now: float = 100.0
 
     def add(self, source: str, kind: str, t: float | None = None, **data: Any) -> History:
         self.now = self.now + 1 if t is None else t
-        self.events.append(Event(self.now, kind, data, source, len(self.events) * 10))
+        self.events.append(event(self.now, kind, data, source, len(self.events) * 10))
         return self
 
     def command(self, kind: str, **data: Any) -> History:
@@ -395,7 +396,8 @@ def test_a_save_that_failed_is_of_its_own_attempt() -> None:
 
 def test_an_attempt_keeps_its_newest_interval() -> None:
     history = History().created().submitted().started().rank("interval", seconds=30.0, why="nothing is known yet")
-    newest = {"seconds": 312.0, "optimum_s": 312.0, "stall_s": 0.8, "why": "optimum 312 s"}
+    newest = {"seconds": 312.0, "optimum_s": 312.0, "stall_s": 0.8, "save_s": None, "mtbf_s": 9.0, "interruptions": 0,
+              "bounded_by": None, "why": "optimum 312 s"}  # fmt: skip
     assert history.rank("interval", **newest).fold().attempts[0].interval == newest
 
 
@@ -411,7 +413,7 @@ def test_every_cause_makes_an_ended_run(cause: str) -> None:
 # --- any order, any subset --------------------------------------------------------------------------------------
 
 
-def rich_history() -> list[Event]:
+def rich_history() -> list[AnyEvent]:
     history = History().created().submitted().started(nodes=2).rank("total", total_steps=30).saved(5).saved(10)
     history.rank("pruned", path="checkpoints/step-5").rank("interval", steps=3, seconds=1.0, why="auto")
     history.rank("save_failed", step=11, reason="full", why="steps")
@@ -446,13 +448,13 @@ subsets = st.lists(st.sampled_from(EVENTS), unique_by=id)
 
 
 @given(subsets, st.integers())
-def test_the_fold_does_not_depend_on_the_order_in_which_facts_became_known(events: list[Event], seed: int) -> None:
+def test_the_fold_does_not_depend_on_the_order_in_which_facts_became_known(events: list[AnyEvent], seed: int) -> None:
     shuffled = random.Random(seed).sample(events, len(events))
     assert fold("RUN", shuffled, PROGRESS) == fold("RUN", sorted(events, key=lambda event: event.order), PROGRESS)
 
 
 @given(subsets, st.sampled_from([PROGRESS, {}]))
-def test_any_subset_of_facts_folds_into_a_run(events: list[Event], progress: dict[str, Progress]) -> None:
+def test_any_subset_of_facts_folds_into_a_run(events: list[AnyEvent], progress: dict[str, Progress]) -> None:
     run = fold("RUN", events, progress)
     assert run.state in RUN_STATES
     assert [attempt.number for attempt in run.attempts] == list(range(1, len(run.attempts) + 1))
@@ -478,6 +480,7 @@ _ELECTION = {
     "networks": [{"name": "10.58.0.0/24", "interfaces": {"n0": "hsn0", "n1": "ib0"}, "proved": True, "problems": []}],
     "excluded": [],
     "elected": 0,
+    "tests": 2,
 }
 
 

@@ -9,7 +9,7 @@ from helpers.story import BEGIN, Story
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.event import Event
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.progress import Progress
@@ -392,7 +392,7 @@ def long_story() -> Story:
 @settings(max_examples=30)
 def test_the_order_in_which_journals_are_read_does_not_matter(random: Any, count: int) -> None:
     story = long_story()
-    events: list[Event] = story.events[:count]
+    events: list[AnyEvent] = story.events[:count]
     progress = {key: Progress(step, story.now, {}) for key, step in story.steps.items()}
     expected = fold("RUN", events, progress)
     shuffled = list(events)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.event import Event, encode
+from slurmtrain.model.run.events.base import Event, encode
+from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.journal import Garbage, Reading, events_of, read_lines
 
 SOURCE = "journal/test.jsonl"
@@ -107,17 +108,17 @@ def test_blank_lines_are_neither_records_nor_garbage() -> None:
 
 
 def test_events_carry_their_journal_and_their_place_in_it() -> None:
-    line = encode(1.5, "saved", {"step": 3})
+    line = encode(1.5, "saved", {"path": "checkpoints/step-3", "step": 3})
     events, garbage = events_of(read_lines(line, 40, SOURCE), SOURCE)
-    assert events == [Event(1.5, "saved", {"step": 3}, SOURCE, 40)]
+    assert events == [Event(1.5, CheckpointSaved(path="checkpoints/step-3", step=3), SOURCE, 40)]
     assert garbage == []
 
 
 @pytest.mark.parametrize("line", [b'{"t": 1}', b'{"t": 1, "kind": 5}', b'{"t": 1, "kind": null, "x": 2}'])
 def test_a_record_without_a_kind_is_garbage(line: bytes) -> None:
-    good = encode(2.0, "saved", {})
+    good = encode(2.0, "end", {})
     events, garbage = events_of(read_lines(line + b"\n" + good, 0, SOURCE), SOURCE)
-    assert [event.kind for event in events] == ["saved"]
+    assert [event.kind for event in events] == ["end"]
     assert [(bad.source, bad.offset) for bad in garbage] == [(SOURCE, 0)]
 
 

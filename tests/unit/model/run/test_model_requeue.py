@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.journal_events import event
 from helpers.story import Story
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.event import Event
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE
 from slurmtrain.model.run.requeue import requeue_of
@@ -233,14 +233,14 @@ _FACTS: list[tuple[str, str, dict[str, Any]]] = [
 @given(st.data())
 def test_any_part_of_the_story_in_any_order_gives_the_same_run(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
-    events = [Event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen]
+    events = [event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen]
     base = Story().submitted().started(0, 2).events
     assert fold("R", [*base, *events], {}) == fold("R", [*events[::-1], *base[::-1]], {})
 
 
 @given(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
 def test_a_run_is_restarted_by_nobody_it_has_given_up_and_by_sync_only_when_its_job_is_over(chosen: list[int]) -> None:
-    found = requeue_of([Event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
+    found = requeue_of([event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
     if found is None:
         assert not {0, 1, 4} & set(chosen)
         return

@@ -11,7 +11,7 @@ import pytest
 from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec

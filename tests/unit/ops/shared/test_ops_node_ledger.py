@@ -11,7 +11,7 @@ from helpers.fakeslurm import FakeScheduler
 
 from slurmtrain.config import Config
 from slurmtrain.errors import LaunchError, Refused, UserError
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec

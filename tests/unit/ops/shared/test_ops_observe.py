@@ -12,7 +12,7 @@ import pytest
 
 from slurmtrain.config import Config
 from slurmtrain.errors import RunBusy, RunNotFound
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.shared.find import choose

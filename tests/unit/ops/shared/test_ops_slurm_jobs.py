@@ -13,7 +13,7 @@ import pytest
 from helpers.fakeslurm import FakeScheduler, job
 
 from slurmtrain.config import Config
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Live, Run
 from slurmtrain.ops.shared.observe import Observed, observe

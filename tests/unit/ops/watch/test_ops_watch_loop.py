@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.interrupt import Stop
 from slurmtrain.ops.shared.workspace import Workspace

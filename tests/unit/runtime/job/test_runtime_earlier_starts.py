@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.job.earlier_starts import with_restarts
 
@@ -54,7 +54,7 @@ def test_one_that_was_asked_to_stop_had_notice(run: RunDir) -> None:
 
 def test_what_the_last_save_cost_is_known(run: RunDir) -> None:
     first = start(run, 0)
-    saves = [encode(BEGIN, "saved", {"stall_s": stall, "seconds": 10 * stall}) for stall in (0.5, 0.25)]
+    saves = [encode(BEGIN, "saved", {"path": "p", "stall_s": stall, "seconds": 10 * stall}) for stall in (0.5, 0.25)]
     first.rank_journal(0).write_bytes(b"".join(saves))
     start(run, 1)
     known = with_restarts(InterruptionStats(stall_s=9.0, save_s=9.0), start(run, 2))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.run.event import encode
+from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.job import run_reader
 from slurmtrain.runtime.job.run_reader import last_step, read_run

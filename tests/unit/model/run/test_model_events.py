@@ -1,0 +1,197 @@
+"""Events as lines of journals, whatever these lines hold."""
+
+from __future__ import annotations
+
+import json
+import math
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any
+
+import pytest
+from helpers.journal_events import event
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.run.events import agent, base, checkpoint, command, rank
+from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
+from slurmtrain.model.run.events.checkpoint import CheckpointRecord, CheckpointSaved
+from slurmtrain.model.run.events.kinds import KINDS, read_payload
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+# What json.loads may give, also for lines that nobody should write.
+junk = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.just("\ud800") | st.just(10**30),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+_TEXT = st.text(st.characters(codec="utf-8"))
+_WHOLE = st.integers(-(2**63) + 1, 2**63 - 1)
+_NUMBER = st.floats(allow_nan=False, allow_infinity=False) | _WHOLE
+_MAPPING = st.dictionaries(_TEXT, plain, max_size=2)
+
+
+def _values(annotation: Any) -> st.SearchStrategy[Any]:
+    """What a field of this type may hold."""
+    simple = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: st.booleans(), type(None): st.none(), Any: plain}
+    if annotation in simple:
+        return simple[annotation]
+    arguments, origin = typing.get_args(annotation), typing.get_origin(annotation)
+    if origin is Sequence:
+        return st.lists(_values(arguments[0]), max_size=2)
+    if origin is Mapping:
+        return st.dictionaries(_TEXT, _values(arguments[1]), max_size=2)
+    if origin is None:
+        assert issubclass(annotation, Payload)
+        return payloads(annotation)
+    return st.one_of([_values(argument) for argument in arguments])
+
+
+def payloads(cls: type[Payload]) -> st.SearchStrategy[Payload]:
+    """Payloads of this class with anything that their types allow; optional fields may be left out."""
+    hints = typing.get_type_hints(cls)
+    known = [each for each in fields(cls) if each.name != "extra"]
+    optional = {each.name for each in known if each.default is not MISSING or each.default_factory is not MISSING}
+    values = {each.name: _values(hints[each.name]) for each in known}
+    return st.fixed_dictionaries(
+        {name: values[name] for name in values if name not in optional},
+        optional={name: values[name] for name in optional},
+    ).map(lambda given: cls(**given))
+
+
+EVERY_KIND = pytest.mark.parametrize("cls", [pytest.param(cls, id=kind) for kind, cls in KINDS.items()])
+
+
+@given(st.dictionaries(st.text().filter(lambda key: key not in ("t", "kind")), plain, max_size=4))
+def test_an_event_is_one_line_that_reads_back_as_itself(data: dict[str, object]) -> None:
+    line = encode(1.5, "saved", data)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert json.loads(line) == {"t": 1.5, "kind": "saved", **data}
+
+
+def test_numbers_that_json_does_not_have_are_written_as_null() -> None:
+    line = encode(1.0, "saved", {"a": math.nan, "b": [math.inf, 2.0], "c": {"d": -math.inf}, "e": (1, math.nan)})
+    assert b"NaN" not in line
+    assert b"Infinity" not in line
+    data = json.loads(line)
+    assert (data["a"], data["b"], data["c"], data["e"]) == (None, [None, 2.0], {"d": None}, [1, None])
+
+
+def test_a_time_is_kept_to_the_microsecond() -> None:
+    assert json.loads(encode(1_700_000_000.1234567, "x", {}))["t"] == 1_700_000_000.123457
+
+
+def test_events_sort_by_time_then_by_journal_then_by_place() -> None:
+    events = [
+        event(2.0, "x", {}, "a", 0),
+        event(1.0, "x", {}, "b", 0),
+        event(1.0, "x", {}, "a", 9),
+        event(1.0, "x", {}, "a", 3),
+    ]
+    ordered = sorted(events, key=lambda event: event.order)
+    assert [(event.time, event.source, event.offset) for event in ordered] == [
+        (1.0, "a", 3),
+        (1.0, "a", 9),
+        (1.0, "b", 0),
+        (2.0, "a", 0),
+    ]
+
+
+# --- every kind ---------------------------------------------------------------------------------------------------
+
+
+def test_every_class_of_an_event_is_among_the_kinds_and_each_kind_stands_once() -> None:
+    modules = (command, agent, rank, checkpoint)
+    classes = {
+        cls
+        for module in modules
+        for cls in vars(module).values()
+        if isinstance(cls, type) and issubclass(cls, Payload) and cls.__module__ == module.__name__
+    }
+    assert classes - {CheckpointRecord} == set(KINDS.values())
+    assert len({cls.KIND for cls in KINDS.values()}) == len(KINDS)
+
+
+@EVERY_KIND
+@given(data=st.data())
+def test_a_payload_reads_back_as_itself(cls: type[Payload], data: st.DataObject) -> None:
+    payload = data.draw(payloads(cls))
+    line = json.loads(encode(1.0, payload.kind, payload.to_json()))
+    assert read_payload(line.pop("kind"), {key: value for key, value in line.items() if key != "t"}) == payload
+
+
+@EVERY_KIND
+@given(data=st.data())
+def test_keys_of_a_newer_version_are_kept_and_change_nothing(cls: type[Payload], data: st.DataObject) -> None:
+    payload = data.draw(payloads(cls))
+    newer = {**payload.to_json(), "a key of a newer version": [1, {"b": None}]}
+    read = cls.from_json(newer)
+    assert read is not None
+    assert read.to_json() == newer
+    assert [getattr(read, name) for name, *_ in layout(cls)] == [
+        getattr(cls.from_json(payload.to_json()), name) for name, *_ in layout(cls)
+    ]
+
+
+@EVERY_KIND
+@given(data=st.data())
+def test_whatever_a_line_holds_reading_never_raises_and_gives_only_values_of_the_right_type(
+    cls: type[Payload], data: st.DataObject
+) -> None:
+    names = [name for name, *_ in layout(cls)]
+    record = data.draw(st.dictionaries(st.sampled_from([*names, "other"]), junk | plain))
+    read = cls.from_json(record)
+    if read is None:
+        assert any(is_required for _, _, is_required, _ in layout(cls))
+        return
+    assert cls.from_json(read.to_json()) == read
+    for name, _, _, reader in layout(cls):
+        assert reader(getattr(read, name)) is not base.UNUSABLE
+
+
+@pytest.mark.parametrize("value", ["5", 5.0, True, None, [5], 2**63, -(2**64)])
+def test_a_value_of_the_wrong_type_counts_as_missing_and_is_kept(value: object) -> None:
+    read = CheckpointSaved.from_json({"path": "checkpoints/step-5", "bytes": value})
+    assert read is not None
+    assert read.bytes == 0
+    assert read.to_json()["bytes"] == value
+
+
+@pytest.mark.parametrize("record", [{}, {"path": None}, {"path": 5}, {"path": "\ud800"}])
+def test_without_a_required_field_there_is_no_event(record: dict[str, object]) -> None:
+    assert CheckpointSaved.from_json({"step": 5, **record}) is None
+
+
+def test_a_number_may_be_whole_but_not_infinite() -> None:
+    for value, expected in ((3, 3), (3.5, 3.5), (math.inf, None), (math.nan, None), (True, None)):
+        read = CheckpointSaved.from_json({"path": "p", "seconds": value})
+        assert read is not None
+        assert read.seconds == expected
+
+
+def test_a_checkpoint_that_cannot_be_read_is_left_out_of_those_observed() -> None:
+    read = command.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5"}, {"step": 6}, None, 3]})
+    assert read is not None
+    assert read.checkpoints == (CheckpointRecord(path="checkpoints/step-5"),)
+
+
+def test_an_event_of_an_unknown_kind_is_kept_as_it_is() -> None:
+    read = read_payload("of a newer version", {"a": [1], "name": 5})
+    assert isinstance(read, UnknownEvent)
+    assert (read.kind, read.to_json()) == ("of a newer version", {"a": [1], "name": 5})
+
+
+def test_events_are_selected_by_the_class_of_their_payload() -> None:
+    events: list[AnyEvent] = [
+        event(1.0, "saved", {"path": "a"}, "s", 0),
+        event(2.0, "found", {"path": "b"}, "s", 9),
+        event(3.0, "saved", {"path": "c"}, "s", 18),
+    ]
+    assert [each.payload.path for each in select(events, CheckpointSaved)] == ["a", "c"]
+    assert [each.payload.path for each in select(events, CheckpointRecord)] == ["a", "b", "c"]

@@ -20,7 +20,7 @@ from slurmtrain.model.run.journal import read_lines
 from slurmtrain.model.run.layout import RunDir, RunsRoot, split_attempt
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.system.files import create_private, reason_of
+from slurmtrain.system.files import create_private, describe_os_error
 
 # What one call takes: MLflow's own limits.
 _METRICS_A_CALL = 1000
@@ -44,7 +44,7 @@ class Tracker:
             try:
                 create_private(root.mlflow_db)
             except OSError as error:
-                raise TrackingError(f"cannot write {root.mlflow_db}: {reason_of(error)}") from error
+                raise TrackingError(f"cannot write {root.mlflow_db}: {describe_os_error(error)}") from error
         import mlflow
         from mlflow.exceptions import MlflowException
 

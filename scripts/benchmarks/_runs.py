@@ -17,7 +17,7 @@ from slurmtrain.ops.submit import load
 from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.system.files import DIRECTORY_MODE
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import Process, myself
+from slurmtrain.system.process import Process, this_process
 
 SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
 STEPS = 20
@@ -52,14 +52,14 @@ def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
 def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:
     _write_created(run, plan, "slurm")
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        more = {"host": myself().host, "overrides": [], "from_start": False}
+        more = {"host": this_process().host, "overrides": [], "from_start": False}
         journal.write("submitting", submission=1, attempt=1, executor="slurm", **more)
         journal.write("submitted", submission=1, job_id=job_id)
 
 
 def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
     """One attempt on this machine that came to its end, or that is half-way there."""
-    job_id, here = f"local-{run.id[-6:]}", myself()
+    job_id, here = f"local-{run.id[-6:]}", this_process()
     named, attempt = {"submission": 1, "job_id": job_id}, run.attempt(job_id, 0)
     attempt.path.mkdir(mode=DIRECTORY_MODE)
     # No process of this boot started at its first clock tick, so a run that has ended is never found alive.

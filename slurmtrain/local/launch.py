@@ -14,7 +14,7 @@ from slurmtrain.errors import LaunchError, NotAvailable
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import local_job, scrubbed
-from slurmtrain.system.process import Process, with_argument
+from slurmtrain.system.process import Process, processes_with_argument
 
 
 def check(plan: Plan) -> None:
@@ -79,7 +79,7 @@ def find(submission: SubmissionDir) -> tuple[Process | None, bool]:
     Returns its controller, if there is one, and whether anything at all is about to start one.
     """
     starting = False
-    for process, command in with_argument(str(submission.submitit)):
+    for process, command in processes_with_argument(str(submission.submitit)):
         if b"submitit.local._local" in command:
             return process, True
         starting = True

@@ -16,7 +16,7 @@ from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.system.files import read_json, reason_of, write_json
+from slurmtrain.system.files import describe_os_error, read_json, write_json
 
 # How often the run's journals are read while waiting.
 _LOOK_S = 0.5
@@ -76,7 +76,9 @@ def ask(workspace: Workspace, run_id: str) -> SaveRequest:
             journal.write("asked", request=wish.id, by=person())
         write_json(directory.request, {"request": wish.id, "t": time.time()})
     except OSError as error:
-        raise PlaceError(f"cannot write to {directory.path}: {reason_of(error)}; ask as the run's owner") from error
+        raise PlaceError(
+            f"cannot write to {directory.path}: {describe_os_error(error)}; ask as the run's owner"
+        ) from error
     return wish
 
 

@@ -20,7 +20,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA, attempt_json, iso
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 
 # What is read of a log: its beginning and its end, less of each where there are many logs.
 HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
@@ -282,7 +282,7 @@ class _Logs:
             try:
                 parts, whole = _parts(log.path, share)
             except OSError as error:
-                self.problems.append(f"{log.path}: {reason_of(error)}")
+                self.problems.append(f"{log.path}: {describe_os_error(error)}")
                 continue
             self.read += 1
             legible.add(log.rank)

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import Tell, check
 from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
-from slurmtrain.system.files import fsync_directory, reason_of
+from slurmtrain.system.files import describe_os_error, fsync_directory
 from slurmtrain.version import __version__
 
 # What a file needs beside its tensors, in bytes: names, shapes and types.
@@ -220,6 +220,6 @@ def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
         temporary.replace(to)
         fsync_directory(to.parent)
     except OSError as error:
-        raise CheckpointError(f"{to} cannot be written: {reason_of(error)}") from error
+        raise CheckpointError(f"{to} cannot be written: {describe_os_error(error)}") from error
     finally:
         temporary.unlink(missing_ok=True)

@@ -21,7 +21,7 @@ from slurmtrain.ops.shared.run_files import checkpoints_on_disk
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.system.files import locked, reason_of
+from slurmtrain.system.files import describe_os_error, locked
 from slurmtrain.system.journal import Journal
 
 # Temporary directories have the name of an attempt; of a run that is over, all are litter.
@@ -110,7 +110,7 @@ def _delete(one: files.Disposable, pruned: Pruned) -> bool:
     except FileNotFoundError:
         return False  # the run was faster, and journals it
     except OSError as error:
-        pruned.problems.append(f"{one.path} cannot be deleted: {reason_of(error)}")
+        pruned.problems.append(f"{one.path} cannot be deleted: {describe_os_error(error)}")
         return False
     pruned.checkpoints.append(one)
     return True
@@ -120,7 +120,7 @@ def _note(journal: Journal, pruned: Pruned, kind: str, **data: Any) -> None:
     try:
         journal.write(kind, **data)
     except OSError as error:
-        pruned.problems.append(f"{journal.path} cannot be written: {reason_of(error)}")
+        pruned.problems.append(f"{journal.path} cannot be written: {describe_os_error(error)}")
 
 
 def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[files.Disposable]:

@@ -24,10 +24,10 @@ from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.specfile import Planned, SpecFile, load_spec
 from slurmtrain.system.files import (
     DIRECTORY_MODE,
+    describe_os_error,
     fsync_directory,
     locked,
     make_directory,
-    reason_of,
     write_atomically,
     write_json,
 )
@@ -194,7 +194,7 @@ def _create(
 
 
 def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:
-    return PlaceError(f"cannot write to the runs root {workspace.root.path}: {reason_of(error)}")
+    return PlaceError(f"cannot write to the runs root {workspace.root.path}: {describe_os_error(error)}")
 
 
 def _spec_text(spec: SpecFile, planned: Planned) -> str:

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.checkpoints import loaded, pick
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 
 # Files are hashed side by side: one reader gets little out of a parallel file system. Login nodes are shared, though.
 _THREADS = min(4, os.cpu_count() or 1)
@@ -107,7 +107,7 @@ def verify(
                     path = files.relative_path(checked.path)
                     journal.write("verified", path=path, step=checked.step, reason=checked.reason)
                 except OSError as error:
-                    problems = [f"the results cannot be noted in {journal.path.parent}: {reason_of(error)}"]
+                    problems = [f"the results cannot be noted in {journal.path.parent}: {describe_os_error(error)}"]
     return Verified(run, hashes, sorted(found, key=lambda one: (one.step, one.path.name)), problems)
 
 

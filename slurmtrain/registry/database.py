@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from slurmtrain.errors import PlaceError, RegistryUnusable
 from slurmtrain.registry import schema
-from slurmtrain.system.files import create_private, locked, make_directory, reason_of
+from slurmtrain.system.files import create_private, describe_os_error, locked, make_directory
 
 # Rollback journal and full synchronisation work on network filesystems too; write-ahead logging does not.
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
@@ -81,7 +81,7 @@ def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
         try:
             create_private(path)
         except OSError as error:
-            raise PlaceError(f"cannot write the registry {path}: {reason_of(error)}") from error
+            raise PlaceError(f"cannot write the registry {path}: {describe_os_error(error)}") from error
         version = _version(engine, path)
         if version is None:
             with engine.begin() as connection:

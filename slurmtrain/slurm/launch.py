@@ -18,7 +18,7 @@ from slurmtrain.slurm.command import complaint, found
 from slurmtrain.slurm.limits import impossible
 from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
-from slurmtrain.system.process import with_argument
+from slurmtrain.system.process import processes_with_argument
 
 # What sbatch says when slurmctld may, or may not, have taken the job.
 _UNSURE = ("timed out", "zero bytes were transmitted", "receive failure", "reset by peer")
@@ -98,7 +98,7 @@ def launch(handing: Handover, environment: Mapping[str, str]) -> str:
 
 def find(submission: SubmissionDir) -> bool:
     """Whether a submission that was killed has left anything on this machine that may still submit its job."""
-    return any(_submits(command) for _, command in with_argument(str(submission.submitit)))
+    return any(_submits(command) for _, command in processes_with_argument(str(submission.submitit)))
 
 
 def _submits(command: bytes) -> bool:

@@ -22,7 +22,7 @@ from slurmtrain.slurm.command import ask, found
 from slurmtrain.slurm.limits import too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
 from slurmtrain.system.files import write_json
-from slurmtrain.system.process import blocked
+from slurmtrain.system.process import block_signals
 
 # Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all must be said by then.
 _PATIENCE_S = 5.0
@@ -44,7 +44,7 @@ class InJob:
 
     def record(self, job_id: str) -> Mapping[str, str]:
         """What Slurm knows of the job, field by field. Raises SlurmDown."""
-        with blocked(_DISTURBING):
+        with block_signals(_DISTURBING):
             return read_job(_ask("scontrol", "show", "job", job_id))
 
     def objection(self, job_id: str, without: Sequence[str]) -> str | None:
@@ -67,7 +67,7 @@ class InJob:
         if not found("scontrol"):
             write_json(intent, {"requeue": job_id})
             return
-        with blocked(_DISTURBING):
+        with block_signals(_DISTURBING):
             excluded = ""
             if without:
                 job = read_job(_ask("scontrol", "show", "job", job_id))

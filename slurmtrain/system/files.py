@@ -1,4 +1,4 @@
-"""Files that are either as they were or as they were meant to be, whenever their writer is killed.
+"""Files that have either their old content or their new, whenever their writer is killed.
 
 Everything below a run directory is private to its owner: directories 0700, files 0600.
 """
@@ -10,7 +10,6 @@ import errno
 import fcntl
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ def make_directory(path: Path) -> Path:
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
-        raise PlaceError(f"cannot create the directory {path}: {reason_of(error)}") from error
+        raise PlaceError(f"cannot create the directory {path}: {describe_os_error(error)}") from error
     return path
 
 
 def fsync_directory(path: Path) -> None:
     """Make renames and new names in a directory durable."""
+    # A rename is in the directory, not in the file: fsync(2) of the file alone does not make it durable.
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -44,6 +44,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Raises OSError; then the old content is untouched.
     """
+    # Beside the file: a rename is atomic only within one file system. With the pid: two writers must not share it.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
@@ -60,7 +61,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small JSON file atomically, for people to read."""
+    """Write a small JSON file atomically, indented for people. Raises OSError, ValueError for NaN and infinities."""
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
 
 
@@ -71,7 +72,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PlaceError(f"cannot read {path}: {reason_of(error)}") from error
+        raise PlaceError(f"cannot read {path}: {describe_os_error(error)}") from error
     except (ValueError, RecursionError) as error:
         raise PlaceError(
             f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
@@ -82,13 +83,16 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def create_private(path: Path) -> None:
-    """Make sure that a file exists and that, if it is new, only its owner can read it."""
+    """Make sure that a file exists and that, if it is new, only its owner can read it.
+
+    For libraries that create files with the umask's mode, such as SQLite: they leave the mode of one that is there.
+    """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
-    """Hold an exclusive advisory lock, which the kernel drops if this process dies.
+    """Hold an exclusive advisory lock on ``path``, which the kernel drops if this process dies.
 
     Yields the lock's handle: a child that inherits it holds the lock too. Yields None, without the lock, where another
     process holds it and ``wait`` is false. Raises PlaceError where the lock file cannot be opened.
@@ -96,9 +100,11 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise PlaceError(f"cannot open the lock {path}: {reason_of(error)}") from error
+        raise PlaceError(f"cannot open the lock {path}: {describe_os_error(error)}") from error
     try:
         try:
+            # flock, not lockf: the lock belongs to the open file, so a child that inherits the handle holds it too, and
+            # closing another handle of the same file does not drop it (fcntl(2), "Record locking").
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield None
@@ -108,15 +114,8 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
         os.close(handle)
 
 
-def remove_tree(path: Path, trash: Path) -> None:
-    """Delete a directory so that it is whole or gone: rename it to ``trash`` beside it first."""
-    shutil.rmtree(trash, ignore_errors=True)
-    path.rename(trash)
-    shutil.rmtree(trash, ignore_errors=True)
-
-
-def reason_of(error: OSError) -> str:
-    """What went wrong, in words."""
+def describe_os_error(error: OSError) -> str:
+    """What went wrong, as the end of a message: lower case, no full stop."""
     if error.errno == errno.ENOSPC:
         return "no space left on the device"
     return (error.strerror or str(error)).lower()

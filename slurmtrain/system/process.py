@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_GONE = frozenset("ZX")
+# States of proc(5) in which a process runs no more: zombie, dead.
+_ENDED_STATES = frozenset("ZX")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class Process:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Process:
+        """From what :meth:`to_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(str(data["host"]), str(data["boot"]), int(data["pid"]), int(data["start"]))
 
     def alive(self) -> bool | None:
@@ -44,7 +46,7 @@ class Process:
         if not self.alive():
             return False
         with contextlib.suppress(ProcessLookupError), _pinned(self.pid) as kill:
-            # Pinned now, whoever has the id: is it still the one that was meant?
+            # Between the first look and the pin the process may have ended, and another got its id: look again.
             if self.alive():
                 kill(signum)
                 return True
@@ -79,7 +81,7 @@ def identify(pid: int, *, ended: bool = False) -> Process | None:
     return None if start is None else Process(socket.gethostname(), boot_id(), pid, start)
 
 
-def myself() -> Process:
+def this_process() -> Process:
     """The identity of this process."""
     process = identify(os.getpid())
     assert process is not None
@@ -87,31 +89,36 @@ def myself() -> Process:
 
 
 def descendants(process: Process) -> list[Process]:
-    """All processes below this one that still hang on it, on this machine."""
+    """All processes below this one, on this machine; not those whose parent has ended, which init has adopted."""
+    # Here, for commands that never need it: importing it takes 15 ms.
     import psutil
 
     if not process.alive():
         return []
     with contextlib.suppress(psutil.Error):
         children = psutil.Process(process.pid).children(recursive=True)
-        return [found for child in children if (found := identify(child.pid)) is not None]
+        identities = [identify(child.pid) for child in children]
+        return [identity for identity in identities if identity is not None]
     return []
 
 
-def with_argument(text: str) -> Iterator[tuple[Process, bytes]]:
-    """Processes on this machine whose command line holds ``text``, each with that command line."""
-    wanted = text.encode()
+def processes_with_argument(text: str) -> Iterator[tuple[Process, bytes]]:
+    """Processes on this machine whose command line holds ``text``, each with that command line, but for this process.
+
+    Arguments in it are ended by null bytes (proc(5)).
+    """
+    argument = text.encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with contextlib.suppress(OSError):
                 command = (entry / "cmdline").read_bytes()
-                if wanted in command and (found := identify(int(entry.name))):
-                    yield found, command
+                if argument in command and (process := identify(int(entry.name))):
+                    yield process, command
 
 
 @cache
 def boot_id() -> str:
-    """What tells this boot of the machine from every other."""
+    """What tells this boot of the machine from every other: start times count from the boot (random(4))."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -122,14 +129,15 @@ def _start_of(pid: int, *, ended: bool = False) -> int | None:
         return None
     # The command's name stands in brackets and may hold anything, brackets included.
     rest = stat[stat.rindex(b")") + 2 :].split()
-    return None if rest[0].decode() in _GONE and not ended else int(rest[19])
+    # Of what follows the name, field 3 is the state and field 22 the start time (proc(5)).
+    return None if rest[0].decode() in _ENDED_STATES and not ended else int(rest[19])
 
 
 @contextlib.contextmanager
-def blocked(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+def block_signals(numbers: Iterable[signal.Signals]) -> Iterator[None]:
     """Keep these signals from this thread, and for good from what it starts meanwhile, which inherits the mask.
 
-    This process gets them afterwards, if not in another thread.
+    A signal that comes in between is delivered afterwards, or to another thread that does not block it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

@@ -12,7 +12,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from slurmtrain.errors import Mistake, PlaceError, SpecError
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 
 KeyPath = tuple[str, ...]
 SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+")
@@ -49,7 +49,7 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise PlaceError(f"{path}: this is no text in UTF-8 (byte {error.start}); is it a YAML file?") from None
     except OSError as error:
-        raise PlaceError(f"{path}: cannot be read: {reason_of(error)}") from error
+        raise PlaceError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
 
 def parse_yaml(text: str, name: str) -> Document:

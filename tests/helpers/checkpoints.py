@@ -26,7 +26,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.specfile import load_spec
 from slurmtrain.system.files import write_json
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import myself
+from slurmtrain.system.process import this_process
 
 ATTEMPT = "1.0"
 # A process of another machine: nobody here can say that it is gone.
@@ -61,7 +61,7 @@ def make_run(
 
 def gone() -> dict[str, Any]:
     """A process of this machine that runs no more."""
-    me = myself()
+    me = this_process()
     return {**me.to_dict(), "host": socket.gethostname(), "start": me.start + 1}
 
 

@@ -26,7 +26,7 @@ from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch
-from slurmtrain.system.files import DIRECTORY_MODE, make_directory, reason_of, write_json
+from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, make_directory, write_json
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
@@ -196,7 +196,7 @@ def _new_submission(run: RunDir) -> SubmissionDir:
         except FileExistsError:
             continue
         except OSError as error:
-            raise PlaceError(f"cannot create the directory {submission.path}: {reason_of(error)}") from error
+            raise PlaceError(f"cannot create the directory {submission.path}: {describe_os_error(error)}") from error
         break
     return submission
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from slurmtrain.config import Config
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
-from slurmtrain.system.files import make_directory, reason_of
+from slurmtrain.system.files import describe_os_error, make_directory
 from slurmtrain.system.journal import Journal, command_journal
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Workspace:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise PlaceError(f"cannot read the runs root {self.root.path}: {reason_of(error)}") from error
+            raise PlaceError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
 
 
 def person() -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from slurmtrain.errors import PlaceError
 from slurmtrain.ops.shared.views import iso
-from slurmtrain.system.files import FILE_MODE, locked, reason_of
-from slurmtrain.system.process import Process, myself
+from slurmtrain.system.files import FILE_MODE, describe_os_error, locked
+from slurmtrain.system.process import Process, this_process
 
 # A watch that has not touched its file for so many pauses is taken to be gone, where no lock of the kernel's can tell.
 _SILENT_PAUSES = 3
@@ -52,7 +52,7 @@ class WatchLock:
 
     def record_holder(self, every_s: float) -> None:
         """Write that this process watches: for people, and for machines that do not see the kernel's lock."""
-        holder = {**myself().to_dict(), "since": iso(time.time()), "every": every_s}
+        holder = {**this_process().to_dict(), "since": iso(time.time()), "every": every_s}
         self._write(json.dumps(holder, indent=1).encode() + b"\n")
 
     def touch(self) -> None:
@@ -115,7 +115,7 @@ def _is_alive(holder: WatchHolder, path: Path, *, has_locks: bool) -> bool:
     """Whether the one that the file names still watches, where this process could open the file."""
     if holder.host == socket.gethostname():
         # With locks we have the lock, so nobody else on this machine does.
-        if has_locks or holder.process is None or holder.process == myself():
+        if has_locks or holder.process is None or holder.process == this_process():
             return False
         return holder.process.alive() is True
     try:
@@ -132,7 +132,7 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise PlaceError(f"cannot write {path}: {reason_of(error)}") from error
+        raise PlaceError(f"cannot write {path}: {describe_os_error(error)}") from error
     try:
         yield handle
     finally:

@@ -9,7 +9,7 @@ from slurmtrain.config import Config
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ def do_round(config: Config) -> WatchRound:
     except SlurmtrainError as error:
         return WatchRound(failure=str(error), before=before)
     except OSError as error:
-        return WatchRound(failure=f"{error.filename or config.runs}: {reason_of(error)}", before=before)
+        return WatchRound(failure=f"{error.filename or config.runs}: {describe_os_error(error)}", before=before)
     except Exception as error:  # noqa: BLE001 (whatever one round stumbles over may be gone by the next)
         return WatchRound(
             failure=f"an error that slurmtrain does not know: {type(error).__name__}: {error}", before=before

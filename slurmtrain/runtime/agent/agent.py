@@ -33,7 +33,7 @@ from slurmtrain.runtime.preflight import ports
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import identify, myself
+from slurmtrain.system.process import identify, this_process
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.preflight.participant import PreflightOutcome as Checked
@@ -220,7 +220,7 @@ class _Agent:
             node=self._node.index,
             nodes=nodes,
             host=self._node.name(nodes),
-            process=myself().to_dict(),
+            process=this_process().to_dict(),
             executor=self._node.executor,
             submission=self._node.submission,
             attempt=self._node.attempt,

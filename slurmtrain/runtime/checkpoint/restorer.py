@@ -19,7 +19,7 @@ from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.saver import SHARED, own_name
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
 # So many differences between a model and a checkpoint are listed.
@@ -226,7 +226,7 @@ def _said(problem: BaseException) -> str:
     if isinstance(problem, CheckpointError):
         return str(problem)
     if isinstance(problem, OSError):
-        return reason_of(problem)
+        return describe_os_error(problem)
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
 
 

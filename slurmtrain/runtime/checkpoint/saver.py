@@ -27,7 +27,7 @@ from slurmtrain.runtime.checkpoint.shard_plan import Sharding, Sheet, file_name,
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
@@ -231,7 +231,7 @@ class Saver:
             self._copy(memory, taken)
             save.order = self._writer.order("write", path=str(staging.path / file_name(self._ranks.rank)), bytes=size)
         except OSError as error:
-            return reason_of(error)
+            return describe_os_error(error)
         except CheckpointError as error:
             return str(error)
         return ""

@@ -17,7 +17,7 @@ import torch
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.job.environment import environment_of_writer
-from slurmtrain.system.process import blocked
+from slurmtrain.system.process import block_signals
 
 _PAGE = mmap.PAGESIZE
 # Memory that is shared with a new process is made this much larger than asked for, since states grow by a little.
@@ -147,7 +147,7 @@ class ShardWriter:
         command = [sys.executable, "-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, handles)]
         # Its standard streams stay the rank's: what it prints should it fail belongs into the rank's log.
         # What it is to ignore is blocked from its beginning on: Slurm may send it before Python has begun there.
-        with blocked(IGNORED):
+        with block_signals(IGNORED):
             self._process = subprocess.Popen(
                 command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_writer(), start_new_session=True
             )

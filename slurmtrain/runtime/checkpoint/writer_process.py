@@ -25,7 +25,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Best, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
-from slurmtrain.system.files import FILE_MODE, make_directory, reason_of
+from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
 
 # Small enough for a processor's cache: what is hashed is written while it is there.
 _CHUNK = 1 << 20
@@ -58,7 +58,7 @@ def _obey(verb: Callable[[Mapping[str, Any]], dict[str, Any]], order: Mapping[st
     try:
         return verb(order)
     except OSError as error:
-        return {"error": reason_of(error)}
+        return {"error": describe_os_error(error)}
     except SlurmtrainError as error:
         return {"error": str(error)}
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir, split_attempt
 from slurmtrain.system.files import make_directory, read_json, write_json
-from slurmtrain.system.process import myself
+from slurmtrain.system.process import this_process
 
 
 def grant(submission: SubmissionDir) -> None:
@@ -65,7 +65,7 @@ def claim_next(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None = N
     make_directory(run.claims)
     claim = run.claims / f"{attempt.path.name}.{by}.json"
     draft = run.claims / f".{secrets.token_hex(8)}"
-    write_json(draft, {"t": time.time(), "process": myself().to_dict(), **(about or {})})
+    write_json(draft, {"t": time.time(), "process": this_process().to_dict(), **(about or {})})
     try:
         os.link(draft, claim)
     except FileExistsError:

@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.system import templates
-from slurmtrain.system.files import reason_of
+from slurmtrain.system.files import describe_os_error
 
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
@@ -50,7 +50,7 @@ def _parse(path: Path) -> dict[Any, Any]:
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise SlurmtrainError(f"cannot read the network profile {path}: {reason_of(error)}") from error
+        raise SlurmtrainError(f"cannot read the network profile {path}: {describe_os_error(error)}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise _wrong(path, " ".join(str(error).split())) from error
     if not isinstance(data, dict):

@@ -19,7 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.system.process import blocked
+from slurmtrain.system.process import block_signals
 
 # All that Slurm is asked to send, and sends by itself, before a SIGKILL.
 GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
@@ -158,7 +158,7 @@ def _watch_starts() -> None:
         """Multiprocessing's own, for all that it starts as a new interpreter, which inherits what is blocked."""
         if not _guards:
             return plain(path, args, passfds)
-        with blocked(GUARDED):
+        with block_signals(GUARDED):
             return plain(path, args, passfds)
 
     util.spawnv_passfds = spawnv_passfds

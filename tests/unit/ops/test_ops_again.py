@@ -23,7 +23,7 @@ from slurmtrain.ops.shared import start as starting
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced
 from slurmtrain.runtime.job import lease
-from slurmtrain.system.process import myself
+from slurmtrain.system.process import this_process
 
 OVER = "7|FAILED|1:0|100|200|300|30|n0|x-0123456789\n"
 
@@ -331,7 +331,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def launch(_plan: Plan, _submission: Any, job_id: str, _secrets: Any) -> Any:
         jobs.append(job_id)
-        return myself()
+        return this_process()
 
     monkeypatch.setattr(local_launch, "launch", launch)
     return jobs
@@ -346,7 +346,7 @@ def test_a_local_run_that_crashed_is_started_again_once(workspace: Workspace, la
 
 
 def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Workspace, launched: list[str]) -> None:
-    gone = {**myself().to_dict(), "start": 1, "started": 1, "pid": 2**22 - 1}
+    gone = {**this_process().to_dict(), "start": 1, "started": 1, "pid": 2**22 - 1}
     Told(workspace, "local", "local-abc").submitted(process=gone).started(process=gone)
     assert again(workspace).started == [RUN_ID]
     assert len(launched) == 1
@@ -354,7 +354,7 @@ def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Wor
 
 
 def test_a_local_run_whose_processes_are_still_there_waits_for_them(workspace: Workspace, launched: list[str]) -> None:
-    Told(workspace, "local", "local-abc").submitted(process=myself().to_dict()).started().crashed()
+    Told(workspace, "local", "local-abc").submitted(process=this_process().to_dict()).started().crashed()
     assert again(workspace).started == []
     assert loaded(workspace).state == "requeued"
     assert launched == []
@@ -372,7 +372,7 @@ def test_a_local_run_that_a_person_cancelled_is_left_alone(workspace: Workspace,
 def test_a_local_run_of_another_machine_says_where_it_would_start_again(
     workspace: Workspace, launched: list[str]
 ) -> None:
-    there = {**myself().to_dict(), "host": "elsewhere"}
+    there = {**this_process().to_dict(), "host": "elsewhere"}
     Told(workspace, "local", "local-abc").submitted(process=there).started(process=there).crashed()
     synced = again(workspace)
     assert (synced.started, synced.problems, launched) == ([], [], [])

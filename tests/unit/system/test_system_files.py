@@ -161,14 +161,6 @@ def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_a_tree_is_deleted_over_what_an_earlier_deletion_left(tmp_path: Path) -> None:
-    tree, trash = tmp_path / "tree", tmp_path / ".trash"
-    (tree / "sub").mkdir(parents=True)
-    (trash / "old").mkdir(parents=True)
-    files.remove_tree(tree, trash)
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize(
     ("error", "words"),
     [
@@ -177,5 +169,5 @@ def test_a_tree_is_deleted_over_what_an_earlier_deletion_left(tmp_path: Path) ->
         (OSError("odd"), "odd"),
     ],
 )
-def test_an_error_is_told_in_words(error: OSError, words: str) -> None:
-    assert files.reason_of(error) == words
+def test_an_os_error_is_described(error: OSError, words: str) -> None:
+    assert files.describe_os_error(error) == words

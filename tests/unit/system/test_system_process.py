@@ -12,7 +12,14 @@ from dataclasses import replace
 
 import pytest
 
-from slurmtrain.system.process import Process, blocked, descendants, identify, myself, with_argument
+from slurmtrain.system.process import (
+    Process,
+    block_signals,
+    descendants,
+    identify,
+    processes_with_argument,
+    this_process,
+)
 
 # Says that it is ready, and ends when its standard input does, so that it never outlives the test.
 WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
@@ -40,13 +47,13 @@ def known(process: subprocess.Popen[bytes]) -> Process:
 
 
 def test_this_process_lives_and_keeps_its_identity() -> None:
-    assert myself() == myself()
-    assert myself().pid == os.getpid()
-    assert myself().alive() is True
+    assert this_process() == this_process()
+    assert this_process().pid == os.getpid()
+    assert this_process().alive() is True
 
 
 def test_an_identity_reads_back_from_a_journal() -> None:
-    assert Process.from_dict(myself().to_dict()) == myself()
+    assert Process.from_dict(this_process().to_dict()) == this_process()
 
 
 def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: subprocess.Popen[bytes]) -> None:
@@ -105,7 +112,7 @@ def test_descendants_are_found_and_the_dead_have_none() -> None:
         [grandchild] = [int(line) for line in said - {b"ready"}]
         process = known(parent)
         assert [found.pid for found in descendants(process)] == [grandchild]
-        assert grandchild in [found.pid for found in descendants(myself())]
+        assert grandchild in [found.pid for found in descendants(this_process())]
         assert parent.stdin is not None
         parent.stdin.close()
         parent.wait()
@@ -113,7 +120,7 @@ def test_descendants_are_found_and_the_dead_have_none() -> None:
 
 
 def test_a_process_is_found_by_its_command_line(child: subprocess.Popen[bytes]) -> None:
-    found = {process.pid: command for process, command in with_argument("mark-of-this-test")}
+    found = {process.pid: command for process, command in processes_with_argument("mark-of-this-test")}
     assert b"mark-of-this-test" in found[child.pid].split(b"\0")
     assert os.getpid() not in found
 
@@ -125,7 +132,7 @@ def test_there_is_no_process_without_an_id() -> None:
 def test_what_is_started_while_a_signal_is_blocked_has_it_blocked_and_this_process_has_not() -> None:
     look = ["awk", "/^SigBlk/ {print $2}", "/proc/self/status"]
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    with blocked((signal.SIGUSR1,)):
+    with block_signals((signal.SIGUSR1,)):
         mask = int(subprocess.run(look, capture_output=True, text=True, check=True).stdout, 16)
     assert mask & 1 << (signal.SIGUSR1 - 1)
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before

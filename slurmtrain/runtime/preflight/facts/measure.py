@@ -26,7 +26,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import PreflightSpec
 from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
-from slurmtrain.system.files import reason_of, write_atomically
+from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__
 
 Facts = dict[str, Any]
@@ -193,7 +193,7 @@ def _shared(here: NodeContext) -> Facts:
             write_atomically(shared, content)
             facts["write_ms"] = _ms_since(since)
     except OSError as error:
-        return {"refused": reason_of(error)}
+        return {"refused": describe_os_error(error)}
     seen = _await(shared, content, began + _shared_limit(here))
     return {**facts, "read_ms": _ms_since(began)} if seen else {**facts, "unseen": True}
 

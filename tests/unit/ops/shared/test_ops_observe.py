@@ -20,7 +20,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.system.files import locked
-from slurmtrain.system.process import Process, myself
+from slurmtrain.system.process import Process, this_process
 
 RUN_ID = "0123456789"
 
@@ -73,7 +73,7 @@ def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run
 
 def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(workspace: Workspace, run: RunDir) -> None:
     submitting(run, socket.gethostname())
-    me = myself()
+    me = this_process()
     dead = Process(me.host, me.boot, me.pid, me.start + 1)
     tell(run, 3.0, "submitted", submission=1, job_id="job", process=dead.to_dict())
     assert state(workspace)[0] == "lost"
@@ -83,7 +83,7 @@ def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(works
 
 def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunDir) -> None:
     submitting(run, socket.gethostname())
-    me = myself()
+    me = this_process()
     tell(
         run,
         3.0,
@@ -97,7 +97,7 @@ def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunDir) -> 
 
 def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunDir) -> None:
     submitting(run, socket.gethostname())
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=myself().to_dict())
+    tell(run, 3.0, "submitted", submission=1, job_id="job", process=this_process().to_dict())
     assert state(workspace)[0] == "pending"
 
 

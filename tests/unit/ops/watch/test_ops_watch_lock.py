@@ -15,7 +15,7 @@ import pytest
 
 from slurmtrain.ops.watch import lock as module
 from slurmtrain.ops.watch.lock import WatchLock, watch_lock
-from slurmtrain.system.process import myself
+from slurmtrain.system.process import this_process
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def holder_elsewhere(lock_file: Path, *, silent_s: float, host: str = "other-log
     WatchLock(None, os.open(lock_file, os.O_RDWR | os.O_CREAT, 0o600)).record_holder(60)
     text = lock_file.read_text().replace(f'"{socket.gethostname()}"', f'"{host}"')
     for name, value in more.items():
-        text = text.replace(f'"{name}": {getattr(myself(), name)}', f'"{name}": {value}')
+        text = text.replace(f'"{name}": {getattr(this_process(), name)}', f'"{name}": {value}')
     lock_file.write_text(text)
     os.utime(lock_file, (time.time() - silent_s,) * 2)
 
@@ -45,7 +45,7 @@ def test_the_second_one_learns_who_watches_and_the_next_may_after_that_one_has_l
         assert first.other is None
         with watch_lock(lock_file, 60) as second:
             assert second.other is not None
-            assert second.other.process == myself()
+            assert second.other.process == this_process()
             assert str(second.other).startswith(f"process {os.getpid()} on {socket.gethostname()}, since 2")
     with watch_lock(lock_file, 60) as third:
         assert third.other is None
@@ -97,6 +97,6 @@ def test_without_locks_one_that_runs_on_this_machine_keeps_others_away(
 ) -> None:
     without_locks(monkeypatch)
     holder_elsewhere(lock_file, silent_s=1e6, host=socket.gethostname())
-    monkeypatch.setattr(module, "myself", lambda: replace(myself(), pid=os.getppid()))
+    monkeypatch.setattr(module, "myself", lambda: replace(this_process(), pid=os.getppid()))
     with watch_lock(lock_file, 60) as lock:
         assert lock.other is not None

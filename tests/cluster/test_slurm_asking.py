@@ -118,10 +118,10 @@ def test_commands_that_wait_share_one_answer_of_slurm(site: ClusterSite) -> None
     until(lambda: (site.runs / ".squeue.json").exists(), "the shared answer")
     watching = site.start("status", "--watch", "--interval", "0.5", env=environ)
     assert watching.stdout is not None
-    seen = [watching.stdout.readline() for _ in range(6)]
+    lines = [watching.stdout.readline() for _ in range(6)]
     watching.kill()
     watching.wait()
-    assert sum("held" in line for line in seen) == 3
+    assert sum("held" in line for line in lines) == 3
     assert recorder.since() == {"squeue": 1}
     site.call("cancel", run_id)
     assert waiting.wait(timeout=120) == 1
@@ -140,11 +140,13 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("what", sorted(REFUSED))
-def test_an_impossible_request_is_refused_and_leaves_nothing(site: ClusterSite, cluster: Cluster, what: str) -> None:
-    keys, message = REFUSED[what]
-    done = site.call("submit", str(site.spec(**keys)), "--executor", "slurm", code=2)
-    assert message in done.stderr
+@pytest.mark.parametrize("request_key", sorted(REFUSED))
+def test_an_impossible_request_is_refused_and_leaves_nothing(
+    site: ClusterSite, cluster: Cluster, request_key: str
+) -> None:
+    keys, message = REFUSED[request_key]
+    refused = site.call("submit", str(site.spec(**keys)), "--executor", "slurm", code=2)
+    assert message in refused.stderr
     assert [path.name for path in site.runs.glob("*") if not path.name.startswith(".")] == []
     assert cluster.jobs() == {}
     assert not list(site.runs.glob(".new-*"))
@@ -154,9 +156,9 @@ def test_a_user_without_an_account_is_refused(site: ClusterSite, cluster: Cluste
     stranger = ClusterSite(site.path, cluster, Person("nobody", site.person.home, site.person.python, site.person.code))
     stranger.runs = site.path / "of-nobody"
     site.path.chmod(0o777)
-    done = stranger.call("submit", str(site.spec()), "--executor", "slurm", code=2)
-    assert "Invalid account" in done.stderr
-    assert "sacctmgr show assoc" in done.stderr
+    refused = stranger.call("submit", str(site.spec()), "--executor", "slurm", code=2)
+    assert "Invalid account" in refused.stderr
+    assert "sacctmgr show assoc" in refused.stderr
     assert not list(stranger.runs.glob("*"))
 
 
@@ -170,21 +172,21 @@ def without_slurmctld(cluster: Cluster) -> Iterator[None]:
 
 @pytest.mark.usefixtures("without_slurmctld")
 def test_submit_creates_nothing_while_slurmctld_is_down(site: ClusterSite) -> None:
-    done = site.call("submit", str(site.spec()), "--executor", "slurm", code=1)
-    assert "Slurm does not answer, so nothing was created; try again later" in done.stderr
+    refused = site.call("submit", str(site.spec()), "--executor", "slurm", code=1)
+    assert "Slurm does not answer, so nothing was created; try again later" in refused.stderr
     assert not site.runs.exists()
 
 
 def test_a_run_stays_what_it_was_while_slurm_does_not_answer(site: ClusterSite, cluster: Cluster) -> None:
     run_id = site.submit(site.steady())
-    site.until_said(run_id)
+    site.wait_for_lines(run_id)
     cluster.kill_controller(site.job(run_id))
     try:
-        done = site.call("status", run_id)
-        assert "running" in done.stdout
-        assert "warning: squeue" in done.stderr
-        assert "states are as they were last known" in done.stderr
-        site.until_said(run_id, len(site.said(run_id)) + 10)
+        shown = site.call("status", run_id)
+        assert "running" in shown.stdout
+        assert "warning: squeue" in shown.stderr
+        assert "states are as they were last known" in shown.stderr
+        site.wait_for_lines(run_id, len(site.printed(run_id)) + 10)
     finally:
         cluster.up()
     site.call("cancel", run_id)
@@ -200,7 +202,7 @@ def test_a_killed_run_is_closed_by_squeue_alone_where_there_is_no_accounting(
     conf.write_text("\n".join([*kept, "AccountingStorageType=accounting_storage/none"]) + "\n")
     without = {"SLURM_CONF": str(conf)}
     run_id = site.submit(site.steady(requeue={"enabled": False}))
-    site.until_said(run_id)
+    site.wait_for_lines(run_id)
     [node] = site.show(run_id)["attempts"][0]["nodes"]
     cluster.kill_all_of(site.person.uid, int(node.removeprefix("node")))
     until(lambda: not cluster.jobs(), "the end of the job")
@@ -249,5 +251,5 @@ def test_a_runs_root_on_a_filesystem_of_this_machine_alone_is_warned_of(site: Cl
     assert "warning: the runs root" not in site.call("submit", str(spec), "--executor", "slurm").stderr
     with tempfile.TemporaryDirectory(dir="/dev/shm") as place:
         os.chown(place, site.person.uid, site.person.gid)
-        done = site.call("--runs", f"{place}/runs", "submit", str(spec), "--executor", "slurm")
-    assert f"the runs root {place}/runs is on this machine's own /dev/shm" in done.stderr
+        submitted = site.call("--runs", f"{place}/runs", "submit", str(spec), "--executor", "slurm")
+    assert f"the runs root {place}/runs is on this machine's own /dev/shm" in submitted.stderr

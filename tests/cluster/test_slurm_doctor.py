@@ -6,9 +6,9 @@ from helpers.cluster import GRACE_S, ClusterSite
 
 
 def test_a_real_site_is_read_by_an_ordinary_user(site: ClusterSite) -> None:
-    told = site.json("doctor")
-    assert told["unknown"] == []
-    cases = {one["partition"]: {case["event"]: case for case in one["cases"]} for one in told["partitions"]}
+    report = site.json("doctor")
+    assert report["unknown"] == []
+    cases = {one["partition"]: {case["event"]: case for case in one["cases"]} for one in report["partitions"]}
     assert set(cases) == {"spot", "spot-cancel", "ondemand"}
     for name, starts, seconds in (
         ("spot", "agent", GRACE_S),
@@ -29,9 +29,9 @@ def test_a_run_that_failed_on_a_node_is_explained(site: ClusterSite) -> None:
         "sh -c 'echo torch.OutOfMemoryError: CUDA out of memory; exit 1'", requeue={"enabled": False}
     )
     run_id = site.submit(spec, "--wait", code=1)
-    told = site.json("doctor", run_id)
-    root = told["root"]
+    report = site.json("doctor", run_id)
+    root = report["root"]
     assert (root["name"], root["rank"], root["at_by"]) == ("cuda-oom", 0, "exit")
     assert root["host"] == site.show(run_id)["attempts"][0]["nodes"][0]
-    assert told["logs"]["problems"] == []
+    assert report["logs"]["problems"] == []
     assert "root: GPU memory is full" in site.call("doctor", run_id).stdout

@@ -22,7 +22,7 @@ def test_a_drill_on_two_nodes_tells_what_brings_a_run_back_from_a_preemption_and
         slurm={"partition": "spot"},
     )
     words = ("--executor", "slurm", "--fault", "preempt", "--fault", "all", "--json")
-    done = subprocess.run(
+    completed = subprocess.run(
         [site.python, "-m", "slurmtrain", "drill", str(spec), *words],
         cwd=site.path,
         env=site.environment(),
@@ -32,8 +32,8 @@ def test_a_drill_on_two_nodes_tells_what_brings_a_run_back_from_a_preemption_and
         timeout=PATIENCE_S,
         **site.identity,
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    drill = json.loads(done.stdout)["drill"]
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    drill = json.loads(completed.stdout)["drill"]
     assert (drill["passed"], drill["reference"]["state"]) == (True, "completed")
     preempted, killed = drill["faults"]
     assert [one["state"] for one in drill["faults"]] == ["completed", "completed"]

@@ -55,7 +55,7 @@ def hostnames(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
     configuration.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
 
     def ask(text: str) -> list[str] | None:
-        done = subprocess.run(
+        shown = subprocess.run(
             [str(SCONTROL), "show", "hostnames", text],
             env={"SLURM_CONF": str(configuration)},
             capture_output=True,
@@ -63,7 +63,7 @@ def hostnames(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[
             timeout=30,
         )
         # It exits with 0 also where it refuses.
-        return None if "Invalid hostlist" in done.stdout + done.stderr else done.stdout.splitlines()
+        return None if "Invalid hostlist" in shown.stdout + shown.stderr else shown.stdout.splitlines()
 
     return ask
 

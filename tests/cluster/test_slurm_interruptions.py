@@ -28,24 +28,24 @@ CHAOS_S = float(os.environ.get("TEST_CHAOS_S", "30"))
 
 def events(site: ClusterSite, run_id: str, *kinds: str) -> list[dict[str, Any]]:
     """What the agents and ranks have journaled of these kinds, in the order of time."""
-    found = []
+    parsed = []
     for path in (site.runs / run_id).glob("attempts/*/*.jsonl"):
         if path.name != "metrics.jsonl":
             lines = path.read_text().split("\n")[:-1]
-            found += [{**json.loads(line), "file": path.name, "attempt": path.parent.name} for line in lines]
-    return sorted((event for event in found if event["kind"] in kinds), key=lambda event: float(event["t"]))
+            parsed += [{**json.loads(line), "file": path.name, "attempt": path.parent.name} for line in lines]
+    return sorted((event for event in parsed if event["kind"] in kinds), key=lambda event: float(event["t"]))
 
 
 def digests(site: ClusterSite, run_id: str) -> set[str]:
     """The hashes of the final weights that ranks have printed."""
-    return {line.split()[1] for line in site.said(run_id) if line.startswith("weights ")}
+    return {line.split()[1] for line in site.printed(run_id) if line.startswith("weights ")}
 
 
-def preempt(cluster: Cluster, done: Callable[[], Any], nodes: int = NODES) -> None:
+def preempt(cluster: Cluster, preempted: Callable[[], Any], nodes: int = NODES) -> None:
     """Have a job of higher priority take all nodes that there are for a moment, and wait until ``done``."""
     options = ("--partition=ondemand", "--exclusive", f"--nodes={nodes}", "--time=1", "--output=/dev/null")
     job = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 1").strip()
-    until(done, "the preemption")
+    until(preempted, "the preemption")
     until(lambda: cluster.state(job) in ("COMPLETED", "COMPLETING", ""), "the job of higher priority")
 
 
@@ -93,9 +93,9 @@ def test_preemptions_lose_no_step_and_each_is_requeued_within_its_grace(
     assert firsts[1:] == [attempt["last_step"] for attempt in run["attempts"][:-1]]
     assert digests(site, run_id) == {undisturbed}
     assert len(list((site.runs / run_id / "claims").glob("*.agent.json"))) == PREEMPTIONS
-    for asked, put in zip(events(site, run_id, "stopping")[::2], events(site, run_id, "requeue"), strict=False):
+    for stopping, put in zip(events(site, run_id, "stopping")[::2], events(site, run_id, "requeue"), strict=False):
         assert put["cause"] == "preempted"
-        assert put["t"] - asked["t"] < 30
+        assert put["t"] - stopping["t"] < 30
     assert run["mlflow_run_id"]
 
 
@@ -246,7 +246,7 @@ class Chaos:
 
     def rain(self, seconds: float) -> list[str]:
         """Do so for this long; returns what was done."""
-        done: list[str] = []
+        inflicted: list[str] = []
         kinds = list(self.faults)
         self.random.shuffle(kinds)
         deadline = time.monotonic() + seconds
@@ -255,14 +255,14 @@ class Chaos:
             # That a young batch job is missing on its node Slurm notices after more than a minute.
             until(
                 lambda saved=saved: self.over() or len(events(self.site, self.run_id, "saved")) > saved,
-                f"a checkpoint after {done}",
+                f"a checkpoint after {inflicted}",
                 patience_s=2 * PATIENCE_S,
             )
             if not self.over():
-                kind = kinds[len(done) % len(kinds)]
+                kind = kinds[len(inflicted) % len(kinds)]
                 self.faults[kind]()
-                done.append(kind)
-        return done
+                inflicted.append(kind)
+        return inflicted
 
     def over(self) -> bool:
         return bool(self.site.status(self.run_id)["state"] in ("completed", "failed", "cancelled", "lost"))
@@ -305,13 +305,13 @@ def test_a_run_on_which_faults_rain_completes_with_the_right_weights(
     )
     with watching(site):
         seed = int(os.environ.get("TEST_CHAOS_SEED", "1"))
-        done = Chaos(site, cluster, run_id, seed).rain(CHAOS_S)
+        faults = Chaos(site, cluster, run_id, seed).rain(CHAOS_S)
         over = ("completed", "failed", "lost")
         patience_s = 2 * PATIENCE_S + STEPS * PARAMS["step_ms"] / 1000
-        until(lambda: site.status(run_id)["state"] in over, f"the end of the run after {done}", patience_s=patience_s)
+        until(lambda: site.status(run_id)["state"] in over, f"the end of the run after {faults}", patience_s=patience_s)
     run = site.show(run_id)
-    told = [(attempt["cause"], attempt["reason"]) for attempt in run["attempts"]]
-    assert (run["state"], run["step"]) == ("completed", STEPS), (done, told)
+    attempts = [(attempt["cause"], attempt["reason"]) for attempt in run["attempts"]]
+    assert (run["state"], run["step"]) == ("completed", STEPS), (faults, attempts)
     assert digests(site, run_id) == {undisturbed}
     assert not cluster.jobs()
     jobs = cluster.slurm(

@@ -80,12 +80,12 @@ class Killing:
     def all_jobs(self, cluster: Cluster) -> Counter[str]:
         """How many jobs Slurm ever had for each run of this site, by the run's id."""
         # squeue forgets a job some minutes after its end, accounting hears of one late.
-        told = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%i|%j")
+        lines = cluster.slurm("squeue", "--noheader", "--states=all", "--format=%i|%j")
         options = ("--noheader", "--allocations", "--parsable2", "--allusers", "--starttime=now-1hour")
-        told += cluster.slurm("sacct", *options, "--format=JobID,JobName%60")
-        names = dict(line.split("|", 1) for line in told.splitlines()).values()
-        mine = set(self.runs())
-        return Counter(name.rpartition("-")[2] for name in names if name.rpartition("-")[2] in mine)
+        lines += cluster.slurm("sacct", *options, "--format=JobID,JobName%60")
+        names = dict(line.split("|", 1) for line in lines.splitlines()).values()
+        own_runs = set(self.runs())
+        return Counter(name.rpartition("-")[2] for name in names if name.rpartition("-")[2] in own_runs)
 
     def orphans(self, cluster: Cluster) -> list[str]:
         """Held jobs that no run directory of this site knows."""
@@ -163,12 +163,12 @@ def test_a_killed_cancel_is_finished_by_the_next_command(killing: Killing, clust
 
 def _launchers(runs: Path) -> list[str]:
     """Command lines of what may still submit a job of these runs."""
-    found = []
+    launchers = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
             continue
         if str(runs) in " ".join(words) and (LAUNCHER in words or Path(words[0]).name == "sbatch"):
-            found.append(" ".join(words))
-    return found
+            launchers.append(" ".join(words))
+    return launchers

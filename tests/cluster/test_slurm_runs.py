@@ -50,12 +50,12 @@ def at_once(shared_site: ClusterSite) -> list[list[dict[str, Any]]]:
     resources = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
     slurm = {"nodelist": "node0,node1"}
     specs = [site.light(f"r{i}", params={"steps": 20}, resources=resources, slurm=slurm) for i in range(3)]
-    found = []
+    shown = []
     for _ in range(TIMES):
         runs = [site.submit(spec) for spec in specs]
         site.call("wait", *runs, code=None)
-        found.append([site.show(run_id) for run_id in runs])
-    return found
+        shown.append([site.show(run_id) for run_id in runs])
+    return shown
 
 
 @pytest.mark.usefixtures("cluster")
@@ -214,12 +214,12 @@ def test_logs_are_followed_over_attempts_with_rank_and_attempt(site: ClusterSite
     follower = site.start("logs", "-f", run_id)
     assert follower.stdout is not None
     # One that came only now would begin with the attempt that is the newest then.
-    seen = [follower.stdout.readline() for _ in range(2)]
+    lines = [follower.stdout.readline() for _ in range(2)]
     cluster.slurm("scontrol", "requeue", site.job(run_id))
     out, _ = follower.communicate(timeout=180)
     assert follower.returncode == 0
     expected = [f"[{attempt}/rank {rank}] {attempt}" for attempt in (1, 2) for rank in (0, 1)]
-    assert sorted("".join([*seen, out]).splitlines()) == expected
+    assert sorted("".join([*lines, out]).splitlines()) == expected
 
 
 # What a script names that this cluster has not, or has less of, is taken back on the command line; it reads all lines.
@@ -236,9 +236,9 @@ def test_slurm_takes_the_golden_scripts(site: ClusterSite, name: str) -> None:
     script = site.path / f"{name}.sh"
     script.write_text((GOLDEN / f"{name}.sh").read_text())
     command = ["sbatch", "--test-only", *_TAKEN_BACK[name], str(script)]
-    done = subprocess.run(command, env=site.environment(), capture_output=True, text=True, **site.identity)
-    assert done.returncode == 0, done.stderr
-    assert "to start at" in done.stderr
+    submitted = subprocess.run(command, env=site.environment(), capture_output=True, text=True, **site.identity)
+    assert submitted.returncode == 0, submitted.stderr
+    assert "to start at" in submitted.stderr
 
 
 def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: ClusterSite, cluster: Cluster) -> None:
@@ -262,8 +262,8 @@ def test_a_run_that_is_submitted_from_within_a_job_is_a_run_of_its_own(site: Clu
 
 def test_a_run_is_killed_at_once_where_force_is_asked_for(site: ClusterSite, cluster: Cluster) -> None:
     run_id = site.submit(site.steady(resources={"nodes": 2, "procs_per_node": 1}))
-    site.until_said(run_id)
-    done = site.call("cancel", "--force", run_id)
-    assert done.stderr.startswith(f"run {run_id} is cancelled")
+    site.wait_for_lines(run_id)
+    cancelled = site.call("cancel", "--force", run_id)
+    assert cancelled.stderr.startswith(f"run {run_id} is cancelled")
     until(lambda: not cluster.jobs(), "the end of the job")
     assert site.status(run_id)["state"] == "cancelled"

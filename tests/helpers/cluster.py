@@ -43,32 +43,34 @@ class Cluster:
 
     def script(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``scripts/cluster``."""
-        done = subprocess.run(
+        completed = subprocess.run(
             ["/usr/bin/env", "python3", str(REPOSITORY / "scripts" / "cluster"), *arguments, "--name", self.name],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=900,
         )
-        assert not check or done.returncode == 0, f"cluster {arguments}: {done.returncode}\n{done.stdout}{done.stderr}"
-        return done
+        assert not check or completed.returncode == 0, (
+            f"cluster {arguments}: {completed.returncode}\n{completed.stdout}{completed.stderr}"
+        )
+        return completed
 
     def up(self) -> None:
         """Start it, or skip, saying why this machine cannot have one."""
-        done = self.script(
+        completed = self.script(
             "up", "--nodes", str(NODES), "--gpus", str(GPUS), "--grace", str(GRACE_S), "--user", USER, check=False
         )
-        if done.returncode == CANNOT:
-            pytest.skip(f"no Slurm cluster here: {done.stderr.strip().splitlines()[-1]}")
-        assert done.returncode == 0, done.stdout + done.stderr
+        if completed.returncode == CANNOT:
+            pytest.skip(f"no Slurm cluster here: {completed.stderr.strip().splitlines()[-1]}")
+        assert completed.returncode == 0, completed.stdout + completed.stderr
         self.conf = self.script("env").stdout.split("SLURM_CONF=", 1)[1].split()[0].strip("'\"")
 
     def slurm(self, *command: str, check: bool = True) -> str:
         """One of Slurm's commands, as root."""
         environ = {**os.environ, "SLURM_CONF": self.conf, "SLURM_TIME_FORMAT": "%s"}
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
-        assert not check or done.returncode == 0, f"{command}: {done.stderr}"
-        return done.stdout
+        completed = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
+        assert not check or completed.returncode == 0, f"{command}: {completed.stderr}"
+        return completed.stdout
 
     def jobs(self, *states: str) -> dict[str, str]:
         """Names of all jobs in these states, by default of those that are not over, by id."""
@@ -372,8 +374,8 @@ def _public_python(base: Path, code: Path) -> Iterator[Path]:
 def _other_python(venv: Path, packages: Path) -> Path | None:
     """A virtual environment of the distribution's Python, of the same version, that uses these packages."""
     ask = ["/usr/bin/python3", "-c", "import sys; print(sys.version_info[:2])"]
-    said = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
-    if said != str(sys.version_info[:2]):
+    version = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
+    if version != str(sys.version_info[:2]):
         return None
     subprocess.run(["/usr/bin/python3", "-m", "venv", "--without-pip", str(venv)], check=True)
     [own] = venv.glob("lib/python*/site-packages")
@@ -385,7 +387,7 @@ def _other_python(venv: Path, packages: Path) -> Path | None:
 def _works(python: Path, code: Path) -> bool:
     entry = pwd.getpwnam(USER)
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [str(python), "-c", "import click, submitit, slurmtrain"],
             env={"PYTHONPATH": str(code), "PATH": "/usr/bin:/bin"},
             cwd="/",
@@ -396,4 +398,4 @@ def _works(python: Path, code: Path) -> bool:
         )
     except OSError:
         return False
-    return done.returncode == 0
+    return completed.returncode == 0

@@ -24,15 +24,15 @@ class Program:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def go_on(self) -> None:
+    def proceed(self) -> None:
         """Write a line to it."""
         assert self.process.stdin is not None
         self.process.stdin.write("\n")
         self.process.stdin.flush()
 
-    def asked(self) -> str:
-        """What it says to a line."""
-        self.go_on()
+    def reply(self) -> str:
+        """Its reply to a line."""
+        self.proceed()
         return self.line()
 
     def send(self, *numbers: signal.Signals) -> None:

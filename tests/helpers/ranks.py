@@ -130,8 +130,10 @@ class Pair:
             if answer is None or answer[0] != "result":
                 others = [self._answer(other, 1.0) for other in self._connections[rank + 1 :]]
                 self.close()
-                said = [f"rank {rank + i}: {one[1] if one else 'no answer'}" for i, one in enumerate([answer, *others])]
-                raise AssertionError("\n".join(said))
+                problems = [
+                    f"rank {rank + i}: {one[1] if one else 'no answer'}" for i, one in enumerate([answer, *others])
+                ]
+                raise AssertionError("\n".join(problems))
             results.append(answer[1])
         return results
 

@@ -17,7 +17,7 @@ import psutil
 import yaml
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "local" / "scripts"
-ONE: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
+ONE_PROCESS: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
 # How long until() rests after a look, in durations of that look: a command that looks takes time from what it looks at.
 REST = 2
 # How long to wait for what must happen: generous, since machines are shared; nothing waits for it when all is well.
@@ -39,7 +39,7 @@ class Site:
         self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None, cwd: Path | None = None
     ) -> subprocess.CompletedProcess[str]:
         """Run a slurmtrain command to its end, expecting this exit code (None: any)."""
-        done = subprocess.run(
+        completed = subprocess.run(
             [self.python, "-m", "slurmtrain", *arguments],
             cwd=cwd or self.path,
             env={**self.environment(), **(env or {})},
@@ -49,9 +49,11 @@ class Site:
             timeout=PATIENCE_S * 2,
             **self.identity,
         )
-        assert "Traceback" not in done.stderr, done.stderr
-        assert code is None or done.returncode == code, f"{arguments}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
+        assert "Traceback" not in completed.stderr, completed.stderr
+        assert code is None or completed.returncode == code, (
+            f"{arguments}: {completed.returncode}\n{completed.stdout}\n{completed.stderr}"
+        )
+        return completed
 
     def environment(self) -> dict[str, str]:
         """This site's runs root, and this interpreter as the ``python`` of commands."""
@@ -80,15 +82,15 @@ class Site:
 
     def light(self, name: str = "light", **keys: Any) -> Path:
         """A spec for one process that trains like ``spec``'s script, and starts in half the time."""
-        return self.spec(name, script="steps.py", **{"resources": ONE, **keys})
+        return self.spec(name, script="steps.py", **{"resources": ONE_PROCESS, **keys})
 
     def steady(self, name: str = "steady", **keys: Any) -> Path:
         """A spec for one process that says something all the time, until it is ended, and knows nothing of us."""
-        return self.spec(name, script="steady.py", **{"resources": ONE, **keys})
+        return self.spec(name, script="steady.py", **{"resources": ONE_PROCESS, **keys})
 
     def commanding(self, command: str, name: str = "plain", **keys: Any) -> Path:
         """A spec for one process of a command of its own."""
-        return self.spec(name, **{"command": command, "resources": ONE, **keys})
+        return self.spec(name, **{"command": command, "resources": ONE_PROCESS, **keys})
 
     def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
         """Submit a spec on this machine; returns the run's id."""
@@ -112,18 +114,18 @@ class Site:
         lines = files[-1].read_text().split("\n")[:-1]
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
-    def said(self, run_id: str) -> list[str]:
+    def printed(self, run_id: str) -> list[str]:
         """What the workers of all attempts have printed so far, by their own files."""
         files = sorted((self.runs / run_id).glob("attempts/*/logs/rank-*.log"))
         return [line for path in files for line in path.read_text().splitlines()]
 
-    def until_said(self, run_id: str, lines: int = 1) -> None:
+    def wait_for_lines(self, run_id: str, lines: int = 1) -> None:
         """Wait until workers have printed this many lines."""
-        until(lambda: len(self.said(run_id)) >= lines, f"{lines} lines of {run_id}")
+        until(lambda: len(self.printed(run_id)) >= lines, f"{lines} lines of {run_id}")
 
     def processes(self, run_id: str) -> list[psutil.Process]:
         """Every process of a run: controller, agents, workers and whatever they started."""
-        found = []
+        processes = []
         mark = str(self.runs / run_id)
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -131,8 +133,8 @@ class Site:
                     any(mark in word for word in process.cmdline())
                     or process.environ().get("SLURMTRAIN_RUN_DIR") == mark
                 ):
-                    found.append(process)
-        return [process for process in found if process.pid != os.getpid()]
+                    processes.append(process)
+        return [process for process in processes if process.pid != os.getpid()]
 
     def signal_all(self, run_id: str, number: signal.Signals) -> None:
         """Send a signal to every process of a run, until there are no more of them in the case of SIGKILL."""
@@ -150,11 +152,11 @@ class Site:
             self.signal_all(run.parent.name, signal.SIGKILL)
 
 
-def until(condition: Callable[[], Any], what: str = "the condition", *, patience_s: float = PATIENCE_S) -> Any:
+def until(condition: Callable[[], Any], description: str = "the condition", *, patience_s: float = PATIENCE_S) -> Any:
     """Wait for something to become true, and return it."""
     deadline = time.monotonic() + patience_s
     while (began := time.monotonic()) < deadline:
         if answer := condition():
             return answer
         time.sleep(max(0.01, REST * (time.monotonic() - began)))
-    raise AssertionError(f"{what} did not come true in {patience_s:.0f} s")
+    raise AssertionError(f"{description} did not come true in {patience_s:.0f} s")

@@ -42,11 +42,11 @@ def site(*, qos: str | None = QOS, partition: dict[str, str] | None = None, **ch
     """The cluster with other values. ``qos``: None where accounting does not answer."""
     cluster = read_cluster(read_config(config(**changes)))
     places = read_partitions(partitions(**(partition or {})))
-    known: dict[str, Qos] | None = None if qos is None else read_qos(qos)
+    qos_by_name: dict[str, Qos] | None = None if qos is None else read_qos(qos)
     return Site(
         cluster=cluster,
         partitions={name: read_partition(fields, cluster) for name, fields in places.items()},
         config={},
-        qos=known,
+        qos=qos_by_name,
         associations=read_associations(ASSOCIATIONS),
     )

@@ -26,13 +26,13 @@ def run(site: Site) -> str:
 def test_a_run_that_trains_saves_when_it_is_asked_and_its_model_loads_elsewhere(site: Site, run: str) -> None:
     for _ in range(2):
         site.json("checkpoint", run)
-    asked = site.json("checkpoint", run)
-    assert (asked["outcome"], asked["checkpoint"]["why"]) == ("saved", "asked")
-    assert Path(asked["checkpoint"]["path"], "MANIFEST.json").exists()
+    answer = site.json("checkpoint", run)
+    assert (answer["outcome"], answer["checkpoint"]["why"]) == ("saved", "asked")
+    assert Path(answer["checkpoint"]["path"], "MANIFEST.json").exists()
     listed = site.json("checkpoints", run)["checkpoints"]
     assert [one["kept"] for one in listed] == ["one of the last 2", "newest"]
     verified = site.json("verify", run)
-    assert verified["newest_good"] == asked["checkpoint"]["step"]
+    assert verified["newest_good"] == answer["checkpoint"]["step"]
     for name in ("model.safetensors", "model.pt"):
         site.call("export", run, "--to", name)
     state = safetensors.torch.load_file(site.path / "model.safetensors")

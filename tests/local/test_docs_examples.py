@@ -68,7 +68,7 @@ def test_the_commands_of_getting_started_print_what_the_page_shows(site: Site) -
     commands = list(typed())
     assert [step.command for step in commands if "resume" in step.command], "the page shows no resume"
     for step in commands:
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", step.command],
             cwd=site.path,
             env=environ,
@@ -77,7 +77,7 @@ def test_the_commands_of_getting_started_print_what_the_page_shows(site: Site) -
             text=True,
             timeout=PATIENCE_S,
         )
-        assert done.returncode == 0, f"$ {step.command}\n{done.stdout}\n{done.stderr}"
-        assert doctest.OutputChecker().check_output(step.shown, done.stdout, _SAME), (
-            f"$ {step.command}\nthe page shows\n{step.shown}\nbut it printed\n{done.stdout}\n{done.stderr}"
+        assert completed.returncode == 0, f"$ {step.command}\n{completed.stdout}\n{completed.stderr}"
+        assert doctest.OutputChecker().check_output(step.shown, completed.stdout, _SAME), (
+            f"$ {step.command}\nthe page shows\n{step.shown}\nbut it printed\n{completed.stdout}\n{completed.stderr}"
         )

@@ -17,8 +17,8 @@ def test_a_drill_of_a_script_of_ours_tells_who_started_it_again_and_that_it_ends
         params={"steps": 60, "step_ms": 60}, checkpoint={"every": {"steps": 5}}, requeue={"backoff_s": 0.5}
     )
     words = ("--executor", "local", "--fault", "preempt", "--fault", "rank")
-    done = site.call("drill", str(spec), *words, "--json", env=SOON)
-    drill = json.loads(done.stdout)["drill"]
+    completed = site.call("drill", str(spec), *words, "--json", env=SOON)
+    drill = json.loads(completed.stdout)["drill"]
     preempted, killed = drill["faults"]
     assert drill["passed"], drill
     assert [one["comparison"]["identical"] for one in (preempted, killed)] == [True, True]
@@ -42,8 +42,8 @@ def test_a_drill_of_a_script_that_knows_nothing_of_us_compares_the_files_that_it
         resources={"nodes": 1, "procs_per_node": 1},
         checkpoint={"glob": "{checkpoint_dir}/ckpt-*.txt"},
     )
-    done = site.call("drill", str(spec), "--executor", "local", "--fault", "all", env=SOON)
-    assert "all: its script has no slurmtrain.session(), so nobody counts its steps" in done.stdout
-    [row] = [line.split() for line in done.stdout.splitlines() if line.startswith("all ")]
+    completed = site.call("drill", str(spec), "--executor", "local", "--fault", "all", env=SOON)
+    assert "all: its script has no slurmtrain.session(), so nobody counts its steps" in completed.stdout
+    [row] = [line.split() for line in completed.stdout.splitlines() if line.startswith("all ")]
     assert row[2] == "passed"
     assert row[5:7] == ["yes", "sync,"]

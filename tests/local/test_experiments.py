@@ -61,6 +61,6 @@ def test_a_new_run_that_would_take_up_an_old_checkpoint_is_warned_of(site: Site)
         "command: python -c 'import sys; print(sys.argv[1:])' --resume {resume_from}\n"
         "checkpoint: {glob: 'out/ckpt-*'}\ntracking: {mlflow: {enabled: false}}\n"
     )
-    done = site.call("submit", str(spec), "--executor", "local", "--wait")
-    assert "out/ckpt-7.txt matches checkpoint.glob" in done.stderr
+    submitted = site.call("submit", str(spec), "--executor", "local", "--wait")
+    assert "out/ckpt-7.txt matches checkpoint.glob" in submitted.stderr
     assert "'--resume', '" + str(site.path / "out" / "ckpt-7.txt") in site.call("logs", "@last").stdout

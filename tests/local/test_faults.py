@@ -94,8 +94,8 @@ def test_a_full_disk_leaves_the_old_checkpoint_valid_and_training_goes_on(site: 
         site.call("wait", run_id)
         run = site.status(run_id)
         assert (run["state"], run["checkpoint"]["step"]) == ("completed", 400)
-        said = "".join(path.read_text() for path in journal.glob("*/rank-0.jsonl"))
-        assert "no space left on the device" in said
+        events = "".join(path.read_text() for path in journal.glob("*/rank-0.jsonl"))
+        assert "no space left on the device" in events
         assert not [path for path in checkpoints.iterdir() if path.name.startswith(".local")]
     finally:
         subprocess.run(["umount", "--lazy", str(checkpoints)], check=True)
@@ -126,20 +126,20 @@ def test_a_rebuilt_registry_gives_the_same_answers(site: Site) -> None:
     torn = next((site.runs / crashed).glob("attempts/*/rank-0.jsonl"))
     with torn.open("ab") as file:
         file.write(b'garbage in the middle\n{"t": 1, "kind": "torn')
-    everything = [completed, crashed, killed]
+    run_ids = [completed, crashed, killed]
     site.call("sync")
-    before = facts(site, everything)
+    before = facts(site, run_ids)
     assert before[1][0]["mlflow_run_id"]
     assert [bad["line"] for bad in before[1][1]["garbage"]] == ["garbage in the middle"]
 
     (site.runs / "registry.db").unlink()
     rebuilt = site.call("registry", "rebuild")
     assert "unreadable line" in rebuilt.stderr
-    assert facts(site, everything) == before
+    assert facts(site, run_ids) == before
     site.call("registry", "rebuild")
-    assert facts(site, everything) == before
+    assert facts(site, run_ids) == before
     (site.runs / "registry.db").unlink()
-    assert facts(site, everything) == before
+    assert facts(site, run_ids) == before
 
 
 def test_a_registry_that_is_no_database_is_refused_and_can_be_rebuilt(site: Site) -> None:
@@ -175,11 +175,11 @@ def mlflow_runs(site: Site) -> list[dict[str, Any]]:
         " 'loss': [(m.step, m.timestamp, m.value) for m in client.get_metric_history(r.info.run_id, 'loss')]}\n"
         " for r in client.search_runs(ids)]))"
     )
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code, str(site.runs / "mlflow.db")], capture_output=True, text=True, check=True
     )
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    runs: list[dict[str, Any]] = json.loads(completed.stdout.splitlines()[-1])
+    return runs
 
 
 def test_one_mlflow_run_mirrors_all_attempts_and_mirroring_twice_adds_nothing(site: Site) -> None:
@@ -261,8 +261,8 @@ def test_a_script_reaches_its_own_run_on_a_tracking_server(site: Site, server: s
 def test_a_tracking_server_that_is_down_fails_no_run_and_is_reported(site: Site) -> None:
     spec = site.light(params={"steps": 2}, tracking={"mlflow": {"uri": "http://127.0.0.1:9"}})
     run_id = site.submit(spec)
-    done = site.call("wait", run_id)
-    assert "http://127.0.0.1:9" in done.stderr
+    waited = site.call("wait", run_id)
+    assert "http://127.0.0.1:9" in waited.stderr
     assert site.status(run_id)["state"] == "completed"
     assert site.call("sync", code=1).stderr.count("warning:") == 1
 
@@ -316,7 +316,7 @@ class Terminal(threading.Thread):
         super().__init__()
         self.site, self.specs, self.dice = site, specs, random.Random(seed)
         self.submitted = submitted
-        self.mine: list[str] = []
+        self.own_runs: list[str] = []
         self.cancelled: set[str] = set()
         self.problems: list[str] = []
         self.end = time.monotonic() + STRESS_S
@@ -331,13 +331,13 @@ class Terminal(threading.Thread):
 
     def submit(self) -> None:
         run_id = self.site.submit(self.dice.choice(self.specs))
-        self.mine.append(run_id)
+        self.own_runs.append(run_id)
         self.submitted.append(run_id)
 
     def cancel(self) -> None:
-        if self.mine:
-            self.cancelled.add(self.mine[-1])
-            self.site.call("cancel", self.mine[-1])
+        if self.own_runs:
+            self.cancelled.add(self.own_runs[-1])
+            self.site.call("cancel", self.own_runs[-1])
 
     def show(self) -> None:
         if self.submitted:

@@ -32,9 +32,9 @@ def weights(site: Site, run_id: str) -> str:
 
 def newest_checkpoint(run: Path, *, complete: bool = False) -> int:
     """The step of the newest checkpoint; ``complete``: also of one that only lacks its name, which it gets later."""
-    found = [*run.glob("checkpoints/step-*/MANIFEST.json")]
-    found += run.glob("checkpoints/.*-step-*/MANIFEST.json") if complete else []
-    return max((int(path.parent.name.rpartition("-")[2]) for path in found), default=0)
+    manifests = [*run.glob("checkpoints/step-*/MANIFEST.json")]
+    manifests += run.glob("checkpoints/.*-step-*/MANIFEST.json") if complete else []
+    return max((int(path.parent.name.rpartition("-")[2]) for path in manifests), default=0)
 
 
 def has_come(site: Site, run_id: str, attempt: int, target: int) -> bool:
@@ -71,8 +71,10 @@ def test_a_run_killed_at_random_steps_and_resumed_ends_with_the_weights_of_an_un
     assert resumed["lost_steps"] == sum(lost)
     *before, final = site.show(run_id)["attempts"]
     starts = [0, *(kept for _, kept in ends)]
-    told = [(one["cause"], one["first_step"], one["last_step"], one["lost_steps"]) for one in before]
-    assert told == [("lost", first, last, steps) for first, (last, _), steps in zip(starts, ends, lost, strict=False)]
+    attempts = [(one["cause"], one["first_step"], one["last_step"], one["lost_steps"]) for one in before]
+    assert attempts == [
+        ("lost", first, last, steps) for first, (last, _), steps in zip(starts, ends, lost, strict=False)
+    ]
     assert (final["cause"], final["first_step"], final["lost_steps"]) == ("completed", starts[-1], 0)
 
 

@@ -19,9 +19,11 @@ STEPS = 18
 def undisturbed() -> dict[int, float]:
     """The losses of one process that does all the work, by step."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True)
-    said = [line.split() for line in done.stdout.splitlines() if line.startswith("loss ")]
-    return {int(step): float(loss) for _, step, loss in said}
+    completed = subprocess.run(
+        [sys.executable, str(SCRIPT)], env=environment, capture_output=True, text=True, check=True
+    )
+    losses = [line.split() for line in completed.stdout.splitlines() if line.startswith("loss ")]
+    return {int(step): float(loss) for _, step, loss in losses}
 
 
 def losses(run: Path) -> dict[int, float]:

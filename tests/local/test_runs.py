@@ -288,7 +288,7 @@ def test_the_runs_of_a_sweep_go_one_after_the_other_on_this_machine(site: Site) 
                            sweep={"params.steps": [3, 4]})  # fmt: skip
     runs = site.json("submit", str(spec), "--executor", "local", "--sweep", "params.step_ms=0,1", "--wait")["runs"]
     assert [run["state"] for run in runs] == ["completed"] * 4
-    assert [site.said(run["id"]) for run in runs] == [["3 0"], ["3 1"], ["4 0"], ["4 1"]]
+    assert [site.printed(run["id"]) for run in runs] == [["3 0"], ["3 1"], ["4 0"], ["4 1"]]
     for earlier, later in itertools.pairwise(runs):
         ended = site.show(earlier["id"])["ended_at"]
         workers = [event for event in _events(site, later["id"]) if event["kind"] == "rendezvous"]
@@ -348,20 +348,20 @@ def test_a_setup_line_that_fails_is_reported(site: Site) -> None:
 
 
 def test_the_same_script_trains_without_any_job(site: Site) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(SCRIPTS / "train.py")],
         cwd=site.path,
         env=site.environment(),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("weights ")
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.startswith("weights ")
     assert list(site.path.iterdir()) == []
 
 
 def test_the_same_script_trains_under_torchrun(site: Site) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [
             sys.executable,
             "-m",
@@ -375,5 +375,5 @@ def test_the_same_script_trains_under_torchrun(site: Site) -> None:
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert len({line.split()[1] for line in done.stdout.splitlines() if line.startswith("weights")}) == 1
+    assert completed.returncode == 0, completed.stderr
+    assert len({line.split()[1] for line in completed.stdout.splitlines() if line.startswith("weights")}) == 1

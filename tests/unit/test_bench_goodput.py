@@ -42,7 +42,7 @@ def test_what_is_written_is_what_is_read(log: ModuleType, tmp_path: Path) -> Non
         second.finished(step)
     assert [line.step for line in log.read(tmp_path)] == [1, 2]
     assert not (tmp_path / "done").exists()
-    first.done()
+    first.finish()
     assert (tmp_path / "done").exists()
 
 
@@ -87,13 +87,13 @@ def test_the_rank_that_is_hit_is_on_the_last_node(log: ModuleType, tmp_path: Pat
 
 
 def test_every_start_of_a_job_counts_with_all_its_nodes(log: ModuleType) -> None:
-    said = (
+    sacct = (
         "ours-1|PREEMPTED|100|150|2\nours-1|CANCELLED by 0|160|170|2\n"
         "ours-1|PENDING|Unknown|Unknown|2\nothers|COMPLETED|0|9999|4\n"
     )
-    found = log.starts(said, "ours")
-    assert [start.state for start in found] == ["PREEMPTED", "CANCELLED"]
-    assert log.node_seconds(found) == 120.0
+    starts = log.starts(sacct, "ours")
+    assert [start.state for start in starts] == ["PREEMPTED", "CANCELLED"]
+    assert log.node_seconds(starts) == 120.0
 
 
 def test_a_start_that_has_not_ended_cannot_be_counted(log: ModuleType) -> None:
@@ -102,9 +102,9 @@ def test_a_start_that_has_not_ended_cannot_be_counted(log: ModuleType) -> None:
 
 
 def test_a_start_that_accounting_has_lost_counts_as_it_was_seen(log: ModuleType) -> None:
-    told = [log.Start(100, 150, 2, "REQUEUED"), log.Start(300, 350, 2, "COMPLETED")]
-    seen = [log.Start(101, 148, 2, "UNACCOUNTED"), log.Start(200, 250, 2, "UNACCOUNTED")]
-    assert log.complete(told, seen) == [told[0], seen[1], told[1]]
+    accounted = [log.Start(100, 150, 2, "REQUEUED"), log.Start(300, 350, 2, "COMPLETED")]
+    queued = [log.Start(101, 148, 2, "UNACCOUNTED"), log.Start(200, 250, 2, "UNACCOUNTED")]
+    assert log.complete(accounted, queued) == [accounted[0], queued[1], accounted[1]]
 
 
 def test_a_hand_is_needed_once_a_job_has_been_gone_for_so_long(log: ModuleType) -> None:

@@ -19,9 +19,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path / "project"
 
 
-def load(project: Path, cwd: Path | None = None, **given: Any) -> Config:
-    environ = {"HOME": str(project.parent / "home"), **given.pop("environ", {})}
-    return load_config(cwd=cwd or project, environ=environ, **given)
+def load(project: Path, cwd: Path | None = None, **options: Any) -> Config:
+    environ = {"HOME": str(project.parent / "home"), **options.pop("environ", {})}
+    return load_config(cwd=cwd or project, environ=environ, **options)
 
 
 def user_file(project: Path) -> Path:

@@ -74,22 +74,22 @@ def copy_of_the_repository(place: Path) -> Path:
 
 
 def test_generated_pages_are_what_the_code_says() -> None:
-    done = generate("--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    checked = generate("--check")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def test_a_page_out_of_date_is_refused_with_a_diff_and_put_right(tmp_path: Path) -> None:
     place = copy_of_the_repository(tmp_path)
     page = place / "docs" / "spec.md"
-    wanted = page.read_text()
-    page.write_text(wanted.replace("`resources.nodes`", "`resources.gnomes`"))
+    expected = page.read_text()
+    page.write_text(expected.replace("`resources.nodes`", "`resources.gnomes`"))
     script = place / "scripts" / "docs"
     refused = generate("--check", script=script)
     assert refused.returncode == 1
     assert "-| `resources.gnomes`" in refused.stdout
     assert "+| `resources.nodes`" in refused.stdout
     assert generate(script=script).returncode == 0
-    assert page.read_text() == wanted
+    assert page.read_text() == expected
     assert generate("--check", script=script).returncode == 0
 
 

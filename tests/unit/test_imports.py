@@ -31,11 +31,11 @@ print(json.dumps(sorted(sys.modules)), file=sys.stderr)
 """
 
 
-def told(program: str, cwd: Path, *arguments: str) -> tuple[str, set[str]]:
-    """What a program printed in a fresh process, and the names that it told of."""
+def modules_loaded_by(program: str, cwd: Path, *arguments: str) -> tuple[str, set[str]]:
+    """What a program printed in a fresh process, and the names of modules that it wrote to stderr."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURMTRAIN_")}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, *arguments],
         cwd=cwd,
         env={**kept, "PYTHONPATH": path},
@@ -44,8 +44,8 @@ def told(program: str, cwd: Path, *arguments: str) -> tuple[str, set[str]]:
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, set(json.loads(done.stderr.splitlines()[-1]))
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout, set(json.loads(completed.stderr.splitlines()[-1]))
 
 
 @pytest.fixture
@@ -63,40 +63,40 @@ def one_run(tmp_path: Path) -> Path:
 
 
 def test_help_imports_none_of_the_heavy_libraries_and_no_database(tmp_path: Path) -> None:
-    printed, imported = told(RUN_AND_TELL, tmp_path, "--help")
+    printed, imported = modules_loaded_by(RUN_AND_TELL, tmp_path, "--help")
     assert "Usage: slurmtrain" in printed
     assert not imported & (HEAVY | {"sqlalchemy", "omegaconf", "submitit", "rich", "jinja2", "psutil", "yaml"})
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 def test_render_imports_none_of_the_heavy_libraries(tmp_path: Path, options: tuple[str, ...]) -> None:
-    printed, imported = told(RUN_AND_TELL, tmp_path, "render", str(SPEC), *options)
+    printed, imported = modules_loaded_by(RUN_AND_TELL, tmp_path, "render", str(SPEC), *options)
     assert "#SBATCH" in printed
     assert not imported & HEAVY
 
 
 @pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
 def test_the_first_status_of_a_run_imports_none_of_the_heavy_libraries(one_run: Path, options: tuple[str, ...]) -> None:
-    printed, imported = told(RUN_AND_TELL, one_run, "status", *options)
+    printed, imported = modules_loaded_by(RUN_AND_TELL, one_run, "status", *options)
     assert "heard-of" in printed
     assert "sqlalchemy" in imported, "the registry was not opened, so this test shows nothing"
     assert not imported & HEAVY
 
 
 def test_a_later_status_imports_none_of_the_heavy_libraries(one_run: Path) -> None:
-    told(RUN_AND_TELL, one_run, "status")
-    printed, imported = told(RUN_AND_TELL, one_run, "status")
+    modules_loaded_by(RUN_AND_TELL, one_run, "status")
+    printed, imported = modules_loaded_by(RUN_AND_TELL, one_run, "status")
     assert "heard-of" in printed
     assert not imported & HEAVY
 
 
 def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path) -> None:
-    _, imported = told(IMPORT_AND_TELL, tmp_path)
+    _, imported = modules_loaded_by(IMPORT_AND_TELL, tmp_path)
     assert "slurmtrain" in imported
     assert not imported & {"torch", "sqlalchemy", "numpy", "click", "slurmtrain.runtime.training.session"}
 
 
 def test_the_session_is_loaded_when_it_is_first_used(tmp_path: Path) -> None:
     program = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain\nassert callable(slurmtrain.session)\n")
-    _, imported = told(program, tmp_path)
+    _, imported = modules_loaded_by(program, tmp_path)
     assert {"torch", "slurmtrain.runtime.training.session"} <= imported

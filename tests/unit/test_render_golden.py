@@ -19,11 +19,11 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Directories that exist on no machine, so that nothing resolves to something else.
-HERE = Path("/slurmtrain-golden/project")
+PROJECT = Path("/slurmtrain-golden/project")
 RUNS = {
-    "one-node": HERE / "runs",
-    "four-nodes": HERE / "runs",
-    "setup-lines": HERE / "runs",
+    "one-node": PROJECT / "runs",
+    "four-nodes": PROJECT / "runs",
+    "setup-lines": PROJECT / "runs",
     "odd-characters": Path('/slurmtrain-golden/runs of it\'s "odd" $HOME `x` ünï;&'),
 }
 
@@ -31,7 +31,7 @@ RUNS = {
 @pytest.fixture(autouse=True)
 def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that a plan or a script takes from the machine, as it would be on one certain machine."""
-    monkeypatch.setattr(Path, "cwd", classmethod(lambda _: HERE))
+    monkeypatch.setattr(Path, "cwd", classmethod(lambda _: PROJECT))
     monkeypatch.setattr(sys, "executable", "/opt/slurm train/bin/python3")
     monkeypatch.setattr(submit, "which_python", lambda: "/usr/bin/python3")
 
@@ -39,8 +39,8 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def rendered(name: str) -> Rendered:
     runs = RUNS[name]
     workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
-    [one] = render(workspace, GOLDEN / f"{name}.yaml", (), ())
-    return one
+    [run] = render(workspace, GOLDEN / f"{name}.yaml", (), ())
+    return run
 
 
 def compare(path: Path, text: str) -> None:

@@ -28,14 +28,14 @@ class _Killer:
         self.count = 0
         self.busy = False
 
-    def effect(self, what: str) -> None:
+    def effect(self, name: str) -> None:
         if self.busy:
             return
         self.busy = True
         self.count += 1
         if self.log:
             with pathlib.Path(self.log).open("a") as file:
-                file.write(f"{self.count} {what}\n")
+                file.write(f"{self.count} {name}\n")
         if self.count == self.at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.busy = False

@@ -44,8 +44,8 @@ def main() -> None:
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
         for step in run.steps(params["steps"]):
-            inputs, wanted = (part[run.rank :: run.world_size] for part in batch_of(step, params["batch"]))
-            loss = nn.functional.mse_loss(model(inputs), wanted)
+            inputs, targets = (part[run.rank :: run.world_size] for part in batch_of(step, params["batch"]))
+            loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

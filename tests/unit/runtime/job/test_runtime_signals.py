@@ -79,19 +79,19 @@ def test_signals_are_noticed_in_every_order_and_the_first_one_counts(where: str)
                 one.send(each)
                 count = sum(other != signal.SIGCONT for other in order[:sent])
                 expected = f"{stops[0].name} {count}" if count else "None 0"
-                until(lambda expected=expected: one.asked() == expected, expected)
+                until(lambda expected=expected: one.reply() == expected, expected)
 
 
 def test_a_storm_of_signals_changes_nothing_after_the_first() -> None:
     with flagged(IN_C) as one:
         one.send(signal.SIGUSR2)
-        until(lambda: one.asked() == "SIGUSR2 1", "the first")
+        until(lambda: one.reply() == "SIGUSR2 1", "the first")
         for _ in range(300):
             one.send(signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 
         # The kernel merges equal signals as long as they are pending.
-        until(lambda: int(one.asked().split()[1]) >= 3, "some of them")
-        assert one.asked().split()[0] == "SIGUSR2"
+        until(lambda: int(one.reply().split()[1]) >= 3, "some of them")
+        assert one.reply().split()[0] == "SIGUSR2"
 
 
 def test_a_signal_is_seen_right_after_it_and_has_a_time() -> None:
@@ -143,7 +143,7 @@ block_in_c()
 """
     ) as one:
         one.send(signal.SIGTERM)
-        assert until(lambda: one.asked() == "SIGTERM 1", "the signal")
+        assert until(lambda: one.reply() == "SIGTERM 1", "the signal")
 
 
 def test_somebody_elses_wakeup_fd_stays_and_the_handlers_still_work() -> None:
@@ -186,7 +186,7 @@ time.sleep(60)
     ) as one:
         assert one.line() == "0"
         assert one.line() == "SIGUSR2 1"
-        assert one.asked() == "SIGUSR2 1"
+        assert one.reply() == "SIGUSR2 1"
 
 
 def test_a_forked_child_has_no_wakeup_fd() -> None:

@@ -105,7 +105,7 @@ say(flag.name)
         child = int(one.line())
         signal_from_outside(child)
         assert running(child)
-        one.go_on()
+        one.proceed()
         assert one.line() == "here"
         assert one.line() == "heard here"
         assert one.line() == str(-signal.SIGTERM)
@@ -222,7 +222,7 @@ say(*(each.exitcode for each in workers))
         for pid in workers:
             signal_from_outside(pid)
         assert all(running(pid) for pid in workers)
-        one.go_on()
+        one.proceed()
         assert one.line() == "780 2"
         assert one.line() == "780"
         assert one.line() == "0 0"

@@ -42,7 +42,7 @@ def digests(site: ClusterSite, run_id: str) -> set[str]:
 
 
 def preempt(cluster: Cluster, preempted: Callable[[], Any], nodes: int = NODES) -> None:
-    """Have a job of higher priority take all nodes that there are for a moment, and wait until ``done``."""
+    """Have a job of higher priority take all nodes that there are for a moment, and wait until it is ``preempted``."""
     options = ("--partition=ondemand", "--exclusive", f"--nodes={nodes}", "--time=1", "--output=/dev/null")
     job = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 1").strip()
     until(preempted, "the preemption")

@@ -26,7 +26,7 @@ from slurmtrain.model.diagnosis.drill import (
     never_hit,
     never_submitted,
 )
-from slurmtrain.model.interruption.stop_cause import DEFAULT_GRACE_S
+from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PlaceError, Refused, SlurmDown, SlurmtrainError, TrackingError
-from slurmtrain.model.interruption.history import decision
+from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run

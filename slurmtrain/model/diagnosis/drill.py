@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from slurmtrain.model.interruption.stop_cause import DEFAULT_GRACE_S
+from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run

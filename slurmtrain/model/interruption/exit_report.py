@@ -1,4 +1,9 @@
-"""Why the workers of a node ended: pure decisions over their exits."""
+"""Why the ranks of a node ended: the report that its agent makes, and all that amends it afterwards. Pure.
+
+A report never changes. It is made by :func:`report_exits` from how the ranks ended and what they had been asked, and
+:func:`amend` returns another one for each thing that is learned later. Node 0 takes the report of the node that all
+others follow from (:func:`attempt_report`) as that of the attempt.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +11,7 @@ import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 # How a rank says "I was asked to stop, saved, and can go on": EX_TEMPFAIL of sysexits.h.
@@ -18,11 +23,35 @@ _CASCADE = re.compile(
     re.IGNORECASE,
 )
 _CASCADE_LINES = 8
+# What sbatch sends ahead of the time limit (--signal): submitit asks for SIGUSR2, a spec may ask for SIGUSR1.
+_TIME_LIMIT_SIGNALS = frozenset({"SIGUSR1", "SIGUSR2"})
+# A rank that dies of one of these has not failed once a stop was asked for: the signal was sent to all processes.
+_STOP_CODES = frozenset(
+    -number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+)
+
+# Errors of a GPU itself, after which others of its node may do better (NVIDIA's catalogue of Xid errors).
+_GPU_FAULTS = frozenset({48, 63, 64, 74, 79, 92, 95, 119, 120})
+# Of PyTorch (torch/csrc/cuda, c10/cuda), CUDA and ROCm.
+_GPU_MEMORY = re.compile(
+    r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
+)
+# Of Python, of errno ENOMEM, of PyTorch's allocator for the CPU, and of C++.
+_HOST_MEMORY = re.compile(
+    r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc"
+)
+# What PyTorch's DataLoader says of a worker of its own that was killed.
+_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+# The exception, or an allocator's last words, stand at the end of a log.
+_MEMORY_LINES = 3
+
+
+# --- how ranks end --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """One worker's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
+    """One rank's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
 
     ``raised`` is the exception that the session saw, with its time, which precedes the exit by the interpreter's end.
     """
@@ -36,10 +65,12 @@ class Exit:
 
     @property
     def failed(self) -> bool:
+        """Whether it neither completed nor stopped because it was asked to."""
         return self.code not in (0, STOPPED)
 
     @property
     def failed_at(self) -> float:
+        """When it failed, in seconds since 1970."""
         return self.raised[0] if self.raised else self.at
 
     @property
@@ -55,16 +86,18 @@ class Exit:
 
     @property
     def blame(self) -> tuple[bool, float]:
-        """The one that sorts first is to blame: the earliest of those that did not fail because of another."""
+        """The exit that sorts first is to blame: the earliest of those that did not fail because of another."""
         return (self.cascade, self.failed_at)
 
     def describe(self) -> str:
-        """In words, with the last thing it said."""
-        said = self.raised[1] if self.raised else next((line for line in reversed(self.last_lines) if line.strip()), "")
+        """How it ended, as a sentence without its full stop: with its exception, or the last line of its log."""
+        last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
+        message = (self.raised[1] if self.raised else last_line).strip()
         how = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
-        return f"rank {self.rank} {how}" + (f": {said.strip()}" if said else "")
+        return f"rank {self.rank} {how}" + (f": {message}" if message else "")
 
     def to_dict(self) -> dict[str, Any]:
+        """As the journal has it."""
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -78,9 +111,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """Why the workers were asked to stop before they were done. ``node`` is the one that has the reason.
+    """Why the ranks of all nodes are to stop before they are done.
 
-    ``signal``: the name of the signal that asked; what it stands for only the scheduler, or a person, can tell.
+    ``cause``: one of ``model/run.CAUSES``. ``why``: a sentence without its full stop. ``at``: seconds since 1970.
+    ``node``: the node that has the reason, whose report then carries the blame. ``signal``: the name of the signal
+    that asked; what it stands for only the scheduler, or a person, can tell.
     """
 
     cause: str
@@ -89,12 +124,29 @@ class StopRequest:
     node: int
     signal: str | None = None
 
+    @classmethod
+    def by_signal(cls, name: str, *, at: float, node: int) -> StopRequest:
+        """A request because of a signal to the agent of ``node``, taken for what such a signal most likely means.
+
+        ``name``: the signal's. ``at``: when it came, in seconds since 1970.
+        """
+        if name in _TIME_LIMIT_SIGNALS:
+            return cls(cause="timeout", why=f"the time limit is near ({name})", at=at, node=node, signal=name)
+        return cls(cause="preempted", why=f"stopped by {name}", at=at, node=node, signal=name)
+
+
+# --- the report -----------------------------------------------------------------------------------------------------
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExitReport:
-    """What a node says of its end. ``failed_at`` is None unless the reason lies with this node.
+    """Why the ranks of a node, or of an attempt, ended.
 
-    ``without``: hosts without which it may be worth another try.
+    ``cause``: one of ``model/run.CAUSES``. ``reason``: a sentence without its full stop. ``failed_at``: seconds since
+    1970, None unless the reason lies with this node. ``cascade``: it failed because another node had. ``failures``:
+    the ranks that failed (:meth:`Exit.to_dict`), the one to blame first. ``signal``: the name of the signal that the
+    agent got. ``without``: hosts without which it may be worth another try. ``sure``: the scheduler was asked what the
+    signal stands for, and left no doubt. ``evidence``: what the cause was concluded from.
     """
 
     cause: str
@@ -105,11 +157,10 @@ class ExitReport:
     signal: str | None = None
     without: Sequence[str] = ()
     sure: bool = False
-    """Whether the scheduler was asked what the signal stands for."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the journal has it."""
+        """As the journal and the other nodes have it."""
         return {
             "cause": self.cause,
             "reason": self.reason,
@@ -129,37 +180,43 @@ class ExitReport:
 
     @property
     def blame(self) -> tuple[bool, bool, float]:
-        """Of several nodes the one whose end sorts first is the cause; who was only told to stop comes after others."""
+        """Of several nodes the report that sorts first is the cause; nodes that were only asked to stop come last."""
         return (self.cascade, self.signal is not None, self.failed_at if self.failed_at is not None else math.inf)
+
+    @property
+    def gpu_failed(self) -> bool:
+        """Whether a GPU of the node is to blame."""
+        return any(error.get("code") in _GPU_FAULTS for error in self.evidence.get("xids", ()))
+
+    @property
+    def slurm_ends_it(self) -> bool:
+        """Whether Slurm was ending the job already, for a reason that only its accounting can tell.
+
+        Then Slurm has seen to what becomes of the job, and putting it back into the queue would undo that.
+        """
+        return self.signal is not None and not self.sure and bool(self.evidence.get("slurm", {}).get("state"))
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptOutcome:
-    """How an attempt ended: on this node, and, at node 0, the end that all others follow from."""
+    """How an attempt ended: on this node, and as a whole, as far as this node knows."""
 
-    ending: ExitReport
-    root: ExitReport
-
-
-def are_gone(names: Sequence[str]) -> str:
-    """That the agents of these nodes have died, in words."""
-    agents = "its agent has" if len(names) == 1 else "their agents have"
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents} not been heard of any more"
+    node: ExitReport
+    attempt: ExitReport
 
 
-def root_of(endings: Sequence[ExitReport]) -> ExitReport:
-    """The end that all others follow from."""
-    failed = [one for one in endings if one.cause != "completed"]
-    return min(failed, key=lambda one: one.blame) if failed else endings[0]
+def report_exits(exits: Sequence[Exit], request: StopRequest | None, node: int) -> ExitReport:
+    """The report of a node, from the exits of all its ranks and what they were asked before.
 
-
-def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> ExitReport:
-    """The cause of a node's end, from the exits of all its workers and what they were asked before.
-
-    A worker that failed before anybody asked for a stop is the cause. After a request, whatever the workers exit with
+    A rank that failed before anybody asked for a stop is the cause. After a request, whatever the ranks exit with
     follows from it, but for exit code 0 on all of them: then the work was done in spite of it.
+
+    ``exits``: those of all ranks of the node. ``request``: why they were asked to stop, if they were. ``node``: this
+    node's number.
     """
-    failed = sorted((one for one in exits if one.failed and not _follows(one, request)), key=lambda one: one.blame)
+    failed = sorted(
+        (each for each in exits if each.failed and not _follows(each, request)), key=lambda each: each.blame
+    )
     if failed:
         first = failed[0]
         return ExitReport(
@@ -167,9 +224,9 @@ def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Exi
             reason=first.describe(),
             failed_at=first.failed_at,
             cascade=first.cascade,
-            failures=[one.to_dict() for one in failed],
+            failures=[each.to_dict() for each in failed],
         )
-    if all(one.code == 0 for one in exits):
+    if all(each.code == 0 for each in exits):
         return ExitReport(cause="completed", reason="")
     if request is not None:
         at = request.at if request.node == node else None
@@ -177,17 +234,204 @@ def decide(exits: Sequence[Exit], request: StopRequest | None, node: int) -> Exi
     return ExitReport(cause="cancelled", reason="the workers were asked to stop, saved and left")
 
 
-def _follows(one: Exit, request: StopRequest | None) -> bool:
-    """Whether this exit is what the request asked for. Signals reach agent and workers in any order."""
-    if request is None:
-        return False
-    return one.failed_at >= request.at or one.code in (
-        -signal.SIGTERM,
-        -signal.SIGINT,
-        -signal.SIGHUP,
-        -signal.SIGUSR1,
-        -signal.SIGUSR2,
+def report_signal(
+    name: str, *, at: float | None, before_start: bool = False, missing: Sequence[str] = ()
+) -> ExitReport:
+    """The report of a node that a signal stopped while it had no ranks.
+
+    ``name``: the signal's. ``at``: when it came, in seconds since 1970; None where it came to another node. With
+    ``before_start`` no ranks had been started yet. ``missing``: nodes whose agents were gone by then.
+    """
+    return ExitReport(
+        cause="preempted",
+        reason=f"stopped by {name}" + (" before it began" if before_start else ""),
+        failed_at=at,
+        signal=name,
+        evidence={"gone": list(missing)} if missing else {},
     )
+
+
+def report_standby(attempt: ExitReport) -> ExitReport:
+    """The report of a spare node that never had ranks, in an attempt that ended like this: no blame lies with it."""
+    return replace(attempt, cascade=attempt.cause != "completed", failed_at=None)
+
+
+def attempt_report(
+    reports: Sequence[ExitReport], hang: HangEvidence | None = None, lost: LostNodes | None = None
+) -> ExitReport:
+    """The report that all others follow from, with what only node 0 knows.
+
+    ``reports``: those of all nodes that made one. ``hang``: what all nodes together say of a hang. ``lost``: nodes
+    with ranks whose agents are gone.
+    """
+    failed = [report for report in reports if report.cause != "completed"]
+    report = min(failed, key=lambda each: each.blame) if failed else reports[0]
+    if report.cause == "hang" and hang is not None:
+        # Which rank holds the others up is known; that nodes fell silent meanwhile follows from it.
+        return amend(report, hang)
+    return report if lost is None else amend(report, lost)
+
+
+# --- what amends a report -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelEvidence:
+    """What the kernel of a node has noted since its ranks started.
+
+    ``oom_kills``: processes that were killed for memory, of the job alone or (not ``own``) of the whole machine.
+    ``memory_limit``: the job's, in bytes; None where there is none. ``xids``: errors of GPUs, as
+    ``runtime/preflight/facts/gpus.find_xids`` gives them.
+    """
+
+    oom_kills: int = 0
+    own: bool = True
+    memory_limit: int | None = None
+    xids: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HangEvidence:
+    """Which ranks hold all others up, as a sentence without its full stop."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostNodes:
+    """Nodes with ranks whose agents have not been heard of for too long.
+
+    ``names``: what people call them. ``hosts``: those of them that a job can be started without. ``at``: when that was
+    noticed, in seconds since 1970.
+    """
+
+    names: Sequence[str]
+    hosts: Sequence[str] = ()
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopCause:
+    """Why a stop was asked for, as the scheduler says. ``why``: a sentence without its full stop.
+
+    ``sure``: False where something else is possible; the cause is then the one that costs the least if it is wrong, and
+    Slurm's accounting may know better later. ``job_runs_on``: Slurm neither ends nor preempts the job. ``evidence``:
+    what it was concluded from, to be journaled; empty where there is no Slurm.
+    """
+
+    cause: str
+    why: str
+    sure: bool = True
+    job_runs_on: bool = False
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ExclusionProblem:
+    """Why the job cannot start again without the nodes to blame, as a sentence without its full stop."""
+
+    reason: str
+
+
+Evidence = KernelEvidence | HangEvidence | LostNodes | StopCause | ExclusionProblem
+
+
+def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
+    """The report with what was learned after it was made: the only place where a report becomes another one.
+
+    In the order in which it is learned:
+
+    * :class:`KernelEvidence`, on each node once its ranks have ended: joins ``evidence``; a crash for lack of memory
+      becomes ``oom``.
+    * :class:`HangEvidence`, at node 0 once all nodes have reported: says which ranks hang.
+    * :class:`LostNodes`, at node 0: unless the work was done, a lost node is the cause (``node_fail``), and a new start
+      does without it. After a signal it may have been ended by the same signal: then it only joins ``evidence``.
+    * :class:`StopCause`, once Slurm has answered: says what the signal stood for. If the job runs on, Slurm ended
+      nothing; where nodes are missing, srun ended the other tasks because of them (``node_fail``).
+    * :class:`ExclusionProblem`, at node 0 before the job is put back: joins ``reason``, and excludes nobody.
+    """
+    match evidence:
+        case KernelEvidence():
+            return _amend_by_kernel(report, evidence)
+        case HangEvidence():
+            return replace(report, reason=evidence.reason)
+        case LostNodes():
+            return _amend_by_lost_nodes(report, evidence)
+        case StopCause():
+            return _amend_by_scheduler(report, evidence)
+        case ExclusionProblem():
+            return replace(report, reason=f"{report.reason}; {evidence.reason}", without=())
+
+
+def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None:
+    """Why a rank ended for lack of memory, as a sentence without its full stop; None if it did not, as far as is known.
+
+    ``failure``: the rank's, as :meth:`Exit.to_dict` gives it. ``kernel``: what the kernel of its node has noted.
+    """
+    rank = failure.get("rank")
+    who = "a rank" if rank is None else f"rank {rank}"
+    message = "\n".join([failure.get("error") or "", *failure.get("last_lines", ())[-_MEMORY_LINES:]])
+    killed = failure.get("signal") == "SIGKILL"
+    limit = (
+        f"the job's limit is {kernel.memory_limit / 2**30:.3g} GiB"
+        if kernel.memory_limit is not None
+        else "the node had none left"
+    )
+    # Of a whole machine, some other job's processes may have been killed.
+    if kernel.own and kernel.oom_kills > 0 and (killed or _WORKER_KILLED.search(message)):
+        whose = "" if killed else "a data loader's process of "
+        return f"{whose}{who} was killed for memory: {limit} (raise resources.mem)"
+    if _GPU_MEMORY.search(message):
+        return f"{who} ran out of GPU memory (use smaller batches, more GPUs, or GPUs with more memory)"
+    if _HOST_MEMORY.search(message):
+        return f"{who} got no more memory: {limit} (raise resources.mem)"
+    return None
+
+
+def _amend_by_kernel(report: ExitReport, kernel: KernelEvidence) -> ExitReport:
+    more: dict[str, Any] = {}
+    if kernel.oom_kills:
+        more |= {"oom_kills": kernel.oom_kills, "memory_limit": kernel.memory_limit}
+    if kernel.xids:
+        more["xids"] = list(kernel.xids)
+    # Others follow from the failure that comes first.
+    reasons = [oom_reason(failure, kernel) for failure in report.failures[:1] if report.cause == "crash"]
+    if reasons and reasons[0] is not None:
+        report = replace(report, cause="oom", reason=f"{reasons[0]}; {report.reason}")
+    return replace(report, evidence={**report.evidence, **more}) if more else report
+
+
+def _amend_by_lost_nodes(report: ExitReport, lost: LostNodes) -> ExitReport:
+    if report.signal is not None:
+        return replace(report, evidence={**report.evidence, "gone": list(lost.names)})
+    if report.cause == "completed":
+        return report
+    return ExitReport(
+        cause="node_fail",
+        reason=_describe_gone(lost.names),
+        failed_at=report.failed_at or lost.at,
+        without=lost.hosts,
+    )
+
+
+def _amend_by_scheduler(report: ExitReport, stop: StopCause) -> ExitReport:
+    evidence = {**report.evidence, "slurm": dict(stop.evidence)} if stop.evidence else report.evidence
+    missing = report.evidence.get("gone", ())
+    if missing and stop.job_runs_on:
+        reason = _describe_gone(missing)
+        return replace(report, cause="node_fail", reason=reason, signal=None, evidence=evidence, without=missing)
+    return replace(report, cause=stop.cause, reason=stop.why, sure=stop.sure, evidence=evidence)
+
+
+def _describe_gone(names: Sequence[str]) -> str:
+    """That the agents of these nodes have died, as a sentence without its full stop."""
+    agents = "its agent has" if len(names) == 1 else "their agents have"
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents} not been heard of any more"
+
+
+def _follows(exited: Exit, request: StopRequest | None) -> bool:
+    """Whether this exit is what the request asked for. Signals reach agent and ranks in any order."""
+    return request is not None and (exited.failed_at >= request.at or exited.code in _STOP_CODES)
 
 
 def _signal_name(number: int) -> str:

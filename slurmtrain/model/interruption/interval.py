@@ -37,6 +37,8 @@ CHEAP = 0.005
 MOST_OVERHEAD = 0.035
 # A save in the grace may take longer than the last ones did, and another one may have to end first.
 GRACE_MARGIN = 1.5
+# What ranks may take where nobody says how long there is: what torch elastic leaves them, and Slurm's default KillWait.
+DEFAULT_GRACE_S = 30.0
 # How many of the last saves tell what the next one costs.
 _REMEMBERED = 8
 # How often ranks agree on whether to stop or save. A stop request waits at most this long plus one step.

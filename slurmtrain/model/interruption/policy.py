@@ -1,17 +1,21 @@
 """Whether a run that was interrupted is started again by itself, and when: pure.
 
-The one place that decides it. A node's agent asks it inside the job, a command asks it for what no agent can start
-again, and the fold asks it for what people read.
+The one place that decides it, by a list of ends of the run (:class:`PriorEnd`), which :func:`prior_ends` alone makes. A
+node's agent asks it inside the job, of ranks that may start again in place and of the job; a command asks it for what
+no agent can start again, and for what people read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from slurmtrain.model.spec.spec import RequeueSpec
+from slurmtrain.model.interruption.exit_report import ExitReport
+from slurmtrain.model.interruption.statistics import UNNOTICED, kind
+from slurmtrain.model.run.run import Attempt, Checkpoint
+from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
 
 MAX_DELAY_S = 3600.0
 # So many ends in a row without a new checkpoint, or failures at one step, are the program's doing or the data's.
@@ -38,11 +42,11 @@ _MAX_DOUBLINGS = 60
 class PriorEnd:
     """One end of a run's ranks: of an attempt, or of a round of it that was followed by another in the same job.
 
-    ``at``: when it ended, in seconds since 1970. ``began_at_step``: the step that it went on from, 0 for the beginning.
-    ``committed``: the step of the newest checkpoint at its end, 0 for none. ``reached``: the last finished step; None
-    where nobody knows, as of a script without a session. ``where``: the signature of what failed (:func:`signature`),
-    empty for nothing. ``foreign``: the failure came from outside the program (``model/interruption.kind``).
-    ``in_place``: its ranks were started again inside the allocation.
+    ``at``: when it ended, in seconds since 1970. ``began_at_step``: the step that its ranks started from, 0 for the
+    beginning. ``committed``: the step of the newest checkpoint at its end, 0 for none. ``reached``: the last finished
+    step; None where nobody knows, as of a script without a session. ``where``: the signature of what failed
+    (:func:`signature`), empty for nothing. ``foreign``: the failure came from outside the program
+    (``model/interruption/statistics.kind``). ``in_place``: its ranks were started again inside the allocation.
     """
 
     cause: str
@@ -53,6 +57,55 @@ class PriorEnd:
     where: str = ""
     foreign: bool = False
     in_place: bool = False
+
+    @classmethod
+    def of_report(
+        cls,
+        report: ExitReport,
+        *,
+        at: float,
+        began_at_step: int,
+        committed: int,
+        reached: int | None,
+        in_place: bool = False,
+    ) -> PriorEnd:
+        """The end that a report tells of, as the agent knows it that has just seen it. For the arguments see above."""
+        return cls(
+            cause=report.cause,
+            at=at,
+            began_at_step=began_at_step,
+            committed=committed,
+            reached=reached,
+            where=failure_signature(report.failures),
+            foreign=is_foreign(report.cause, report.failures),
+            in_place=in_place,
+        )
+
+    @classmethod
+    def from_restart(cls, plain: Mapping[str, Any], at: float) -> PriorEnd:
+        """The end of ranks that were started again in place, from what :meth:`to_dict` gave of it."""
+        reached = plain.get("reached")
+        return cls(
+            cause=str(plain["cause"]),
+            at=at,
+            began_at_step=int(plain["began_at_step"]),
+            committed=int(plain["committed"]),
+            reached=None if reached is None else int(reached),
+            where=str(plain.get("where", "")),
+            foreign=bool(plain.get("foreign", False)),
+            in_place=True,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """As the journal has it, whose event tells the time."""
+        return {
+            "cause": self.cause,
+            "began_at_step": self.began_at_step,
+            "committed": self.committed,
+            "reached": self.reached,
+            "where": self.where,
+            "foreign": self.foreign,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +120,45 @@ class Decision:
     def again(self) -> bool:
         """Whether the run is started again."""
         return self.action == "requeue"
+
+
+def prior_ends(
+    attempts: Sequence[Attempt],
+    checkpoints: Sequence[Checkpoint],
+    latest: PriorEnd | None = None,
+    latest_attempt: str = "",
+) -> list[PriorEnd]:
+    """All that a run has been through since a person last started it, the newest end last: what :func:`decide` weighs.
+
+    These are the ends of its attempts, and of their ranks inside the allocation.
+
+    ``attempts`` and ``checkpoints``: those of the run, as far as its journals tell. ``latest``: an end that has just
+    happened, as an agent knows it before it is journaled. ``latest_attempt``: the key of its attempt; what journals
+    say of that attempt's end does not count, since other nodes may have journaled it already.
+    """
+    by_hand = max(
+        (i for i, attempt in enumerate(attempts) if attempt.asked_by != "sync" and not attempt.restart), default=0
+    )
+    ends: list[PriorEnd] = []
+    for attempt in attempts[by_hand:]:
+        ends += [
+            PriorEnd.from_restart(restart["past"], float(restart["at"]))
+            for restart in attempt.restarts
+            if "past" in restart
+        ]
+        if attempt.ended and (latest is None or attempt.key != latest_attempt):
+            ends.append(_end_of(attempt, checkpoints))
+    return ends if latest is None else [*ends, latest]
+
+
+def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> Decision:
+    """What becomes of a run after the last of these attempts, which has ended."""
+    return decide(prior_ends(attempts, checkpoints), policy_of(attempts[-1]))
+
+
+def policy_of(attempt: Attempt) -> RequeueSpec:
+    """The spec's ``requeue`` that the attempt was started with."""
+    return read_requeue(attempt.policy or {})
 
 
 def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
@@ -115,6 +207,25 @@ def signature(error: str) -> str:
     """
     said = _NUMBER.sub("#", _HEX.sub("#", error))
     return " ".join(said.split())[:_SIGNATURE_LENGTH].rstrip()
+
+
+def failure_signature(failures: Sequence[Mapping[str, Any]]) -> str:
+    """By what the first of these failures is recognized: its error, or else the last line of its log."""
+    if not failures:
+        return ""
+    lines = [line for line in failures[0].get("last_lines") or () if str(line).strip()]
+    how = failures[0].get("signal") or failures[0].get("exit_code")
+    return signature(f"{how} {failures[0].get('error') or (lines[-1] if lines else '')}")
+
+
+def is_foreign(cause: str, failures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether such an end came from outside the program."""
+    return kind(cause, failures) == UNNOTICED
+
+
+def committed(checkpoints: Sequence[Checkpoint], until: float) -> int:
+    """The newest step that was saved by then, whether or not it has been deleted since; 0 if there is none."""
+    return max((c.step for c in checkpoints if c.step is not None and c.complete and c.saved_at <= until), default=0)
 
 
 def past_failures(history: Sequence[PriorEnd]) -> int:
@@ -236,3 +347,30 @@ def _after(past: PriorEnd) -> str:
 
 def _times(count: int) -> str:
     return {1: "once", 2: "twice", 3: "three times"}.get(count, f"{count} times")
+
+
+def _end_of(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
+    at, cause = attempt.ended_at or 0.0, _cause_of(attempt)
+    return PriorEnd(
+        cause=cause,
+        at=at,
+        began_at_step=attempt.round_step or 0,
+        # A save that the end has waited for is published a moment before it; clocks of nodes differ.
+        committed=committed(checkpoints, at + 1.0),
+        reached=attempt.last_step,
+        where=failure_signature(attempt.failures),
+        foreign=is_foreign(cause, attempt.failures),
+        in_place=False,
+    )
+
+
+def _cause_of(attempt: Attempt) -> str:
+    """Why it ended. A local job whose agents journaled nothing has failed in its setup lines; Slurm says so of its own.
+
+    Of agents that were killed before they could journal an end Slurm says that the job failed, too.
+    """
+    if attempt.cause == "lost" and attempt.executor == "local" and not attempt.hosts:
+        return "crash"
+    if attempt.cause == "crash" and attempt.hosts and not attempt.last_word:
+        return "lost"
+    return attempt.cause or "lost"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from slurmtrain.model.interruption.history import decision
+from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.checkpoints import checkpoints_of
 from slurmtrain.model.run.events.base import AnyEvent

@@ -11,18 +11,21 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.interruption import history as pasts
-from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, are_gone
-from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
-from slurmtrain.model.interruption.stop_cause import cause_of_stop
+from slurmtrain.model.interruption.exit_report import (
+    AttemptOutcome,
+    ExclusionProblem,
+    ExitReport,
+    amend,
+    report_signal,
+)
+from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, checkpoint_step
 from slurmtrain.model.spec.plan import Plan, fill_command
-from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published
 from slurmtrain.runtime.job import environment, lease, run_reader
@@ -95,7 +98,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
             journal.write("end", cause="crash", reason=said, failed_at=time.time(), failures=[])
             raise
         starts_again = agent.end(outcome)
-    orderly = outcome.ending.cause in _ORDERLY or starts_again
+    orderly = outcome.node.cause in _ORDERLY or starts_again
     sys.exit(0 if orderly or (node.index != 0 and queue is not None) else 1)
 
 
@@ -119,72 +122,58 @@ class _Agent:
             (lambda: ask.record(node.job_id)) if ask is not None else None, history.grace_s if history else None
         )
 
-    # --- the last word ----------------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------------------------
 
     def end(self, outcome: AttemptOutcome) -> bool:
-        """Say the last word, and have the job start again where the policy says so; returns whether it will."""
-        own, root = self._told(outcome.ending), self._told(outcome.root)
+        """Journal the end, and have the job start again where the policy says so; returns whether it will."""
+        own, attempt = self._with_stop_cause(outcome.node), self._with_stop_cause(outcome.attempt)
         if self._node.index != 0 or self._queue is None:
             self._say(own)
-            self._close(root)
+            self._close(attempt)
             return False
-        decision = self._decision(root)
-        without, reason = root.without, own.reason
+        decision = self._decision(attempt)
+        without = attempt.without
         if without:
             objection = self._queue.objection(self._node.job_id, without)
             if objection is not None:
-                reason, without = f"{own.reason}; {objection}", ()
-        again = decision.again and (root.cause != "preflight" or bool(without)) and not _is_leaving(root)
+                own, without = amend(own, ExclusionProblem(objection)), ()
+        again = decision.again and (attempt.cause != "preflight" or bool(without)) and not attempt.slurm_ends_it
         if again and not lease.claim_next(self._attempt, by="agent"):
             again = False
         if again:
             self._journal.write(
-                "requeue", cause=root.cause, why=root.reason, exclude=list(without), delay_s=decision.delay_s
+                "requeue", cause=attempt.cause, why=attempt.reason, exclude=list(without), delay_s=decision.delay_s
             )
-        self._say(replace(own, reason=reason))
-        self._close(root)
+        self._say(own)
+        self._close(attempt)
         return again and self._put_back(without, decision.delay_s)
 
-    def _told(self, ending: ExitReport) -> ExitReport:
-        """The ending with what a signal stood for, as far as it can be told from here."""
-        local = self._node.executor == "local"
-        if ending.signal is None or ending.sure or not (local or self._node.index == 0):
-            return ending
-        view = self._inquiry.view()
-        cause = cause_of_stop(
-            ending.signal, view, now=time.time(), executor=self._node.executor, deadline=ending.cause == "timeout"
-        )
-        told = {**ending.evidence, "slurm": dict(cause.evidence)} if not local else ending.evidence
-        gone = ending.evidence.get("gone", ())
-        if gone and not local and view is not None and view.state == "RUNNING" and view.preempt_time is None:
-            # Slurm ends nothing: srun does, since a task of the job has died.
-            return replace(ending, cause="node_fail", reason=are_gone(gone), signal=None, evidence=told, without=gone)
-        return replace(ending, cause=cause.cause, reason=cause.why, sure=cause.sure, evidence=told)
+    def _with_stop_cause(self, report: ExitReport) -> ExitReport:
+        """The report with what a signal stood for, as far as this node can tell."""
+        executor = self._node.executor
+        if report.signal is None or report.sure or not (executor == "local" or self._node.index == 0):
+            return report
+        view, timed_out = self._inquiry.view(), report.cause == "timeout"
+        return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
 
-    def _decision(self, root: ExitReport) -> Decision:
-        """Whether the run goes on after this end, by all that it has been through."""
-        if root.cause in ("completed", "cancelled"):
-            return decide([PriorEnd(cause=root.cause, at=time.time())], self._plan.spec.requeue)
-        reached = run_reader.last_step(self._attempt)
-        now = PriorEnd(
-            cause=root.cause,
+    def _decision(self, report: ExitReport) -> Decision:
+        """Whether the run starts again after this end, by all that it has been through."""
+        if report.cause in ("completed", "cancelled"):
+            return decide([PriorEnd(cause=report.cause, at=time.time())], self._plan.spec.requeue)
+        latest = PriorEnd.of_report(
+            report,
             at=time.time(),
             began_at_step=self._round_step,
             committed=self._committed(),
-            reached=reached,
-            where=pasts.where_of(root.failures),
-            foreign=pasts.is_foreign(root.cause, root.failures),
+            reached=run_reader.last_step(self._attempt),
         )
-        return decide([*self._history(), now], self._plan.spec.requeue)
+        return self._ask_policy(latest)
 
-    def _history(self) -> list[PriorEnd]:
-        """What the run has been through since a person last started it, without the end of this attempt."""
+    def _ask_policy(self, latest: PriorEnd) -> Decision:
+        """What follows an end that has just happened, by all that the run has been through."""
         run = run_reader.read_run(self._attempt.run)
-        known = [
-            replace(attempt, state="running") if attempt.key == self._attempt.path.name else attempt
-            for attempt in run.attempts
-        ]
-        return pasts.past_of(known, run.checkpoints)
+        ends = prior_ends(run.attempts, run.checkpoints, latest, self._attempt.path.name)
+        return decide(ends, self._plan.spec.requeue)
 
     def _say(self, ending: ExitReport) -> None:
         self._journal.write("end", **ending.to_dict())
@@ -231,10 +220,8 @@ class _Agent:
         return self._stopped_early() if self._flag.raised is not None else None
 
     def _stopped_early(self) -> ExitReport:
-        said = self._flag.raised
-        assert said is not None
-        why = f"stopped by {said.name} before it began"
-        return ExitReport(cause="preempted", reason=why, failed_at=time.time(), signal=said.name)
+        assert self._flag.name is not None
+        return report_signal(self._flag.name, at=time.time(), before_start=True)
 
     def _may_start(self) -> bool:
         submission = self._node.submission
@@ -288,7 +275,7 @@ class _Agent:
             prepare=lambda attempt, resume_from, board: self._prepare(attempt, resume_from, board, checked),
             resume_from=self._resume_from,
             committed=self._committed,
-            history=self._history,
+            ask_policy=self._ask_policy,
             listen=lambda address, number: ports.listen_on_job_port(
                 address, f"{self._node.job_id}/{number}", self._node.restart
             ),
@@ -381,11 +368,6 @@ class _Agent:
     def _note_workers(self, pids: Mapping[int, int], resume_from: str | None) -> None:
         processes = {str(rank): process.to_dict() for rank, pid in pids.items() if (process := identify(pid))}
         self._journal.write("workers", processes=processes, resume_from=resume_from)
-
-
-def _is_leaving(ending: ExitReport) -> bool:
-    """Whether Slurm was ending the job already, for a reason that only its accounting can tell: it has seen to it."""
-    return ending.signal is not None and not ending.sure and bool(ending.evidence.get("slurm", {}).get("state"))
 
 
 def _plan_of(submission: SubmissionDir) -> Plan:

@@ -1,6 +1,6 @@
-"""What the kernel of a node knows of why a rank died: memory, and GPUs. Nothing here raises.
+"""What the kernel of a node knows of why a rank died: processes killed for memory, errors of GPUs. Nothing here raises.
 
-Look once before the ranks start and once when they have ended: what counts is the difference.
+It is read once before the ranks start and once when they have ended: what counts is the difference.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.interruption.exit_report import KernelEvidence
 from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_kernel_log
 
 _ROOT = Path("/")
@@ -21,16 +22,25 @@ _NO_LIMIT = 1 << 60
 _DIGITS = 20
 _RECORD = re.compile(r"\d+,(\d{1,20}),\d+,[^;\n]*;")
 
-# Of PyTorch (torch/csrc/cuda, c10/cuda), CUDA and ROCm.
-_GPU_MEMORY = re.compile(
-    r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
-)
-# Of Python, of errno ENOMEM, of PyTorch's allocator for the CPU, and of C++.
-_HOST_MEMORY = re.compile(
-    r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc"
-)
-# What PyTorch's DataLoader says of a worker of its own that was killed.
-_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+
+@dataclass(frozen=True, slots=True)
+class KernelState:
+    """What the kernel has noted so far: its counts of memory, and the number of the newest record of its log."""
+
+    memory: MemoryEvents
+    record: int | None
+
+    @classmethod
+    def now(cls) -> KernelState:
+        """As it is at this moment."""
+        return cls(memory_events(), last_record())
+
+    def changes(self) -> KernelEvidence:
+        """What the kernel has noted since then."""
+        memory = memory_events().since(self.memory)
+        return KernelEvidence(
+            oom_kills=memory.kills or 0, own=memory.own, memory_limit=memory.limit_bytes, xids=xids(self.record)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,43 +56,23 @@ class MemoryEvents:
     own: bool = True
 
     def since(self, before: MemoryEvents) -> MemoryEvents:
-        """What has come to pass since an earlier look: ``kills`` is 0 where it cannot be known."""
+        """What was counted since ``before``: ``kills`` is 0 where it cannot be known."""
         comparable = self.own == before.own and self.kills is not None and before.kills is not None
         kills = max(0, (self.kills or 0) - (before.kills or 0)) if comparable else 0
         return MemoryEvents(kills=kills, limit_bytes=self.limit_bytes, own=self.own)
 
 
-def look(root: Path = _ROOT) -> MemoryEvents:
-    """What the kernel says now, of the cgroup that this process is in. ``root`` stands for ``/``, in tests."""
-    found = _memory_cgroup(root)
-    if found is not None:
-        folders, names = found
+def memory_events(root: Path = _ROOT) -> MemoryEvents:
+    """What the kernel counts now, of the cgroup that this process is in. ``root`` stands for ``/``, in tests."""
+    cgroup = _memory_cgroup(root)
+    if cgroup is not None:
+        folders, names = cgroup
         kills = _count(folders[0] / names.events, "oom_kill")
         limits = [limit for folder in folders if (limit := _number(folder / names.limit)) is not None]
         limit = min(limits, default=_NO_LIMIT)
         if kills is not None:
             return MemoryEvents(kills=kills, limit_bytes=limit if limit < _NO_LIMIT else None)
     return MemoryEvents(kills=_count(root / "proc/vmstat", "oom_kill"), own=False)
-
-
-def oom_reason(
-    signal: str | None, kills: int, limit_bytes: int | None, error: str | None, *, rank: int | None = None
-) -> str | None:
-    """Why a rank ended for lack of memory, as a sentence without its full stop; None if it did not, as far as is known.
-
-    ``signal``: the name of the one that killed it. ``kills`` and ``limit_bytes``: of :class:`MemoryEvents` since then.
-    ``error``: what it raised, or the last that it said.
-    """
-    who, said = "a rank" if rank is None else f"rank {rank}", error or ""
-    limit = f"the job's limit is {limit_bytes / 2**30:.3g} GiB" if limit_bytes is not None else "the node had none left"
-    if kills > 0 and (signal == "SIGKILL" or _WORKER_KILLED.search(said)):
-        whose = "" if signal == "SIGKILL" else "a data loader's process of "
-        return f"{whose}{who} was killed for memory: {limit} (raise resources.mem)"
-    if _GPU_MEMORY.search(said):
-        return f"{who} ran out of GPU memory (use smaller batches, more GPUs, or GPUs with more memory)"
-    if _HOST_MEMORY.search(said):
-        return f"{who} got no more memory: {limit} (raise resources.mem)"
-    return None
 
 
 def last_record(log: Path = KERNEL_LOG) -> int | None:
@@ -132,7 +122,7 @@ _V2 = _Names("memory.events", "memory.max")
 
 
 def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
-    """The directories of this process's memory cgroup and of those around it, innermost first; None if not found.
+    """The directories of this process's memory cgroup and of those around it, innermost first; None if it has none.
 
     A limit of any of them holds. Slurm gives a job, a step and a task one each.
     """
@@ -153,17 +143,17 @@ def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
 
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
     """Root and mount point of version 2 (``cgroup2``) and of version 1's ``memory`` (proc_pid_mountinfo(5))."""
-    found: dict[str, tuple[str, str]] = {}
+    mounts: dict[str, tuple[str, str]] = {}
     for line in mountinfo.splitlines():
         mount, _, filesystem = line.partition(" - ")
         fields, (kind, *others) = mount.split(" "), filesystem.split(" ")
         if len(fields) < 5:
             continue
         if kind == "cgroup2":
-            found.setdefault("cgroup2", (fields[3], fields[4]))
+            mounts.setdefault("cgroup2", (fields[3], fields[4]))
         elif kind == "cgroup" and others and "memory" in others[-1].split(","):
-            found.setdefault("memory", (fields[3], fields[4]))
-    return found
+            mounts.setdefault("memory", (fields[3], fields[4]))
+    return mounts
 
 
 def _folders(root: Path, mounted: str, point: str, path: str) -> list[Path]:

@@ -17,16 +17,25 @@ from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, culprits
-from slurmtrain.model.interruption import history as pasts
-from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, StopRequest, are_gone, root_of
-from slurmtrain.model.interruption.exit_report import decide as decide_ending
+from slurmtrain.model.interruption.exit_report import (
+    AttemptOutcome,
+    ExitReport,
+    HangEvidence,
+    LostNodes,
+    StopRequest,
+    amend,
+    attempt_report,
+    report_exits,
+    report_signal,
+    report_standby,
+)
 from slurmtrain.model.interruption.members import choose
-from slurmtrain.model.interruption.policy import PriorEnd, decide
+from slurmtrain.model.interruption.policy import Decision, PriorEnd
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.control_store import ControlStore
-from slurmtrain.runtime.agent.diagnosis import Before, explained, gpu_failed
 from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.kernel_log import KernelState
 from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint, meet
 from slurmtrain.runtime.agent.workers import Workers
@@ -65,7 +74,7 @@ class Setting:
     prepare: Callable[[AttemptDir, str | None, str], list[str]]
     resume_from: Callable[[], str | None]
     committed: Callable[[], int]
-    history: Callable[[], list[PriorEnd]]
+    ask_policy: Callable[[PriorEnd], Decision]
     listen: Callable[[str, int], socket.socket]
     note_workers: Callable[[Mapping[int, int], str | None], None]
 
@@ -149,7 +158,7 @@ class Rounds:
             local_world_size=spec.resources.local_world_size,
             hang_after=spec.requeue.hang_after,
         )
-        before = Before.now()
+        kernel = KernelState.now()
 
         def started(pids: Mapping[int, int]) -> None:
             vigil.started(pids)
@@ -175,8 +184,7 @@ class Rounds:
         )
         workers.run()
         self._states, self._reached = vigil.states, vigil.reached()
-        ending = decide_ending(workers.exits(), workers.request, of.node)
-        return explained(ending, before)
+        return amend(report_exits(workers.exits(), workers.request, of.node), kernel.changes())
 
     def _open_store(self) -> int:
         """The port of the store that ranks meet at: the agents' own at first, then one that knows nothing of before."""
@@ -200,7 +208,7 @@ class Rounds:
         """Until when ranks may take to save and leave, by the monotonic clock."""
         if self._of.flag.raised is None and self._of.deadline is not None and time.monotonic() >= self._of.deadline:
             return self._of.deadline + self._of.lead_s - 1.0
-        until = self._of.inquiry.until()
+        until = self._of.inquiry.stop_by()
         if self._of.node == 0:
             # Clocks of the nodes have been compared.
             self._peers.say("until", {"at": time.time() + until - time.monotonic()})
@@ -238,7 +246,7 @@ class Rounds:
             return AttemptOutcome(ending, ending)
         if told["members"] is None or self._of.node in told["lost"]:
             root = ExitReport.from_dict(told["root"])
-            ending = own if own is not None else replace(root, cascade=root.cause != "completed", failed_at=None)
+            ending = own if own is not None else report_standby(root)
             return AttemptOutcome(ending, root)
         self._go_on(told["members"])
         return None
@@ -273,27 +281,24 @@ class Rounds:
         self, endings: Mapping[int, ExitReport], states: Sequence[RankState], lost: Collection[int]
     ) -> ExitReport:
         """Why the round ended."""
-        root = root_of(list(endings.values()))
         gone = sorted(set(lost) & set(self._members))
-        if root.cause == "hang" and states:
-            return replace(root, reason=culprits(states)[1])
-        names = [self._of.hosts.get(node, f"node {node}") for node in gone]
-        if gone and root.signal is not None:
-            return replace(root, evidence={**root.evidence, "gone": names})
-        if gone and root.cause != "completed":
-            return ExitReport(
-                cause="node_fail",
-                reason=are_gone(names),
-                failed_at=root.failed_at or time.time(),
-                without=[self._of.hosts[node] for node in gone if node in self._of.hosts],
+        return attempt_report(
+            list(endings.values()),
+            HangEvidence(culprits(states)[1]) if states else None,
+            LostNodes(
+                names=[self._of.hosts.get(node, f"node {node}") for node in gone],
+                hosts=[self._of.hosts[node] for node in gone if node in self._of.hosts],
+                at=time.time(),
             )
-        return root
+            if gone
+            else None,
+        )
 
     def _to_blame(
         self, root: ExitReport, endings: Mapping[int, ExitReport], states: Sequence[RankState]
     ) -> Collection[int]:
         """The nodes on which ranks have failed, or hang while those of others wait for them."""
-        blamed = {node for node, ending in endings.items() if ending is root or gpu_failed(ending)}
+        blamed = {node for node, ending in endings.items() if ending is root or ending.gpu_failed}
         if root.cause == "hang":
             ranks = culprits(states)[0]
             hanging = {state.node for state in states if state.rank in ranks}
@@ -307,17 +312,15 @@ class Rounds:
             return None
         if of.deadline is not None and time.monotonic() >= of.deadline:
             return None
-        past = PriorEnd(
-            cause=root.cause,
+        end = PriorEnd.of_report(
+            root,
             at=time.time(),
             began_at_step=self._began_at_step,
             committed=self._peers.meanwhile(of.committed),
             reached=self._reached,
-            where=pasts.where_of(root.failures),
-            foreign=pasts.is_foreign(root.cause, root.failures),
             in_place=True,
         )
-        if not decide([*self._peers.meanwhile(of.history), past], requeue).again:
+        if not self._peers.meanwhile(lambda: of.ask_policy(end)).again:
             return None
         self._blamed += blamed
         members = choose(of.nodes, of.spec.resources.nodes, lost=self._lost, blamed=self._blamed)
@@ -332,7 +335,7 @@ class Rounds:
             failures=list(root.failures),
             lost=list(lost),
             reached=self._reached,
-            past=pasts.plain(past),
+            past=end.to_dict(),
         )
         return members
 
@@ -359,9 +362,8 @@ class Rounds:
         return None
 
     def _without_node_0(self) -> ExitReport:
-        if self._of.flag.raised is not None:
-            name = self._of.flag.raised.name
-            return ExitReport(cause="preempted", reason=f"stopped by {name}", failed_at=time.time(), signal=name)
+        if self._of.flag.name is not None:
+            return report_signal(self._of.flag.name, at=time.time())
         return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
 
     def _leave(self) -> None:

@@ -167,17 +167,10 @@ class Workers(LocalElasticAgent):
     def _asked(self) -> StopRequest | None:
         """Whether anything asks this node's workers to stop."""
         if self._flag.raised is not None:
-            return self._signalled(self._flag.raised)
+            return StopRequest.by_signal(self._flag.raised.name, at=time.time(), node=self._node)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=self._node)
         return self._hang() or self.peers.stop_request()
-
-    def _signalled(self, number: signal.Signals) -> StopRequest:
-        """What a signal stands for only the scheduler can tell; this is what it most likely does."""
-        limit = number in (signal.SIGUSR1, signal.SIGUSR2)
-        why = f"the time limit is near ({number.name})" if limit else f"stopped by {number.name}"
-        cause = "timeout" if limit else "preempted"
-        return StopRequest(cause=cause, why=why, at=time.time(), node=self._node, signal=number.name)
 
     def _end_workers(self, failed: bool) -> None:
         """Ask, wait, kill; tell the other nodes."""

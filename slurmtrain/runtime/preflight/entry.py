@@ -6,10 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from slurmtrain.model.interruption.exit_report import ExitReport
+from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, pop_coordinator_endpoints
@@ -40,14 +39,14 @@ def run_preflight(
 ) -> PreflightOutcome | ExitReport:
     """Meet the other nodes, check this one, and hear whether to train.
 
-    Returns an Ending where the nodes never came to a verdict. Raises LaunchError where node 0 cannot be found.
+    Returns an ExitReport where the nodes never came to a verdict. Raises LaunchError where node 0 cannot be found.
     """
     began = time.monotonic()
     here = _LocalNode(attempt, node, plan, flag)
     try:
         outcome = asyncio.run(_unless_stopped(here.take_part(), flag))
     except _Stopped:
-        return _stopped(flag.name or "", time.time())
+        return report_signal(flag.name or "", at=time.time(), before_start=True)
     except PeerLost as left:
         return _left(left, here.name_of(left.node), flag)
     except ResponseTimeout:
@@ -148,12 +147,8 @@ def _left(left: PeerLost, name: str, flag: StopFlag) -> ExitReport:
     signal = left.signal or flag.name
     if signal is not None:
         # Slurm says whether that is why the other one is gone, or whether srun ends this one because it is.
-        return replace(_stopped(signal, None), evidence={} if left.signal else {"gone": [name]})
+        return report_signal(signal, at=None, before_start=True, missing=() if left.signal else [name])
     return ExitReport(cause="node_fail", reason=f"{name} is gone: {left}", failed_at=time.time(), cascade=True)
-
-
-def _stopped(signal: str, at: float | None) -> ExitReport:
-    return ExitReport(cause="preempted", reason=f"stopped by {signal} before it began", failed_at=at, signal=signal)
 
 
 def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, name: str, seconds: float) -> None:

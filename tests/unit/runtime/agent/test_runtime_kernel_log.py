@@ -1,4 +1,4 @@
-"""What a node knows of why a rank died: cgroups of both versions, the kernel log, and what is concluded."""
+"""What a node knows of why a rank died: cgroups of both versions, the kernel log, and what has changed since."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.agent.kernel_log import MemoryEvents, last_record, look, oom_reason, xids
+from slurmtrain.model.interruption.exit_report import KernelEvidence
+from slurmtrain.runtime.agent import kernel_log
+from slurmtrain.runtime.agent.kernel_log import KernelState, MemoryEvents, last_record, memory_events, xids
 
 GIB = 2**30
 V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
@@ -59,34 +61,34 @@ def machine(tmp_path: Path) -> Machine:
 
 def test_kills_and_the_limit_of_the_job_are_read_from_version_2(machine: Machine) -> None:
     machine.v2(kills=1)
-    before = look(machine.root)
+    before = memory_events(machine.root)
     assert before == MemoryEvents(kills=1, limit_bytes=4 * GIB)
     machine.v2(kills=3)
-    assert look(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=4 * GIB)
+    assert memory_events(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=4 * GIB)
 
 
 def test_kills_and_the_limit_of_the_job_are_read_from_version_1(machine: Machine) -> None:
     machine.v1(kills=0)
-    before = look(machine.root)
+    before = memory_events(machine.root)
     assert before == MemoryEvents(kills=0, limit_bytes=2 * GIB)
     machine.v1(kills=1)
-    assert look(machine.root).since(before).kills == 1
+    assert memory_events(machine.root).since(before).kills == 1
 
 
 def test_no_limit_is_no_number(machine: Machine) -> None:
     machine.v1(kills=0)
     machine.write(f"sys/fs/cgroup/memory/{TASK}/memory.limit_in_bytes", "9223372036854771712\n")
-    assert look(machine.root).limit_bytes is None
+    assert memory_events(machine.root).limit_bytes is None
     machine.v2(kills=0)
     machine.write("sys/fs/cgroup/slurm/uid_7/job_5/memory.max", "max\n")
-    assert look(machine.root).limit_bytes is None
+    assert memory_events(machine.root).limit_bytes is None
 
 
 def test_the_smallest_limit_around_a_process_holds(machine: Machine) -> None:
     machine.v2(kills=0)
     machine.write("sys/fs/cgroup/slurm/memory.max", f"{9 * GIB}\n")
     machine.write("sys/fs/cgroup/slurm/uid_7/job_5/step_0/memory.max", f"{3 * GIB}\n")
-    assert look(machine.root).limit_bytes == 3 * GIB
+    assert memory_events(machine.root).limit_bytes == 3 * GIB
 
 
 @pytest.mark.parametrize("cgroup", ["0::/../outside\n", "0::/docker/abc\n", "0::/\n"])
@@ -95,21 +97,21 @@ def test_in_a_container_its_own_part_of_the_hierarchy_counts(machine: Machine, c
     machine.write("proc/self/mountinfo", V2_MOUNT.replace(" / ", " /docker/abc ", 1))
     machine.write("sys/fs/cgroup/memory.events", "oom_kill 5\n")
     machine.write("sys/fs/cgroup/memory.max", f"{GIB}\n")
-    assert look(machine.root) == MemoryEvents(kills=5, limit_bytes=GIB)
+    assert memory_events(machine.root) == MemoryEvents(kills=5, limit_bytes=GIB)
 
 
 def test_where_no_cgroup_tells_the_whole_machine_counts(machine: Machine) -> None:
     machine.v2(kills=7)
     machine.write(f"sys/fs/cgroup/{TASK}/memory.events", "low 0\n")
     machine.write("proc/vmstat", "nr_free_pages 5\noom_kill 2\n")
-    before = look(machine.root)
+    before = memory_events(machine.root)
     assert before == MemoryEvents(kills=2, own=False)
     machine.write("proc/vmstat", "oom_kill 3\n")
-    assert look(machine.root).since(before) == MemoryEvents(kills=1, own=False)
+    assert memory_events(machine.root).since(before) == MemoryEvents(kills=1, own=False)
 
 
 def test_where_nothing_is_readable_nothing_is_known(machine: Machine) -> None:
-    nothing = look(machine.root)
+    nothing = memory_events(machine.root)
     assert nothing == MemoryEvents(own=False)
     assert nothing.since(nothing).kills == 0
 
@@ -128,49 +130,7 @@ def test_looking_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: 
     (machine.root / "proc/self").mkdir(parents=True)
     (machine.root / "proc/self/cgroup").write_bytes(f"0::/{cgroup}".encode("utf-8", "surrogatepass"))
     (machine.root / "proc/self/mountinfo").write_bytes(mountinfo.encode("utf-8", "surrogatepass"))
-    assert look(machine.root).limit_bytes is None
-
-
-# --- what it means ----------------------------------------------------------------------------------------------
-
-
-def test_a_rank_that_was_killed_while_the_kernel_killed_for_memory_had_too_little() -> None:
-    reason = oom_reason("SIGKILL", 1, 62 * GIB, None, rank=3)
-    assert reason == "rank 3 was killed for memory: the job's limit is 62 GiB (raise resources.mem)"
-    assert "the node had none left" in (oom_reason("SIGKILL", 1, None, None) or "")
-
-
-def test_a_rank_whose_data_loader_was_killed_for_memory_had_too_little() -> None:
-    said = "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "
-    assert oom_reason(None, 1, GIB, said, rank=0) == (
-        "a data loader's process of rank 0 was killed for memory: the job's limit is 1 GiB (raise resources.mem)"
-    )
-    assert oom_reason(None, 0, GIB, said) is None
-
-
-@pytest.mark.parametrize(("signal", "kills"), [("SIGKILL", 0), ("SIGSEGV", 1), (None, 1), (None, 0)])
-def test_other_ends_are_not_for_lack_of_memory(signal: str | None, kills: int) -> None:
-    assert oom_reason(signal, kills, GIB, "ValueError: out of range") is None
-    assert oom_reason(signal, kills, GIB, None) is None
-
-
-@pytest.mark.parametrize(
-    ("error", "what"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "GPU memory"),
-        ("torch.cuda.OutOfMemoryError: HIP out of memory.", "GPU memory"),
-        ("RuntimeError: CUDA error: out of memory", "GPU memory"),
-        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "GPU memory"),
-        ("MemoryError", "resources.mem"),
-        ("OSError: [Errno 12] Cannot allocate memory", "resources.mem"),
-        (
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory",
-            "resources.mem",
-        ),
-    ],
-)
-def test_what_an_exception_says_of_memory_tells_which_was_short(error: str, what: str) -> None:
-    assert what in (oom_reason(None, 0, None, error) or "")
+    assert memory_events(machine.root).limit_bytes is None
 
 
 # --- the kernel log ---------------------------------------------------------------------------------------------
@@ -197,3 +157,17 @@ def test_a_kernel_log_that_is_not_readable_tells_nothing(tmp_path: Path) -> None
     assert xids(None, tmp_path / "none") == []
     assert xids(5, tmp_path / "none") == []
     assert xids(5, tmp_path) == []
+
+
+# --- since the ranks started ------------------------------------------------------------------------------------
+
+
+def test_what_the_kernel_noted_before_the_ranks_started_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    xid = {"bus": "0000:3b:00", "code": 31, "times": 1}
+    monkeypatch.setattr(kernel_log, "memory_events", lambda: MemoryEvents(kills=3, limit_bytes=GIB))
+    monkeypatch.setattr(kernel_log, "last_record", lambda: 40)
+    monkeypatch.setattr(kernel_log, "xids", {40: [xid]}.__getitem__)
+    before = KernelState.now()
+    assert before == KernelState(MemoryEvents(kills=3, limit_bytes=GIB), 40)
+    monkeypatch.setattr(kernel_log, "memory_events", lambda: MemoryEvents(kills=5, limit_bytes=GIB))
+    assert before.changes() == KernelEvidence(oom_kills=2, memory_limit=GIB, xids=[xid])

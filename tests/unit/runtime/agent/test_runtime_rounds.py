@@ -18,9 +18,8 @@ from torch.distributed import HashStore
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
-from slurmtrain.model.interruption import history as pasts
-from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, StopRequest
-from slurmtrain.model.interruption.policy import PriorEnd
+from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, KernelEvidence, StopRequest
+from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent import control_store, rounds, watchdog
@@ -186,13 +185,13 @@ class World:
         return [event for event in told if event["kind"] == kind]
 
     def causes(self) -> dict[int, str]:
-        return {node: outcome.ending.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None}
+        return {node: outcome.node.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None}
 
     @property
     def root(self) -> tuple[str, str]:
         outcome = self.outcomes[0]
         assert outcome is not None
-        return outcome.root.cause, outcome.root.reason
+        return outcome.attempt.cause, outcome.attempt.reason
 
     def rounds_of(self, node: int) -> list[int]:
         return sorted(number for number, one in self.ranks if one == node)
@@ -230,14 +229,14 @@ class World:
             prepare=prepare,
             resume_from=lambda: f"step-{self.committed}",
             committed=lambda: self.committed,
-            history=self._history,
+            ask_policy=self._ask_policy,
             listen=_listen,
             note_workers=lambda pids, resume_from: None,
         )
 
-    def _history(self) -> list[PriorEnd]:
-        told = [pasts.past_in_place(event["past"], event["t"]) for event in self.events("restart")]
-        return [*self.before, *told]
+    def _ask_policy(self, latest: PriorEnd) -> Decision:
+        restarts = [PriorEnd.from_restart(event["past"], event["t"]) for event in self.events("restart")]
+        return decide([*self.before, *restarts, latest], self.spec.requeue)
 
 
 def _listen(address: str, _number: int) -> socket.socket:
@@ -276,7 +275,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(control_store, "_POLL_S", _POLL_S)
     monkeypatch.setattr(control_store, "_BEAT_S", 0.01)
     # What the kernel of this machine has noted meanwhile is not for these tests.
-    monkeypatch.setattr(rounds, "explained", lambda ending, _before: ending)
+    monkeypatch.setattr(rounds.KernelState, "changes", lambda _state: KernelEvidence())
     monkeypatch.setattr(stacks, "collect", lambda pids, _logs, _beats: {rank: [] for rank in pids})
     monkeypatch.setattr(stacks, "state_of", lambda _pid: "S")
     yield build
@@ -314,7 +313,7 @@ def test_a_spare_node_that_stands_by_all_the_time_completes(make: Make) -> None:
     assert world.rounds_of(1) == []
     outcome = world.outcomes[1]
     assert outcome is not None
-    assert not outcome.ending.cascade
+    assert not outcome.node.cascade
 
 
 # --- restarts in place ----------------------------------------------------------------------------------------------
@@ -346,7 +345,7 @@ def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make)
     assert world.causes() == {0: "crash", 1: "crash"}
     assert world.root[1].startswith("rank 1 exited with code 1")
     # Node 0's own end follows from the other's.
-    ending = world.outcomes[0].ending  # type: ignore[union-attr]
+    ending = world.outcomes[0].node  # type: ignore[union-attr]
     assert ending.failed_at is None
 
 
@@ -448,7 +447,7 @@ def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make)
     world = make({"nodes": 3}, {(0, 0): WAIT, (0, 1): WAIT, (0, 2): LOST}).begin().end()
     assert world.causes()[0] == "node_fail"
     assert world.root == ("node_fail", "n2 is gone: its agent has not been heard of any more")
-    ending = world.outcomes[0].ending  # type: ignore[union-attr]
+    ending = world.outcomes[0].node  # type: ignore[union-attr]
     assert list(ending.without) == ["n2"]
     assert not ending.cascade
 
@@ -502,7 +501,7 @@ def test_the_others_end_when_node_0_is_gone(make: Make) -> None:
     for node in (1, 2, 3):
         outcome = world.outcomes[node]
         assert outcome is not None
-        assert outcome.ending.cascade
+        assert outcome.node.cascade
 
 
 # --- hangs ----------------------------------------------------------------------------------------------------------
@@ -599,5 +598,5 @@ def test_a_node_that_waits_for_node_0_to_begin_ends_as_soon_as_that_leaves(make:
     assert world.outcomes[0] is None
     outcome = world.outcomes[1]
     assert outcome is not None
-    assert (outcome.ending.cause, outcome.ending.signal) == ("preempted", "SIGTERM")
+    assert (outcome.node.cause, outcome.node.signal) == ("preempted", "SIGTERM")
     assert world.ranks == {}

@@ -10,6 +10,10 @@ from pathlib import Path
 
 from _measure import ROOT
 
+from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RendezvousReady, WorkersStarted
+from slurmtrain.model.run.events.checkpoint import CheckpointSaved
+from slurmtrain.model.run.events.command import RunCreated, Submitted, Submitting
+from slurmtrain.model.run.events.rank import SessionStarted, TrainingStarted
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.model.spec.plan import Plan
@@ -45,45 +49,41 @@ def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] =
 
 def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
     with Journal(run.journals / "created.jsonl", durable=False) as journal:
-        facts = {"name": plan.spec.name, "plan_hash": plan.hash, "executor": executor}
-        journal.write("created", **facts, by="bench@here", git=None, overrides=[])
+        journal.write(RunCreated(name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here"))
 
 
 def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:
     _write_created(run, plan, "slurm")
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        more = {"host": this_process().host, "overrides": [], "from_start": False}
-        journal.write("submitting", submission=1, attempt=1, executor="slurm", **more)
-        journal.write("submitted", submission=1, job_id=job_id)
+        journal.write(Submitting(submission=1, attempt=1, executor="slurm", host=this_process().host))
+        journal.write(Submitted(submission=1, job_id=job_id))
 
 
 def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
     """One attempt on this machine that came to its end, or that is half-way there."""
     job_id, here = f"local-{run.id[-6:]}", this_process()
-    named, attempt = {"submission": 1, "job_id": job_id}, run.attempt(job_id, 0)
+    attempt = run.attempt(job_id, 0)
     attempt.path.mkdir(mode=DIRECTORY_MODE)
     # No process of this boot started at its first clock tick, so a run that has ended is never found alive.
     process = (Process(here.host, here.boot, here.pid, 1) if ended else here).to_dict()
     _write_created(run, plan, "local")
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        more = {"host": here.host, "overrides": [], "from_start": False}
-        journal.write("submitting", **named, attempt=1, executor="local", **more)
-        journal.write("submitted", **named, process=process)
+        journal.write(Submitting(submission=1, job_id=job_id, attempt=1, executor="local", host=here.host))
+        journal.write(Submitted(submission=1, job_id=job_id, process=process))
     with (
         Journal(attempt.node_journal(0), durable=False) as agent,
         Journal(attempt.rank_journal(0), durable=False) as rank,
     ):
-        place = {"node": 0, "nodes": 1, "host": here.host, "process": process}
-        agent.write("agent", **place, executor="local", submission=1, attempt=1)
-        agent.write("rendezvous", node=0, master_addr="127.0.0.1", master_port=29500, interface="lo")
-        agent.write("workers", processes={"0": process, "1": process}, resume_from=None)
-        rank.write("session", step=0, world_size=2, device="cpu")
-        rank.write("total", total_steps=STEPS)
+        agent.write(AgentStarted(node=0, nodes=1, host=here.host, process=process, submission=1, attempt=1))
+        agent.write(RendezvousReady(node=0, master_addr="127.0.0.1", master_port=29500, interface="lo"))
+        agent.write(WorkersStarted(processes={"0": process, "1": process}))
+        rank.write(SessionStarted(step=0, world_size=2, device="cpu"))
+        rank.write(TrainingStarted(total_steps=STEPS))
         metrics = MetricsFile(attempt.metrics)
         for step in range(1, STEPS + 1 if ended else STEPS // 2):
             metrics.write(step, {"loss": 2.3 / step, "lr": 0.05, "test_accuracy": 1 - 0.5 / step})
         metrics.close()
         saved = STEPS if ended else STEPS // 2
-        rank.write("saved", step=saved, path=f"checkpoints/step-{saved}", bytes=840_000, seconds=0.02)
+        rank.write(CheckpointSaved(step=saved, path=f"checkpoints/step-{saved}", bytes=840_000, seconds=0.02))
         if ended:
-            agent.write("end", cause="completed", reason="", failed_at=None, cascade=False, signal=None, failures=[])
+            agent.write(NodeEnded(cause="completed"))

@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.command import SaveRequested
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
@@ -73,7 +74,7 @@ def ask(workspace: Workspace, run_id: str) -> SaveRequest:
     wish = SaveRequest(run_id, secrets.token_hex(8), attempt.key, run.step or 0, frozenset(_saves(workspace, run_id)))
     try:
         with workspace.journal(directory, "checkpoint") as journal:
-            journal.write("asked", request=wish.id, by=person())
+            journal.write(SaveRequested(request=wish.id, by=person()))
         write_json(directory.request, {"request": wish.id, "t": time.time()})
     except OSError as error:
         raise PlaceError(

@@ -7,6 +7,7 @@ import time
 from collections.abc import Collection, Sequence
 
 from slurmtrain.errors import RunBusy, SlurmDown
+from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe
@@ -85,7 +86,7 @@ def _wish(workspace: Workspace, run_id: str) -> None:
     with locked(directory.lock):
         if not _load(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
-                journal.write("cancel")
+                journal.write(CancelRequested())
 
 
 def _local(runs: Collection[Run]) -> list[Run]:

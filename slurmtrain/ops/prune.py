@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.events.base import Payload
+from slurmtrain.model.run.events.checkpoint import CheckpointPruned
+from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.retention import Saved, reasons
 from slurmtrain.model.run.run import PUBLISHED, Run
@@ -98,7 +101,7 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
             if _delete(one, pruned):
                 # Not before: nobody would ever take back a line about what could not be deleted. What is missing, if
                 # this is killed here, is added below by the next one.
-                _note(journal, pruned, "pruned", path=files.relative_path(one.path), step=one.step, why=one.why)
+                _note(journal, pruned, CheckpointPruned(path=files.relative_path(one.path), step=one.step, why=one.why))
         if idle:
             _catch_up(directory, run, journal, pruned)
     return pruned
@@ -116,9 +119,9 @@ def _delete(one: files.Disposable, pruned: Pruned) -> bool:
     return True
 
 
-def _note(journal: Journal, pruned: Pruned, kind: str, **data: Any) -> None:
+def _note(journal: Journal, pruned: Pruned, event: Payload) -> None:
     try:
-        journal.write(kind, **data)
+        journal.write(event)
     except OSError as error:
         pruned.problems.append(f"{journal.path} cannot be written: {describe_os_error(error)}")
 
@@ -182,9 +185,9 @@ def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> 
     deleted = {files.relative_path(one.path) for one in pruned.checkpoints}
     known = {one.path: one for one in run.on_disk if one.path.startswith(f"{directory.checkpoints.name}/")}
     for path in [path for path in known if path not in deleted and not (directory.path / path).exists()]:
-        _note(journal, pruned, "pruned", path=path, step=known[path].step, why="it was gone")
+        _note(journal, pruned, CheckpointPruned(path=path, step=known[path].step, why="it was gone"))
     there = files.published(directory.checkpoints)
     described = checkpoints_on_disk(directory)
     # Of one whose manifest cannot be read, this would say that it is gone.
-    if len(described) == len(there) and any(one["path"] not in known for one in described):
-        _note(journal, pruned, "observed", source="host", checkpoints=described)
+    if len(described) == len(there) and any(record.path not in known for record in described):
+        _note(journal, pruned, JobObserved(source="host", checkpoints=described))

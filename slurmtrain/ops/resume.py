@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from slurmtrain.errors import NoCheckpoint, RunBusy, UserError
+from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
@@ -113,6 +114,7 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
     # Said first: if this is killed in between, what is still there comes back with the next restore.
     with workspace.journal(directory, "resume") as journal:
         for checkpoint in run.on_disk:
-            journal.write("pruned", path=checkpoint.path, step=checkpoint.step, why="the run begins anew")
+            why = "the run begins anew"
+            journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=why))
     directory.checkpoints.rename(aside)
     make_directory(directory.checkpoints)

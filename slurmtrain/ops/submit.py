@@ -15,6 +15,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError, PlaceError, Refused, Unsure
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
+from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
@@ -177,13 +178,14 @@ def _create(
             write_json(unborn.plan, planned.plan.to_json())
             with Journal(unborn.journals / "created.jsonl") as journal:
                 journal.write(
-                    "created",
-                    name=planned.plan.spec.name,
-                    plan_hash=planned.plan.hash,
-                    executor=executor,
-                    by=person(),
-                    git=git,
-                    overrides=list(planned.overrides),
+                    RunCreated(
+                        name=planned.plan.spec.name,
+                        plan_hash=planned.plan.hash,
+                        executor=executor,
+                        by=person(),
+                        git=git,
+                        overrides=planned.overrides,
+                    )
                 )
             unborn.path.rename(run.path)
             fsync_directory(workspace.root.path)

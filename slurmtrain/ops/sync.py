@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PlaceError, Refused, SlurmDown, SlurmtrainError, TrackingError
 from slurmtrain.model.interruption.policy import decision
+from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
+from slurmtrain.model.run.events.command import JobReplaced
 from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run
@@ -202,9 +204,9 @@ def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         return False  # it is an administrator who holds it
     if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
         return False
-    named = {"job_id": newest.job_id, "restart": newest.restart}
+    why = "Slurm holds its job, which was started too often"
     with workspace.journal(directory, "sync") as journal:
-        journal.write("replaced", **named, why="Slurm holds its job, which was started too often")
+        journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))
     workspace.scheduler.cancel([newest.job_id], force=False)
     return True
 
@@ -236,7 +238,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
     except Refused as error:
         with workspace.journal(directory, "sync") as journal:
             why = f"it cannot start again: {error}"
-            journal.write("requeue_failed", job_id=newest.job_id, restart=newest.restart, reason=why)
+            journal.write(RequeueFailed(job_id=newest.job_id, restart=newest.restart, reason=why))
         return
     synced.started.append(run.id)
 
@@ -266,8 +268,10 @@ def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     done = let_go(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
     if done:
         with workspace.journal(directory, "sync") as journal:
-            named = {"job_id": refused.job_id, "restart": refused.restart}
-            journal.write("requeue", **named, exclude=list(refused.excluded), why=refused.reason)
+            event = JobRequeue(
+                job_id=refused.job_id, restart=refused.restart, exclude=refused.excluded, why=refused.reason
+            )
+            journal.write(event)
         workspace.scheduler.forget()
     return done
 

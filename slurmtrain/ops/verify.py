@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.events.checkpoint import CheckpointVerified
 from slurmtrain.model.run.layout import MANIFEST, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.checkpoints import loaded, pick
@@ -105,7 +106,7 @@ def verify(
             if checked.result == "bad" or (checked.result == "good" and hashes):
                 try:
                     path = files.relative_path(checked.path)
-                    journal.write("verified", path=path, step=checked.step, reason=checked.reason)
+                    journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
                 except OSError as error:
                     problems = [f"the results cannot be noted in {journal.path.parent}: {describe_os_error(error)}"]
     return Verified(run, hashes, sorted(found, key=lambda one: (one.step, one.path.name)), problems)

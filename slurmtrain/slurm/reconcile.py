@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import replace
 
+from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.job_state import ABSENT, GONE, base, is_final
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.slurm.parse import Job
@@ -33,8 +34,8 @@ def wants_accounting(run: Run, queue: Queue) -> bool:
     return any(a.job_id == newest.job_id and a.restart < (job.restart or 0) and not a.confirmed for a in run.attempts)
 
 
-def news(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> list[dict[str, Any]]:
-    """Observations, as data of ``observed`` events, that these answers add. None for what is known already."""
+def news(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> list[JobObserved]:
+    """Observations, that these answers add. None for what is known already."""
     newest = run.newest
     if newest is None or not newest.job_id:
         return []
@@ -43,15 +44,15 @@ def news(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> l
     starts = accounting.starts_of(newest.job_id) if accounting is not None else []
     found = _ended_starts(newest.job_id, known, starts, job)
     if job is not None:
-        found += _of_queue(known, job, newest, settled={each["restart"] for each in found})
-    elif not any(each["restart"] == newest.restart for each in found) and _nobody_knows(newest, queue, accounting):
+        found += _of_queue(known, job, newest, settled={each.restart for each in found})
+    elif not any(each.restart == newest.restart for each in found) and _nobody_knows(newest, queue, accounting):
         found += _absent(newest, now)
     return found
 
 
 def _ended_starts(
     job_id: str, known: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
-) -> list[dict[str, Any]]:
+) -> list[JobObserved]:
     """What sacct says of starts that are over. Its rows are one a start, the first one first."""
     # A job that goes on without a node that failed has a row for each of its sizes.
     starts = [start for start in starts if base(start.state) != "RESIZING"]
@@ -71,7 +72,7 @@ def _matters(state: str, attempt: Attempt | None) -> bool:
     return not attempt.settled and base(state) != "REQUEUED"
 
 
-def _of_queue(known: Mapping[int, Attempt], job: Job, newest: Attempt, settled: set[int]) -> list[dict[str, Any]]:
+def _of_queue(known: Mapping[int, Attempt], job: Job, newest: Attempt, settled: set[int]) -> list[JobObserved]:
     restart = newest.restart if job.restart is None else job.restart
     attempt = known.get(restart)
     if is_final(job.state):
@@ -93,26 +94,27 @@ def _nobody_knows(newest: Attempt, queue: Queue, accounting: Accounting | None) 
     return min(queue.at, accounting.at) > (newest.submitted_at or 0.0)
 
 
-def _absent(newest: Attempt, now: float) -> list[dict[str, Any]]:
-    named = {"job_id": newest.job_id, "restart": newest.restart, "source": "squeue, sacct"}
+def _absent(newest: Attempt, now: float) -> list[JobObserved]:
+    absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
     if newest.absent_since is None:
-        return [{**named, "state": ABSENT}]
+        return [absent]
     if now - newest.absent_since < GIVEN_UP_S:
         return []
-    return [{**named, "state": GONE, "reason": "Slurm knows nothing of its job any more, and it did not say its end"}]
+    reason = "Slurm knows nothing of its job any more, and it did not say its end"
+    return [replace(absent, state=GONE, reason=reason)]
 
 
-def _observed(job: Job, job_id: str, restart: int, source: str) -> dict[str, Any]:
+def _observed(job: Job, job_id: str, restart: int, source: str) -> JobObserved:
     waits = not is_final(job.state)
-    return {
-        "job_id": job_id,
-        "restart": restart,
-        "source": source,
-        "state": job.state,
-        "nodes": job.nodes,
-        "started_at": None if waits else job.starts_at,
-        "ended_at": None if waits else job.ends_at,
-        "time_limit_s": job.time_limit_s,
-        "exit_code": job.exit_code,
-        "signal": job.signal,
-    }
+    return JobObserved(
+        job_id=job_id,
+        restart=restart,
+        source=source,
+        state=job.state,
+        nodes=job.nodes,
+        started_at=None if waits else job.starts_at,
+        ended_at=None if waits else job.ends_at,
+        time_limit_s=job.time_limit_s,
+        exit_code=job.exit_code,
+        signal=job.signal,
+    )

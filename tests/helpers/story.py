@@ -7,6 +7,7 @@ from typing import Any
 
 from helpers.journal_events import event
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
@@ -111,15 +112,15 @@ class Story:
     def causes(self) -> list[str | None]:
         return [attempt.cause for attempt in self.run.attempts]
 
-    def look(self, queue: Queue, accounting: Accounting | None = None) -> list[dict[str, Any]]:
+    def look(self, queue: Queue, accounting: Accounting | None = None) -> list[JobObserved]:
         """Look at the run as a command does: ask, journal what is new, and find that asking again adds nothing."""
-        found = self._news(queue, accounting)
-        for observed in found:
-            self.tell("journal/observe.jsonl", "observed", **observed)
+        observations = self._news(queue, accounting)
+        for observed in observations:
+            self.tell("journal/observe.jsonl", "observed", **observed.to_json())
         assert self._news(queue, accounting) == []
-        return found
+        return observations
 
-    def _news(self, queue: Queue, accounting: Accounting | None) -> list[dict[str, Any]]:
+    def _news(self, queue: Queue, accounting: Accounting | None) -> list[JobObserved]:
         run = self.run
         if not is_open(run):
             return []

@@ -15,6 +15,7 @@ from slurmtrain.model.preflight.election import (
     nodes_without_interface,
 )
 from slurmtrain.model.preflight.finding import Finding, apply_level
+from slurmtrain.model.run.events.agent import NetworkElected
 
 _CHECK = "network"
 _NAMED = 4
@@ -52,10 +53,10 @@ def judge_networks(
 
 def election_record(
     tried: Sequence[ProbedNetwork], elected: int | None, excluded: Iterable[ExcludedAddress], hosts: Hosts, tests: int
-) -> dict[str, Any]:
+) -> NetworkElected:
     """The election as it is journaled: every network that was looked at, and why it was taken or not."""
-    return {
-        "networks": [
+    return NetworkElected(
+        networks=[
             {
                 "name": one.network.name,
                 "family": one.network.family,
@@ -71,13 +72,13 @@ def election_record(
             }
             for one in tried
         ],
-        "excluded": [
+        excluded=[
             {"host": hosts[one.node], "interface": one.interface, "address": one.address, "why": one.why}
             for one in excluded
         ],
-        "elected": elected,
-        "tests": tests,
-    }
+        elected=elected,
+        tests=tests,
+    )
 
 
 def describe_problem(problem: NetworkProblem, hosts: Hosts) -> str:

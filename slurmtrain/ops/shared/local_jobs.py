@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 
+from slurmtrain.model.run.events.command import JobObserved, Submitted, Unstarted
+from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_line, last_seen
@@ -42,11 +44,12 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         if process is None and starting:
             return False
         journal = stack.enter_context(workspace.journal(directory, "adopt"))
-        named = {"submission": attempt.submission, "job_id": attempt.job_id}
+        number, job_id = attempt.submission, attempt.job_id
         if process is not None:
-            journal.write("submitted", **named, process=process.to_dict(), adopted=True)
+            journal.write(Submitted(submission=number, job_id=job_id, process=process.to_dict(), adopted=True))
         elif not _has_agents(directory.attempt(attempt.job_id, attempt.restart)):
-            journal.write("unstarted", **named, reason="its submission was killed before the job began")
+            reason = "its submission was killed before the job began"
+            journal.write(Unstarted(submission=number, job_id=job_id, reason=reason))
     return True
 
 
@@ -58,14 +61,15 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     place = directory.attempt(attempt.job_id, attempt.restart)
     with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
         journal.write(
-            "observed",
-            job_id=attempt.job_id,
-            restart=attempt.restart,
-            source="host",
-            state="gone",
-            reason=_why_gone(attempt, directory.submission(attempt.submission)),
-            last_seen=last_seen(place, attempt),
-            checkpoints=checkpoints_on_disk(directory),
+            JobObserved(
+                job_id=attempt.job_id,
+                restart=attempt.restart,
+                source="host",
+                state=GONE,
+                reason=_why_gone(attempt, directory.submission(attempt.submission)),
+                last_seen=last_seen(place, attempt),
+                checkpoints=checkpoints_on_disk(directory),
+            )
         )
     return True
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import TrackingError
+from slurmtrain.model.run.events.command import MlflowRunLinked
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan
@@ -73,7 +74,7 @@ class Mirror:
         mlflow_id = self._use(uri).identify(run, plan)
         if mlflow_id != run.mlflow_run_id:
             with self._workspace.journal(self._workspace.root.run(run_id), "sync") as journal:
-                journal.write("mlflow", mlflow_run_id=mlflow_id, uri=uri)
+                journal.write(MlflowRunLinked(mlflow_run_id=mlflow_id, uri=uri))
         return mlflow_id
 
     def _load(self, run_id: str) -> Run:

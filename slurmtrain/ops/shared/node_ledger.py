@@ -16,6 +16,7 @@ from slurmtrain.model.preflight.node_ledger import (
     forgiven_findings,
 )
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.command import NodeForgiven
 from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace, person
@@ -69,7 +70,7 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
     with command_journal(workspace.root.nodes, "forgive") as journal:
         for host in hosts:
             findings = [entry.name[:2] for entry in found if entry.host == host and entry.name not in pardons]
-            journal.write("forgiven", host=host, by=person(), findings=findings)
+            journal.write(NodeForgiven(host=host, by=person(), findings=findings))
     return hosts
 
 

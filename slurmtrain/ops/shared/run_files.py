@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.events.checkpoint import CheckpointRecord
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.model.run.run import Attempt
 
@@ -23,18 +24,20 @@ def last_seen(place: AttemptDir, attempt: Attempt | None) -> float:
     return min(max(times), time.time())
 
 
-def checkpoints_on_disk(directory: RunDir) -> list[dict[str, object]]:
+def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
     """What was published, perhaps without a journal's line, since the kill came in between."""
     from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
 
-    found: list[dict[str, object]] = []
+    records: list[CheckpointRecord] = []
     for path in published(directory.checkpoints):
         try:
-            found.append(read_manifest(path).describe(path))
+            record = CheckpointRecord.from_json(read_manifest(path).describe(path))
         except CheckpointError:
             step = checkpoint_step(path.name)
-            found.append({"step": step, "path": relative_path(path), "bytes": bytes_of(path)})
-    return found
+            record = CheckpointRecord(step=step, path=relative_path(path), bytes=bytes_of(path))
+        if record is not None:
+            records.append(record)
+    return records
 
 
 def last_line(log: Path) -> str:

@@ -7,10 +7,10 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from slurmtrain.errors import PlaceError
+from slurmtrain.model.run.events.command import JobObserved, Submitted, Unstarted
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Live, Run
@@ -105,16 +105,16 @@ def _adopt(
     starts = accounting.starts if accounting is not None else {}
     listed: dict[str, Job] = {job_id: rows[-1] for job_id, rows in starts.items() if rows}
     job_id = job_of_run({**listed, **queue.jobs}, run.id, known)
-    named = {"submission": newest.submission}
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
-            journal.write("submitted", **named, job_id=job_id, adopted=True)
+            journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
         return True
     sure = queue.answered and accounting is not None and accounting.answered and min(queue.at, accounting.at) >= began
     if not sure or not (_from_here(newest) or time.time() - (newest.submitted_at or 0.0) > GIVEN_UP_S):
         return False
     with workspace.journal(directory, "adopt") as journal:
-        journal.write("unstarted", **named, reason="its submission was killed before Slurm had the job")
+        reason = "its submission was killed before Slurm had the job"
+        journal.write(Unstarted(submission=newest.submission, reason=reason))
     return True
 
 
@@ -124,43 +124,45 @@ def _from_here(attempt: Attempt) -> bool:
 
 def _note(workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accounting: Accounting | None) -> bool:
     """Journal what Slurm's answers add to what is known of a run."""
-    found = news(run, queue, accounting, time.time())
-    if not found:
+    observations = news(run, queue, accounting, time.time())
+    if not observations:
         return False
     with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
-        for observed in found:
-            journal.write("observed", **observed, **_from_disk(directory, run, observed))
-        if any(CAUSE_OF_STATE.get(base(str(observed["state"]))) == "cancelled" for observed in found) and run.newest:
+        for observed in observations:
+            journal.write(_with_files(directory, run, observed))
+        states = [base(observed.state or "") for observed in observations]
+        if any(CAUSE_OF_STATE.get(state) == "cancelled" for state in states) and run.newest:
             # Who cancels a job wants the run ended, also if somebody has Slurm start it again.
             lease.close(directory, run.newest.submission, "cancelled")
     return True
 
 
-def _from_disk(directory: RunDir, run: Run, observed: Mapping[str, Any]) -> dict[str, Any]:
-    """For a start that is over: what its files say that nobody may have journaled."""
-    if not is_final(str(observed["state"])):
-        return {}
-    place = directory.attempt(str(observed["job_id"]), int(observed["restart"]))
+def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserved:
+    """The observation with, for a start that is over, what its files say that nobody may have journaled."""
+    if not is_final(observed.state or ""):
+        return observed
+    place = directory.attempt(observed.job_id or "", observed.restart)
     attempt = next((one for one in run.attempts if one.key == place.path.name), None)
-    more: dict[str, Any] = {"last_seen": last_seen(place, attempt), "checkpoints": checkpoints_on_disk(directory)}
-    if "reason" not in observed and not (attempt and attempt.hosts):
-        more["reason"] = _why_silent(directory, run, observed)
-    return more
+    reason = observed.reason
+    if reason is None and not (attempt and attempt.hosts):
+        reason = _why_silent(directory, run, observed)
+    checkpoints = checkpoints_on_disk(directory)
+    return replace(observed, last_seen=last_seen(place, attempt), checkpoints=checkpoints, reason=reason)
 
 
-def _why_silent(directory: RunDir, run: Run, observed: Mapping[str, Any]) -> str:
+def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
     """The last thing that a job printed whose agents never spoke."""
-    if base(str(observed["state"])) in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL"):
+    if base(observed.state or "") in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL"):
         return ""
     submission = directory.submission(run.newest.submission if run.newest else 0)
-    logs = sorted(submission.submitit.glob(f"{observed['job_id']}_*_log.out"))
+    logs = sorted(submission.submitit.glob(f"{observed.job_id}_*_log.out"))
     for log in logs:
         said = last_line(log)
         if said:
             return said
     if logs:
         return "its log is empty"
-    return f"it left no log; perhaps the nodes {observed.get('nodes')} cannot see or write to {directory.path}"
+    return f"it left no log; perhaps the nodes {observed.nodes} cannot see or write to {directory.path}"
 
 
 def _live(run: Run, queue: Queue) -> Live | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmtrain.errors import LaunchError, PlaceError, Refused, RunBusy, TrackingError, Unsure, UserError
+from slurmtrain.model.run.events.command import Submitted, Submitting, Unstarted
 from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
@@ -102,59 +103,63 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: AttemptRequest, 
         history=seen.history,
     )
     write_json(submission.launch, told.to_dict())
-    named: dict[str, Any] = {"submission": submission.number}
-    if wanted.executor == "local":
-        named["job_id"] = _new_job_id()
+    # Slurm gives its jobs their ids; of a local one it is known before the job exists.
+    job_id = _new_job_id() if wanted.executor == "local" else None
     with workspace.journal(run, command) as journal:
+        nodes = wanted.plan.spec.resources.allocated
         journal.write(
-            "submitting",
-            **named,
-            attempt=wanted.number,
-            executor=wanted.executor,
-            host=socket.gethostname(),
-            overrides=list(wanted.overrides),
-            from_start=wanted.from_start,
-            by=command,
-            requeue=write_requeue(wanted.plan.spec.requeue),
-            nodes=[wanted.plan.spec.resources.allocated.min, wanted.plan.spec.resources.allocated.max],
-            **({"follows": wanted.follows.path.name} if wanted.follows is not None else {}),
-            **({"without": list(excluded.nodes)} if excluded.nodes else {}),
-            **({"partition": seen.partition} if seen.partition else {}),
+            Submitting(
+                submission=submission.number,
+                job_id=job_id,
+                attempt=wanted.number,
+                executor=wanted.executor,
+                host=socket.gethostname(),
+                overrides=wanted.overrides,
+                from_start=wanted.from_start,
+                by=command,
+                requeue=write_requeue(wanted.plan.spec.requeue),
+                nodes=(nodes.min, nodes.max),
+                follows=None if wanted.follows is None else wanted.follows.path.name,
+                without=excluded.nodes or None,
+                partition=seen.partition or None,
+            )
         )
         lease.grant(submission)
         try:
             asked = replace(wanted, without=excluded.nodes)
-            more = _hand_over(asked, submission, named, lock, {**wanted.hidden, **variables})
+            submitted = _hand_over(asked, submission, job_id, lock, {**wanted.hidden, **variables})
         except (LaunchError, Refused) as error:
             if not isinstance(error, Unsure):
-                journal.write("unstarted", **named, reason=str(error))
+                journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
                 if wanted.follows is not None:
                     lease.release(wanted.follows, by=_COMMANDS)
             raise
-        journal.write("submitted", **{**named, **more})
+        journal.write(submitted)
     workspace.scheduler.forget()
-    process = more.get("process")
+    process = submitted.process
     return Started(Process.from_dict(process) if process else None, [*excluded.notes, *seen.notes, *notes])
 
 
 def _hand_over(
     wanted: AttemptRequest,
     submission: SubmissionDir,
-    named: Mapping[str, Any],
+    job_id: str | None,
     lock: int,
     variables: Mapping[str, str],
-) -> dict[str, Any]:
-    """Start the job; returns what is to be journaled of it."""
+) -> Submitted:
+    """Start the job; returns what is to be journaled of it. ``job_id``: a local job's."""
     if wanted.executor == "slurm":
         from slurmtrain.slurm.launch import Handover
         from slurmtrain.slurm.launch import launch as launch_slurm
 
         follows = wanted.follows is not None
         handing = Handover(wanted.plan, submission, lock, wanted.without, follows=follows)
-        return {"job_id": launch_slurm(handing, variables)}
+        return Submitted(submission=submission.number, job_id=launch_slurm(handing, variables))
     from slurmtrain.local.launch import launch as launch_here
 
-    return {"process": launch_here(wanted.plan, submission, str(named["job_id"]), variables).to_dict()}
+    assert job_id is not None
+    process = launch_here(wanted.plan, submission, job_id, variables)
+    return Submitted(submission=submission.number, job_id=job_id, process=process.to_dict())
 
 
 def _claim(wanted: AttemptRequest, submission: SubmissionDir) -> None:

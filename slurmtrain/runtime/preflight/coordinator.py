@@ -23,6 +23,7 @@ from slurmtrain.model.preflight.election import (
 )
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import PreflightReports, Verdict, absence_verdict, judge_bandwidth, judge_nodes
+from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import ParticipantConnections, PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.participant import (
@@ -213,7 +214,7 @@ class _Coordinator:
         members: Mapping[int, Candidate],
         clocks: Mapping[int, Mapping[str, Any]],
         listener: socket.socket | None,
-        told: Mapping[str, Any] | None = None,
+        told: NetworkElected | None = None,
     ) -> PreflightOutcome:
         """Tell each node what concerns it."""
         master = [members[0].address, listener.getsockname()[1]] if listener is not None else None

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
+from slurmtrain.model.run.events.agent import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, pop_coordinator_endpoints
@@ -153,16 +154,18 @@ def _left(left: PeerLost, name: str, flag: StopFlag) -> ExitReport:
 
 def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, name: str, seconds: float) -> None:
     if outcome.election is not None:
-        journal.write("election", **outcome.election)
-    if outcome.clock:
-        journal.write("clock", node=node.index, **outcome.clock)
+        journal.write(outcome.election)
+    clock = ClockMeasured.from_json({"node": node.index, **outcome.clock})
+    if outcome.clock and clock is not None:
+        journal.write(clock)
     journal.write(
-        "preflight",
-        node=node.index,
-        status=outcome.status,
-        seconds=round(seconds, 3),
-        findings=[one.to_dict() for one in outcome.findings],
-        blamed=name in outcome.blamed,
+        PreflightDone(
+            node=node.index,
+            status=outcome.status,
+            seconds=round(seconds, 3),
+            findings=[finding.to_dict() for finding in outcome.findings],
+            blamed=name in outcome.blamed,
+        )
     )
 
 

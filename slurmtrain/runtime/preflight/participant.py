@@ -15,6 +15,7 @@ from typing import Any
 from slurmtrain.model.preflight.clock import offset_from_stamps
 from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAddress, Network, probe_targets
 from slurmtrain.model.preflight.finding import Finding, worst_status
+from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
@@ -88,7 +89,7 @@ class PreflightOutcome:
     address: str = ""
     interface: str = ""
     clock: Mapping[str, Any] = field(default_factory=dict)
-    election: Mapping[str, Any] | None = None
+    election: NetworkElected | None = None
     listener: socket.socket | None = None
     sent: int = 0
     tests: int = 0

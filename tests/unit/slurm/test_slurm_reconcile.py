@@ -101,7 +101,7 @@ def test_a_job_of_somebody_else_is_no_news() -> None:
 def test_a_preempted_job_that_was_asked_to_stop_is_preempted_once_sacct_says_so() -> None:
     story = Story().submitted().started().later(100).asked()
     [observed] = story.look(story.queue(), story.accounting(story.slurm("PREEMPTED")))
-    assert (observed["source"], observed["state"], observed["restart"]) == ("sacct", "PREEMPTED", 0)
+    assert (observed.source, observed.state, observed.restart) == ("sacct", "PREEMPTED", 0)
     assert story.causes == ["preempted"]
     assert story.run.state == "failed"
 
@@ -165,7 +165,7 @@ def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
 def test_squeue_alone_tells_of_a_job_that_ended_just_now() -> None:
     story = Story().submitted().started().later(100)
     [observed] = story.look(story.queue(story.slurm("OUT_OF_MEMORY", restart=0)))
-    assert (observed["source"], story.causes) == ("squeue", ["oom"])
+    assert (observed.source, story.causes) == ("squeue", ["oom"])
 
 
 def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
@@ -173,7 +173,7 @@ def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
     [observed] = story.look(
         story.queue(story.slurm("FAILED", restart=0)), story.accounting(story.slurm("OUT_OF_MEMORY"))
     )
-    assert (observed["source"], story.causes) == ("sacct", ["oom"])
+    assert (observed.source, story.causes) == ("sacct", ["oom"])
 
 
 @pytest.mark.parametrize("accounting", [None, "behind", "down"])
@@ -219,7 +219,7 @@ def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(
     whole = {"26": [array]}
     queue = story.queue(array) if source == "squeue" else story.queue()
     [observed] = story.look(queue, Accounting(whole, at=story.now))
-    assert (observed["job_id"], observed["source"]) == ("26_2", source)
+    assert (observed.job_id, observed.source) == ("26_2", source)
     assert (story.causes, story.newest.job_id) == (["cancelled"], "26_2")
 
 
@@ -238,7 +238,7 @@ def test_a_job_that_was_put_back_into_the_queue_is_requeued_and_then_runs() -> N
     first = story.slurm("REQUEUED")
     again = story.slurm("PENDING", restart=1)
     found = story.look(story.queue(again), story.accounting(first))
-    assert [(each["restart"], each["state"]) for each in found] == [(0, "REQUEUED"), (1, "PENDING")]
+    assert [(each.restart, each.state) for each in found] == [(0, "REQUEUED"), (1, "PENDING")]
     assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
     story.later(60).started(1)
     assert story.look(story.queue(replace(again, state="RUNNING")), story.accounting(first)) == []
@@ -259,7 +259,7 @@ def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_runs_again(
     story.later(60).started(1, nodes=2)
     assert len(story.run.attempts) == 2
     [observed] = story.look(story.queue(story.slurm("RUNNING", restart=1)), story.accounting(over))
-    assert (observed["restart"], story.causes, story.run.state) == (0, [cause, None], "running")
+    assert (observed.restart, story.causes, story.run.state) == (0, [cause, None], "running")
 
 
 def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_has_ended_well() -> None:
@@ -317,14 +317,14 @@ def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start
 def test_a_job_that_nobody_knows_is_first_missed_and_given_up_only_after_a_while() -> None:
     story = Story().submitted().started().later(100)
     [missed] = story.look(story.queue(), story.accounting())
-    assert missed["state"] == ABSENT
+    assert missed.state == ABSENT
     assert story.run.state == "running"
     assert story.newest.absent_since is not None
     story.later(GIVEN_UP_S - 10)
     assert story.look(story.queue(), story.accounting()) == []
     story.later(20)
     [given_up] = story.look(story.queue(), story.accounting())
-    assert given_up["state"] == GONE
+    assert given_up.state == GONE
     assert (story.run.state, story.causes) == ("lost", ["lost"])
     assert "Slurm knows nothing of its job any more" in story.run.reason
 
@@ -334,11 +334,11 @@ def test_a_job_that_is_back_is_missed_no_more(state: str) -> None:
     story = Story().submitted().later(100)
     story.look(story.queue(), story.accounting())
     [back] = story.look(story.queue(story.slurm(state, restart=0)))
-    assert back["state"] == state
+    assert back.state == state
     assert story.newest.absent_since is None
     story.later(2 * GIVEN_UP_S)
     [missed] = story.look(story.queue(), story.accounting())
-    assert missed["state"] == ABSENT
+    assert missed.state == ABSENT
 
 
 def test_a_job_whose_agent_speaks_is_missed_no_more() -> None:

@@ -245,7 +245,7 @@ HOSTS: Mapping[int, str] = {0: "alpha", 1: "beta"}
 def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
     tried = [ProbedNetwork(fast(2), apart((0, 1))), ProbedNetwork(slow(2, pinned=True), rate=117_649_000.0)]
     excluded = [ExcludedAddress(node=1, interface="br0", address="172.17.0.1", why="2 nodes have this address")]
-    told = election_record(tried, 1, excluded, HOSTS, 6)
+    told = election_record(tried, 1, excluded, HOSTS, 6).to_json()
     assert told == {
         "networks": [
             {

@@ -197,10 +197,10 @@ def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_i
     assert is_open(story.run)
     assert story.look(story.queue(story.slurm("COMPLETING", restart=0))) == []
     found = story.look(story.queue(story.slurm("PENDING", restart=1)))
-    assert [(one["state"], one["restart"]) for one in found] == [("PENDING", 1)]
+    assert [(one.state, one.restart) for one in found] == [("PENDING", 1)]
     over = refused(Story().submitted())
     [one] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
-    assert (one["state"], one["restart"]) == ("COMPLETED", 0)
+    assert (one.state, one.restart) == ("COMPLETED", 0)
     assert not is_open(over.run)
 
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.preflight.finding import Finding
+from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import Spec, read_spec
@@ -157,14 +158,14 @@ def outcome(**changes: Any) -> Callable[..., Coroutine[Any, Any, PreflightOutcom
 def test_a_node_journals_whether_it_is_the_one_to_blame(
     agent: Agents, monkeypatch: pytest.MonkeyPatch, blamed: list[str], expected: bool
 ) -> None:
-    told: Mapping[str, Any] = {"networks": [], "excluded": [], "elected": None, "tests": 0}
-    monkeypatch.setattr(entry, "coordinate", outcome(blamed=blamed, problem="it is full", election=told))
+    election = NetworkElected(tests=4)
+    monkeypatch.setattr(entry, "coordinate", outcome(blamed=blamed, problem="it is full", election=election))
     alone = agent()
     ended = alone.run()
     assert isinstance(ended, PreflightOutcome)
     assert ended.problem == "it is full"
-    election, preflight = alone.events
-    assert (election["kind"], election["tests"]) == ("election", 0)
+    elected, preflight = alone.events
+    assert (elected["kind"], elected["tests"]) == ("election", 4)
     assert (preflight["blamed"], preflight["status"]) == (expected, "warn")
     assert preflight["findings"] == [{"check": "disk", "status": "warn", "summary": "little"}]
 

@@ -47,7 +47,7 @@ def statuses(ended: Sequence[PreflightOutcome], check: str) -> list[str]:
 
 def election(outcome: PreflightOutcome) -> Mapping[str, Any]:
     assert outcome.election is not None
-    return outcome.election
+    return outcome.election.to_json()
 
 
 # --- where all is well ------------------------------------------------------------------------------------------

@@ -60,7 +60,7 @@ def settle(runs: Path) -> None:
         say(f"status took in what is new in {time.monotonic() - looked:.2f} s")
         with Store(RunsRoot(runs).registry) as store:
             listed = store.listed()
-        states = sorted(one.run.state for one in listed.values())
+        states = sorted(one.state for one in listed.values())
         if states != ["completed"] * (RUNS - UNDER_WAY) + ["running"] * UNDER_WAY:
             sys.exit(f"bench: the runs that were made are not seen as they were meant: {states[:3]} ... {states[-3:]}")
         if sum(one.settled for one in listed.values()) == RUNS - UNDER_WAY:

@@ -68,7 +68,7 @@ class Root:
     def _settled(self) -> bool:
         with Store(RunsRoot(self.runs).registry) as store:
             listed = store.listed()
-        states = sorted(one.run.state for one in listed.values())
+        states = sorted(one.state for one in listed.values())
         if states != ["completed"] * self.ended + ["pending"] * len(self.jobs):
             sys.exit(f"bench: the runs that were made are not seen as they were meant: {states[:3]} ... {states[-3:]}")
         return sum(one.settled for one in listed.values()) == self.ended

@@ -54,14 +54,15 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> 
 
     observed = observe(workspace)
     output.warn_about(observed)
+    runs = observed.runs
     if names:
         from slurmtrain.ops.shared.find import choose
 
-        return {run_id: observed.runs[run_id] for run_id in [choose(observed.runs, name) for name in names]}
+        return runs.fetch([choose(runs.index, name) for name in names])
     if everything:
-        return observed.runs
-    newest = set(sorted(observed.runs)[-_SHOWN:])
-    return {run_id: listed for run_id, listed in observed.runs.items() if run_id in newest or not listed.ended}
+        return runs.fetch(runs.index)
+    newest = set(list(runs.index)[-_SHOWN:])
+    return runs.fetch([run_id for run_id, row in runs.index.items() if run_id in newest or not row.ended])
 
 
 def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as_json: bool) -> None:

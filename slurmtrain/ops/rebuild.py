@@ -27,7 +27,8 @@ def rebuild(workspace: Workspace) -> Observed:
     from slurmtrain.registry.ingest import ingest
 
     runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
-    with store.begin() as writing:
-        writing.clear()
-        garbage = [(run.id, bad) for run in runs for bad in ingest(writing, run, dead=False).garbage]
+    with store.begin() as transaction:
+        transaction.clear()
+        ingested = ingest(transaction, runs, dead=False)
+    garbage = [(each.run.id, line) for each in ingested for line in each.garbage]
     return Observed(observe(workspace).runs, garbage)

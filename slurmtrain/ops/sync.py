@@ -107,7 +107,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
 
 def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
     """The newest run of this name that still runs, as the runs of one sweep do, with its controller."""
-    for run_id in reversed([one for one, listed in synced.observed.runs.items() if listed.name == name]):
+    for run_id in reversed([run_id for run_id, row in synced.observed.runs.index.items() if row.name == name]):
         run = workspace.store.load(run_id)
         if run is not None and run.newest is not None and not run.ended and run.newest.processes:
             return run_id, Process.from_dict(run.newest.processes[0])
@@ -289,7 +289,8 @@ def _refused_start(run: Run) -> Attempt | None:
 
 
 def _chosen(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str, Listed]]:
-    return [(run_id, listed) for run_id, listed in synced.observed.runs.items() if only is None or run_id in only]
+    runs = synced.observed.runs
+    return list(runs.fetch(runs.index if only is None else [run_id for run_id in runs.index if run_id in only]).items())
 
 
 def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
+from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.journal import Garbage, events_of, read_lines
-from slurmtrain.model.run.layout import RunDir, split_attempt
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.store import Store, Writing
+from slurmtrain.registry.scan import JournalFile, folder_times, is_quiet, journal_files
+from slurmtrain.registry.transaction import Transaction
 
-# A directory that changed this recently may change again without its time changing (timestamps are coarse).
-_COARSE_NS = 2_000_000_000
 # Read at most this much of a file at once.
 _CHUNK = 16 * 2**20
 # Of a line that is longer than that, keep this much.
 _KEPT = 1024
+# So many runs are read before their rows are written: enough for a statement's cost not to matter, and few enough for
+# their events to fit into memory.
+_RUNS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,107 +35,128 @@ class Ingested:
     garbage: tuple[Garbage, ...]
 
 
-def directory_times(run: RunDir) -> tuple[int, ...]:
-    """Modification times (ns) of the directories in which new files appear; empty where the run is gone.
+def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> list[Ingested]:
+    """Read what is new of these runs, and fold each again.
 
-    Journals only grow while their writer lives, so for a run whose writers are all dead these tell of every change.
+    Args:
+        transaction: Where it goes.
+        runs: The directories, each once.
+        dead: Whether none of their processes can write any more.
     """
-    times = []
-    for path in (run.journals, run.attempts):
-        try:
-            times.append(os.stat(path).st_mtime_ns)  # noqa: PTH116 (asked of every run at every look)
-        except FileNotFoundError:
-            times.append(0)
-    return tuple(times) if any(times) or run.path.exists() else ()
+    ingested: list[Ingested] = []
+    for first in range(0, len(runs), _RUNS_AT_ONCE):
+        readers = _readers(transaction, runs[first : first + _RUNS_AT_ONCE])
+        ingested += [reader.ingest(transaction, dead=dead) for reader in readers]
+        transaction.flush()
+    return ingested
 
 
-def is_quiet(times: tuple[int, ...], now_ns: int) -> bool:
-    """Whether these directories were last changed long enough ago for their times to tell of any change since."""
-    return all(now_ns - at > _COARSE_NS for at in times)
+def _readers(transaction: Transaction, runs: Sequence[RunDir]) -> list[_RunReader]:
+    """A reader for each run, with all that is known of it."""
+    ids = [run.id for run in runs]
+    offsets = transaction.offsets(ids)
+    readers = [_RunReader(run, offsets.get(run.id, {})) for run in runs]
+    for reader in readers:
+        reader.forget_shrunk(transaction)
+    # Of a run that is seen for the first time there is nothing to ask.
+    read_before = [reader.run.id for reader in readers if reader.offsets]
+    if read_before:
+        events, progress = transaction.events(read_before), transaction.progress(read_before)
+        for reader in readers:
+            reader.events = events.get(reader.run.id, [])
+            reader.progress = {**progress.get(reader.run.id, {}), **reader.progress}
+    return readers
 
 
-def has_news(store: Store, run: RunDir) -> bool:
-    """Whether there are bytes in the run's files that the registry has not read; costs no write lock."""
-    offsets = store.offsets(run.path.name)
-    return any(_size(path) != offsets.get(name, 0) for name, path in _sources(run))
+@dataclass(slots=True)
+class _RunReader:
+    """One run while it is read: its files, how far each was read before (bytes), and what they have said by now."""
 
+    run: RunDir
+    offsets: dict[str, int]
+    events: list[AnyEvent] = field(default_factory=list)
+    progress: dict[str, Progress] = field(default_factory=dict)
+    garbage: list[Garbage] = field(default_factory=list)
+    looked_at_ns: int = 0
+    scanned: tuple[int, ...] = ()
+    files: Sequence[JournalFile] = ()
 
-def ingest(writing: Writing, run: RunDir, *, dead: bool) -> Ingested:
-    """Take in what is new of one run and fold it again. ``dead``: none of its processes can write any more."""
-    before = time.time_ns()
-    times = directory_times(run)
-    offsets = writing.offsets(run.id)
-    garbage: list[Garbage] = []
-    progress = writing.progress(run.id)
-    for name, path in _sources(run):
-        garbage += _take_in(writing, run, name, path, offsets.get(name, 0), progress)
-    events = writing.events(run.id)
-    folded = fold(run.id, events, progress)
-    against = ledger_entries(run.id, events, {attempt.key: attempt.number for attempt in folded.attempts})
-    writing.put(folded, against, settled=folded.ended and dead and is_quiet(times, before), scanned=times)
-    return Ingested(folded, tuple(garbage))
+    def __post_init__(self) -> None:
+        # The folders' times before their content: what appears in between is noticed the next time.
+        self.looked_at_ns = time.time_ns()
+        self.scanned = folder_times(self.run.path)
+        self.files = journal_files(self.run)
 
+    def forget_shrunk(self, transaction: Transaction) -> None:
+        """Begin again with files that are shorter than they were: somebody has replaced them."""
+        for file in self.files:
+            if file.size < self.offsets.get(file.name, 0):
+                transaction.forget(self.run.id, file.name)
+                self.offsets[file.name] = 0
+                if file.metrics_of is not None:
+                    self.progress[file.metrics_of] = Progress()
+                    transaction.set_progress(self.run.id, file.metrics_of, Progress())
 
-def _take_in(
-    writing: Writing, run: RunDir, name: str, path: Path, offset: int, progress: dict[str, Progress]
-) -> list[Garbage]:
-    key = name.split("/")[1] if name.endswith("/metrics.jsonl") else None
-    if _size(path) < offset:
-        writing.forget(run.id, name)
-        offset = 0
-        if key is not None:
-            progress[key] = Progress()
-    garbage: list[Garbage] = []
-    while chunk := _read(path, offset):
-        reading = read_lines(chunk, offset, name)
-        if key is None:
-            events, bad = events_of(reading, name)
-            writing.add(run.id, events, bad)
+    def ingest(self, transaction: Transaction, *, dead: bool) -> Ingested:
+        for file in self.files:
+            if file.size != self.offsets.get(file.name, 0):
+                self._read(transaction, file)
+        folded = fold(self.run.id, self.events, self.progress)
+        numbers = {attempt.key: attempt.number for attempt in folded.attempts}
+        transaction.put(
+            folded,
+            ledger_entries(self.run.id, self.events, numbers),
+            settled=folded.ended and dead and is_quiet(self.scanned, self.looked_at_ns),
+            scanned=self.scanned,
+            revision=sum(self.offsets.values()),
+        )
+        return Ingested(folded, tuple(self.garbage))
+
+    def _read(self, transaction: Transaction, file: JournalFile) -> None:
+        """Read what is new of a file, a large piece at a time."""
+        offset = self.offsets.get(file.name, 0)
+        while chunk := _piece(file.path, offset, min(_CHUNK, file.size - offset)):
+            end = self._take_in(transaction, file, offset, chunk)
+            transaction.set_offset(self.run.id, file.name, end)
+            self.offsets[file.name] = end
+            if len(chunk) < _CHUNK:
+                break  # what was appended since the files were listed is for the next time
+            offset = end
+
+    def _take_in(self, transaction: Transaction, file: JournalFile, offset: int, chunk: bytes) -> int:
+        """Keep what a piece of a file says; returns the offset after its last whole line."""
+        reading = read_lines(chunk, offset, file.name)
+        garbage, end = list(reading.garbage), reading.end
+        if file.metrics_of is not None:
+            before = self.progress.get(file.metrics_of, Progress())
+            self.progress[file.metrics_of] = before.advance(record for _, record in reading.records)
+            transaction.set_progress(self.run.id, file.metrics_of, self.progress[file.metrics_of])
         else:
-            bad = list(reading.garbage)
-            writing.add(run.id, (), bad)
-            progress[key] = progress.get(key, Progress()).advance(record for _, record in reading.records)
-            writing.set_progress(run.id, key, progress[key])
-        end = reading.end
+            events, garbage = events_of(reading, file.name)
+            self.events += events
+            for event in events:
+                transaction.add_event(self.run.id, event, _line_at(chunk, event.offset - offset))
         if end == offset and len(chunk) == _CHUNK:
             # No line of ours is that long: pass over it rather than wait for its end for ever.
-            bad.append(Garbage(name, offset, chunk[:_KEPT]))
-            writing.add(run.id, (), bad[-1:])
+            garbage.append(Garbage(file.name, offset, chunk[:_KEPT]))
             end += len(chunk)
-        garbage += bad
-        writing.set_offset(run.id, name, end)
-        if end == offset:
-            break
-        offset = end
-    return garbage
+        if garbage:
+            transaction.add_garbage(self.run.id, garbage)
+            self.garbage += garbage
+        return end
 
 
-def _sources(run: RunDir) -> Iterator[tuple[str, Path]]:
-    """Every journal and metrics file of a run, by its path relative to the run directory."""
-    for entry in _scan(run.journals):
-        if entry.name.endswith(".jsonl"):
-            yield f"journal/{entry.name}", Path(entry.path)
-    for folder in _scan(run.attempts):
-        if split_attempt(folder.name) is not None:
-            for entry in _scan(Path(folder.path)):
-                if entry.name.endswith(".jsonl"):
-                    yield f"attempts/{folder.name}/{entry.name}", Path(entry.path)
-
-
-def _scan(path: Path) -> list[os.DirEntry[str]]:
+def _piece(path: str, offset: int, length: int) -> bytes:
+    """So many bytes of a file, or fewer; none where it cannot be read."""
     with contextlib.suppress(OSError):
-        return sorted(os.scandir(path), key=lambda entry: entry.name)
-    return []
-
-
-def _size(path: Path) -> int:
-    with contextlib.suppress(OSError):
-        return path.stat().st_size
-    return 0
-
-
-def _read(path: Path, offset: int) -> bytes:
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(offset)
-        return file.read(_CHUNK)
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(handle, length, offset)
+        finally:
+            os.close(handle)
     return b""
+
+
+def _line_at(chunk: bytes, start: int) -> str:
+    """The line that begins there. It is kept as it is: writing its JSON anew would take as long as reading it."""
+    return chunk[start : chunk.index(b"\n", start)].decode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 
 HEAD = "0001"
@@ -189,3 +191,8 @@ mirror = sa.Table(
     sa.Column("offsets", sa.JSON, nullable=False),
     sa.Column("revision", sa.Integer, nullable=False),
 )
+
+
+def is_json(column: sa.Column[Any]) -> bool:
+    """Whether a column holds JSON."""
+    return isinstance(column.type, sa.JSON)

@@ -55,7 +55,7 @@ def _complete_run(_context: click.Context, _parameter: click.Parameter, incomple
     place = workspace()
     if not place.config.registry.exists():
         return []
-    listed = place.store.listed()
+    listed = place.store.index()
     words = ["@last", *reversed(listed), *{one.name for one in listed.values()}]
     return [word for word in words if word.startswith(incomplete)]
 

@@ -9,6 +9,9 @@ from pathlib import Path
 from slurmtrain.model.run.ids import RUN_ID
 
 MANIFEST = "MANIFEST.json"
+JOURNALS = "journal"
+ATTEMPTS = "attempts"
+METRICS = "metrics.jsonl"
 _STEP = re.compile(r"step-(\d+)")
 _STAGED = re.compile(r"\..+\.\d+-step-(\d+)")
 _DAMAGED = re.compile(r"damaged-step-(\d+)(?:\.\d+)?")
@@ -96,11 +99,11 @@ class RunDir:
 
     @property
     def journals(self) -> Path:
-        return self.path / "journal"
+        return self.path / JOURNALS
 
     @property
     def attempts(self) -> Path:
-        return self.path / "attempts"
+        return self.path / ATTEMPTS
 
     @property
     def checkpoints(self) -> Path:
@@ -188,7 +191,7 @@ class AttemptDir:
 
     @property
     def metrics(self) -> Path:
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def logs(self) -> Path:

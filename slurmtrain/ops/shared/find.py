@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.spec.fields import suggestion
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.store import Listed
 
 LAST = "@last"
 _SHOWN = 5
 
 
-def choose(runs: Mapping[str, Listed], name: str) -> str:
+class Named(Protocol):
+    """Whatever says what a run is called."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def choose(runs: Mapping[str, Named], name: str) -> str:
     """The id of the run that ``name`` means: its id, its name (then the newest), a unique prefix of its id, or @last.
 
     Raises RunNotFound for a name that matches nothing, or several ids.
@@ -40,6 +47,12 @@ def choose(runs: Mapping[str, Listed], name: str) -> str:
 
 
 def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
-    """The ids that these names mean, and all runs as they are known now."""
-    runs = observe(workspace, ask_slurm=ask_slurm)
-    return [choose(runs.runs, name) for name in names], runs
+    """The ids that names mean, and all runs as they are known now.
+
+    Args:
+        workspace: Where the runs are.
+        names: Each as :func:`choose` takes it.
+        ask_slurm: Ask Slurm, if there is a run that it may know more of.
+    """
+    observed = observe(workspace, ask_slurm=ask_slurm)
+    return [choose(observed.runs.index, name) for name in names], observed

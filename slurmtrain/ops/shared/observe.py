@@ -6,28 +6,64 @@ It starts and ends nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.run import Live, Run
-from slurmtrain.ops.shared import local_jobs
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.scan import folder_times, is_quiet
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
-    from slurmtrain.registry.store import Listed
+    from slurmtrain.model.run.layout import RunDir
+    from slurmtrain.model.run.run import Live, Run
+    from slurmtrain.registry.store import IndexRow, Listed
+
+
+class ListedRuns(Mapping[str, "Listed"]):
+    """All runs by id, oldest first. Their rows are read when the first of them is used: all in one statement.
+
+    Most commands use few of thousands of runs: :meth:`fetch` reads no more than those. ``index`` has what it takes to
+    choose among them.
+    """
+
+    def __init__(self, index: Mapping[str, IndexRow], read: Callable[[Collection[str] | None], Mapping[str, Listed]]):
+        """``read`` gives the rows of these runs, or of all."""
+        self.index = index
+        self._read = read
+        self._rows: dict[str, Listed] = {}
+
+    def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
+        """These runs in this order, those left out that nobody knows."""
+        ids = [run_id for run_id in run_ids if run_id in self.index]
+        missing = [run_id for run_id in ids if run_id not in self._rows]
+        if missing:
+            self._rows.update(self._read(missing if len(missing) < len(self.index) else None))
+        return {run_id: self._rows[run_id] for run_id in ids if run_id in self._rows}
+
+    def __getitem__(self, run_id: str) -> Listed:
+        if run_id not in self._rows:
+            self.fetch(self.index)
+        return self._rows[run_id]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.index)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __contains__(self, run_id: object) -> bool:
+        return run_id in self.index
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All runs as they are now known, oldest first.
+    """All runs as they are now known.
 
-    ``garbage``: lines of journals that were found to be no records. ``problems``: what could not be asked.
+    ``garbage``: lines of journals that turned out to be no records. ``problems``: what could not be asked.
     """
 
-    runs: dict[str, Listed]
+    runs: ListedRuns
     garbage: Sequence[tuple[str, Garbage]] = ()
     problems: Sequence[str] = ()
 
@@ -35,120 +71,126 @@ class Observed:
 def observe(
     workspace: Workspace, only: Collection[str] | None = None, *, thorough: bool = False, ask_slurm: bool = True
 ) -> Observed:
-    """Read what is new, and note which runs have ended without a word. ``only``: look at these runs alone.
+    """Read what is new, and note which runs have ended without a word.
 
-    A run that has ended, and whose processes are gone, is passed over unless its directories have changed; ``thorough``
-    looks at the size of each of its files too. Slurm is asked only if there is a run that it may know more of, and
-    never with ``ask_slurm=False``.
+    Args:
+        workspace: Where the runs are.
+        only: Look at these runs alone; the others are listed as they were last known.
+        thorough: Look at the size of each file of a run that has ended, and whose processes are gone, too: it is
+            passed over otherwise unless its folders have changed.
+        ask_slurm: Ask Slurm, if there is a run that it may know more of.
     """
-    from slurmtrain.registry.ingest import directory_times, has_news
-
     present = workspace.run_ids()
     if not present and not workspace.config.registry.exists():
-        return Observed({})
-    known = workspace.store.listed()
-    wanted = [run_id for run_id in present if only is None or run_id in only]
-    open_runs = [
-        workspace.root.run(run_id)
-        for run_id in wanted
-        if run_id not in known
-        or not known[run_id].settled
-        or known[run_id].scanned != directory_times(workspace.root.run(run_id))
-        or (thorough and has_news(workspace.store, workspace.root.run(run_id)))
-    ]
+        return Observed(ListedRuns({}, lambda _: {}))
+    index = workspace.store.index()
     look = _Look(workspace)
-    if open_runs:
-        _read(look, open_runs, ask_slurm=ask_slurm)
-    gone = set(known) - set(present)
-    listed = workspace.store.listed() if open_runs else known
-    runs = {run_id: _without_directory(one) if run_id in gone else one for run_id, one in listed.items()}
-    runs.update({run_id: replace(runs[run_id], live=live) for run_id, live in look.live.items()})
+    suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
+    if suspects:
+        _read(look, suspects, ask_slurm=ask_slurm)
+        index = workspace.store.index()
+    directories = frozenset(present)
+
+    def read(run_ids: Collection[str] | None) -> dict[str, Listed]:
+        rows = workspace.store.listed(run_ids)
+        return {run_id: _complete(row, look.live.get(run_id), run_id in directories) for run_id, row in rows.items()}
+
+    runs = ListedRuns(index, read)
+    if only is not None:
+        runs.fetch(only)
     return Observed(runs, look.garbage, look.problems)
+
+
+def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
+    """A run with what the registry does not keep."""
+    if not has_directory:
+        reason = f"its directory was deleted ({listed.reason or listed.state})"
+        return replace(listed, row={**listed.row, "reason": reason})
+    return listed if live is None else replace(listed, live=live)
+
+
+def _suspects(
+    workspace: Workspace, index: Mapping[str, IndexRow], run_ids: Sequence[str], thorough: bool
+) -> list[RunDir]:
+    """The runs of which there may be something new."""
+    root = workspace.root
+    changed: list[RunDir] = []
+    unchanged: list[RunDir] = []
+    for run_id in run_ids:
+        row = index.get(run_id)
+        is_over = row is not None and row.settled and folder_times(f"{root.path}/{run_id}") == row.scanned
+        (unchanged if is_over else changed).append(root.run(run_id))
+    return [*changed, *workspace.store.unread(unchanged)] if thorough else changed
 
 
 def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
     """Ingest, then ingest again what has died since: a process may write its last word just before it is found dead."""
-    look.ingest(look.with_news(directories), dead=False)
-    here = look.of_executor(directories, "local")
-    look.ingest([d for d, run in here.items() if local_jobs.adopt(look.workspace, d, run)], dead=False)
-    dead = [directory for directory in here if local_jobs.is_dead(look.known(directory))]
-    look.ingest(look.with_news(dead), dead=True)
-    look.ingest([d for d in dead if local_jobs.note_gone(look.workspace, d, look.known(d))], dead=True)
+    from slurmtrain.ops.shared import local_jobs
+
+    workspace = look.workspace
+    look.ingest(workspace.store.unread(directories), dead=False)
+    local = look.runs_of(directories, "local")
+    look.ingest([d for d, run in local.items() if local_jobs.adopt(workspace, d, run)], dead=False)
+    dead = [d for d, run in look.runs(local).items() if local_jobs.is_dead(run)]
+    look.ingest(workspace.store.unread(dead), dead=True)
+    look.ingest([d for d, run in look.runs(dead).items() if local_jobs.note_gone(workspace, d, run)], dead=True)
     look.settle(dead)
-    there = look.of_executor(directories, "slurm")
-    if there:
-        _read_slurm(look, there, ask_slurm=ask_slurm)
+    on_slurm = look.runs_of(directories, "slurm")
+    if on_slurm:
+        _read_slurm(look, on_slurm, ask_slurm=ask_slurm)
 
 
 def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> None:
     from slurmtrain.ops.shared.slurm_jobs import look_at_slurm
 
     if ask_slurm:
-        seen = look_at_slurm(look.workspace, runs)
-        look.live.update(seen.live)
-        look.problems += seen.problems
-        look.ingest(seen.changed, dead=False)
+        answer = look_at_slurm(look.workspace, runs)
+        look.live.update(answer.live)
+        look.problems += answer.problems
+        look.ingest(answer.changed, dead=False)
     # Its nodes may still write while Slurm ends the job: nothing is settled before Slurm, or all its nodes, said so.
-    over = [d for d in runs if (run := look.known(d)).newest is not None and run.newest.settled]
-    look.ingest(look.with_news(over), dead=True)
+    over = [d for d, run in look.runs(runs).items() if run.newest is not None and run.newest.settled]
+    look.ingest(look.workspace.store.unread(over), dead=True)
     look.settle(over)
 
 
 class _Look:
-    """The runs of one look, each loaded once, and what was found besides."""
+    """The runs of one look, each loaded once, and what was noticed besides."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.garbage: list[tuple[str, Garbage]] = []
         self.live: dict[str, Live] = {}
         self.problems: list[str] = []
-        self._runs: dict[str, Run | None] = {}
+        self._runs: dict[str, Run] = {}
 
-    def run(self, directory: RunDir) -> Run | None:
-        if directory.id not in self._runs:
-            self._runs[directory.id] = self.workspace.store.load(directory.id)
-        return self._runs[directory.id]
+    def runs(self, directories: Iterable[RunDir]) -> dict[RunDir, Run]:
+        """Those of these runs that are known, as they were last read."""
+        by_id = {directory.id: directory for directory in directories}
+        missing = [run_id for run_id in by_id if run_id not in self._runs]
+        if missing:
+            self._runs.update(self.workspace.store.load_all(missing))
+        return {directory: self._runs[run_id] for run_id, directory in by_id.items() if run_id in self._runs}
 
-    def known(self, directory: RunDir) -> Run:
-        """A run that has been read."""
-        run = self.run(directory)
-        assert run is not None
-        return run
-
-    def of_executor(self, directories: Sequence[RunDir], executor: str) -> dict[RunDir, Run]:
-        found = {directory: self.run(directory) for directory in directories}
-        return {d: run for d, run in found.items() if run is not None and run.executor == executor}
-
-    def with_news(self, directories: Sequence[RunDir]) -> list[RunDir]:
-        from slurmtrain.registry.ingest import has_news
-
-        return [directory for directory in directories if has_news(self.workspace.store, directory)]
+    def runs_of(self, directories: Iterable[RunDir], executor: str) -> dict[RunDir, Run]:
+        return {directory: run for directory, run in self.runs(directories).items() if run.executor == executor}
 
     def ingest(self, directories: Sequence[RunDir], *, dead: bool) -> None:
-        from slurmtrain.registry.ingest import ingest
-
+        """Read what is new of these runs, in one transaction: the registry has all of it or nothing."""
         if not directories:
             return
-        with self.workspace.store.begin() as writing:
-            for directory in directories:
-                ingested = ingest(writing, directory, dead=dead)
-                self._runs[directory.id] = ingested.run
-                self.garbage += [(directory.id, bad) for bad in ingested.garbage]
+        from slurmtrain.registry.ingest import ingest
+
+        with self.workspace.store.begin() as transaction:
+            for ingested in ingest(transaction, directories, dead=dead):
+                self._runs[ingested.run.id] = ingested.run
+                self.garbage += [(ingested.run.id, bad) for bad in ingested.garbage]
 
     def settle(self, dead: Sequence[RunDir]) -> None:
-        """Note which runs need no further look: ended, processes gone, directories unchanged for a while."""
-        from slurmtrain.registry.ingest import directory_times, is_quiet
-
+        """Note which runs need no further look: ended, processes gone, folders unchanged for a while."""
         now = time.time_ns()
-        over = [directory for directory in dead if (run := self.run(directory)) is not None and run.ended]
-        times = {directory.id: directory_times(directory) for directory in over}
-        quiet = [run_id for run_id, at in times.items() if is_quiet(at, now)]
+        times = {d.id: folder_times(d.path) for d, run in self.runs(dead).items() if run.ended}
+        quiet = {run_id: at for run_id, at in times.items() if at and is_quiet(at, now)}
         if quiet:
-            with self.workspace.store.begin() as writing:
-                for run_id in quiet:
-                    writing.settle(run_id, times[run_id])
-
-
-def _without_directory(one: Listed) -> Listed:
-    why = one.row["reason"] or one.state
-    return replace(one, row={**one.row, "reason": f"its directory was deleted ({why})"})
+            with self.workspace.store.begin() as transaction:
+                transaction.settle(quiet)

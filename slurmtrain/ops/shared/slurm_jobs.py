@@ -80,8 +80,6 @@ def _accounting(
 
 def _is_orphan(workspace: Workspace, directory: RunDir, run: Run, locks: ExitStack) -> bool:
     """Whether a submission died without a word of its job, and nothing here can still hand it over."""
-    from slurmtrain.registry.ingest import has_news
-
     newest = run.newest
     if newest is None or newest.job_id or newest.handed_over:
         return False
@@ -90,7 +88,7 @@ def _is_orphan(workspace: Workspace, directory: RunDir, run: Run, locks: ExitSta
             return False
     except PlaceError:
         return False  # a run that cannot be written to is for its owner to look after
-    if has_news(workspace.store, directory):
+    if workspace.store.unread([directory]):
         return False  # the submission has come to its end since the run was read
     return not (_from_here(newest) and find(directory.submission(newest.submission)))
 

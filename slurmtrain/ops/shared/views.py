@@ -35,32 +35,32 @@ def iso(seconds: float | None) -> str | None:
 
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
     """RUN of the JSON contract. ``steps_per_second`` and ``eta_seconds`` are null unless the run trains right now."""
-    run, directory = listed.run, workspace.root.run(listed.run.id)
-    rate = _rate(directory, listed) if run.state == "running" else None
+    row, directory = listed.row, workspace.root.run(listed.id)
+    rate = _rate(directory, listed) if listed.state == "running" else None
     return {
-        "id": run.id,
-        "name": run.name,
-        "state": run.state,
+        "id": listed.id,
+        "name": listed.name,
+        "state": listed.state,
         "reason": _reason(listed),
-        "executor": run.executor,
+        "executor": row["executor"],
         "job_id": listed.job_id,
         "attempt": listed.attempt,
-        "step": run.step,
-        "total_steps": run.total_steps,
-        "metrics": {name: _finite(value) for name, value in run.metrics.items()},
-        "submitted_at": iso(run.submitted_at),
-        "started_at": iso(run.started_at),
-        "ended_at": iso(run.ended_at),
+        "step": row["step"],
+        "total_steps": row["total_steps"],
+        "metrics": {name: _finite(value) for name, value in listed.metrics.items()},
+        "submitted_at": iso(row["submitted_at"]),
+        "started_at": iso(row["started_at"]),
+        "ended_at": iso(row["ended_at"]),
         "checkpoint": checkpoint_json(directory, listed.checkpoint) if listed.checkpoint else None,
-        "lost_steps": run.lost_steps,
-        "goodput": None if run.goodput is None else round(run.goodput, 4),
-        "mlflow_run_id": run.mlflow_run_id,
+        "lost_steps": row["lost_steps"],
+        "goodput": None if row["goodput"] is None else round(row["goodput"], 4),
+        "mlflow_run_id": row["mlflow_run_id"],
         "dir": str(directory.path),
-        "plan_hash": run.plan_hash,
-        "git": run.git,
+        "plan_hash": row["plan_hash"],
+        "git": listed.git,
         "pending": _pending(listed),
         "steps_per_second": round(rate, 4) if rate else None,
-        "eta_seconds": _eta(run, rate),
+        "eta_seconds": _eta(row, rate),
     }
 
 
@@ -69,14 +69,14 @@ def _reason(listed: Listed) -> str:
 
     A run that trains says if it cannot save.
     """
-    run, live = listed.run, listed.live
-    if run.state == "running":
-        return "; ".join(filter(None, (run.reason, run.save_problem)))
-    if live is None or run.state not in ("pending", "requeued"):
-        return run.reason
+    reason, live = listed.reason, listed.live
+    if listed.state == "running":
+        return "; ".join(filter(None, (reason, listed.row["save_problem"])))
+    if live is None or listed.state not in ("pending", "requeued"):
+        return reason
     starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
     said = live.reason + (f" on {live.nodes}" if live.nodes else "") + starts
-    return f"{run.reason}; {said}" if run.reason else said
+    return f"{reason}; {said}" if reason else said
 
 
 def _pending(listed: Listed) -> dict[str, Any] | None:
@@ -292,10 +292,10 @@ def _rate(directory: RunDir, listed: Listed) -> float | None:
     return None
 
 
-def _eta(run: Run, rate: float | None) -> float | None:
-    if not rate or run.step is None or run.total_steps is None:
+def _eta(row: Mapping[str, Any], rate: float | None) -> float | None:
+    if not rate or row["step"] is None or row["total_steps"] is None:
         return None
-    return round(max(0, run.total_steps - run.step) / rate, 1)
+    return round(max(0, int(row["total_steps"]) - int(row["step"])) / rate, 1)
 
 
 def _finite(value: Any) -> Any:

@@ -36,7 +36,7 @@ def do_round(config: Config) -> WatchRound:
     before: Mapping[str, str] = {}
     try:
         if config.registry.exists():
-            before = {run_id: listed.state for run_id, listed in workspace.store.listed().items()}
+            before = {run_id: row.state for run_id, row in workspace.store.index().items()}
         synced = sync(workspace)
         return WatchRound(synced, before=before, slurm_down=_is_slurm_down(workspace, synced))
     except SlurmtrainError as error:

@@ -11,7 +11,7 @@ from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry import ingest as module
-from slurmtrain.registry.ingest import has_news, ingest
+from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Mirrored, Store
 
 RUN_ID = "0123456789"
@@ -44,8 +44,8 @@ def append(path: Path, *lines: bytes) -> None:
 
 
 def take(store: Store, run: RunDir, *, dead: bool = False) -> Run:
-    with store.begin() as writing:
-        ingest(writing, run, dead=dead)
+    with store.begin() as transaction:
+        ingest(transaction, [run], dead=dead)
     loaded = store.load(run.id)
     assert loaded is not None
     return loaded
@@ -57,12 +57,12 @@ SUBMITTING = encode(2.0, "submitting", {"job_id": "job", "restart": 0, "attempt"
 
 def test_only_new_bytes_are_read(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED)
-    assert has_news(store, run)
+    assert store.unread([run]) == [run]
     assert take(store, run).state == "created"
-    assert not has_news(store, run)
-    assert store.offsets(run.id) == {"journal/submit.jsonl": len(CREATED)}
+    assert store.unread([run]) == []
+    assert store.offsets([run.id]) == {run.id: {"journal/submit.jsonl": len(CREATED)}}
     append(journal(run), SUBMITTING)
-    assert has_news(store, run)
+    assert store.unread([run]) == [run]
     assert take(store, run).state == "pending"
 
 
@@ -124,8 +124,8 @@ def test_a_line_without_end_does_not_hold_up_what_follows(
 
 
 def test_what_was_mirrored_is_remembered(store: Store) -> None:
-    with store.begin() as writing:
-        writing.set_mirrored(RUN_ID, Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7))
+    with store.begin() as transaction:
+        transaction.set_mirrored(RUN_ID, Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7))
     assert store.mirrors() == {RUN_ID: Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7)}
 
 
@@ -133,14 +133,14 @@ def test_a_transaction_that_fails_leaves_nothing(store: Store, run: RunDir) -> N
     append(journal(run), CREATED)
 
     def fail() -> None:
-        with store.begin() as writing:
-            ingest(writing, run, dead=False)
+        with store.begin() as transaction:
+            ingest(transaction, [run], dead=False)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     assert store.load(run.id) is None
-    assert store.offsets(run.id) == {}
+    assert store.offsets([run.id]) == {}
 
 
 def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(store: Store, run: RunDir) -> None:
@@ -152,9 +152,9 @@ def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(stor
     append(end, encode(4.0, "end", {"cause": "completed", "reason": "", "failed_at": None, "failures": []}))
     take(store, run, dead=False)
     assert not store.listed()[run.id].settled
-    with store.begin() as writing:
-        writing.settle(run.id, (5, 6))
-    assert (store.listed()[run.id].settled, store.listed()[run.id].scanned) == (True, (5, 6))
+    with store.begin() as transaction:
+        transaction.settle({run.id: (5, 6)})
+    assert (store.index()[run.id].settled, store.index()[run.id].scanned) == (True, (5, 6))
 
 
 def saved(step: int, at: float, **more: object) -> bytes:
@@ -194,10 +194,10 @@ def test_every_checkpoint_has_a_row_the_pruned_ones_too_and_a_rebuild_gives_the_
     interval = taken.attempts[0].interval
     assert (interval["seconds"], interval["why"]) == (30.0, "nothing is known yet")
     listed = store.listed()[run.id]
-    assert listed.run.save_problem == "the checkpoint of step 11 failed: no space left on the device"
+    assert listed.row["save_problem"] == "the checkpoint of step 11 failed: no space left on the device"
     assert listed.checkpoint == taken.checkpoint == taken.checkpoints[2]
-    with store.begin() as writing:
-        writing.clear()
+    with store.begin() as transaction:
+        transaction.clear()
     assert take(store, run) == taken
 
 
@@ -211,7 +211,7 @@ def test_what_time_went_to_can_be_asked_in_sql_and_is_the_same_read_in_pieces_or
     append(metrics(run), b'{"t":18,"step":1}\n')
     under_way = take(store, run)
     assert under_way.attempts[0].spent["train"] == 2.0
-    assert under_way.goodput == store.listed()[run.id].run.goodput == pytest.approx(2 / 6)
+    assert under_way.goodput == store.listed()[run.id].row["goodput"] == pytest.approx(2 / 6)
     append(rank, saved(2, 20.0, stall_s=0.5, why="steps"))
     append(metrics(run), b'{"t":24,"step":4}\n')
     append(node, encode(27.0, "end", {"cause": "crash", "reason": "", "failed_at": 25.0, "failures": []}))
@@ -222,8 +222,8 @@ def test_what_time_went_to_can_be_asked_in_sql_and_is_the_same_read_in_pieces_or
     assert asked == {"queue": 10.0, "start": 4.0, "train": 1.5, "stall": 0.5, "lost": 7.0, "stop": 2.0}
     assert {kind: seconds for kind, seconds in ended.attempts[0].spent.items() if seconds} == asked
     assert ended.goodput == 0.1
-    with store.begin() as writing:
-        writing.clear()
+    with store.begin() as transaction:
+        transaction.clear()
     assert take(store, run) == ended
 
 
@@ -256,8 +256,8 @@ def test_what_a_run_says_against_nodes_is_kept_once_with_its_evidence_and_comes_
         4.0,
     )
     assert found.attempts[0].checks == {"n1": [{"check": "clock", "status": "fail", "summary": "5 s ahead"}]}
-    with store.begin() as writing:
-        writing.clear()
+    with store.begin() as transaction:
+        transaction.clear()
     assert store.ledger() == []
     assert take(store, run) == found
     assert store.ledger() == [entry]

@@ -51,7 +51,7 @@ def submitting(run: RunDir, host: str) -> None:
 
 def state(workspace: Workspace) -> tuple[str, str]:
     listed = observe(workspace).runs[RUN_ID]
-    return listed.state, listed.run.reason
+    return listed.state, listed.reason
 
 
 def test_a_submission_that_died_before_its_job_began_never_was_an_attempt(workspace: Workspace, run: RunDir) -> None:

@@ -34,7 +34,7 @@ def test_a_run_tells_what_its_time_on_nodes_was_spent_on(workspace: Workspace) -
         + encode(24.0, "end", {"cause": "completed", "reason": "", "failures": []})
     )
     with workspace.store.begin() as writing:
-        ingest(writing, directory, dead=False)
+        ingest(writing, [directory], dead=False)
     listed, run = workspace.store.listed()[RUN_ID], workspace.store.load(RUN_ID)
     assert run is not None
     assert run_json(workspace, listed)["goodput"] == 0.75

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.journal import Garbage
-from slurmtrain.ops.shared.observe import Observed
+from slurmtrain.ops.shared.observe import ListedRuns, Observed
 from slurmtrain.ops.sync import Synced
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
 from slurmtrain.ops.watch.rounds import WatchRound
-from slurmtrain.registry.store import Listed
+from slurmtrain.registry.store import IndexRow, Listed
 
 
 def kinds(events: Sequence[WatchEvent]) -> list[str]:
@@ -31,7 +31,8 @@ def outcome(
 ) -> WatchRound:
     """A round after which the run r1 is in this state; ``synced``: what else the round did."""
     listed = Listed({"name": "x", "state": state, "attempt": attempt, "reason": reason})
-    observed = Observed({"r1": listed}, problems=synced.pop("unasked", ()))
+    index = {"r1": IndexRow("r1", "x", state, settled=False, journals_at=0, attempts_at=0)}
+    observed = Observed(ListedRuns(index, lambda _: {"r1": listed}), problems=synced.pop("unasked", ()))
     return WatchRound(Synced(observed, **synced), slurm_down=down)
 
 

@@ -1,0 +1,82 @@
+"""What changes of a run directory can be seen from outside: the times of its folders and the lengths of its files."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
+
+# A directory that changed this recently may change again without its time changing (timestamps are coarse).
+_COARSE_NS = 2_000_000_000
+
+
+class JournalFile(NamedTuple):
+    """A journal or a metrics file. ``name`` is its path relative to the run directory, ``size`` is in bytes."""
+
+    name: str
+    path: str
+    size: int
+
+    @property
+    def metrics_of(self) -> str | None:
+        """The attempt, by its directory's name, whose metrics these are; None for a journal."""
+        return self.name.split("/")[1] if self.name.endswith(f"/{METRICS}") else None
+
+
+def folder_times(run: Path | str) -> tuple[int, ...]:
+    """Modification times (ns) of the folders in which new files appear; empty where the run directory is gone.
+
+    Journals only grow while their writer lives, so for a run whose writers are all dead these reveal every change.
+    """
+    # Strings, not Paths: every run is looked at by every command, and a Path takes longer to make than a stat.
+    times = (_time_of(f"{run}/{JOURNALS}"), _time_of(f"{run}/{ATTEMPTS}"))
+    return times if any(times) or os.path.exists(run) else ()  # noqa: PTH110
+
+
+def _time_of(folder: str) -> int:
+    try:
+        return os.stat(folder).st_mtime_ns  # noqa: PTH116
+    except FileNotFoundError:
+        return 0
+
+
+def is_quiet(times: Iterable[int], now_ns: int) -> bool:
+    """Whether folders with these times were changed long enough ago for the times to reveal any change since."""
+    return all(now_ns - at > _COARSE_NS for at in times)
+
+
+def journal_files(run: RunDir) -> list[JournalFile]:
+    """Every journal and metrics file of a run. Files and folders that cannot be read are passed over."""
+    root = str(run.path)
+    files = [_file(f"{JOURNALS}/{entry.name}", entry) for entry in _lines_in(f"{root}/{JOURNALS}")]
+    for folder in _entries(f"{root}/{ATTEMPTS}"):
+        if split_attempt(folder.name) is not None:
+            files += [_file(f"{ATTEMPTS}/{folder.name}/{entry.name}", entry) for entry in _lines_in(folder.path)]
+    return files
+
+
+def has_unread(files: Iterable[JournalFile], offsets: Mapping[str, int]) -> bool:
+    """Whether any of these files is longer, or shorter, than what was read of it (``offsets``, in bytes by name)."""
+    return any(file.size != offsets.get(file.name, 0) for file in files)
+
+
+def _lines_in(folder: str) -> list[os.DirEntry[str]]:
+    return [entry for entry in _entries(folder) if entry.name.endswith(".jsonl")]
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Sorted, so that a rebuild reads files in the same order as the commands before it."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+    return []
+
+
+def _file(name: str, entry: os.DirEntry[str]) -> JournalFile:
+    try:
+        return JournalFile(name, entry.path, entry.stat().st_size)
+    except OSError:
+        return JournalFile(name, entry.path, 0)

@@ -1,0 +1,189 @@
+"""Transactions: what commands write into the registry, all of it or nothing.
+
+Rows are gathered and written table by table: a statement for each row of each run takes ten times as long, most of it
+in preparing statements.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from slurmtrain.model.preflight.node_ledger import LedgerEntry
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.journal import Garbage
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import Run
+from slurmtrain.registry import queries, schema
+from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, GARBAGE, LEDGER, PROGRESS, RUNS, Row, event_of, run_row
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Mirrored
+
+# A run is put with all its rows of these tables: those of before are taken out first.
+_OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.checkpoint, schema.ledger)
+_EVENT_COLUMNS = ("run_id", "source", "offset", "time", "kind", "data")
+_SOURCE_COLUMNS = ("run_id", "path", "offset")
+_SECONDS_COLUMNS = ("run_id", "attempt", "kind", "seconds")
+
+
+class Transaction:
+    """The verbs of a transaction that holds the registry's write lock from its start.
+
+    What they write can be read again after :meth:`flush`.
+    """
+
+    def __init__(self, engine: sa.Engine) -> None:
+        self._transaction = engine.begin()
+        self._rows: dict[str, list[Row]] = defaultdict(list)
+        self._put: set[str] = set()
+
+    def __enter__(self) -> Transaction:
+        self._connection = self._transaction.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if error[0] is None:
+            try:
+                self.flush()
+            except BaseException as failure:
+                self._transaction.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        self._transaction.__exit__(*error)
+
+    def flush(self) -> None:
+        """Write what has been gathered."""
+        if self._put:
+            ids = {"ids": json.dumps(sorted(self._put))}
+            for table in _OF_A_RUN:
+                self._connection.execute(_delete(table), ids)
+            self._put.clear()
+        for statement, rows in self._rows.items():
+            if rows:
+                self._connection.exec_driver_sql(statement, rows)
+        self._rows.clear()
+
+    def clear(self) -> None:
+        """Forget everything, what was sent to tracking stores included: sending it again adds nothing there."""
+        for table in schema.metadata.tables.values():
+            if table is not schema.alembic_version:
+                self._connection.execute(table.delete())
+
+    def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
+        """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
+        return queries.offsets(self._connection, run_ids)
+
+    def events(self, run_ids: Collection[str]) -> dict[str, list[AnyEvent]]:
+        """All events of these runs, in no order."""
+        rows = queries.rows_by_run(self._connection, schema.event, run_ids)
+        return {
+            run_id: [event for row in of_run if (event := event_of(row)) is not None] for run_id, of_run in rows.items()
+        }
+
+    def progress(self, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
+        """What the metrics of each attempt add up to: by run, then by the name of the attempt's directory."""
+        rows = queries.rows_by_run(self._connection, schema.progress, run_ids)
+        return {run_id: {row["attempt_key"]: PROGRESS.read(row) for row in of_run} for run_id, of_run in rows.items()}
+
+    def forget(self, run_id: str, source: str) -> None:
+        """Take out what was read of a file that has shrunk, so that it is read again from its start."""
+        for table in (schema.event, schema.garbage):
+            self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.source == source))
+        where = (schema.source.c.run_id == run_id, schema.source.c.path == source)
+        self._connection.execute(schema.source.delete().where(*where))
+
+    def add_event(self, run_id: str, event: AnyEvent, line: str) -> None:
+        """Keep an event of a run; one that is known already changes nothing.
+
+        Args:
+            run_id: The run.
+            event: The event.
+            line: Its line in the journal.
+        """
+        row = (run_id, event.source, event.offset, event.time, event.kind, line)
+        self._rows[_insert("IGNORE", schema.event, _EVENT_COLUMNS)].append(row)
+
+    def add_garbage(self, run_id: str, garbage: Iterable[Garbage]) -> None:
+        """Keep lines of a run's journals that are no records; those that are known already change nothing."""
+        self._rows[_insert("IGNORE", GARBAGE.table, GARBAGE.columns)] += [GARBAGE.row(line, run_id) for line in garbage]
+
+    def set_offset(self, run_id: str, source: str, offset: int) -> None:
+        """Note how far a file has been read.
+
+        Args:
+            run_id: The run.
+            source: The file, relative to the run directory.
+            offset: In bytes.
+        """
+        self._rows[_insert("REPLACE", schema.source, _SOURCE_COLUMNS)].append((run_id, source, offset))
+
+    def set_progress(self, run_id: str, attempt_key: str, progress: Progress) -> None:
+        """Keep what the metrics of an attempt add up to.
+
+        Args:
+            run_id: The run.
+            attempt_key: The name of the attempt's directory.
+            progress: The sum.
+        """
+        row = PROGRESS.row(progress, run_id, attempt_key)
+        self._rows[_insert("REPLACE", PROGRESS.table, PROGRESS.columns)].append(row)
+
+    def put(
+        self, run: Run, entries: Sequence[LedgerEntry], *, settled: bool, scanned: Sequence[int], revision: int
+    ) -> None:
+        """Store a run in place of what was known of it.
+
+        Args:
+            run: The run as its events describe it.
+            entries: Its findings against nodes.
+            settled: Whether nothing more can come of it.
+            scanned: Times (ns) of its folders when its files were listed; empty where they are gone.
+            revision: Bytes of its journals and metrics that were read.
+        """
+        if run.id in self._put:
+            self.flush()
+        self._put.add(run.id)
+        for attempt in run.attempts:
+            self._rows[_insert("ABORT", ATTEMPTS.table, ATTEMPTS.columns)].append(ATTEMPTS.row(attempt, run.id))
+            self._rows[_insert("ABORT", schema.attempt_seconds, _SECONDS_COLUMNS)] += [
+                (run.id, attempt.number, kind, seconds) for kind, seconds in attempt.spent.items()
+            ]
+        self._rows[_insert("ABORT", CHECKPOINTS.table, CHECKPOINTS.columns)] += [
+            CHECKPOINTS.row(checkpoint, run.id) for checkpoint in run.checkpoints
+        ]
+        self._rows[_insert("ABORT", LEDGER.table, LEDGER.columns)] += [LEDGER.row(entry) for entry in entries]
+        row = run_row(run, settled=settled, scanned=scanned, revision=revision)
+        self._rows[_insert("REPLACE", RUNS.table, RUNS.columns)].append(row)
+
+    def settle(self, scanned: Mapping[str, Sequence[int]]) -> None:
+        """Note that nothing more can come of these runs, whose folders have these times (ns)."""
+        self.flush()
+        columns: dict[str, Any] = {"journals_at": sa.bindparam("journals"), "attempts_at": sa.bindparam("attempts")}
+        update = schema.run.update().where(schema.run.c.id == sa.bindparam("run_id")).values(settled=True, **columns)
+        rows = [{"run_id": run_id, "journals": at[0], "attempts": at[1]} for run_id, at in scanned.items()]
+        if rows:
+            self._connection.execute(update, rows)
+
+    def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
+        """Note what the tracking store has of a run."""
+        row = {"run_id": run_id, "uri": mirrored.uri, "offsets": dict(mirrored.offsets), "revision": mirrored.revision}
+        self._connection.execute(schema.mirror.insert().prefix_with("OR REPLACE"), row)
+
+
+@cache
+def _delete(table: sa.Table) -> sa.Delete:
+    return table.delete().where(queries.of_runs(table))
+
+
+@cache
+def _insert(conflict: str, table: sa.Table, columns: tuple[str, ...]) -> str:
+    """An INSERT of plain tuples. ``conflict``: what SQLite does with a row whose key is there already."""
+    names = ", ".join(f'"{name}"' for name in columns)
+    places = ", ".join("?" * len(columns))
+    # Every name in it is one of the schema's, and SQLAlchemy would put the columns in an order of its own.
+    return f'INSERT OR {conflict} INTO "{table.name}" ({names}) VALUES ({places})'  # noqa: S608

@@ -1,0 +1,205 @@
+"""What a look at many runs costs: statements and transactions that do not grow with the number of runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from click.testing import CliRunner
+from helpers.fakeslurm import FakeScheduler, job
+
+from slurmtrain.cli import status
+from slurmtrain.config import Config
+from slurmtrain.model.run.events.base import encode
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.views import runs_json
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.sync import sync
+from slurmtrain.registry import ingest as ingest_module
+from slurmtrain.system.process import this_process
+
+LONG_AGO_NS = 10**18
+FEW, MANY = 2, 23
+
+
+@dataclass
+class Statements:
+    """What was asked of SQLite."""
+
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def writing_transactions(self) -> int:
+        return self.texts.count("BEGIN IMMEDIATE")
+
+
+@contextmanager
+def counted() -> Iterator[Statements]:
+    statements = Statements()
+
+    def count(_connection: object, _cursor: object, statement: str, *_: object) -> None:
+        statements.texts.append(statement)
+
+    sa.event.listen(sa.Engine, "before_cursor_execute", count)
+    try:
+        yield statements
+    finally:
+        sa.event.remove(sa.Engine, "before_cursor_execute", count)
+
+
+def root(tmp_path: Path, count: int) -> Workspace:
+    runs = tmp_path / str(count)
+    config = Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None)
+    return Workspace(config, scheduler=FakeScheduler())
+
+
+def new_run(workspace: Workspace, number: int, executor: str) -> RunDir:
+    run = workspace.root.run(run_id(1_700_000_000_000 + number, number))
+    for folder in (run.journals, run.attempts):
+        folder.mkdir(parents=True)
+    append(run, 1.0, "created", name=f"run-{number}", executor=executor)
+    return run
+
+
+def append(run: RunDir, at: float, kind: str, **keys: object) -> None:
+    with (run.journals / "submit.jsonl").open("ab") as file:
+        file.write(encode(at, kind, keys))
+
+
+def ended_runs(tmp_path: Path, count: int) -> Workspace:
+    """Local runs that have ended, whose processes are gone, and that nobody has looked at yet."""
+    workspace = root(tmp_path, count)
+    process = {**this_process().to_dict(), "start": 1}
+    for number in range(count):
+        run = new_run(workspace, number, "local")
+        append(run, 2.0, "submitting", submission=1, job_id="j", attempt=1, executor="local", host=process["host"])
+        append(run, 3.0, "submitted", submission=1, job_id="j", process=process)
+        attempt = run.attempt("j", 0)
+        attempt.path.mkdir()
+        agent = {"node": 0, "nodes": 1, "host": "n0", "process": process, "submission": 1, "attempt": 1}
+        end = {"cause": "completed", "reason": "", "failed_at": None, "failures": []}
+        attempt.node_journal(0).write_bytes(encode(4.0, "agent", agent) + encode(9.0, "end", end))
+        attempt.metrics.write_text('{"t": 5, "step": 1, "metrics": {"loss": 2.5}}\n')
+        for folder in (run.journals, run.attempts):
+            os.utime(folder, ns=(LONG_AGO_NS, LONG_AGO_NS))
+    return workspace
+
+
+def waiting_runs(tmp_path: Path, count: int) -> Workspace:
+    """Runs whose jobs wait in Slurm's queue."""
+    workspace = root(tmp_path, count)
+    assert isinstance(workspace.scheduler, FakeScheduler)
+    for number in range(count):
+        run = new_run(workspace, number, "slurm")
+        append(run, 2.0, "submitting", submission=1, attempt=1, executor="slurm", host="login")
+        append(run, 3.0, "submitted", submission=1, job_id=str(number))
+        workspace.scheduler.jobs.append(job("PENDING", str(number), run.id, reason="Priority"))
+    return workspace
+
+
+def look(workspace: Workspace) -> Observed:
+    """What ``status --json`` does, and as its own process."""
+    again = Workspace(workspace.config, scheduler=workspace.scheduler)
+    observed = observe(again)
+    assert len(runs_json(again, observed.runs)["runs"]) == len(observed.runs)
+    again.store.close()
+    return observed
+
+
+def states(observed: Observed) -> set[str]:
+    return {row.state for row in observed.runs.index.values()}
+
+
+def test_the_first_look_at_many_runs_takes_as_many_statements_as_at_few(tmp_path: Path) -> None:
+    counts = []
+    for number in (FEW, MANY):
+        with counted() as statements:
+            assert states(look(ended_runs(tmp_path, number))) == {"completed"}
+        counts.append((len(statements.texts), statements.writing_transactions))
+    assert counts[0] == counts[1]
+    # Making the tables, taking in what is there, and noting that nothing more can come.
+    assert counts[0][1] == 3
+
+
+def test_runs_that_are_read_in_several_batches_are_read_in_one_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ingest_module, "_RUNS_AT_ONCE", 5)
+    with counted() as statements:
+        assert len(look(ended_runs(tmp_path, MANY)).runs) == MANY
+    assert statements.writing_transactions == 3
+
+
+def test_a_look_at_runs_that_have_ended_takes_two_statements_and_no_write_lock(tmp_path: Path) -> None:
+    for number in (FEW, MANY):
+        workspace = ended_runs(tmp_path, number)
+        look(workspace)
+        with counted() as statements:
+            assert states(look(workspace)) == {"completed"}
+        lists = [text for text in statements.texts if text.startswith("SELECT") and "FROM run" in text]
+        assert (len(lists), statements.writing_transactions) == (2, 0)
+
+
+def test_a_look_at_many_open_runs_takes_as_many_statements_as_at_few_and_one_question_to_slurm(tmp_path: Path) -> None:
+    counts = []
+    for number in (FEW, MANY):
+        workspace = waiting_runs(tmp_path, number)
+        look(workspace)
+        assert isinstance(workspace.scheduler, FakeScheduler)
+        workspace.scheduler.questions.clear()
+        with counted() as statements:
+            observed = look(workspace)
+        assert states(observed) == {"pending"}
+        assert all(listed.live is not None for listed in observed.runs.values())
+        assert workspace.scheduler.questions == ["squeue"]
+        assert statements.writing_transactions == 0
+        counts.append(len(statements.texts))
+    assert counts[0] == counts[1]
+
+
+def test_news_of_many_runs_takes_as_many_statements_as_of_few(tmp_path: Path) -> None:
+    counts = []
+    for number in (FEW, MANY):
+        workspace = waiting_runs(tmp_path, number)
+        look(workspace)
+        for present in workspace.run_ids():
+            append(workspace.root.run(present), 9.0, "cancel", by="me@login")
+        with counted() as statements:
+            look(workspace)
+        counts.append((len(statements.texts), statements.writing_transactions))
+    assert counts[0] == counts[1]
+    assert counts[0][1] == 1
+
+
+def test_sync_and_rebuild_of_many_runs_take_as_many_statements_as_of_few(tmp_path: Path) -> None:
+    counts = []
+    for number in (FEW, MANY):
+        workspace = ended_runs(tmp_path, number)
+        look(workspace)
+        with counted() as statements:
+            sync(Workspace(workspace.config), track=False)
+            rebuild(Workspace(workspace.config))
+        counts.append((len(statements.texts), statements.writing_transactions))
+    assert counts[0] == counts[1]
+
+
+def test_status_reads_the_rows_of_the_runs_that_it_shows_and_no_others(tmp_path: Path) -> None:
+    workspace = ended_runs(tmp_path, MANY)
+    observed = look(workspace)
+    rows = []
+    fetch = type(observed.runs).fetch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(observed.runs), "fetch", lambda self, ids: rows.append(list(ids)) or fetch(self, rows[-1]))
+        arguments = ["--runs", str(workspace.root.path)]
+        printed = CliRunner().invoke(status.command, arguments, standalone_mode=False)
+    newest = list(observed.runs)[-20:]
+    assert rows == [newest]
+    assert [line.split()[0] for line in printed.output.splitlines()[1:]] == newest

@@ -1,7 +1,8 @@
 """When a rank counts as hanging, and which ranks are to blame: pure.
 
-Each rank says what it does and how many steps it has finished (runtime/job/heartbeat.py). One that trains and finishes
-no step for much longer than steps take hangs, or waits for one that does: in a collective all ranks wait for the last.
+Each rank reports its phase and how many steps it has finished (runtime/job/heartbeat.py). A rank that trains and
+finishes no step for much longer than steps usually take either hangs or waits for a rank that does, because in a
+collective all ranks wait for the last one.
 """
 
 from __future__ import annotations
@@ -15,32 +16,42 @@ from typing import Any
 
 
 class Phase(IntEnum):
-    """What a rank does, as far as watching it goes."""
+    """What a rank does, as far as the watchdog cares. The numbers stand in heartbeats; they must not change."""
 
     NONE = 0
-    """Not heard of: a script without a session, or one that has not come to it yet."""
+    """No heartbeat yet: the script has no session, or has not opened it."""
     JOINING = 1
     """Sets up the process group."""
     READY = 2
-    """In the session, but not in the loop of its steps."""
+    """In the session, but outside the loop over steps."""
     FIRST = 3
     """In the first step since this process started: compilers and caches make it longer than others."""
     TRAINING = 4
     SAVING = 5
-    """Training stands still for a save or a restore."""
+    """Training is paused for a save or a restore."""
     STOPPING = 6
     """Was asked to stop, and saves."""
-    DONE = 7
+    LEFT = 7
     """Has left the session."""
+
+    @property
+    def label(self) -> str:
+        """Its name in journals and JSON."""
+        return _LABELS.get(self, self.name.lower())
+
+
+# Journals that already exist call the last phase "done".
+_LABELS = {Phase.LEFT: "done"}
+_PHASES = {phase.label: phase for phase in Phase}
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a rank said last. Times are seconds; ``at`` is of the machine's monotonic clock.
+    """The last heartbeat of a rank. Times are in seconds; ``at`` is on the machine's monotonic clock.
 
-    ``step``: finished steps. ``at``: when it finished the last one or, if later, when it began what it does.
-    ``step_s``: what a step takes, smoothed; 0: none was finished yet. ``own_s``: the same without waiting for other
-    ranks; 0: not known. ``save_s``: the longest save so far. ``pid``: 0 if it was never heard of.
+    ``step``: finished steps. ``at``: when it finished the last step or, if later, when its phase began. ``step_s``: the
+    smoothed duration of a step; 0: none is finished yet. ``own_s``: the same without the time spent waiting for other
+    ranks; 0: unknown. ``save_s``: the longest save so far. ``pid``: 0 if there was never a heartbeat.
     """
 
     step: int = 0
@@ -54,23 +65,24 @@ class Beat:
 
 NEVER = Beat()
 
-# Nothing is called a hang sooner: file servers and other people's jobs hold a step up for less than that.
+# Nothing counts as a hang sooner: file servers and other jobs on the node delay a step by less than this.
 LEAST_S = 60.0
-# A hang is this many times what it is measured by: the median step, or what a later step, or save, may take.
+# A hang takes this many times what it is compared with: the median step, the usual limit, or the longest save.
 TIMES = 10.0
-# torch.compile, kernels that are chosen by trial and cold caches take minutes.
+# torch.compile, autotuning of kernels and cold caches take minutes.
 FIRST_S = 600.0
-# What a save or restore may take: at least this; and this where none has been finished that others are measured by.
+# The least that a save or restore is allowed once one has been measured, and what it is allowed before that.
 SAVE_S = 300.0
 UNKNOWN_SAVE_S = 1800.0
 
 WATCHED = (Phase.FIRST, Phase.TRAINING, Phase.SAVING)
 
 
-def limit(hang_after: float | None, beat: Beat, median_step_s: float) -> float | None:
-    """Seconds since ``beat.at`` after which a rank that is still at it hangs; None: it is not watched.
+def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> float | None:
+    """Seconds since ``beat.at`` after which a rank in the phase of ``beat`` hangs; None: such a phase is not watched.
 
-    ``hang_after``: what the spec says, in seconds; None: by ``median_step_s``, the median of steps on its node.
+    ``hang_after``: the spec's ``requeue.hang_after``, in seconds; None: derive it from ``median_step_s``, the median
+    duration of a step over the ranks of its node, in seconds.
     """
     if beat.phase not in WATCHED:
         return None
@@ -89,8 +101,8 @@ def limit(hang_after: float | None, beat: Beat, median_step_s: float) -> float |
 class RankState:
     """What is known of a rank while its run hangs.
 
-    ``idle_s``: seconds since its last beat. ``state``: its process's, by the letter of proc(5), empty if not known.
-    ``stack``: where its main thread is, innermost first, each "file:line function"; empty if nobody could tell.
+    ``idle_s``: seconds since its last heartbeat. ``state``: the state of its process as a letter of proc(5), empty if
+    unknown. ``stack``: the frames of its main thread, innermost first, each "file:line function"; empty if unknown.
     """
 
     rank: int
@@ -107,7 +119,7 @@ class RankState:
             "rank": self.rank,
             "node": self.node,
             "step": self.step,
-            "phase": self.phase.name.lower(),
+            "phase": self.phase.label,
             "idle_s": round(self.idle_s, 1),
             "state": self.state,
             "stack": list(self.stack),
@@ -115,19 +127,19 @@ class RankState:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RankState:
-        """Read what :meth:`to_dict` gave."""
+        """Read what :meth:`to_dict` gave. Raises KeyError or ValueError for anything else."""
         return cls(
             rank=int(plain["rank"]),
             node=int(plain["node"]),
             step=int(plain["step"]),
-            phase=Phase[str(plain["phase"]).upper()],
+            phase=_PHASES[str(plain["phase"])],
             idle_s=float(plain["idle_s"]),
             state=str(plain["state"]),
             stack=tuple(map(str, plain["stack"])),
         )
 
 
-# Where ranks wait for each other: what torch calls its collectives, and what waits for a device that is in one.
+# Frames in which a rank waits for others: torch's collectives, and calls that wait for a device which is in one.
 _WAITING = re.compile(
     r"torch[/.]distributed[/.]|ProcessGroup|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|barrier"
     r"|backward|synchroni[sz]e",
@@ -145,35 +157,35 @@ _STATES = {
 _HELD = "TtZX"
 
 
-def culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
-    """The ranks that all others wait for, as far as can be told, and why, in words.
+def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
+    """The ranks that all others wait for, as far as can be determined, and a sentence that says why.
 
-    In this order: those that cannot go on by the state of their process; those that have finished fewer steps than
-    others; those that have left the loop of steps that others are in; those that have not come to where others wait
-    for each other. If none of these tells, all ranks: that one has been idle for longer than others says nothing.
-    Ranks that were never heard of are looked at for the state of their process alone.
+    The first of these that applies decides: ranks whose process cannot run in its state; ranks that have finished
+    fewer steps than others; ranks that have left the loop over steps while others are in it; ranks that have not
+    reached the collective in which others wait. If none applies, all ranks are returned: how long each has been idle
+    does not separate culprits from victims. Ranks without a heartbeat are judged by the state of their process alone.
     """
-    heard = [each for each in ranks if each.phase is not Phase.NONE]
-    for found, say in (
-        ([each for each in ranks if each.state and each.state in _HELD], _say_state),
-        ([each for each in ranks if each.state == "D"], _say_state),
-        (_behind(heard), _say_behind(heard)),
-        (_outside(heard, lambda each: each.phase in WATCHED), _say_left),
-        (_outside([each for each in heard if each.stack], is_waiting), _say_elsewhere),
+    reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]
+    for suspects, describe in (
+        ([rank for rank in ranks if rank.state and rank.state in _HELD], _describe_state),
+        ([rank for rank in ranks if rank.state == "D"], _describe_state),
+        (_behind(reporting), _describe_behind(reporting)),
+        (_outside(reporting, lambda rank: rank.phase in WATCHED), _describe_left),
+        (_outside([rank for rank in reporting if rank.stack], is_waiting), _describe_elsewhere),
     ):
-        if found:
-            first = found[0]
-            return [each.rank for each in found], f"{_names(found)} {say(first, len(found) > 1)}"
-    return [each.rank for each in ranks], _say_all(ranks)
+        if suspects:
+            reason = describe(suspects[0], len(suspects) > 1)
+            return [rank.rank for rank in suspects], f"{_names(suspects)} {reason}"
+    return [rank.rank for rank in ranks], _describe_all(ranks)
 
 
 def is_waiting(rank: RankState) -> bool:
-    """Whether the rank's main thread is where ranks wait for each other."""
+    """Whether the rank's main thread is in a collective, or in a call that waits for one."""
     return any(_WAITING.search(frame) for frame in rank.stack)
 
 
-def where(stack: Sequence[str]) -> str:
-    """The innermost place of a stack in words and, if that is in a library, what called it; empty if unknown."""
+def describe_stack(stack: Sequence[str]) -> str:
+    """The innermost frame of a stack and, if that is in a library, the user's frame behind it; empty if unknown."""
     if not stack:
         return ""
     own = next((frame for frame in stack if not _LIBRARY.search(frame)), None)
@@ -182,39 +194,39 @@ def where(stack: Sequence[str]) -> str:
 
 
 def _behind(ranks: Sequence[RankState]) -> list[RankState]:
-    ahead = max((each.step for each in ranks), default=0)
-    return [each for each in ranks if each.step < ahead]
+    ahead = max((rank.step for rank in ranks), default=0)
+    return [rank for rank in ranks if rank.step < ahead]
 
 
 def _outside(ranks: Sequence[RankState], inside: Callable[[RankState], bool]) -> list[RankState]:
-    """Those that are not where others are; none where all or none are."""
-    found = [each for each in ranks if not inside(each)]
-    return found if len(found) < len(ranks) else []
+    """The ranks that are not inside while others are; an empty list where all or none are."""
+    outside = [rank for rank in ranks if not inside(rank)]
+    return outside if len(outside) < len(ranks) else []
 
 
-def _say_state(first: RankState, many: bool) -> str:
-    said = f"{_STATES[first.state]} (process state {first.state})"
-    return f"{_are(many)} {said} after step {first.step}{_at(first)}"
+def _describe_state(first: RankState, many: bool) -> str:
+    state = f"{_STATES[first.state]} (process state {first.state})"
+    return f"{_are(many)} {state} after step {first.step}{_at(first)}"
 
 
-def _say_behind(ranks: Sequence[RankState]) -> Callable[[RankState, bool], str]:
-    ahead = max((each.step for each in ranks), default=0)
+def _describe_behind(ranks: Sequence[RankState]) -> Callable[[RankState, bool], str]:
+    ahead = max((rank.step for rank in ranks), default=0)
     return lambda first, many: f"{_have(many)} finished {first.step} steps, others {ahead}{_at(first)}"
 
 
-def _say_left(first: RankState, many: bool) -> str:
-    return f"{_are(many)} not in the loop of steps that others are in, after step {first.step}{_at(first)}"
+def _describe_left(first: RankState, many: bool) -> str:
+    return f"{_are(many)} not in the loop over steps that others are in, after step {first.step}{_at(first)}"
 
 
-def _say_elsewhere(first: RankState, many: bool) -> str:
-    return f"{_have(many)} not come to where others wait, after step {first.step}{_at(first)}"
+def _describe_elsewhere(first: RankState, many: bool) -> str:
+    return f"{_have(many)} not reached the point where others wait, after step {first.step}{_at(first)}"
 
 
-def _say_all(ranks: Sequence[RankState]) -> str:
-    step = max((each.step for each in ranks), default=0)
-    places = Counter(where(each.stack) for each in ranks if each.stack)
+def _describe_all(ranks: Sequence[RankState]) -> str:
+    step = max((rank.step for rank in ranks), default=0)
+    places = Counter(describe_stack(rank.stack) for rank in ranks if rank.stack)
     if not places:
-        return f"no rank has finished a step after step {step}, and where they are could not be told"
+        return f"no rank has finished a step after step {step}, and where they are is unknown"
     place = places.most_common(1)[0][0]
     alone = len(ranks) == 1
     if not alone and all(map(is_waiting, ranks)):
@@ -225,13 +237,13 @@ def _say_all(ranks: Sequence[RankState]) -> str:
 def _names(ranks: Sequence[RankState]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} (node {ranks[0].node})"
-    shown = ", ".join(f"{each.rank} (node {each.node})" for each in ranks[:_SHOWN])
+    shown = ", ".join(f"{rank.rank} (node {rank.node})" for rank in ranks[:_SHOWN])
     more = len(ranks) - _SHOWN
     return f"ranks {shown}" + (f" and {more} more" if more > 0 else "")
 
 
 def _at(rank: RankState) -> str:
-    place = where(rank.stack)
+    place = describe_stack(rank.stack)
     return f": {place}" if place else ""
 
 

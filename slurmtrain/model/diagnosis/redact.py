@@ -1,4 +1,4 @@
-"""Taking secrets out of lines of logs before they are kept: pure."""
+"""Removing secrets from lines of logs before they are journaled or shown. Pure."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ _SECRET = re.compile(
 
 
 def redact(line: str) -> str:
-    """The line without what stands behind a word such as token, key, password or secret."""
+    """The line with the values of names such as token, key, password or secret replaced."""
     return _SECRET.sub(r"\1<redacted>", line)

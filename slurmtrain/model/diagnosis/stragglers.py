@@ -1,7 +1,7 @@
-"""Which ranks hold the others up: pure.
+"""Which ranks slow the others down. Pure.
 
-In a collective all ranks wait for the slowest, so that steps take equally long on all of them. What tells is the time
-that each takes of its own, before it waits for others.
+In a collective all ranks wait for the slowest one, so steps take equally long on all of them. Ranks differ only in
+their own time: what a step takes before the rank begins to wait for others.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+# A rank is slow if its own time is this many times the median.
 RATIO = 1.5
-# Looks in a row, of those that are made each ten seconds or so: what is slow for less than that soon passes by itself.
+# How many looks in a row it must be slow, at about one look in ten seconds: shorter disturbances pass by themselves.
 LOOKS = 5
-# Within this, two ranks of one node differ by the interpreter and the kernel's scheduler alone.
+# The interpreter and the kernel's scheduler alone make two ranks of one node differ by up to this.
 LEAST_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Straggler:
-    """A rank that takes ``ratio`` times as long as the median rank for its own part of a step. Times are seconds."""
+    """A rank whose own time per step is ``ratio`` times that of the median rank. Times are in seconds."""
 
     rank: int
     own_s: float
@@ -28,36 +29,39 @@ class Straggler:
 
 
 class Stragglers:
-    """Tells which ranks have become slower than others, each once, and again if it has recovered in between."""
+    """Detects ranks that have become slower than others: each is reported once, and again if it recovers in between."""
 
     def __init__(self, ratio: float = RATIO, looks: int = LOOKS, least_s: float = LEAST_S) -> None:
-        """A rank is slow beyond ``ratio`` times the median and ``least_s`` seconds more than it, ``looks`` in a row.
+        """Set the limits.
 
-        As many looks without that mean that it has recovered.
+        Args:
+            ratio: A slow rank's own time is more than so many times the median.
+            looks: So many looks in a row make a rank slow, and as many make it a normal one again.
+            least_s: A slow rank's own time is more than so many seconds above the median.
         """
         self._ratio = ratio
         self._looks = looks
         self._least_s = least_s
-        # Looks in a row in which a rank was not what it was last said to be.
+        # By rank: for how many looks in a row its state has differed from that in ``_slow``.
         self._changed: dict[int, int] = {}
         self._slow: set[int] = set()
 
     def look(self, own_s: Mapping[int, float]) -> list[Straggler]:
-        """Take in what a step takes of each rank's own time, in seconds; 0 is not known. Returns new stragglers."""
-        known = {rank: took for rank, took in own_s.items() if took > 0}
-        if len(known) < 2:
+        """Take in each rank's own time per step, in seconds (0: unknown), and return the ranks that became slow."""
+        measured = {rank: seconds for rank, seconds in own_s.items() if seconds > 0}
+        if len(measured) < 2:
             return []
-        # Of two ranks the faster one is the measure.
-        median = statistics.median_low(known.values())
-        found = []
-        for rank, took in sorted(known.items()):
-            is_slow = took > self._ratio * median and took > median + self._least_s
+        # The lower median: of two ranks, the slow one must not be part of what it is compared with.
+        median = statistics.median_low(measured.values())
+        stragglers = []
+        for rank, seconds in sorted(measured.items()):
+            is_slow = seconds > self._ratio * median and seconds > median + self._least_s
             if self._turns(rank, is_slow) and is_slow:
-                found.append(Straggler(rank, took, median, took / median))
-        return found
+                stragglers.append(Straggler(rank, seconds, median, seconds / median))
+        return stragglers
 
     def _turns(self, rank: int, is_slow: bool) -> bool:
-        """Whether this look is the last that it takes for a rank to count as slow, or no longer so."""
+        """Whether with this look a rank begins to count as slow, or ceases to."""
         if is_slow == (rank in self._slow):
             self._changed.pop(rank, None)
             return False

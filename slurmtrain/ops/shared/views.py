@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.diagnosis.hang import RankState, culprits
+from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.preflight.node_ledger import LedgerEntry
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
@@ -164,7 +164,7 @@ def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
     for number, told in rounds.items():
         states = [RankState.from_dict(plain) for hang in told for plain in hang.get("ranks", ())]
         states.sort(key=lambda state: state.rank)
-        blamed, why = culprits(states)
+        blamed, why = find_culprits(states)
         ranks = [state.to_dict() for state in states]
         at = iso(min(hang["at"] for hang in told))
         found.append({"at": at, "round": number, "culprits": blamed, "why": why, "ranks": ranks})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.diagnosis.hang import RankState, culprits
+from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.interruption.exit_report import (
     AttemptOutcome,
     ExitReport,
@@ -284,7 +284,7 @@ class Rounds:
         gone = sorted(set(lost) & set(self._members))
         return attempt_report(
             list(endings.values()),
-            HangEvidence(culprits(states)[1]) if states else None,
+            HangEvidence(find_culprits(states)[1]) if states else None,
             LostNodes(
                 names=[self._of.hosts.get(node, f"node {node}") for node in gone],
                 hosts=[self._of.hosts[node] for node in gone if node in self._of.hosts],
@@ -300,7 +300,7 @@ class Rounds:
         """The nodes on which ranks have failed, or hang while those of others wait for them."""
         blamed = {node for node, ending in endings.items() if ending is root or ending.gpu_failed}
         if root.cause == "hang":
-            ranks = culprits(states)[0]
+            ranks = find_culprits(states)[0]
             hanging = {state.node for state in states if state.rank in ranks}
             blamed |= hanging if len(hanging) < len(self._members) else set()
         return blamed

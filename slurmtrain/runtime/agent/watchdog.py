@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurmtrain.model.diagnosis.hang import Beat, Phase, limit
+from slurmtrain.model.diagnosis.hang import Beat, Phase, hang_limit
 
 # The median step is that of the last so many looks at which steps had been finished.
 _KEPT = 120
@@ -94,7 +94,7 @@ class Watchdog:
         over = {
             rank: limit_s
             for rank, beat in zip(self._ranks, self._beats, strict=True)
-            if (limit_s := limit(self._hang_after, beat, median_s)) is not None and idle_s[rank] > limit_s
+            if (limit_s := hang_limit(self._hang_after, beat, median_s)) is not None and idle_s[rank] > limit_s
         }
         if not over:
             return None

@@ -138,7 +138,7 @@ class Session:
                 self._metrics.close()
             if self._journal is not None:
                 self._journal.close()
-            self._beat(Phase.DONE)
+            self._beat(Phase.LEFT)
         if left or stopped:
             self._ranks.close()
             if self._owns_group and dist.is_initialized():

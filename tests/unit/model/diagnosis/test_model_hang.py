@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.diagnosis.hang import Beat, Phase, RankState, culprits, limit, where
+from slurmtrain.model.diagnosis.hang import Beat, Phase, RankState, describe_stack, find_culprits, hang_limit
 
 REDUCE = (
     "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3000 all_reduce",
@@ -31,100 +31,100 @@ def state(rank: int, **more: Any) -> RankState:
 
 
 def test_a_hang_is_ten_median_steps_but_at_least_a_minute() -> None:
-    assert limit(None, beat(), 0.1) == 60
-    assert limit(None, beat(), 9.0) == 90
-    assert limit(None, beat(), 0.0) == 60
+    assert hang_limit(None, beat(), 0.1) == 60
+    assert hang_limit(None, beat(), 9.0) == 90
+    assert hang_limit(None, beat(), 0.0) == 60
 
 
 def test_a_limit_that_is_given_stands_whatever_steps_take() -> None:
-    assert limit(5.0, beat(), 9.0) == 5
-    assert limit(600.0, beat(), 9.0) == 600
+    assert hang_limit(5.0, beat(), 9.0) == 5
+    assert hang_limit(600.0, beat(), 9.0) == 600
 
 
 @pytest.mark.parametrize(
     ("hang_after", "median_s", "expected"), [(None, 0.0, 600), (None, 9.0, 900), (5.0, 0.0, 50), (5.0, 99.0, 50)]
 )
 def test_the_first_step_may_take_ten_times_as_long(hang_after: float | None, median_s: float, expected: float) -> None:
-    assert limit(hang_after, beat(Phase.FIRST), median_s) == expected
+    assert hang_limit(hang_after, beat(Phase.FIRST), median_s) == expected
 
 
 @pytest.mark.parametrize(("save_s", "expected"), [(0.0, 1860), (1.0, 360), (60.0, 660)])
 def test_a_save_may_take_ten_times_the_longest_one(save_s: float, expected: float) -> None:
-    assert limit(None, beat(Phase.SAVING, save_s=save_s), 1.0) == expected
-    assert limit(5.0, beat(Phase.SAVING, save_s=save_s), 1.0) == expected - 55
+    assert hang_limit(None, beat(Phase.SAVING, save_s=save_s), 1.0) == expected
+    assert hang_limit(5.0, beat(Phase.SAVING, save_s=save_s), 1.0) == expected - 55
 
 
-@pytest.mark.parametrize("phase", [Phase.NONE, Phase.JOINING, Phase.READY, Phase.STOPPING, Phase.DONE])
+@pytest.mark.parametrize("phase", [Phase.NONE, Phase.JOINING, Phase.READY, Phase.STOPPING, Phase.LEFT])
 @pytest.mark.parametrize("hang_after", [None, 5.0])
-def test_outside_the_loop_of_steps_nothing_is_watched(phase: Phase, hang_after: float | None) -> None:
-    assert limit(hang_after, beat(phase), 1.0) is None
+def test_outside_the_loop_over_steps_nothing_is_watched(phase: Phase, hang_after: float | None) -> None:
+    assert hang_limit(hang_after, beat(phase), 1.0) is None
 
 
 # --- who is to blame ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("letter", ["T", "t", "D"])
-def test_a_process_that_cannot_go_on_is_to_blame_before_one_that_is_behind(letter: str) -> None:
-    blamed, why = culprits([state(0, step=9), state(1), state(2, state=letter, stack=()), state(3)])
+def test_a_stopped_process_is_to_blame_before_a_rank_that_is_behind(letter: str) -> None:
+    blamed, why = find_culprits([state(0, step=9), state(1), state(2, state=letter, stack=()), state(3)])
     assert blamed == [2]
     assert why.startswith("rank 2 (node 1) is ")
     assert f"(process state {letter})" in why
     assert "after step 10" in why
 
 
-def test_a_stopped_process_is_to_blame_before_one_that_waits_for_a_file_server() -> None:
-    blamed, _ = culprits([state(0, state="D"), state(1, state="T")])
+def test_a_stopped_process_is_to_blame_before_a_process_that_waits_for_a_file_server() -> None:
+    blamed, _ = find_culprits([state(0, state="D"), state(1, state="T")])
     assert blamed == [1]
 
 
-def test_who_has_finished_fewer_steps_is_to_blame() -> None:
-    blamed, why = culprits([state(0), state(1, step=9, stack=LOADING), state(2), state(3, step=9, stack=LOADING)])
+def test_the_ranks_with_fewer_finished_steps_are_to_blame() -> None:
+    blamed, why = find_culprits([state(0), state(1, step=9, stack=LOADING), state(2), state(3, step=9, stack=LOADING)])
     assert blamed == [1, 3]
     assert why == ("ranks 1 (node 0), 3 (node 1) have finished 9 steps, others 10: data.py:7 load")
 
 
-def test_who_has_left_the_loop_that_others_are_in_is_to_blame() -> None:
-    blamed, why = culprits([state(0), state(1, phase=Phase.READY, stack=LOADING)])
+def test_a_rank_that_has_left_the_loop_is_to_blame() -> None:
+    blamed, why = find_culprits([state(0), state(1, phase=Phase.READY, stack=LOADING)])
     assert blamed == [1]
-    assert "not in the loop of steps" in why
+    assert "not in the loop over steps" in why
 
 
-def test_who_has_not_come_to_the_collective_that_others_wait_in_is_to_blame() -> None:
-    blamed, why = culprits([state(0), state(1), state(2, stack=LOADING), state(3, stack=())])
+def test_a_rank_that_has_not_reached_the_collective_is_to_blame() -> None:
+    blamed, why = find_culprits([state(0), state(1), state(2, stack=LOADING), state(3, stack=())])
     assert blamed == [2]
-    assert why == "rank 2 (node 1) has not come to where others wait, after step 10: data.py:7 load"
+    assert why == "rank 2 (node 1) has not reached the point where others wait, after step 10: data.py:7 load"
 
 
-def test_where_all_wait_in_a_collective_all_are_named_not_the_idlest() -> None:
-    blamed, why = culprits([state(0), state(1, idle_s=99.0)])
+def test_all_ranks_are_named_where_all_wait_in_a_collective_not_only_the_idlest() -> None:
+    blamed, why = find_culprits([state(0), state(1, idle_s=99.0)])
     assert blamed == [0, 1]
     expected = "distributed_c10d.py:3000 all_reduce, called from train.py:41 main"
     assert why == f"all ranks wait for each other after step 10: {expected}"
 
 
-def test_a_rank_that_was_never_heard_of_is_not_blamed_for_its_steps() -> None:
-    blamed, _ = culprits([state(0), state(1, step=0, phase=Phase.NONE, stack=LOADING)])
+def test_a_rank_without_a_heartbeat_is_not_blamed_for_its_steps() -> None:
+    blamed, _ = find_culprits([state(0), state(1, step=0, phase=Phase.NONE, stack=LOADING)])
     assert blamed == [0, 1]
 
 
-def test_a_rank_alone_is_where_it_is() -> None:
-    assert culprits([state(0, stack=LOADING)]) == (
+def test_a_single_rank_is_named_with_its_place() -> None:
+    assert find_culprits([state(0, stack=LOADING)]) == (
         [0],
         "rank 0 (node 0) has finished no step after step 10: data.py:7 load",
     )
-    assert culprits([state(0, stack=())])[1].endswith("where they are could not be told")
+    assert find_culprits([state(0, stack=())])[1].endswith("where they are is unknown")
 
 
-def test_of_many_ranks_some_are_named() -> None:
-    _, why = culprits([state(rank, step=9 if rank else 10) for rank in range(12)])
+def test_only_the_first_of_many_culprits_are_listed() -> None:
+    _, why = find_culprits([state(rank, step=9 if rank else 10) for rank in range(12)])
     assert "8 (node 4) and 3 more" in why
     assert "9 (node" not in why
 
 
-def test_a_place_in_a_library_is_told_with_what_called_it() -> None:
-    assert where(()) == ""
-    assert where(LOADING) == "data.py:7 load"
-    assert where(REDUCE[:1]) == "distributed_c10d.py:3000 all_reduce"
+def test_a_frame_in_a_library_is_shown_with_its_caller() -> None:
+    assert describe_stack(()) == ""
+    assert describe_stack(LOADING) == "data.py:7 load"
+    assert describe_stack(REDUCE[:1]) == "distributed_c10d.py:3000 all_reduce"
 
 
 RANKS = st.lists(
@@ -145,13 +145,17 @@ RANKS = st.lists(
 
 
 @given(RANKS)
-def test_somebody_is_always_blamed_in_words(ranks: list[RankState]) -> None:
-    blamed, why = culprits(ranks)
+def test_there_is_always_a_culprit_and_a_reason(ranks: list[RankState]) -> None:
+    blamed, why = find_culprits(ranks)
     assert blamed
-    assert set(blamed) <= {each.rank for each in ranks}
+    assert set(blamed) <= {rank.rank for rank in ranks}
     assert "step" in why
 
 
 @given(RANKS)
-def test_what_is_known_of_a_rank_survives_a_journal(ranks: list[RankState]) -> None:
-    assert [RankState.from_dict(json.loads(json.dumps(each.to_dict()))) for each in ranks] == ranks
+def test_a_rank_state_survives_the_journal(ranks: list[RankState]) -> None:
+    assert [RankState.from_dict(json.loads(json.dumps(rank.to_dict()))) for rank in ranks] == ranks
+
+
+def test_the_last_phase_keeps_its_name_in_journals() -> None:
+    assert state(0, phase=Phase.LEFT).to_dict()["phase"] == "done"

@@ -19,5 +19,5 @@ from slurmtrain.model.diagnosis.redact import redact
         ("KeyError: 'x'", "KeyError: 'x'"),
     ],
 )
-def test_what_stands_behind_a_secret_word_is_left_out(line: str, shown: str) -> None:
+def test_the_value_of_a_secret_name_is_replaced(line: str, shown: str) -> None:
     assert redact(line) == shown

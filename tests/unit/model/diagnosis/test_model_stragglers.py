@@ -22,7 +22,7 @@ def test_a_rank_that_stays_slow_is_reported_once() -> None:
     assert looks(stragglers, SLOW, SLOW, SLOW) == []
 
 
-def test_what_passes_by_itself_is_not_reported() -> None:
+def test_a_short_disturbance_is_not_reported() -> None:
     stragglers = Stragglers()
     for _ in range(5):
         assert looks(stragglers, SLOW, count=LOOKS - 1) == []
@@ -60,6 +60,6 @@ def test_a_rank_whose_time_is_not_known_is_neither_slow_nor_a_measure() -> None:
 def test_most_ranks_are_never_stragglers_and_each_is_slower_than_the_median(times: list[dict[int, float]]) -> None:
     stragglers = Stragglers(looks=1)
     for own_s in times:
-        found = stragglers.look(own_s)
-        assert len(found) <= len(own_s) / 2
-        assert all(each.own_s == own_s[each.rank] > 1.5 * each.median_s for each in found)
+        slow = stragglers.look(own_s)
+        assert len(slow) <= len(own_s) / 2
+        assert all(rank.own_s == own_s[rank.rank] > 1.5 * rank.median_s for rank in slow)

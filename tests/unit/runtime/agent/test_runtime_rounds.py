@@ -94,7 +94,7 @@ class Ranks(Workers):
             self.request = self._asked()
             time.sleep(_POLL_S)
         if pulse.phase is Phase.NONE:
-            pulse.beat(5, Phase.DONE)
+            pulse.beat(5, Phase.LEFT)
         if self.request is not None or self.what == CRASH:
             self._end_workers(self.what == CRASH)
 

@@ -53,7 +53,7 @@ def test_a_beat_arrives_as_it_was_told(board: Board) -> None:
 
 
 def test_a_board_forgets_the_ranks_that_were_before(board: Board) -> None:
-    Pulse.open(board.path, 0).beat(1, Phase.DONE)
+    Pulse.open(board.path, 0).beat(1, Phase.LEFT)
     board.reset()
     assert board.read() == [NEVER, NEVER]
 

@@ -424,7 +424,7 @@ def test_the_agent_is_told_what_a_session_does(start: Start, onlooker: Onlooker)
             model(torch.zeros(1))
         assert onlooker.now() == (Phase.READY, 3)
     assert told == [(Phase.FIRST, 0), (Phase.TRAINING, 1), (Phase.TRAINING, 2)]
-    assert onlooker.now() == (Phase.DONE, 3)
+    assert onlooker.now() == (Phase.LEFT, 3)
     assert set(onlooker.seen) == {Phase.SAVING}
     beat = onlooker.board.read()[0]
     assert beat.pid == os.getpid()
@@ -448,4 +448,4 @@ def test_a_restore_is_watched_as_a_save_and_a_stop_is_told(start: Start, onlooke
             onlooker.seen.clear()
             os.kill(os.getpid(), signal.SIGTERM)
     assert onlooker.seen[-1] is Phase.STOPPING
-    assert onlooker.now()[0] is Phase.DONE
+    assert onlooker.now()[0] is Phase.LEFT

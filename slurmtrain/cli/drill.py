@@ -13,7 +13,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.drill import FaultVerdict
-    from slurmtrain.ops.drill import Report
+    from slurmtrain.ops.drill import DrillReport
 
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
 
@@ -50,11 +50,11 @@ def command(
     from slurmtrain.ops.drill import DrillOptions, drill
 
     chosen = options.default_executor(executor or workspace.config.executor)
-    order = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
+    drill_options = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)
     workspace = workspace.looking_again()
     try:
         with run_progress(workspace) as look:
-            report = drill(workspace, order, lambda line: click.echo(line, err=True), look)
+            report = drill(workspace, drill_options, lambda line: click.echo(line, err=True), look)
     except KeyboardInterrupt:
         click.echo(
             "the drill is over; what it has started goes on ('slurmtrain cancel @last' ends the last run)", err=True
@@ -67,24 +67,22 @@ def command(
     return 0 if report.passed else 1
 
 
-def _print(report: Report) -> None:
+def _print(report: DrillReport) -> None:
     from slurmtrain.cli.shared.tables import print_table
 
     run = report.reference
     took = report.to_dict()["drill"]["reference"]["seconds"]
-    said = f": {run.reason}" if run.reason else ""
-    click.echo(f"undisturbed: run {run.id} {run.state}" + (f" after {took:.0f} s" if took is not None else "") + said)
+    reason = f": {run.reason}" if run.reason else ""
+    click.echo(f"undisturbed: run {run.id} {run.state}" + (f" after {took:.0f} s" if took is not None else "") + reason)
     if report.again is not None:
-        from slurmtrain.model.diagnosis.drill import in_words
-
-        click.echo(f"undisturbed once more: its last checkpoint {in_words(report.again)}")
+        click.echo(f"undisturbed once more: its last checkpoint {report.again.describe()}")
     if not report.verdicts:
         click.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
         return
     print_table(HEADERS, [_row(verdict) for verdict in report.verdicts])
     for verdict in report.verdicts:
         for problem in verdict.problems:
-            click.echo(f"{verdict.fault}: {problem.what}; {problem.advice}")
+            click.echo(f"{verdict.fault}: {problem.problem}; {problem.advice}")
         for note in verdict.notes:
             click.echo(f"{verdict.fault}: {note}")
 
@@ -92,9 +90,9 @@ def _print(report: Report) -> None:
 def _row(verdict: FaultVerdict) -> tuple[str, ...]:
     in_time = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f} s"
     stopped = "-" if verdict.stopped_s is None else f"{verdict.stopped_s:.1f} s{in_time}"
-    again = "nobody" if verdict.by is None and verdict.injected else "-"
-    if verdict.by is not None:
-        again = f"{verdict.by}, {_seconds(verdict.again_s)}"
+    again = "nobody" if verdict.restarted_by is None and verdict.injected else "-"
+    if verdict.restarted_by is not None:
+        again = f"{verdict.restarted_by}, {_seconds(verdict.restarted_s)}"
     same = {True: "yes", False: "no", None: "-"}[verdict.comparison.identical]
     restarts = f" + {verdict.restarts} in place" if verdict.restarts else ""
     return (

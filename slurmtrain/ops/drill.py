@@ -1,7 +1,8 @@
-"""A fire drill: runs of a person's own spec are struck by faults on purpose, one after the other, and judged.
+"""A fire drill: runs of a user's own spec have faults injected, one after the other, and get a verdict.
 
-All of its runs are ordinary ones. What starts them again is what would do so at any time: their agents, Slurm, and the
-loop that this waits with, which is that of ``wait`` and ``watch``. A drill that is killed leaves its runs as they are.
+All of its runs are ordinary ones. They are restarted as any run would be: by their agents, by Slurm, or by the sync
+loop with which the drill waits, the same as that of ``wait`` and ``watch``. A drill that is killed leaves its runs as
+they are.
 """
 
 from __future__ import annotations
@@ -22,17 +23,15 @@ from slurmtrain.model.diagnosis.drill import (
     DrillFacts,
     FaultVerdict,
     Injected,
-    judge,
-    never_hit,
-    never_submitted,
 )
+from slurmtrain.model.diagnosis.drill_verdict import judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.spec import NAME_LIMIT
-from slurmtrain.ops.shared.compare import compare
-from slurmtrain.ops.shared.faults import inject, place_of
+from slurmtrain.ops.shared.compare_checkpoints import compare_checkpoints
+from slurmtrain.ops.shared.faults import find_target, inject
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
@@ -44,10 +43,10 @@ from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"
 TWICE = "again"
-# A script that says nothing of itself is struck when this share of what the undisturbed run took is over.
-_SHARE = 1 / 3
-# One that has not saved by then is struck all the same.
-_NO_LATER = 1 / 2
+# The fault hits a script without a session after this share of the time that the undisturbed run took.
+_SHARE_OF_TIME = 1 / 3
+# A run with a session is hit once it has saved, or after this share of its steps: later it might end before the fault.
+_SHARE_OF_STEPS = 1 / 2
 
 Say = Callable[[str], None]
 Look = Callable[[Mapping[str, Listed]], None]
@@ -55,9 +54,10 @@ Look = Callable[[Mapping[str, Listed]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOptions:
-    """What is to be tried. ``faults``: their names; empty for all that are not only inflicted where asked for.
+    """What to try.
 
-    ``twice``: make the undisturbed run twice, which tells whether the script ends alike at all.
+    ``path`` and ``overrides``: the spec. ``faults``: names of faults; empty for all but the optional ones. ``twice``:
+    make the undisturbed run twice, which tells whether the script is deterministic.
     """
 
     path: Path
@@ -68,8 +68,8 @@ class DrillOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What came of a drill. ``again``: how a second undisturbed run compares with the first, if there was one."""
+class DrillReport:
+    """The outcome of a drill. ``again``: how a second undisturbed run compares with the first, if there was one."""
 
     executor: str
     reference: Run
@@ -78,7 +78,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """Whether the undisturbed run completed and every other one came through its fault."""
+        """Whether the undisturbed run completed and every other run survived its fault."""
         return self.reference.state == "completed" and all(verdict.passed for verdict in self.verdicts)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,110 +102,127 @@ class Report:
         }
 
 
-def drill(workspace: Workspace, order: DrillOptions, say: Say, look: Look) -> Report:
-    """Make an undisturbed run, then one for each fault, and judge them. ``workspace`` is one that looks again.
+def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> DrillReport:
+    """Make an undisturbed run, then one for each fault, and judge them.
 
-    Raises a UserError, with nothing created, for what is wrong with the order, else what submitting raises.
+    Args:
+        workspace: One that asks the scheduler anew each time (:meth:`Workspace.looking_again`).
+        options: What to try.
+        say: Called with each line of progress.
+        look: Called with the current run each time that its state was read.
+
+    Raises:
+        UserError: The spec or the options cannot be used; nothing was created.
+        SlurmtrainError: The undisturbed run could not be submitted.
     """
+    # The command line turns the collector off for the sake of short commands; a drill may run for hours.
     gc.enable()
-    planned = _Planned.of(order)
-    course = _Course(workspace, order, planned, say, look)
-    reference = course.undisturbed(REFERENCE)
+    plan = _DrillPlan.load(options)
+    drill_runs = _DrillRuns(workspace, options, plan, say, look)
+    reference = drill_runs.undisturbed(REFERENCE)
     if reference.state != "completed":
-        return Report(executor=order.executor, reference=reference)
-    again = compare(workspace, reference, course.undisturbed(TWICE)) if order.twice else None
+        return DrillReport(executor=options.executor, reference=reference)
+    again = compare_checkpoints(workspace, reference, drill_runs.undisturbed(TWICE)) if options.twice else None
     deterministic = again.identical if again else None
-    verdicts = [course.struck(fault, reference, deterministic) for fault in planned.faults]
-    return Report(executor=order.executor, reference=reference, again=again, verdicts=tuple(verdicts))
+    verdicts = [drill_runs.struck(fault, reference, deterministic) for fault in plan.faults]
+    return DrillReport(executor=options.executor, reference=reference, again=again, verdicts=tuple(verdicts))
 
 
 @dataclass(frozen=True, slots=True)
-class _Planned:
-    """All runs of a drill, by what happens to them; read before the first begins."""
+class _DrillPlan:
+    """The specs of all runs of a drill, by the fault of each. They are read before the first run is submitted.
+
+    ``plan``: that of the user's spec. ``faults``: names of those to try, in order.
+    """
 
     plan: Plan
     faults: Sequence[str]
     specs: Mapping[str, SpecFile]
 
     @classmethod
-    def of(cls, order: DrillOptions) -> _Planned:
-        """Raises UserError, SpecError."""
-        spec = load(order.path, order.overrides, ())
+    def load(cls, options: DrillOptions) -> _DrillPlan:
+        """Read the spec once for each run. Raises UserError, SpecError."""
+        spec = load(options.path, options.overrides, ())
         if len(spec.runs) != 1:
             raise UserError(
-                f"{order.path} has a sweep of {len(spec.runs)} runs, and a drill takes one; drill a spec without it"
+                f"{options.path} has a sweep of {len(spec.runs)} runs, and a drill takes one; drill a spec without it"
             )
         plan = spec.runs[0].plan
-        _check_apart(plan)
-        faults = list(dict.fromkeys(order.faults)) or [
-            name for name, fault in FAULTS.items() if not fault.asked_for or plan.spec.requeue.hang_after is not None
+        _check_checkpoints_are_separate(plan)
+        faults = list(dict.fromkeys(options.faults)) or [
+            name for name, fault in FAULTS.items() if not fault.optional or plan.spec.requeue.hang_after is not None
         ]
-        wanted = [REFERENCE, *([TWICE] if order.twice else []), *faults]
+        names = [REFERENCE, *([TWICE] if options.twice else []), *faults]
         specs = {
-            name: load(order.path, [*order.overrides, f"name={_name(plan.spec.name, name)}"], ()) for name in wanted
+            name: load(options.path, [*options.overrides, f"name={_run_name(plan.spec.name, name)}"], ())
+            for name in names
         }
         return cls(plan, faults, specs)
 
 
-def _name(base: str, what: str) -> str:
-    suffix = f"-drill-{what}"
+def _run_name(base: str, fault: str) -> str:
+    """The name of a run of a drill, the user's part of it cut so that the whole is a valid name."""
+    suffix = f"-drill-{fault}"
     return base[: NAME_LIMIT - len(suffix)] + suffix
 
 
-def _check_apart(plan: Plan) -> None:
-    """Runs of a drill must not take up each other's checkpoints, nor write over a person's."""
+def _check_checkpoints_are_separate(plan: Plan) -> None:
+    """Runs of a drill must not resume from each other's checkpoints, nor overwrite the user's. Raises UserError."""
     pattern = plan.spec.checkpoint.glob
     if pattern is not None and not pattern.startswith(("{checkpoint_dir}", "{run_dir}")):
         raise UserError(
-            f"checkpoint.glob ({pattern}) finds checkpoints of any run, and those of a drill must be kept apart: begin "
+            f"checkpoint.glob ({pattern}) finds checkpoints of any run, and those of a drill must be separate: begin "
             "the pattern with {checkpoint_dir}, and have the script save there"
         )
 
 
 @dataclass(frozen=True, slots=True)
-class _Course:
+class _DrillRuns:
     """The runs of a drill, one after the other."""
 
     workspace: Workspace
-    order: DrillOptions
-    planned: _Planned
+    options: DrillOptions
+    plan: _DrillPlan
     say: Say
     look: Look
 
     def undisturbed(self, name: str) -> Run:
-        """A run that nothing is done to, at its end."""
+        """Submit a run, inject nothing, and return it when it has ended."""
         return self._ended(self._submitted(name, "nothing is done to it"))
 
     def struck(self, name: str, reference: Run, deterministic: bool | None) -> FaultVerdict:
-        """A run that a fault is inflicted on, judged at its end."""
+        """Submit a run, inject the fault ``name``, and judge the run when it has ended.
+
+        ``reference`` is the undisturbed run; ``deterministic``: whether two undisturbed runs end alike, if known.
+        """
         try:
-            run_id = self._submitted(name, FAULTS[name].words)
+            run_id = self._submitted(name, FAULTS[name].action)
         except SlurmtrainError as error:
-            # What the runs before it have shown is not to be lost.
-            return never_submitted(name, str(error))
+            # The verdicts on earlier runs took hours: one run that cannot be submitted must not lose them.
+            return not_submitted_verdict(name, str(error))
         why = ""
         try:
-            hit = self._hit(run_id, name, reference)
+            injected = self._inject_when_ready(run_id, name, reference)
         except SlurmDown as error:
-            hit, why = None, str(error)
+            injected, why = None, str(error)
         run = self._ended(run_id)
-        if hit is None:
-            return never_hit(name, run, why)
-        found = (
-            compare(self.workspace, reference, run)
+        if injected is None:
+            return not_hit_verdict(name, run, why)
+        comparison = (
+            compare_checkpoints(self.workspace, reference, run)
             if run.state == "completed"
             else Comparison(identical=None, why="it did not complete")
         )
         kinds = ("session", "restored", "requeue")
-        return judge(
+        return judge_fault(
             DrillFacts(
                 run=run,
-                injected=hit,
+                injected=injected,
                 events=[event for kind in kinds for event in self.workspace.store.events(run_id, kind)],
                 steps={attempt.key: self._steps(run, attempt.key) for attempt in run.attempts},
-                comparison=found,
+                comparison=comparison,
                 grace_s=self._grace(name),
-                hang_after=self.planned.plan.spec.requeue.hang_after,
+                hang_after=self.plan.plan.spec.requeue.hang_after,
                 deterministic=deterministic,
                 world_sizes={
                     int(event.data.get("world_size", 0))
@@ -214,11 +231,11 @@ class _Course:
             )
         )
 
-    def _submitted(self, name: str, words: str) -> str:
-        [run_id], notes = submit_spec(self.workspace, self.planned.specs[name], executor=self.order.executor)
+    def _submitted(self, name: str, action: str) -> str:
+        [run_id], notes = submit_spec(self.workspace, self.plan.specs[name], executor=self.options.executor)
         for note in notes:
             self.say(f"warning: {note}")
-        self.say(f"{name}: run {run_id}; {words}")
+        self.say(f"{name}: run {run_id}; {action}")
         return run_id
 
     def _ended(self, run_id: str) -> Run:
@@ -232,8 +249,8 @@ class _Course:
         assert run is not None
         return run
 
-    def _hit(self, run_id: str, name: str, reference: Run) -> Injected | None:
-        """Inflict the fault once the run is ready for it; None if it ended before."""
+    def _inject_when_ready(self, run_id: str, name: str, reference: Run) -> Injected | None:
+        """Inject the fault once the run is ready for it; None if it ended before."""
         pause = FIRST_LOOK_S
         while True:
             synced = sync(self.workspace, [run_id], track=False)
@@ -242,48 +259,50 @@ class _Course:
             if run.ended:
                 return None
             if run.state == "running" and self._is_ready(run, name, reference):
-                # It may have ended, or been interrupted, since it was looked at.
+                # It may have ended, or been interrupted, since its state was read.
                 with contextlib.suppress(RunBusy):
-                    hit = inject(self.workspace, run, name)
-                    at = "" if hit.step is None else f" at step {hit.step}"
-                    self.say(f"{name}: {FAULTS[name].words}{at} ({hit.on})")
-                    return hit
-            # One that trains may soon be over.
+                    injected = inject(self.workspace, run, name)
+                    at = "" if injected.step is None else f" at step {injected.step}"
+                    self.say(f"{name}: {FAULTS[name].action}{at} ({injected.target})")
+                    return injected
+            # A run that waits in the queue may do so for hours; one that trains may soon be over.
             pause = FIRST_LOOK_S if run.state == "running" else min(pause * 1.2, LAST_LOOK_S)
             time.sleep(pause)
 
     def _is_ready(self, run: Run, name: str, reference: Run) -> bool:
-        """Whether it trains, and has saved where it is not to be asked to before it ends."""
-        place = place_of(self.workspace, run)
-        if place is None or not place.complete or run.newest is None:
+        """Whether it trains and, for a fault that comes without notice, has saved something to resume from."""
+        target = find_target(self.workspace, run)
+        if target is None or not target.complete or run.newest is None:
             return False
         if reference.step is None:
-            return self._has_saved_itself(run) or self._runs_for(run) > _SHARE * (_took(reference) or 0.0)
+            return self._has_own_checkpoint(run) or self._trains_for(run) > _SHARE_OF_TIME * (_took(reference) or 0.0)
         first, last = run.newest.first_step, run.newest.last_step
         if first is None or last is None or last <= first:
             return False
         return (
             FAULTS[name].announced
             or run.checkpoint is not None
-            or (run.total_steps is not None and last >= _NO_LATER * run.total_steps)
+            or (run.total_steps is not None and last >= _SHARE_OF_STEPS * run.total_steps)
         )
 
-    def _has_saved_itself(self, run: Run) -> bool:
-        """Whether a script of a person's own kind has left a checkpoint."""
-        plan = self.planned.plan
+    def _has_own_checkpoint(self, run: Run) -> bool:
+        """Whether a script that saves by itself has left a checkpoint."""
+        plan = self.plan.plan
         pattern = plan.spec.checkpoint.glob
         if pattern is None:
             return False
         return external.newest(external.absolute(pattern, plan.workdir, self.workspace.root.run(run.id))) is not None
 
-    def _runs_for(self, run: Run) -> float:
-        """For how many seconds its ranks have been there."""
+    def _trains_for(self, run: Run) -> float:
+        """Seconds since its ranks were last started; 0 if they were not."""
         key = run.newest.key if run.newest else ""
-        told = [e.time for e in self.workspace.store.events(run.id, "workers") if attempt_of(e.source) == key]
-        return time.time() - max(told) if told else 0.0
+        starts = [
+            event.time for event in self.workspace.store.events(run.id, "workers") if attempt_of(event.source) == key
+        ]
+        return time.time() - max(starts) if starts else 0.0
 
     def _steps(self, run: Run, key: str) -> list[tuple[float, int]]:
-        """When an attempt has finished which steps."""
+        """The steps that an attempt has finished, each with its time in seconds since 1970."""
         steps = []
         with contextlib.suppress(OSError):
             for line in (self.workspace.root.run(run.id).attempts / key / "metrics.jsonl").read_bytes().splitlines():
@@ -294,19 +313,19 @@ class _Course:
         return steps
 
     def _grace(self, name: str) -> float:
-        """Seconds that the run would have had, as far as the site says."""
-        if self.order.executor != "slurm" or name != "preempt":
+        """Seconds that a stop for this fault may take: the partition's GraceTime at a preemption, else the default."""
+        if self.options.executor != "slurm" or name != "preempt":
             return DEFAULT_GRACE_S
         from slurmtrain.slurm import limits
 
         try:
-            return limits.grace(self.planned.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
+            return limits.grace(self.plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
         except SlurmDown:
             return DEFAULT_GRACE_S
 
 
 def _took(run: Run) -> float | None:
-    """Seconds from its start on nodes to its end."""
+    """Seconds from the start of its first attempt to its end; None if it has not both."""
     if run.started_at is None or run.ended_at is None:
         return None
     return round(run.ended_at - run.started_at, 3)

@@ -43,7 +43,7 @@ def test_a_drill_of_a_script_that_knows_nothing_of_us_compares_the_files_that_it
         checkpoint={"glob": "{checkpoint_dir}/ckpt-*.txt"},
     )
     completed = site.call("drill", str(spec), "--executor", "local", "--fault", "all", env=SOON)
-    assert "all: its script has no slurmtrain.session(), so nobody counts its steps" in completed.stdout
+    assert "all: its script has no slurmtrain.session(), so its steps are not counted" in completed.stdout
     [row] = [line.split() for line in completed.stdout.splitlines() if line.startswith("all ")]
     assert row[2] == "passed"
     assert row[5:7] == ["yes", "sync,"]

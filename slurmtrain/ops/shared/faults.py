@@ -1,9 +1,9 @@
-"""Faults that are inflicted on a run on purpose, with no more rights than its owner's.
+"""Injecting faults into a run, with no more rights than its owner's.
 
-Whom they hit is read from the run's journals. On this machine that is done by signals to processes whose identity is
-checked; on Slurm's nodes by a step inside the job's allocation (``srun --overlap``), or by ``scancel --signal``, which
-reaches the steps of a job and is neither a preemption nor a cancel to Slurm. ``scancel --signal=KILL`` is a cancel
-(seen on 22.05), so what is to die there is killed node by node.
+The target processes are read from the run's journals. On this machine they get signals once their identity is checked.
+On Slurm's nodes the signals are sent by a step inside the job's allocation (``srun --overlap``), or by ``scancel
+--signal``, which reaches the steps of a job and which Slurm takes for neither a preemption nor a cancel. ``scancel
+--signal=KILL`` does count as a cancel (seen on 22.05), so processes are killed there node by node.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.process import Process, descendants
 
-# What asks the agents to stop.
+# The signals that ask the agents to stop.
 _ANNOUNCED = {"preempt": signal.SIGTERM, "timeout": signal.SIGUSR2}
 _TO_RANK = {"rank": signal.SIGKILL, "hang": signal.SIGSTOP}
-# Reads NODE:PID,PID,... for each node, and signals those of the node that it runs on.
+# A shell script: its arguments are a signal and NODE:PID,PID,... for each node; it signals those of its own node.
 _ON_A_NODE = 'n=$1; shift; IFS=,; for w; do case $w in "$SLURMD_NODENAME":*) kill -s "$n" ${w#*:};; esac; done'
 # A step inside an allocation starts within seconds, or not at all.
 _STEP_S = 60.0
@@ -33,9 +33,10 @@ _STEP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class FaultTarget:
-    """Where the newest attempt runs: the host, agent and ranks of each node, by number. Ranks go by global number.
+    """The processes of a run's newest attempt.
 
-    ``nodes``: how many there are. Spare ones have no ranks.
+    ``nodes``: how many nodes it has; spare nodes have no ranks. ``hosts`` and ``agents``: by number of the node.
+    ``ranks``: by number of the node, then by global rank.
     """
 
     attempt: Attempt
@@ -46,18 +47,18 @@ class FaultTarget:
 
     @property
     def complete(self) -> bool:
-        """Whether all agents have spoken, and no rank is missing before the last one that is known."""
-        known = sorted(rank for ranks in self.ranks.values() for rank in ranks)
-        return len(self.agents) == self.nodes and bool(known) and known == list(range(len(known)))
+        """Whether all agents have journaled their start, and no rank is missing below the highest known one."""
+        ranks = sorted(rank for ranks in self.ranks.values() for rank in ranks)
+        return len(self.agents) == self.nodes and bool(ranks) and ranks == list(range(len(ranks)))
 
     def last_rank(self) -> tuple[int, int, Process]:
-        """The rank with the highest number, which no other one waits for in particular, and its node."""
+        """The highest rank, its node and its process: a rank with no special part, unlike rank 0."""
         rank, node = max((rank, node) for node, ranks in self.ranks.items() for rank in ranks)
         return rank, node, self.ranks[node][rank]
 
 
-def place_of(workspace: Workspace, run: Run) -> FaultTarget | None:
-    """Where a run is, by its journals; None where its agents have not spoken yet."""
+def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
+    """The processes of a run, by its journals; None where no agent has journaled its start yet."""
     newest = run.newest
     if newest is None:
         return None
@@ -65,100 +66,117 @@ def place_of(workspace: Workspace, run: Run) -> FaultTarget | None:
     hosts: dict[int, str] = {}
     agents: dict[int, Process] = {}
     ranks: dict[int, Mapping[int, Process]] = {}
-    for event in _told(workspace, run, newest, "agent"):
+    for event in _events_of_attempt(workspace, run, newest, "agent"):
         node, nodes = int(event.data["node"]), max(nodes, int(event.data["nodes"]))
         hosts[node], agents[node] = str(event.data["host"]), Process.from_dict(event.data["process"])
     by_source = {f"attempts/{newest.key}/node-{node}.jsonl": node for node in agents}
-    for event in _told(workspace, run, newest, "workers"):
+    for event in _events_of_attempt(workspace, run, newest, "workers"):
         if event.source in by_source:
-            told = event.data.get("processes", {})
-            ranks[by_source[event.source]] = {int(rank): Process.from_dict(one) for rank, one in told.items()}
+            processes = event.data.get("processes", {})
+            ranks[by_source[event.source]] = {
+                int(rank): Process.from_dict(process) for rank, process in processes.items()
+            }
     return FaultTarget(newest, nodes, hosts, agents, ranks) if agents else None
 
 
 def inject(workspace: Workspace, run: Run, name: str) -> Injected:
-    """Inflict a fault on a run that trains; returns what was hit, and when.
+    """Inject a fault into a run that trains.
 
-    Raises RunBusy where there is nothing to hit, UserError where its processes cannot be reached from here, SlurmDown.
+    Args:
+        workspace: Where the run lives.
+        run: Its state, just read.
+        name: The fault, a key of :data:`slurmtrain.model.diagnosis.drill.FAULTS`.
+
+    Raises:
+        RunBusy: The run does not train, or its processes ended before the signal was sent.
+        UserError: Its processes run on another machine, and no Slurm can reach them.
+        SlurmDown: ``scancel`` or ``srun`` failed.
     """
-    place = place_of(workspace, run)
-    if place is None or not place.complete:
+    target = find_target(workspace, run)
+    if target is None or not target.complete:
         raise RunBusy(f"run {run.id} does not train, so there is nothing to hit")
+    # Before the signal, so that no effect of it is earlier than the fault.
     at = time.time()
-    on = _here(place, name) if run.executor == "local" else _in_slurm(place, name)
-    return Injected(
-        fault=name, at=at, attempt=place.attempt.key, restarts=len(place.attempt.restarts), step=run.step, on=on
-    )
+    hit = _signal_locally(target, name) if run.executor == "local" else _signal_in_slurm(target, name)
+    attempt = target.attempt
+    return Injected(fault=name, at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit)
 
 
-def _told(workspace: Workspace, run: Run, attempt: Attempt, kind: str) -> Iterator[AnyEvent]:
-    told = (event for event in workspace.store.events(run.id, kind) if attempt_of(event.source) == attempt.key)
-    return iter(sorted(told, key=lambda event: event.order))
+def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, kind: str) -> Iterator[AnyEvent]:
+    """The events of one kind of an attempt, in order."""
+    events = (event for event in workspace.store.events(run.id, kind) if attempt_of(event.source) == attempt.key)
+    return iter(sorted(events, key=lambda event: event.order))
 
 
 # --- on this machine --------------------------------------------------------------------------------------------------
 
 
-def _here(place: FaultTarget, name: str) -> str:
+def _signal_locally(target: FaultTarget, name: str) -> str:
+    """Inject a fault on this machine; returns what was hit, as a phrase."""
     if name in _ANNOUNCED:
-        return _send([*place.agents.values()], _ANNOUNCED[name], _agents_in_words(place))
+        return _send([*target.agents.values()], _ANNOUNCED[name], _describe_agents(target))
     if name in _TO_RANK:
-        rank, _, process = place.last_rank()
+        rank, _, process = target.last_rank()
         return _send([process], _TO_RANK[name], f"rank {rank}")
     if name == "agent":
-        node = max(place.ranks)
-        return _send([place.agents[node]], signal.SIGKILL, f"the agent of node {node}")
-    # The ranks first: who is left must have nobody to restart.
-    ranks = [process for ranks in place.ranks.values() for process in ranks.values()]
-    others = [Process.from_dict(process) for process in place.attempt.processes]
-    every = [each for one in (*ranks, *others, *place.agents.values()) for each in (one, *descendants(one))]
-    return _send(list(dict.fromkeys(every)), signal.SIGKILL, "all of its processes")
+        node = max(target.ranks)
+        return _send([target.agents[node]], signal.SIGKILL, f"the agent of node {node}")
+    # Ranks first, agents last: a rank that outlived its agent would go on training.
+    ranks = [process for ranks in target.ranks.values() for process in ranks.values()]
+    others = [Process.from_dict(process) for process in target.attempt.processes]
+    roots = (*ranks, *others, *target.agents.values())
+    processes = [process for root in roots for process in (root, *descendants(root))]
+    return _send(list(dict.fromkeys(processes)), signal.SIGKILL, "all of its processes")
 
 
-def _send(processes: Sequence[Process], number: signal.Signals, on: str) -> str:
-    """Signal them, and say whom. Raises RunBusy where none was there, UserError where they are on another machine."""
+def _send(processes: Sequence[Process], number: signal.Signals, target: str) -> str:
+    """Signal these processes; returns ``target``, the phrase that names them.
+
+    Raises RunBusy where all of them had ended, UserError where they are on another machine.
+    """
     if any(process.alive() is None for process in processes):
         raise UserError(f"the run is on {processes[0].host}, whose processes cannot be reached from here: drill there")
     sent = [process.send(number) for process in processes]
     if not any(sent):
-        raise RunBusy(f"{on} had ended before {number.name} was sent")
-    return on
+        raise RunBusy(f"{target} had ended before {number.name} was sent")
+    return target
 
 
 # --- on Slurm's nodes -------------------------------------------------------------------------------------------------
 
 
-def _in_slurm(place: FaultTarget, name: str) -> str:
+def _signal_in_slurm(target: FaultTarget, name: str) -> str:
+    """Inject a fault through Slurm; returns what was hit, as a phrase."""
     from slurmtrain.slurm.command import ask
 
-    job_id = place.attempt.job_id
+    job_id = target.attempt.job_id
     if name in _ANNOUNCED:
         ask("scancel", f"--signal={_ANNOUNCED[name].name.removeprefix('SIG')}", job_id)
-        return _agents_in_words(place)
+        return _describe_agents(target)
     if name in _TO_RANK:
-        rank, node, process = place.last_rank()
-        _signal_on(job_id, {place.hosts[node]: [process.pid]}, _TO_RANK[name])
-        return f"rank {rank} on {place.hosts[node]}"
+        rank, node, process = target.last_rank()
+        _signal_on(job_id, {target.hosts[node]: [process.pid]}, _TO_RANK[name])
+        return f"rank {rank} on {target.hosts[node]}"
     if name == "agent":
-        node = max(place.ranks)
-        _signal_on(job_id, {place.hosts[node]: [place.agents[node].pid]}, signal.SIGKILL)
-        return f"the agent on {place.hosts[node]}"
+        node = max(target.ranks)
+        _signal_on(job_id, {target.hosts[node]: [target.agents[node].pid]}, signal.SIGKILL)
+        return f"the agent on {target.hosts[node]}"
     pids = {
-        place.hosts[node]: [*(rank.pid for rank in place.ranks.get(node, {}).values()), agent.pid]
-        for node, agent in place.agents.items()
+        target.hosts[node]: [*(rank.pid for rank in target.ranks.get(node, {}).values()), agent.pid]
+        for node, agent in target.agents.items()
     }
-    # The step that kills may end with the job.
+    # The step that kills is part of the job: it may die with it, which srun reports as a failure.
     with contextlib.suppress(SlurmDown):
         _signal_on(job_id, pids, signal.SIGKILL)
     return "all of its processes"
 
 
 def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Signals) -> None:
-    """Signal processes on nodes of a job, from a step inside its allocation. Raises SlurmDown."""
+    """Signal processes, given by host, from a step inside the job's allocation. Raises SlurmDown."""
     from slurmtrain.slurm.command import ask
 
     count = len(pids)
-    words = [f"{host}:{','.join(map(str, ids))}" for host, ids in pids.items()]
+    arguments = [f"{host}:{','.join(map(str, ids))}" for host, ids in pids.items()]
     ask(
         "srun",
         f"--jobid={job_id}",
@@ -172,10 +190,10 @@ def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Si
         _ON_A_NODE,
         "sh",
         number.name.removeprefix("SIG"),
-        *words,
+        *arguments,
         timeout_s=_STEP_S,
     )
 
 
-def _agents_in_words(place: FaultTarget) -> str:
-    return "the agent" if len(place.agents) == 1 else f"all {len(place.agents)} agents"
+def _describe_agents(target: FaultTarget) -> str:
+    return "the agent" if len(target.agents) == 1 else f"all {len(target.agents)} agents"

@@ -1,4 +1,4 @@
-"""``slurmtrain drill`` as a person sees it."""
+"""The output and exit code of ``slurmtrain drill``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from slurmtrain import cli
 from slurmtrain.model.diagnosis.drill import Comparison, DrillProblem, FaultVerdict, Injected
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops import drill as module
-from slurmtrain.ops.drill import DrillOptions, Report
+from slurmtrain.ops.drill import DrillOptions, DrillReport
 
 REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
 PASSED = FaultVerdict(
@@ -24,13 +24,13 @@ PASSED = FaultVerdict(
     stopped_s=0.31,
     allowed_s=60.0,
     lost_steps=5,
-    by="agents, in place",
-    again_s=0.31,
+    restarted_by="agents, in place",
+    restarted_s=0.31,
     step_s=4.2,
     attempts=1,
     restarts=1,
     state="completed",
-    comparison=Comparison(identical=True, how="hashes"),
+    comparison=Comparison(identical=True, method="hashes"),
 )
 FAILED = FaultVerdict(
     fault="all", run_id="TWO", state="failed", problems=[DrillProblem("it is gone", "look at it")], notes=["so"]
@@ -40,14 +40,14 @@ FAILED = FaultVerdict(
 def call(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    report: Report,
+    report: DrillReport,
     *arguments: str,
-    asked: list[DrillOptions] | None = None,
+    options: list[DrillOptions] | None = None,
 ) -> int:
-    def drill(_workspace: Any, order: DrillOptions, say: Any, _look: Any) -> Report:
+    def drill(_workspace: Any, drill_options: DrillOptions, say: Any, _look: Any) -> DrillReport:
         say("reference: run REF")
-        if asked is not None:
-            asked.append(order)
+        if options is not None:
+            options.append(drill_options)
         return report
 
     monkeypatch.setattr(module, "drill", drill)
@@ -60,52 +60,52 @@ def call(
     return int(ended.value.code or 0)
 
 
-def report(*verdicts: FaultVerdict, again: Comparison | None = None) -> Report:
-    return Report(executor="local", reference=REFERENCE, again=again, verdicts=verdicts)
+def report(*verdicts: FaultVerdict, again: Comparison | None = None) -> DrillReport:
+    return DrillReport(executor="local", reference=REFERENCE, again=again, verdicts=verdicts)
 
 
 def lines(text: str) -> Sequence[str]:
     return [" ".join(line.split()) for line in text.splitlines()]
 
 
-def test_a_table_tells_what_came_of_each_fault_and_then_what_to_do(
+def test_a_table_shows_the_outcome_of_each_fault_and_then_the_advice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = Comparison(identical=True, how="hashes")
+    again = Comparison(identical=True, method="hashes")
     assert call(monkeypatch, tmp_path, report(PASSED, FAILED, again=again)) == 1
-    said = capsys.readouterr()
-    first, second, _, passed, failed, *rest = lines(said.out)
+    output = capsys.readouterr()
+    first, second, _, passed, failed, *rest = lines(output.out)
     assert first == "undisturbed: run REF completed after 12 s"
     assert second == "undisturbed once more: its last checkpoint is bit-identical"
     assert passed == "rank ONE passed 0.3 s of 60 s 5 yes agents, in place, 0.3 s 4.2 s 1 + 1 in place completed"
     assert failed == "all TWO FAILED - - - - - 0 failed"
     assert rest == ["all: it is gone; look at it", "all: so"]
-    assert said.err == "reference: run REF\n"
+    assert output.err == "reference: run REF\n"
 
 
-def test_json_is_one_object_and_the_exit_code_0_where_all_came_through(
+def test_json_is_one_object_and_the_exit_code_is_0_where_all_runs_passed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked: list[DrillOptions] = []
-    words = ("params.steps=5", "--fault", "rank", "--fault", "all", "--twice", "--json")
-    assert call(monkeypatch, tmp_path, report(PASSED), *words, asked=asked) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["schema"] == 1
-    assert (told["drill"]["passed"], told["drill"]["reference"]["seconds"]) == (True, 12.0)
-    [verdict] = told["drill"]["faults"]
+    options: list[DrillOptions] = []
+    arguments = ("params.steps=5", "--fault", "rank", "--fault", "all", "--twice", "--json")
+    assert call(monkeypatch, tmp_path, report(PASSED), *arguments, options=options) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == 1
+    assert (document["drill"]["passed"], document["drill"]["reference"]["seconds"]) == (True, 12.0)
+    [verdict] = document["drill"]["faults"]
     assert (verdict["fault"], verdict["stopped_s"], verdict["comparison"]["identical"]) == ("rank", 0.31, True)
-    [order] = asked
-    assert (order.faults, order.overrides, order.twice) == (("rank", "all"), ("params.steps=5",), True)
+    [received] = options
+    assert (received.faults, received.overrides, received.twice) == (("rank", "all"), ("params.steps=5",), True)
 
 
-def test_where_even_the_undisturbed_run_fails_that_is_all_there_is_to_say(
+def test_a_failed_undisturbed_run_ends_the_drill(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = Run(id="REF", name="n", state="failed", reason="rank 0 exited with code 1", executor="local")
-    assert call(monkeypatch, tmp_path, Report(executor="local", reference=failed)) == 1
-    said = capsys.readouterr().out
-    assert "undisturbed: run REF failed: rank 0 exited with code 1" in said
-    assert "'slurmtrain doctor REF'" in said
+    assert call(monkeypatch, tmp_path, DrillReport(executor="local", reference=failed)) == 1
+    output = capsys.readouterr().out
+    assert "undisturbed: run REF failed: rank 0 exited with code 1" in output
+    assert "'slurmtrain doctor REF'" in output
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones(

@@ -1,0 +1,300 @@
+"""The verdict on a run that a fault was injected into: what happened, and what of it is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from slurmtrain.model.diagnosis.drill import FAULTS, DrillFacts, DrillProblem, FaultVerdict, Injected
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.layout import attempt_of
+from slurmtrain.model.run.run import Attempt, Run
+
+# How long agents may take to notice that a rank or another node is gone, and to end the remaining ranks.
+NOTICED_S = 60.0
+# How long they may take to end the ranks once a hang is noticed: they look at every rank first.
+HANG_ENDED_S = 30.0
+# Slurm's times are whole seconds and its clock is another node's: an attempt may seem to start after its first events.
+_SKEW_S = 1.0
+
+# Who started a run again.
+AGENTS_IN_PLACE = "agents, in place"
+AGENTS_REQUEUE = "agents, by requeue"
+SLURM = "Slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class _Restart:
+    """How the run was started again: by whom, and when (seconds since 1970).
+
+    ``key``: of the attempt that goes on; its ranks train from ``trains_since`` on, beginning with ``first_step``.
+    """
+
+    by: str
+    at: float
+    trains_since: float
+    key: str
+    first_step: int | None
+
+
+def judge_fault(facts: DrillFacts) -> FaultVerdict:
+    """The verdict on a run that a fault was injected into."""
+    run, injected = facts.run, facts.injected
+    struck = next((attempt for attempt in run.attempts if attempt.key == injected.attempt), None)
+    restart = _restart_after(facts, struck, injected)
+    verdict = FaultVerdict(
+        fault=injected.fault,
+        run_id=run.id,
+        injected=injected,
+        cause=_cause(struck, injected),
+        stopped_s=_stopped_s(struck, injected, restart),
+        allowed_s=_allowed_s(facts, injected),
+        lost_steps=struck.lost_steps if struck is not None else None,
+        resumed_at=restart.first_step if restart else None,
+        restarted_by=restart.by if restart else None,
+        restarted_s=None if restart is None else max(0.0, restart.at - injected.at),
+        step_s=_step_s(facts, injected, restart),
+        attempts=len(run.attempts),
+        restarts=sum(len(attempt.restarts) for attempt in run.attempts),
+        state=run.state,
+        comparison=facts.comparison,
+    )
+    problems = [
+        *_stop_problems(verdict),
+        *_step_problems(verdict, facts),
+        *_restart_problems(verdict, run),
+        *_end_problems(verdict, facts),
+    ]
+    return replace(verdict, problems=tuple(problems), notes=tuple(_notes(verdict, facts)))
+
+
+def not_hit_verdict(fault: str, run: Run, why: str = "") -> FaultVerdict:
+    """The verdict on a ``run`` without its ``fault``: it ended before, or ``why`` says what made it impossible."""
+    return FaultVerdict(
+        fault=fault, run_id=run.id, attempts=len(run.attempts), state=run.state, problems=[_not_hit(run, why)]
+    )
+
+
+def not_submitted_verdict(fault: str, why: str) -> FaultVerdict:
+    """The verdict where there is no run: it could not be submitted."""
+    advice = "try the fault again, alone, with --fault"
+    return FaultVerdict(
+        fault=fault, run_id="", state="-", problems=[DrillProblem(f"it could not be submitted: {why}", advice)]
+    )
+
+
+# --- what happened ----------------------------------------------------------------------------------------------------
+
+
+def _cause(struck: Attempt | None, injected: Injected) -> str | None:
+    """The cause that the run reported for the fault."""
+    if struck is None:
+        return None
+    if len(struck.restarts) > injected.restarts:
+        return str(struck.restarts[injected.restarts].get("cause"))
+    return struck.cause
+
+
+def _restart_after(facts: DrillFacts, struck: Attempt | None, injected: Injected) -> _Restart | None:
+    """How the run went on after the fault; None if it did not."""
+    if struck is None:
+        return None
+    if len(struck.restarts) > injected.restarts:
+        at = float(struck.restarts[injected.restarts]["at"])
+        return _Restart(AGENTS_IN_PLACE, at, at, struck.key, _first_step(facts, struck, at))
+    later = [attempt for attempt in facts.run.attempts if attempt.number > struck.number]
+    if not later:
+        return None
+    following = later[0]
+    began = following.started_at or following.submitted_at or injected.at
+    first_step = _first_step(facts, following, began - _SKEW_S)
+    if following.job_id != struck.job_id:
+        # A new job has a submission, which says who asked for it.
+        at = following.submitted_at or began
+        return _Restart(following.asked_by, at, began, following.key, first_step)
+    # The job kept its id, so it was requeued: by its agents, if they have journaled that, else by Slurm itself.
+    by = AGENTS_REQUEUE if _has_event(facts.events, struck, "requeue") else SLURM
+    return _Restart(by, began, began, following.key, first_step)
+
+
+def _first_step(facts: DrillFacts, attempt: Attempt, since: float) -> int | None:
+    """The step that the ranks of an attempt went on from, the first time after ``since``; None without a session."""
+    events = [
+        event
+        for event in facts.events
+        if event.kind in ("session", "restored") and attempt_of(event.source) == attempt.key and event.time >= since
+    ]
+    if not events:
+        return None
+    earliest = min(events, key=lambda event: event.order)
+    # A restore follows the beginning of its session, in the same journal, and has the greater step.
+    return max(int(event.data.get("step", 0)) for event in events if event.source == earliest.source)
+
+
+def _has_event(events: Sequence[AnyEvent], attempt: Attempt, kind: str) -> bool:
+    return any(event.kind == kind and attempt_of(event.source) == attempt.key for event in events)
+
+
+def _stopped_s(struck: Attempt | None, injected: Injected, restart: _Restart | None) -> float | None:
+    # They were all killed at once: there was nothing left to stop.
+    if struck is None or injected.fault == "all":
+        return None
+    if restart is not None and restart.by == AGENTS_IN_PLACE:
+        return max(0.0, restart.at - injected.at)
+    return None if struck.ended_at is None else max(0.0, struck.ended_at - injected.at)
+
+
+def _allowed_s(facts: DrillFacts, injected: Injected) -> float | None:
+    """How long the ranks may take to end; None where there is no bound."""
+    if FAULTS[injected.fault].announced:
+        return facts.grace_s
+    if injected.fault == "hang":
+        return None if facts.hang_after is None else facts.hang_after + HANG_ENDED_S
+    return None if injected.fault == "all" else NOTICED_S
+
+
+def _step_s(facts: DrillFacts, injected: Injected, restart: _Restart | None) -> float | None:
+    if restart is None:
+        return None
+    since = max(injected.at, restart.trains_since)
+    times = [at for at, _ in facts.steps.get(restart.key, ()) if at >= since]
+    return min(times) - injected.at if times else None
+
+
+# --- what of it is wrong ----------------------------------------------------------------------------------------------
+
+
+def _stop_problems(verdict: FaultVerdict) -> list[DrillProblem]:
+    problems = []
+    fault = FAULTS[verdict.fault]
+    if verdict.stopped_s is not None and verdict.allowed_s is not None and verdict.stopped_s > verdict.allowed_s:
+        problem = f"its ranks ended after {verdict.stopped_s:.0f} s instead of within {verdict.allowed_s:.0f} s"
+        advice = "see 'slurmtrain show' for what it waited for"
+        if fault.announced:
+            advice = "make saves faster (docs/checkpoint-interval.md), or ask the site for a longer GraceTime"
+        problems.append(DrillProblem(problem, advice))
+    if verdict.cause is not None and verdict.cause not in fault.causes:
+        expected = " or ".join(sorted(fault.causes))
+        advice = "something else may have ended it: repeat the drill, and look at 'slurmtrain show' if it happens again"
+        problems.append(DrillProblem(f"the run reports the cause {verdict.cause}, not {expected}", advice))
+    return problems
+
+
+def _step_problems(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem]:
+    lost = verdict.lost_steps
+    if FAULTS[verdict.fault].announced and lost:
+        return [
+            DrillProblem(
+                f"{_steps(lost)} lost, though the stop was announced",
+                "it did not save within its grace: save with slurmtrain.session(), and make saves, or steps, faster "
+                "(docs/runs.md)",
+            )
+        ]
+    saved = _saved_steps(facts)
+    if verdict.resumed_at is not None and saved and verdict.resumed_at < max(saved):
+        return [
+            DrillProblem(
+                f"it resumed from step {verdict.resumed_at}, though step {max(saved)} was saved",
+                f"'slurmtrain verify {verdict.run_id}' tells whether that checkpoint is damaged",
+            )
+        ]
+    return []
+
+
+def _saved_steps(facts: DrillFacts) -> list[int]:
+    """The steps that were saved when the fault struck."""
+    return [
+        checkpoint.step
+        for checkpoint in facts.run.checkpoints
+        if checkpoint.complete and checkpoint.saved_at < facts.injected.at and checkpoint.step is not None
+    ]
+
+
+def _restart_problems(verdict: FaultVerdict, run: Run) -> list[DrillProblem]:
+    if verdict.restarted_by is not None:
+        return []
+    return [
+        DrillProblem(
+            f"nobody started it again: {run.reason or run.state}",
+            "see section 'requeue' of docs/spec.md for what is started again, and docs/watch.md for who does it",
+        )
+    ]
+
+
+def _end_problems(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem]:
+    if facts.run.state != "completed" and verdict.restarted_by is None:
+        return []  # that nobody started it again explains this state
+    if facts.run.state != "completed":
+        reason = f": {facts.run.reason}" if facts.run.reason else ""
+        return [
+            DrillProblem(f"it ended as {facts.run.state}{reason}", f"'slurmtrain doctor {verdict.run_id}' says more")
+        ]
+    if facts.comparison.identical is not False or _may_differ(facts):
+        return []
+    advice = (
+        "two undisturbed runs end alike, so its checkpoints lack some state: hand all of it to run.checkpoint(), "
+        "and derive the order of the data from the step (docs/scripts.md)"
+        if facts.deterministic
+        else "--twice makes a second undisturbed run, which tells whether the script is deterministic at all"
+    )
+    return [DrillProblem(f"its last checkpoint {facts.comparison.describe()}", advice)]
+
+
+def _may_differ(facts: DrillFacts) -> bool:
+    """Whether a difference proves nothing: the script is not deterministic, or the number of ranks changed."""
+    return facts.deterministic is False or _resized(facts)
+
+
+def _resized(facts: DrillFacts) -> bool:
+    sizes = {int(event.data.get("world_size", 0)) for event in facts.events if event.kind == "session"}
+    return len(sizes | set(facts.world_sizes)) > 1
+
+
+def _not_hit(run: Run, why: str) -> DrillProblem:
+    if why:
+        advice = "it needs srun --overlap inside a job, and scancel --signal: ask the site whether they are allowed"
+        return DrillProblem(f"the fault could not be injected: {why}", advice)
+    if run.state != "completed":
+        reason = f": {run.reason}" if run.reason else ""
+        return DrillProblem(
+            f"it ended as {run.state} before the fault{reason}", f"'slurmtrain doctor {run.id}' says more"
+        )
+    return DrillProblem(
+        "it completed before the fault, so nothing was tried",
+        "make it longer, or have it save sooner, for example with the override checkpoint.every.steps=5",
+    )
+
+
+# --- notes ------------------------------------------------------------------------------------------------------------
+
+
+def _notes(verdict: FaultVerdict, facts: DrillFacts) -> list[str]:
+    notes = []
+    # One start of all is the first, and one, if any, is due to the fault.
+    others = len(facts.run.attempts) + verdict.restarts - 1 - int(verdict.restarted_by is not None)
+    if others > 0:
+        notes.append(
+            f"it was interrupted {_times(others)} more: times and lost steps may not be due to the fault alone"
+        )
+    if verdict.lost_steps is None and facts.run.step is None:
+        notes.append("its script has no slurmtrain.session(), so its steps are not counted")
+    elif not FAULTS[verdict.fault].announced and not _saved_steps(facts):
+        notes.append("it had saved nothing before the fault: checkpoint.every.steps makes it save sooner")
+    if facts.run.state == "completed" and facts.comparison.identical is None:
+        notes.append(f"its last checkpoint {facts.comparison.describe()}")
+    if facts.comparison.identical is False and _may_differ(facts):
+        why = (
+            "the number of ranks was different"
+            if _resized(facts)
+            else "two undisturbed runs of this script differ as well"
+        )
+        notes.append(f"its last checkpoint {facts.comparison.describe()}; {why}")
+    return notes
+
+
+def _steps(count: int) -> str:
+    return "1 step was" if count == 1 else f"{count} steps were"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"

@@ -1,0 +1,255 @@
+"""The verdict on what a fault did to a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from helpers.journal_events import event as journal_event
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slurmtrain.model.diagnosis.drill import FAULTS, Comparison, DrillFacts, FaultVerdict, Injected
+from slurmtrain.model.diagnosis.drill_verdict import (
+    AGENTS_IN_PLACE,
+    AGENTS_REQUEUE,
+    NOTICED_S,
+    SLURM,
+    judge_fault,
+    not_hit_verdict,
+    not_submitted_verdict,
+)
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.run import CAUSES, RUN_STATES, Attempt, Checkpoint, Run
+
+HIT = 100.0
+SAME = Comparison(identical=True, method="hashes")
+OTHER = Comparison(identical=False, method="values", difference=0.25, where="model.weight")
+
+
+def attempt(number: int, job: str, restart: int = 0, **more: Any) -> Attempt:
+    return Attempt(number=number, job_id=job, restart=restart, **{"state": "failed", **more})
+
+
+def event(kind: str, at: float, source: str, **data: Any) -> AnyEvent:
+    return journal_event(at, kind, data, source, 0)
+
+
+def run_of(*attempts: Attempt, **more: Any) -> Run:
+    fields: dict[str, Any] = {"state": "completed", "reason": "", "step": 50, **more}
+    return Run(id="RUN", name="n-drill-x", executor="slurm", attempts=attempts, **fields)
+
+
+def preempted(**struck: Any) -> DrillFacts:
+    """A run that was preempted at step 20, saved, and was put back by its agents."""
+    first = attempt(1, "7", ended_at=HIT + 3, **{"cause": "preempted", "lost_steps": 0, **struck})
+    second = attempt(2, "7", 1, state="completed", cause="completed", started_at=HIT + 10)
+    return DrillFacts(
+        run=run_of(first, second, checkpoints=[Checkpoint(20, "checkpoints/step-20", 1, HIT + 2, 1.0)]),
+        injected=Injected(fault="preempt", at=HIT, attempt="7.0", step=20, target="the agent"),
+        events=[
+            event("requeue", HIT + 2, "attempts/7.0/node-0.jsonl", cause="preempted"),
+            event("session", HIT + 12, "attempts/7.1/rank-0.jsonl", step=0, world_size=2),
+            event("restored", HIT + 13, "attempts/7.1/rank-0.jsonl", path="checkpoints/step-20", step=20, world_size=2),
+        ],
+        steps={"7.0": [(HIT - 1, 19), (HIT + 1, 20)], "7.1": [(HIT + 14, 21), (HIT + 15, 22)]},
+        comparison=SAME,
+        world_sizes={2},
+    )
+
+
+def problems(verdict: FaultVerdict) -> str:
+    return "; ".join(problem.problem for problem in verdict.problems)
+
+
+def test_a_preemption_that_cost_nothing_passes_with_its_times() -> None:
+    verdict = judge_fault(preempted())
+    assert verdict.passed
+    assert (verdict.cause, verdict.restarted_by, verdict.lost_steps, verdict.resumed_at) == (
+        "preempted",
+        AGENTS_REQUEUE,
+        0,
+        20,
+    )
+    assert (verdict.stopped_s, verdict.restarted_s, verdict.step_s) == (3, 10, 14)
+    assert (verdict.attempts, verdict.restarts, verdict.state, verdict.notes) == (2, 0, "completed", ())
+
+
+def test_a_job_that_its_agents_did_not_requeue_was_requeued_by_slurm() -> None:
+    facts = preempted()
+    assert judge_fault(replace(facts, events=facts.events[1:])).restarted_by == SLURM
+
+
+def test_a_new_job_was_started_by_whoever_submitted_it() -> None:
+    facts = preempted()
+    first, second = facts.run.attempts
+    other = replace(second, job_id="8", restart=0, asked_by="sync", submitted_at=HIT + 5)
+    verdict = judge_fault(replace(facts, run=run_of(first, other), events=[]))
+    assert (verdict.restarted_by, verdict.restarted_s) == ("sync", 5)
+
+
+def test_steps_lost_at_an_announced_stop_are_a_problem_with_advice() -> None:
+    verdict = judge_fault(preempted(lost_steps=4))
+    assert problems(verdict) == "4 steps were lost, though the stop was announced"
+    assert "slurmtrain.session()" in verdict.problems[0].advice
+
+
+def test_a_stop_that_took_longer_than_the_grace_is_a_problem() -> None:
+    verdict = judge_fault(replace(preempted(), grace_s=2.0))
+    assert problems(verdict) == "its ranks ended after 3 s instead of within 2 s"
+    assert "GraceTime" in verdict.problems[0].advice
+
+
+def test_a_cause_that_does_not_fit_the_fault_is_a_problem() -> None:
+    assert problems(judge_fault(preempted(cause="crash"))) == "the run reports the cause crash, not preempted"
+
+
+def test_resuming_from_an_older_checkpoint_than_the_newest_is_a_problem() -> None:
+    facts = preempted()
+    saved = [Checkpoint(step, f"checkpoints/step-{step}", 1, HIT - 60 + step, 1.0) for step in (10, 30)]
+    verdict = judge_fault(replace(facts, run=replace(facts.run, checkpoints=saved)))
+    assert problems(verdict) == "it resumed from step 20, though step 30 was saved"
+
+
+def killed_rank() -> DrillFacts:
+    """A rank was killed in the second round of the only attempt, and started again where it was."""
+    restarts = [
+        {"at": HIT - 50, "round": 1, "cause": "hang"},
+        {"at": HIT + 0.5, "round": 2, "cause": "crash"},
+    ]
+    only = attempt(1, "7", state="completed", cause="completed", lost_steps=5, restarts=restarts, ended_at=HIT + 90)
+    return DrillFacts(
+        run=run_of(only, checkpoints=[Checkpoint(10, "checkpoints/step-10", 1, HIT - 5, 1.0)]),
+        injected=Injected(fault="rank", at=HIT, attempt="7.0", restarts=1, step=15),
+        events=[
+            event("session", HIT - 90, "attempts/7.0/rank-0.jsonl", step=0, world_size=2),
+            event("session", HIT + 3, "attempts/7.0/rank-0.2.jsonl", step=0, world_size=2),
+            event(
+                "restored", HIT + 4, "attempts/7.0/rank-0.2.jsonl", path="checkpoints/step-10", step=10, world_size=2
+            ),
+        ],
+        steps={"7.0": [(HIT - 1, 14), (HIT + 0.1, 15), (HIT + 5, 11)]},
+        comparison=SAME,
+    )
+
+
+def test_a_restart_in_place_is_not_confused_with_earlier_restarts() -> None:
+    verdict = judge_fault(killed_rank())
+    assert verdict.passed
+    assert (verdict.cause, verdict.restarted_by, verdict.resumed_at, verdict.lost_steps) == (
+        "crash",
+        AGENTS_IN_PLACE,
+        10,
+        5,
+    )
+    assert (verdict.stopped_s, verdict.allowed_s, verdict.restarted_s, verdict.step_s) == (0.5, NOTICED_S, 0.5, 5)
+    assert verdict.notes == ("it was interrupted once more: times and lost steps may not be due to the fault alone",)
+
+
+def test_a_note_says_that_the_run_had_saved_nothing() -> None:
+    facts = killed_rank()
+    first = replace(facts.run.attempts[0], restarts=facts.run.attempts[0].restarts[1:])
+    injected = replace(facts.injected, restarts=0)
+    [note] = judge_fault(replace(facts, run=run_of(first), injected=injected)).notes
+    assert note.startswith("it had saved nothing before the fault")
+
+
+def test_a_run_that_nobody_restarted_is_a_problem_with_its_reason() -> None:
+    facts = preempted()
+    run = run_of(facts.run.attempts[0], state="failed", reason="requeue.enabled is false")
+    verdict = judge_fault(replace(facts, run=run))
+    assert problems(verdict) == "nobody started it again: requeue.enabled is false"
+    assert (verdict.restarted_s, verdict.step_s) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "passed", "advice"),
+    [(None, False, "--twice"), (True, False, "run.checkpoint()"), (False, True, "")],
+)
+def test_a_difference_is_no_problem_only_if_the_script_is_known_to_vary(
+    deterministic: bool | None, passed: bool, advice: str
+) -> None:
+    verdict = judge_fault(replace(preempted(), comparison=OTHER, deterministic=deterministic))
+    assert verdict.passed is passed
+    if passed:
+        [note] = verdict.notes
+        assert "two undisturbed runs of this script differ as well" in note
+    else:
+        assert problems(verdict) == "its last checkpoint differs in model.weight by 0.25 (relative)"
+        assert advice in verdict.problems[0].advice
+
+
+def test_a_difference_is_no_problem_after_a_change_of_the_number_of_ranks() -> None:
+    verdict = judge_fault(replace(preempted(), comparison=OTHER, world_sizes={4}))
+    assert verdict.passed
+    assert "the number of ranks was different" in verdict.notes[0]
+
+
+def test_what_cannot_be_compared_is_a_note() -> None:
+    verdict = judge_fault(replace(preempted(), comparison=Comparison(identical=None, why="there is none")))
+    assert verdict.passed
+    assert verdict.notes == ("its last checkpoint cannot be compared: there is none",)
+
+
+def test_a_hang_may_last_for_hang_after_and_the_time_to_end_the_ranks() -> None:
+    facts = killed_rank()
+    hang = replace(facts, injected=replace(facts.injected, fault="hang"))
+    assert judge_fault(hang).allowed_s is None
+    assert judge_fault(replace(hang, hang_after=20.0)).allowed_s == 50.0
+
+
+def test_a_run_that_ended_before_the_fault_is_a_problem() -> None:
+    assert problems(not_hit_verdict("rank", run_of())) == "it completed before the fault, so nothing was tried"
+    crashed = run_of(state="failed", reason="rank 0 exited with code 1")
+    assert (
+        problems(not_hit_verdict("rank", crashed)) == "it ended as failed before the fault: rank 0 exited with code 1"
+    )
+    assert "srun: no" in problems(not_hit_verdict("rank", run_of(), "srun: no"))
+
+
+def test_a_run_that_could_not_be_submitted_has_a_verdict_of_its_own() -> None:
+    verdict = not_submitted_verdict("rank", "sbatch did not answer")
+    assert problems(verdict) == "it could not be submitted: sbatch did not answer"
+    assert (verdict.passed, verdict.to_dict()["run_id"]) == (False, None)
+
+
+def test_a_comparison_describes_itself() -> None:
+    assert SAME.describe() == "is bit-identical"
+    assert Comparison(identical=False, method="files").describe() == "differs"
+
+
+TIMES = st.floats(min_value=0, max_value=1e4)
+
+
+@given(
+    fault=st.sampled_from(sorted(FAULTS)),
+    state=st.sampled_from(RUN_STATES),
+    causes=st.lists(st.sampled_from((*CAUSES, None)), max_size=3),
+    ends=st.lists(st.none() | TIMES, min_size=3, max_size=3),
+    lost=st.none() | st.integers(0, 9),
+    identical=st.sampled_from([True, False, None]),
+    steps=st.lists(st.tuples(TIMES, st.integers(0, 99)), max_size=5),
+)
+def test_a_run_that_has_not_completed_or_lost_announced_steps_never_passes(
+    fault: str, state: str, causes: list[str | None], ends: list[float | None], lost: int | None,
+    identical: bool | None, steps: list[tuple[float, int]],
+) -> None:  # fmt: skip
+    attempts = [
+        attempt(index + 1, "7", index, cause=cause, ended_at=ends[index], started_at=ends[index], lost_steps=lost)
+        for index, cause in enumerate(causes)
+    ]
+    injected = Injected(fault=fault, at=HIT, attempt="7.0")
+    verdict = judge_fault(
+        DrillFacts(
+            run=run_of(*attempts, state=state),
+            injected=injected,
+            events=[],
+            steps={"7.1": steps},
+            comparison=Comparison(identical=identical),
+        )
+    )
+    if state != "completed" or len(attempts) < 2 or (lost and FAULTS[fault].announced):
+        assert not verdict.passed
+    assert all(value is None or value >= 0 for value in (verdict.stopped_s, verdict.restarted_s, verdict.step_s))
+    assert verdict.to_dict()["passed"] == verdict.passed

@@ -13,10 +13,10 @@ from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.patterns import PatternMatch
+    from slurmtrain.model.diagnosis.root_cause import PatternMatch
     from slurmtrain.model.interruption.outlook import Outlook, SiteFinding
-    from slurmtrain.ops.diagnose import Diagnosed
-    from slurmtrain.ops.doctor import Examined
+    from slurmtrain.ops.diagnose import AttemptDiagnosis
+    from slurmtrain.ops.doctor import DoctorReport
 
 _SPECS = (".yaml", ".yml")
 _STARTS = {
@@ -82,7 +82,7 @@ def _examine(
     return 0 if examined.good else 1
 
 
-def _print_table(examined: Examined) -> None:
+def _print_table(examined: DoctorReport) -> None:
     from slurmtrain.model.interruption.outlook import worst
 
     rows = [
@@ -111,7 +111,7 @@ def _shared(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]]:
     return [("" if len(names) == len(outlooks) else ", ".join(names), one) for one, names in places.items()]
 
 
-def _print_outlooks(examined: Examined) -> None:
+def _print_outlooks(examined: DoctorReport) -> None:
     for one in examined.outlooks:
         click.echo(f"partition {one.partition}" if one.partition else "on this machine")
         for case in one.cases:
@@ -138,7 +138,7 @@ def _wrapped(line: str, indent: str) -> str:
     return fill(line, get_terminal_size().columns, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _print_unknown(examined: Examined) -> None:
+def _print_unknown(examined: DoctorReport) -> None:
     output.warn(f"not known: {one}" for one in examined.unknown)
 
 
@@ -159,7 +159,7 @@ def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: 
     return 0
 
 
-def _print_diagnosis(diagnosed: Diagnosed) -> None:
+def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     from slurmtrain.ops.diagnose import OUTCOME
 
     run, attempt, found = diagnosed.run, diagnosed.attempt, diagnosed.diagnosis
@@ -179,7 +179,7 @@ def _print_diagnosis(diagnosed: Diagnosed) -> None:
         click.echo(f"\nbehind: {found.laggard.why}")
     if found.root is None and diagnosed.failing is not None:
         one = diagnosed.failing
-        click.echo(f"\nrank {one.rank}{f' on {one.host}' if one.host else ''} failed first: it {one.how}")
+        click.echo(f"\nrank {one.rank}{f' on {one.host}' if one.host else ''} failed first: it {one.description}")
         for line in one.last_lines:
             click.echo(f"  | {line}")
     # What the attempt ended with stands above already.

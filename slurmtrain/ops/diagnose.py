@@ -1,4 +1,4 @@
-"""Why an attempt of a run failed: its logs by known patterns, its journals' evidence, and Slurm's word together."""
+"""Why an attempt of a run failed, by known patterns in its logs, by its journals, and by the state that Slurm gave."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.model.diagnosis import patterns
-from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, Diagnosis, Hit, PatternMatch
+from slurmtrain.model.diagnosis.log_scan import Hit, make_hit, rank_of, scan_log, time_of
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, explain_xid
 from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.diagnosis.root_cause import Diagnosis, PatternMatch, diagnose_hits
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
@@ -22,50 +23,53 @@ from slurmtrain.ops.shared.views import SCHEMA, attempt_json, iso
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
 
-# What is read of a log: its beginning and its end, less of each where there are many logs.
+# How much of a log is read, at its beginning and at its end: causes stand at the end, wrong settings at the beginning.
 HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
+# Many logs share the first of these, but each gets at least the second.
 _ALL_BYTES = 64 << 20
 _LEAST_BYTES = 64 << 10
-# Lines of a job's log further than this from an attempt belong to another start of the job.
+# The log of a job has the lines of all its starts. Lines further than this from an attempt belong to another start.
 _MARGIN_S = 120.0
-# How far back a line without a time looks for one before it.
+# A line without a time gets that of a line before it, at most so many characters back.
 _LOOK_BACK = 64 << 10
+# Characters of a line that are shown.
 _SHOWN_LINE = 500
-# What an attempt ended with, among what is found.
+# The name of the hit that says how the attempt ended.
 OUTCOME = "outcome"
 _JOURNALS = "the run's journals"
 _RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
 _FIXES = {
-    "preempted": "nothing: it is put back (`slurmtrain doctor SPEC` says how)",
-    "timeout": "ask for more in resources.time, or let it be put back (requeue.enabled)",
+    "preempted": "nothing: it is requeued (`slurmtrain doctor SPEC` says how)",
+    "timeout": "ask for more in resources.time, or let it be requeued (requeue.enabled)",
     "node_fail": "nothing, unless it is always the same node: then exclude it (slurm.exclude)",
     "oom": "raise resources.mem, or use less (data loader workers take a share each)",
-    "hang": "look at the ranks that it names; `slurmtrain show` has what each of them did",
-    "preflight": "see `slurmtrain show` and `slurmtrain nodes` for what the nodes failed",
-    "cancelled": "`slurmtrain resume` goes on from the newest checkpoint",
-    "lost": "see `sacct` and the administrators: neither the job nor Slurm said anything",
+    "hang": "look at the ranks that it names; `slurmtrain show` has the stack of each",
+    "preflight": "see `slurmtrain show` and `slurmtrain nodes` for the checks that failed",
+    "cancelled": "`slurmtrain resume` continues from the newest checkpoint",
+    "lost": "check `sacct`, or ask the administrators: neither the job nor Slurm left a reason",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Failing:
-    """The rank that failed first, by the journals: how, and the last that it said."""
+    """The rank that failed first, by the journals: how (``description``, a predicate), and its last lines of output."""
 
     rank: int
     host: str
-    how: str
+    description: str
     last_lines: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON has it."""
-        return {"rank": self.rank, "host": self.host, "how": self.how, "last_lines": list(self.last_lines)}
+        return {"rank": self.rank, "host": self.host, "how": self.description, "last_lines": list(self.last_lines)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosed:
-    """What was found of an attempt. ``read``: how many logs; ``problems``: those that could not be read, and why.
+class AttemptDiagnosis:
+    """Why an attempt failed, as far as its files tell.
 
-    ``partly``: logs of which only beginning and end were read.
+    ``attempt``: None if the run was never started. ``read``: the number of logs that were read. ``partly``: paths of
+    logs of which only beginning and end were read. ``problems``: logs that could not be read, and why.
     """
 
     run: Run
@@ -78,7 +82,8 @@ class Diagnosed:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``doctor RUN --json`` prints."""
-        attempt, found = self.attempt, self.diagnosis
+        attempt, diagnosis = self.attempt, self.diagnosis
+        laggard = diagnosis.laggard
         return {
             "schema": SCHEMA,
             "run_id": self.run.id,
@@ -86,18 +91,18 @@ class Diagnosed:
             "attempt": attempt.number if attempt else None,
             "cause": attempt.cause if attempt else None,
             "reason": attempt.reason if attempt else self.run.reason,
-            "root": found_json(found.root) if found.root else None,
-            "others": [found_json(one) for one in found.others],
-            "laggard": {"ranks": list(found.laggard.ranks), "why": found.laggard.why} if found.laggard else None,
-            "ordered": found.ordered,
+            "root": match_json(diagnosis.root) if diagnosis.root else None,
+            "others": [match_json(match) for match in diagnosis.others],
+            "laggard": {"ranks": list(laggard.ranks), "why": laggard.why} if laggard else None,
+            "ordered": diagnosis.ordered,
             "failing": self.failing.to_dict() if self.failing else None,
             "logs": {"read": self.read, "partly": list(self.partly), "problems": list(self.problems)},
         }
 
 
-def found_json(found: PatternMatch) -> dict[str, Any]:
-    """FOUND of the JSON contract. ``at_by``: whether the line says when, or the end of its process does."""
-    first = found.first
+def match_json(match: PatternMatch) -> dict[str, Any]:
+    """FOUND of the JSON contract. ``at_by``: whether ``at`` is the time of the line or that of its process's end."""
+    first = match.first
     return {
         "name": first.name,
         "role": first.role,
@@ -109,53 +114,62 @@ def found_json(found: PatternMatch) -> dict[str, Any]:
         "host": first.host,
         "at": iso(first.at),
         "at_by": None if first.at is None else "line" if first.exact else "exit",
-        "count": found.count,
-        "ranks": list(found.ranks),
+        "count": match.count,
+        "ranks": list(match.ranks),
     }
 
 
-def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> Diagnosed:
-    """Read the logs of an attempt of a run, by default of the last one that went wrong, and say what they tell.
+def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> AttemptDiagnosis:
+    """Find out from its logs and journals why an attempt failed.
 
-    Raises RunNotFound for an attempt that there is not.
+    Args:
+        workspace: Where the run lives.
+        run_id: The run.
+        number: The attempt, counted from 1; None: the last one that failed, else the newest one.
+
+    Raises:
+        RunNotFound: The run has no such attempt.
     """
     observe(workspace, [run_id], ask_slurm=False)
     run = workspace.store.load(run_id)
     assert run is not None
-    attempt = _chosen(run, number)
+    attempt = _choose_attempt(run, number)
     if attempt is None:
-        return Diagnosed(run=run, attempt=None, diagnosis=patterns.diagnose(()), failing=None, read=0)
-    told = _Told(workspace, run_id, attempt)
-    logs = _Logs(told)
-    hits = [*logs.hits(workspace, run_id, attempt), *told.hits()]
-    return Diagnosed(
+        return AttemptDiagnosis(run=run, attempt=None, diagnosis=diagnose_hits(()), failing=None, read=0)
+    journals = _Journals(workspace, run_id, attempt)
+    logs = _Logs(journals)
+    hits = [*logs.hits(workspace, run_id, attempt), *journals.hits()]
+    return AttemptDiagnosis(
         run=run,
         attempt=attempt,
-        diagnosis=patterns.diagnose(hits, sorted(logs.ranks | set(told.hosts))),
-        failing=told.failing(),
+        diagnosis=diagnose_hits(hits, sorted(logs.ranks | set(journals.hosts))),
+        failing=journals.failing(),
         read=logs.read,
         partly=logs.partly,
         problems=logs.problems,
     )
 
 
-def _chosen(run: Run, number: int | None) -> Attempt | None:
+def _choose_attempt(run: Run, number: int | None) -> Attempt | None:
     if number is not None:
-        chosen = next((one for one in run.attempts if one.number == number), None)
+        chosen = next((attempt for attempt in run.attempts if attempt.number == number), None)
         if chosen is None:
             raise RunNotFound(f"run {run.id} has no attempt {number}; it has {len(run.attempts)}")
         return chosen
-    bad = [one for one in run.attempts if one.ended and one.cause != "completed"]
-    return bad[-1] if bad else run.newest
+    failed = [attempt for attempt in run.attempts if attempt.ended and attempt.cause != "completed"]
+    return failed[-1] if failed else run.newest
 
 
-class _Told:
-    """What the journals of an attempt say: where ranks were, when they ended, and what the agents saw."""
+class _Journals:
+    """What the journals of an attempt say: where its ranks ran, when they ended, and what the agents saw.
+
+    ``hosts``: of each rank, by its number. ``failures``: the first one of each rank, as journaled.
+    """
 
     def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
         def events(kind: str) -> list[AnyEvent]:
-            found = [one for one in workspace.store.events(run_id, kind) if attempt_of(one.source) == attempt.key]
-            return sorted(found, key=lambda one: one.order)
+            of_attempt = [e for e in workspace.store.events(run_id, kind) if attempt_of(e.source) == attempt.key]
+            return sorted(of_attempt, key=lambda event: event.order)
 
         self.attempt = attempt
         self._ends = events("end")
@@ -167,29 +181,29 @@ class _Told:
                 self.hosts.setdefault(failure["rank"], self._host(end))
 
     def exit_at(self, rank: int | None) -> float | None:
-        """When a rank failed."""
+        """When a rank failed, in seconds since 1970; None if it did not, or if that is unknown."""
         return self.failures[rank].get("at") if rank in self.failures else None
 
     def failing(self) -> Failing | None:
-        """The rank that failed first, those last that failed because another had."""
+        """The rank that failed first. One that failed because of another node counts only if there is no other."""
         ends = [end for end in self._ends if end.data.get("failures")]
         if not ends:
             return None
         first = min(ends, key=lambda end: (bool(end.data.get("cascade")), end.data.get("failed_at") or end.time))
-        one = first.data["failures"][0]
-        killed, code = one.get("signal"), one.get("exit_code")
-        how = f"was killed by {killed}" if killed else f"exited with code {code}"
-        if one.get("error"):
-            how += f": {_shown(str(one['error']))}"
-        lines = [_shown(str(line)) for line in one.get("last_lines") or ()]
-        return Failing(one["rank"], self.hosts[one["rank"]], how, lines)
+        failure = first.data["failures"][0]
+        signal, code = failure.get("signal"), failure.get("exit_code")
+        description = f"was killed by {signal}" if signal else f"exited with code {code}"
+        if failure.get("error"):
+            description += f": {_shown(str(failure['error']))}"
+        lines = [_shown(str(line)) for line in failure.get("last_lines") or ()]
+        return Failing(failure["rank"], self.hosts[failure["rank"]], description, lines)
 
     def hits(self) -> Iterator[Hit]:
-        """What journals say beside the logs: evidence of the agents, hangs, and what the attempt ended with."""
+        """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
         for end in self._ends:
             evidence = end.data.get("evidence")
             if isinstance(evidence, Mapping):
-                yield from _evident(evidence, end, self._host(end))
+                yield from _evidence_hits(evidence, end, self._host(end))
         for number, hang in enumerate(attempt_json(self.attempt)["hangs"]):
             first = next(iter(hang["culprits"]), None)
             yield Hit(
@@ -230,9 +244,9 @@ def _hosts_of_ranks(workers: Iterable[AnyEvent], attempt: Attempt) -> dict[int, 
     return hosts
 
 
-def _evident(evidence: Mapping[str, Any], end: AnyEvent, host: str) -> Iterator[Hit]:
-    """What an agent saw of its node when the ranks had ended: processes that the kernel killed, errors of GPUs."""
-    about: dict[str, Any] = {
+def _evidence_hits(evidence: Mapping[str, Any], end: AnyEvent, host: str) -> Iterator[Hit]:
+    """What an agent saw on its node after the ranks had ended: processes that the kernel killed, errors of GPUs."""
+    attributes: dict[str, Any] = {
         "name": "evidence",
         "text": "",
         "origin": end.source,
@@ -241,12 +255,12 @@ def _evident(evidence: Mapping[str, Any], end: AnyEvent, host: str) -> Iterator[
     }
     if kills := evidence.get("oom_kills"):
         limit = evidence.get("memory_limit")
-        of = f", whose share of memory is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""
-        cause = f"memory was full: the kernel killed {kills} process(es) of the job{of}"
-        yield Hit(role=ROOT, cause=cause, fix=_FIXES["oom"], **about)
+        share = f", whose limit is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""
+        cause = f"memory was full: the kernel killed {kills} process(es) of the job{share}"
+        yield Hit(role=ROOT, cause=cause, fix=_FIXES["oom"], **attributes)
     for error in evidence.get("xids") or ():
-        role, cause, fix = patterns.xid(int(error["code"]), str(error.get("bus") or ""))
-        yield Hit(role=role, cause=cause, fix=fix, **{**about, "text": _shown(str(error.get("line") or ""))})
+        role, cause, fix = explain_xid(int(error["code"]), str(error.get("bus") or ""))
+        yield Hit(role=role, cause=cause, fix=fix, **{**attributes, "text": _shown(str(error.get("line") or ""))})
 
 
 # --- logs -----------------------------------------------------------------------------------------------------------
@@ -254,7 +268,7 @@ def _evident(evidence: Mapping[str, Any], end: AnyEvent, host: str) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A file to read. ``shared``: other starts of the job have written to it too."""
+    """A file to read. ``rank`` and ``host``: its writer's. ``shared``: other starts of the job write to it as well."""
 
     path: Path
     rank: int | None
@@ -263,10 +277,11 @@ class _Log:
 
 
 class _Logs:
-    """The logs of an attempt, read within bounds."""
+    """The logs of an attempt, read within bounds. The public attributes are filled by :meth:`hits`."""
 
-    def __init__(self, told: _Told) -> None:
-        self._told = told
+    def __init__(self, journals: _Journals) -> None:
+        self._journals = journals
+        # Programs log local time without naming the zone; nodes and this machine are taken to share it.
         self._zone: tzinfo = datetime.now().astimezone().tzinfo or UTC
         self.ranks: set[int] = set()
         self.read = 0
@@ -274,7 +289,10 @@ class _Logs:
         self.problems: list[str] = []
 
     def hits(self, workspace: Workspace, run_id: str, attempt: Attempt) -> Iterator[Hit]:
-        """What the patterns find, in the logs of ranks, of agents and of the batch script."""
+        """The known patterns in the logs of ranks, of agents and of the batch script of an ``attempt``.
+
+        ``workspace`` and ``run_id``: where these logs are.
+        """
         logs = list(self._files(workspace, run_id, attempt))
         share = max(_LEAST_BYTES, _ALL_BYTES // max(1, len(logs)))
         legible = set()
@@ -289,20 +307,20 @@ class _Logs:
             if not whole:
                 self.partly.append(str(log.path))
             for offset, text in parts:
-                yield from self._found(text, log, offset)
-        for rank, failure in self._told.failures.items():
-            if rank not in legible:  # the agent kept its last lines
-                said = "\n".join([*map(str, failure.get("last_lines") or ()), str(failure.get("error") or "")])
-                yield from self._found(said, _Log(Path(f"journal of rank {rank}"), rank, ""), 0)
+                yield from self._hits_in(text, log, offset)
+        for rank, failure in self._journals.failures.items():
+            if rank not in legible:  # the log is gone, but the agent has journaled its last lines
+                lines = "\n".join([*map(str, failure.get("last_lines") or ()), str(failure.get("error") or "")])
+                yield from self._hits_in(lines, _Log(Path(f"journal of rank {rank}"), rank, ""), 0)
 
     def _files(self, workspace: Workspace, run_id: str, attempt: Attempt) -> Iterator[_Log]:
         directory = workspace.root.run(run_id)
-        place = directory.attempt(attempt.job_id, attempt.restart)
-        found = [(path, _RANK_LOG.fullmatch(path.name)) for path in _listed(place.logs)]
-        named = [(path, int(match[1]), int(match[2] or 0)) for path, match in found if match]
-        for path, rank, _ in sorted(named, key=lambda one: one[1:]):
+        logs = directory.attempt(attempt.job_id, attempt.restart).logs
+        matches = [(path, _RANK_LOG.fullmatch(path.name)) for path in _listed(logs)]
+        rank_logs = [(path, int(match[1]), int(match[2] or 0)) for path, match in matches if match]
+        for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
             self.ranks.add(rank)
-            yield _Log(path, rank, self._told.hosts.get(rank, ""))
+            yield _Log(path, rank, self._journals.hosts.get(rank, ""))
         submission = directory.submission(attempt.submission)
         for path in _listed(submission.submitit):
             if path.name.startswith(f"{attempt.job_id}_") and path.name.endswith("_log.out"):
@@ -310,38 +328,39 @@ class _Logs:
         if submission.controller_log.exists():
             yield _Log(submission.controller_log, None, "", shared=True)
 
-    def _found(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:
-        attempt = self._told.attempt
+    def _hits_in(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:
+        """The hits in a part of a log that begins at this offset."""
+        attempt = self._journals.attempt
         near = attempt.ended_at or attempt.started_at or attempt.submitted_at or 0.0
-        for place, pattern, match, line in patterns.find(text):
-            at = patterns.time_of(line, near, self._zone)
+        for place, pattern, match, line in scan_log(text):
+            at = time_of(line, near, self._zone)
             if log.shared and not self._is_ours(at if at is not None else self._before(text, place, near)):
                 continue
-            rank = log.rank if log.rank is not None else patterns.rank_of(line)
+            rank = log.rank if log.rank is not None else rank_of(line)
             exact = at is not None
-            yield patterns.hit(
+            yield make_hit(
                 pattern,
                 match,
                 text=_shown(line),
                 origin=str(log.path),
                 rank=rank,
-                host=log.host or self._told.hosts.get(rank if rank is not None else -1, ""),
-                at=at if exact else self._told.exit_at(rank),
+                host=log.host or self._journals.hosts.get(rank if rank is not None else -1, ""),
+                at=at if exact else self._journals.exit_at(rank),
                 exact=exact,
                 line=offset + place,
             )
 
     def _before(self, text: str, place: int, near: float) -> float | None:
-        """The time of the last line before a place that has one."""
+        """The time of the nearest line before an offset that has one, in seconds since 1970."""
         for line in reversed(text[max(0, place - _LOOK_BACK) : place].split("\n")):
-            at = patterns.time_of(line, near, self._zone)
+            at = time_of(line, near, self._zone)
             if at is not None:
                 return at
         return None
 
     def _is_ours(self, at: float | None) -> bool:
-        """Whether a line of a log that all starts of a job write to can be of this one."""
-        attempt = self._told.attempt
+        """Whether a line of a shared log may be of this attempt, by its time; a line without a time may."""
+        attempt = self._journals.attempt
         if at is None:
             return True
         begun, ended = attempt.started_at or attempt.submitted_at, attempt.ended_at
@@ -356,7 +375,10 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def _parts(path: Path, share: int) -> tuple[list[tuple[int, str]], bool]:
-    """(offset, text) of a log's beginning and end, or of all of it, and whether it is all. Raises OSError."""
+    """(offset, text) of a log's beginning and end, or of all of it, and whether that is all of it. Raises OSError.
+
+    ``share``: bytes that may be read of it.
+    """
     tail = min(TAIL_BYTES, share * 3 // 4)
     head = min(HEAD_BYTES, share // 4)
     with path.open("rb") as file:
@@ -373,6 +395,6 @@ def _text(content: bytes) -> str:
 
 
 def _shown(line: str) -> str:
-    """A line as it is printed: without secrets, signs that move the cursor, or what would fill the screen."""
-    clean = "".join(sign if sign.isprintable() else " " for sign in redact(line.strip()))
+    """A line as it is printed: without secrets and control characters, and not too long."""
+    clean = "".join(character if character.isprintable() else " " for character in redact(line.strip()))
     return clean if len(clean) <= _SHOWN_LINE else f"{clean[:_SHOWN_LINE]}..."

@@ -25,7 +25,7 @@ _NO_RUN = "RUN-ID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class DoctorReport:
     """What becomes of a run in each partition it may go to. ``name`` is empty where no spec was given.
 
     ``config``: what of the site's configuration matters, in its own words. ``unknown``: what could not be asked.
@@ -58,7 +58,7 @@ class Examined:
         }
 
 
-def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], executor: str) -> Examined:
+def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], executor: str) -> DoctorReport:
     """What becomes of the run of a spec, of a sweep the first one, when it is interrupted; or of any run here.
 
     Raises what ``submit`` raises for a spec that is wrong, and SlurmDown where Slurm does not answer.
@@ -66,7 +66,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     plan = _plan(path, overrides) if path is not None else None
     name = plan.spec.name if plan else ""
     if executor == "local":
-        return Examined(executor=executor, name=name, outlooks=[locally(_job(workspace, plan, executor, None))])
+        return DoctorReport(executor=executor, name=name, outlooks=[locally(_job(workspace, plan, executor, None))])
     from slurmtrain.slurm import limits
     from slurmtrain.slurm.site import look
 
@@ -83,7 +83,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         for one in names
         if one in site.partitions
     ]
-    return Examined(
+    return DoctorReport(
         executor=executor,
         name=name,
         outlooks=outlooks,

@@ -116,7 +116,7 @@ def test_anything_else_is_a_run(slurm: SlurmCommands, run: RunsRoot, name: str) 
     assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in done.output
     assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01T00:16:50" in done.output
     assert "| OSError: [Errno 28] No space left on device: '/tmp/a'" in done.output
-    assert "-> make room there, or set TMPDIR" in done.output
+    assert "-> free some space there, or set TMPDIR" in done.output
 
 
 def test_where_no_pattern_explains_it_the_last_lines_are_shown(slurm: SlurmCommands, run: RunsRoot) -> None:

@@ -35,8 +35,8 @@ def test_an_attempt_that_was_held_up_says_by_what(capsys: pytest.CaptureFixture[
         "  time      queue 12s, train 1m01s",
         "  in place  crash after step 5: rank 0 exited with 3",
         "  hang      rank 1 (node 0) is stopped by a signal (process state T) after step 5 (no progress for 1m00s)",
-        "  slow      rank 2 on n1 was 2 times as slow as others at step 9: 200 ms of its own a step, where they took "
-        "100 ms",
+        "  slow      rank 2 on n1 was 2 times as slow as others at step 9: 200 ms of its own per step, the median "
+        "is 100 ms",
         "  evidence  xids 79",
     ]
 

@@ -1,4 +1,4 @@
-"""Where an attempt's time went, and what held it up, in words."""
+"""Sentences on where an attempt's time went, and what held it up."""
 
 from __future__ import annotations
 
@@ -7,52 +7,52 @@ from typing import Any
 import pytest
 
 from slurmtrain.cli.troubles import (
-    evidence_words,
-    hang_words,
-    newest,
-    restart_words,
-    straggler_words,
-    time_words,
+    describe_evidence,
+    describe_hang,
+    describe_restart,
+    describe_straggler,
+    describe_time,
+    newest_lines,
 )
 
 
-def test_time_is_told_in_the_order_in_which_an_attempt_spends_it_without_kinds_that_took_none() -> None:
+def test_time_is_listed_in_the_order_of_an_attempt_without_kinds_that_took_none() -> None:
     spent = {"train": 3661.0, "queue": 12.4, "lost": 0.4, "stop": 0.0, "start": 59.6}
-    assert time_words(spent, 0.8666) == "queue 12s, start 1m00s, train 1h01m, goodput 87 %"
-    assert time_words({"queue": 12.0}) == "queue 12s"
-    assert time_words({}) == ""
+    assert describe_time(spent, 0.8666) == "queue 12s, start 1m00s, train 1h01m, goodput 87 %"
+    assert describe_time({"queue": 12.0}) == "queue 12s"
+    assert describe_time({}) == ""
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("restart", "sentence"),
     [
         ({"cause": "crash", "reached": 18, "why": "rank 1 exited with 3"}, "crash after step 18: rank 1 exited with 3"),
         ({"cause": "node_fail", "why": "n2 is gone", "lost": [2, 5]}, "node_fail: n2 is gone; without node 2, 5"),
         ({}, "restart"),
     ],
 )
-def test_a_restart_in_place_tells_its_cause_and_who_is_missing(told: dict[str, Any], words: str) -> None:
-    assert restart_words(told) == words
+def test_a_restart_in_place_has_its_cause_and_the_missing_nodes(restart: dict[str, Any], sentence: str) -> None:
+    assert describe_restart(restart) == sentence
 
 
-def test_a_hang_tells_who_is_to_blame_and_since_when_nothing_happened() -> None:
+def test_a_hang_has_its_culprits_and_the_time_without_progress() -> None:
     ranks = [{"idle_s": 0.0}, {"idle_s": 63.2}, {"idle_s": 61.0}]
-    told = {"why": "rank 1 is stopped by a signal", "ranks": ranks}
-    assert hang_words(told) == "rank 1 is stopped by a signal (no progress for 1m01s)"
-    assert hang_words({**told, "ranks": ranks[:1]}) == "rank 1 is stopped by a signal"
+    hang = {"why": "rank 1 is stopped by a signal", "ranks": ranks}
+    assert describe_hang(hang) == "rank 1 is stopped by a signal (no progress for 1m01s)"
+    assert describe_hang({**hang, "ranks": ranks[:1]}) == "rank 1 is stopped by a signal"
 
 
-def test_a_straggler_is_told_with_its_host_and_what_a_step_takes_of_its_own_time() -> None:
-    told = {"rank": 3, "host": "n1", "ratio": 1.8, "own_s": 0.216, "median_s": 0.12, "step": 500}
-    said = "rank 3 on n1 was 1.8 times as slow as others at step 500: 216 ms of its own a step, where they took 120 ms"
-    assert straggler_words(told) == said
+def test_a_straggler_has_its_host_and_its_own_time_per_step() -> None:
+    straggler = {"rank": 3, "host": "n1", "ratio": 1.8, "own_s": 0.216, "median_s": 0.12, "step": 500}
+    times = "216 ms of its own per step, the median is 120 ms"
+    assert describe_straggler(straggler) == f"rank 3 on n1 was 1.8 times as slow as others at step 500: {times}"
 
 
-def test_evidence_that_is_nothing_is_not_told() -> None:
-    told = {"oom_kills": 2, "memory_limit": None, "xids": [79, 48], "gpus": [], "slurm": {"state": "COMPLETING"}}
-    assert evidence_words(told) == "oom_kills 2, xids 79, 48, slurm (state COMPLETING)"
+def test_empty_evidence_is_left_out() -> None:
+    evidence = {"oom_kills": 2, "memory_limit": None, "xids": [79, 48], "gpus": [], "slurm": {"state": "COMPLETING"}}
+    assert describe_evidence(evidence) == "oom_kills 2, xids 79, 48, slurm (state COMPLETING)"
 
 
-def test_of_many_lines_the_last_are_told_and_equal_ones_once() -> None:
-    assert newest(["a", "b", "a"]) == ["a (2 times)", "b"]
-    assert newest([str(i) for i in range(7)]) == ["2 earlier ones; --json shows them", "2", "3", "4", "5", "6"]
+def test_only_the_last_of_many_lines_are_shown_and_equal_ones_once() -> None:
+    assert newest_lines(["a", "b", "a"]) == ["a (2 times)", "b"]
+    assert newest_lines([str(i) for i in range(7)]) == ["2 earlier ones; --json shows them", "2", "3", "4", "5", "6"]

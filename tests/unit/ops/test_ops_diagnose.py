@@ -12,9 +12,10 @@ import pytest
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
+from slurmtrain.model.diagnosis.root_cause import PatternMatch
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.ops import diagnose as module
-from slurmtrain.ops.diagnose import Diagnosed, diagnose
+from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
 from slurmtrain.ops.shared.workspace import Workspace
 
 JOB = "77"
@@ -39,45 +40,45 @@ class Logged:
         self.start(0)
 
     def start(self, restart: int) -> None:
-        """Another start of the job, a thousand seconds after the one before."""
+        """Begin another start of the job, a thousand seconds after the previous one."""
         began = self.began + 1000 * restart
         if restart == 0:
-            told = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login"}
-            self.submit += encode(began - 8, "submitting", told)
+            submission = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login"}
+            self.submit += encode(began - 8, "submitting", submission)
             self.submit += encode(began - 7, "submitted", {"submission": 1, "job_id": JOB})
             (self.run.journals / "submit.jsonl").write_bytes(self.submit)
         self.attempt = self.run.attempt(JOB, restart)
         self.attempt.logs.mkdir(parents=True)
         self.nodes = [b"", b""]
         for node in range(2):
-            about = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1,
+            agent = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1,
                      "attempt": restart + 1}  # fmt: skip
             ranks = {
                 str(rank): {"host": f"n{node}", "boot": "b", "pid": 7, "start": 1} for rank in (2 * node, 2 * node + 1)
             }
-            self.nodes[node] += encode(began, "agent", about)
+            self.nodes[node] += encode(began, "agent", agent)
             self.nodes[node] += encode(began + 1, "workers", {"processes": ranks, "resume_from": None})
 
     def log(self, rank: int, *lines: str | bytes, name: str = "") -> Path:
-        """What a rank wrote."""
+        """Write the log of a rank."""
         path = self.attempt.logs / (name or f"rank-{rank}.log")
         path.write_bytes(b"".join((line if isinstance(line, bytes) else line.encode()) + b"\n" for line in lines))
         return path
 
     def job_log(self, task: int, *lines: str) -> None:
-        """What a node's task, or the batch script, wrote."""
+        """Write the log of a node's task; that of node 0 holds the batch script's lines too."""
         folder = self.run.submission(1).submitit
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{JOB}_{task}_log.out").write_text("".join(f"{line}\n" for line in lines))
 
     def ends(self, node: int, cause: str = "crash", *, after: float = LASTED, failures: Any = (), **more: Any) -> None:
-        """A node's last word."""
-        said = {"cause": cause, "reason": f"{cause} of node {node}", "failed_at": self.began + after, "cascade": False,
+        """Let the agent of a node journal its end."""
+        end = {"cause": cause, "reason": f"{cause} of node {node}", "failed_at": self.began + after, "cascade": False,
                 "signal": None, "failures": list(failures), **more}  # fmt: skip
-        self.nodes[node] += encode(self.began + after + 1, "end", said)
+        self.nodes[node] += encode(self.began + after + 1, "end", end)
 
-    def look(self, number: int | None = None) -> Diagnosed:
-        """Read it all."""
+    def diagnose(self, number: int | None = None) -> AttemptDiagnosis:
+        """Write the journals, and diagnose the attempt."""
         for node, lines in enumerate(self.nodes):
             self.attempt.node_journal(node).write_bytes(lines)
         return diagnose(self.workspace, self.run.id, number)
@@ -88,99 +89,104 @@ def failure(rank: int, at: float, *lines: str, **more: Any) -> dict[str, Any]:
             **more}  # fmt: skip
 
 
+def matches(diagnosed: AttemptDiagnosis) -> list[PatternMatch]:
+    """The root, if there is one, and all others."""
+    return [match for match in (diagnosed.diagnosis.root, *diagnosed.diagnosis.others) if match is not None]
+
+
 @pytest.fixture
 def logged(workspace: Workspace) -> Logged:
     return Logged(workspace)
 
 
-def test_the_root_is_found_among_what_followed(logged: Logged) -> None:
+def test_the_root_is_found_among_its_consequences(logged: Logged) -> None:
     for rank in (0, 1, 2):
         logged.log(rank, "step 9", "RuntimeError: [pair.cc:534] Connection closed by peer [10.1.2.3]:3371")
     logged.log(3, "step 9", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB.")
     at = logged.failed
     logged.ends(1, failures=[failure(3, at)])
     logged.ends(0, after=LASTED + 2, cascade=True, failures=[failure(0, at + 2), failure(1, at + 2)])
-    found = logged.look()
-    root = found.diagnosis.root
+    diagnosed = logged.diagnose()
+    root = diagnosed.diagnosis.root
     assert root is not None
     assert (root.first.name, root.first.rank, root.first.host) == ("cuda-oom", 3, "n1")
     assert (root.first.at, root.first.exact) == (at, False)
-    assert [one.first.name for one in found.diagnosis.others] == ["peer-closed"]
-    assert found.diagnosis.others[0].ranks == [0, 1, 2]
-    told = found.to_dict()
-    assert (told["root"]["at_by"], told["root"]["log"]) == ("exit", str(logged.attempt.rank_log(3)))
-    assert (told["attempt"], told["cause"], told["logs"]["read"]) == (1, "crash", 4)
+    assert [match.first.name for match in diagnosed.diagnosis.others] == ["peer-closed"]
+    assert diagnosed.diagnosis.others[0].ranks == [0, 1, 2]
+    document = diagnosed.to_dict()
+    assert (document["root"]["at_by"], document["root"]["log"]) == ("exit", str(logged.attempt.rank_log(3)))
+    assert (document["attempt"], document["cause"], document["logs"]["read"]) == (1, "crash", 4)
 
 
-def test_where_nothing_is_known_the_rank_that_failed_first_speaks(logged: Logged) -> None:
+def test_without_a_known_pattern_the_rank_that_failed_first_is_shown(logged: Logged) -> None:
     logged.log(0, "RuntimeError: Connection reset by peer")
     logged.log(2, "ValueError: odd")
     logged.ends(0, cascade=True, after=LASTED - 5, failures=[failure(0, logged.failed - 5, "reset by peer")])
     logged.ends(1, failures=[failure(2, logged.failed, "step 9", "api_token=hunter2", error="ValueError: odd")])
-    found = logged.look()
-    assert found.diagnosis.root is None
-    assert found.failing is not None
-    assert (found.failing.rank, found.failing.host) == (2, "n1")
-    assert found.failing.how == "exited with code 1: ValueError: odd"
-    assert found.failing.last_lines == ["step 9", "api_token=<redacted>"]
+    diagnosed = logged.diagnose()
+    assert diagnosed.diagnosis.root is None
+    assert diagnosed.failing is not None
+    assert (diagnosed.failing.rank, diagnosed.failing.host) == (2, "n1")
+    assert diagnosed.failing.description == "exited with code 1: ValueError: odd"
+    assert diagnosed.failing.last_lines == ["step 9", "api_token=<redacted>"]
 
 
-def test_secrets_and_signs_that_move_the_cursor_are_not_shown(logged: Logged) -> None:
+def test_secrets_and_control_characters_are_not_shown(logged: Logged) -> None:
     logged.log(0, b"password=hunter2 \x1b[31mCUDA out of memory")
-    root = logged.look().diagnosis.root
+    root = logged.diagnose().diagnosis.root
     assert root is not None
     assert root.first.text == "password=<redacted>  [31mCUDA out of memory"
 
 
-def test_a_run_without_logs_is_told_of_by_its_journals(logged: Logged) -> None:
+def test_a_run_without_logs_is_diagnosed_by_its_journals(logged: Logged) -> None:
     logged.ends(1, failures=[failure(3, logged.failed, "No space left on device: '/tmp/a'")])
-    found = logged.look()
-    assert found.read == 0
-    root = found.diagnosis.root
+    diagnosed = logged.diagnose()
+    assert diagnosed.read == 0
+    root = diagnosed.diagnosis.root
     assert root is not None
     assert (root.first.name, root.first.rank, root.first.origin) == ("disk-full", 3, "journal of rank 3")
 
 
-def test_a_run_that_left_nothing_at_all_has_no_root(logged: Logged) -> None:
-    found = logged.look()
-    assert (found.diagnosis.root, found.failing, found.read) == (None, None, 0)
+def test_a_run_without_logs_and_failures_has_no_root(logged: Logged) -> None:
+    diagnosed = logged.diagnose()
+    assert (diagnosed.diagnosis.root, diagnosed.failing, diagnosed.read) == (None, None, 0)
 
 
 def test_a_run_that_was_never_started_has_nothing_to_read(workspace: Workspace) -> None:
     run = workspace.root.run("0000000002")
     run.journals.mkdir(parents=True)
     (run.journals / "submit.jsonl").write_bytes(encode(1.0, "created", {"name": "x", "executor": "slurm"}))
-    found = diagnose(workspace, run.id)
-    assert found.attempt is None
-    assert found.to_dict()["attempt"] is None
+    diagnosed = diagnose(workspace, run.id)
+    assert diagnosed.attempt is None
+    assert diagnosed.to_dict()["attempt"] is None
 
 
 def test_a_log_that_cannot_be_read_is_named_and_the_others_are_read(logged: Logged) -> None:
     (logged.attempt.logs / "rank-0.log").mkdir()
     logged.log(1, "CUDA out of memory")
-    found = logged.look()
-    assert found.read == 1
-    assert [problem.startswith(str(logged.attempt.rank_log(0))) for problem in found.problems] == [True]
-    assert found.diagnosis.root is not None
+    diagnosed = logged.diagnose()
+    assert diagnosed.read == 1
+    assert [problem.startswith(str(logged.attempt.rank_log(0))) for problem in diagnosed.problems] == [True]
+    assert diagnosed.diagnosis.root is not None
 
 
-def test_logs_that_are_no_text_are_read(logged: Logged) -> None:
+def test_binary_logs_are_read(logged: Logged) -> None:
     logged.log(0, b"\xff\xfe\x00\x80 CUDA out of memory \xc3\x28", bytes(range(256)))
-    root = logged.look().diagnosis.root
+    root = logged.diagnose().diagnosis.root
     assert root is not None
     assert root.first.name == "cuda-oom"
 
 
-def test_of_a_long_log_beginning_and_end_are_read(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_beginning_and_the_end_of_a_long_log_are_read(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HEAD_BYTES", 1000)
     monkeypatch.setattr(module, "TAIL_BYTES", 3000)
     filler = "x" * 99
     last = "uncorrectable ECC error encountered"
     path = logged.log(0, "No route to host", *[filler] * 500, "CUDA out of memory", *[filler] * 500, last)
     size = path.stat().st_size
-    found = logged.look()
-    assert found.partly == [str(path)]
-    names = {one.first.name: one.first for one in [found.diagnosis.root, *found.diagnosis.others] if one}
+    diagnosed = logged.diagnose()
+    assert diagnosed.partly == [str(path)]
+    names = {match.first.name: match.first for match in matches(diagnosed)}
     assert set(names) == {"no-route", "gpu-ecc"}
     assert names["gpu-ecc"].line == size - len(f"{last}\n")
 
@@ -188,70 +194,70 @@ def test_of_a_long_log_beginning_and_end_are_read(logged: Logged, monkeypatch: p
 def test_a_log_of_gigabytes_costs_little(logged: Logged) -> None:
     path = logged.log(0, "CUDA out of memory")
     os.truncate(path, 10 << 30)  # sparse
-    found = logged.look()
-    assert found.partly == [str(path)]
-    assert found.diagnosis.root is not None
+    diagnosed = logged.diagnose()
+    assert diagnosed.partly == [str(path)]
+    assert diagnosed.diagnosis.root is not None
 
 
 def test_the_ranks_of_later_rounds_are_read_too(logged: Logged) -> None:
     logged.log(0, "Connection reset by peer")
     logged.log(0, "CUDA out of memory", name="rank-0.1.log")
     logged.log(0, "No space left on device", name="rank-0.error.json")
-    found = logged.look()
-    assert found.diagnosis.root is not None
-    assert (found.diagnosis.root.first.name, found.read) == ("cuda-oom", 2)
+    diagnosed = logged.diagnose()
+    assert diagnosed.diagnosis.root is not None
+    assert (diagnosed.diagnosis.root.first.name, diagnosed.read) == ("cuda-oom", 2)
 
 
-def test_the_log_of_the_job_tells_what_slurm_did(logged: Logged) -> None:
+def test_the_log_of_the_job_shows_what_slurm_did(logged: Logged) -> None:
     at = logged.failed
     logged.job_log(0, "submitit INFO - Starting", f"slurmstepd: error: *** STEP 77.0 ON n0 CANCELLED AT {iso(at)} DUE "
                    "TO TIME LIMIT ***")  # fmt: skip
     logged.job_log(1, "slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been "
                    "OOM Killed.")  # fmt: skip
-    found = logged.look()
-    root = found.diagnosis.root
+    diagnosed = logged.diagnose()
+    root = diagnosed.diagnosis.root
     assert root is not None
     assert (root.first.name, root.first.host) == ("host-oom", "n1")
-    assert [(one.first.name, one.first.at) for one in found.diagnosis.others] == [("slurm-reason", at)]
+    assert [(match.first.name, match.first.at) for match in diagnosed.diagnosis.others] == [("slurm-reason", at)]
 
 
 def test_lines_of_other_starts_of_the_job_are_left_out(logged: Logged) -> None:
     logged.ends(0, "preempted")
     logged.ends(1, "preempted")
-    logged.look()
+    logged.diagnose()
     first = f"submitit INFO ({iso(logged.began)}) - Starting"
     second = f"submitit INFO ({iso(logged.began + 1000)}) - Starting"
     logged.job_log(0, first, "CUDA out of memory", second, "No space left on device")
     logged.start(1)
     logged.ends(0, after=1100.0)
     logged.ends(1, after=1100.0)
-    found = logged.look(2)
-    assert [one.first.name for one in [found.diagnosis.root, *found.diagnosis.others] if one] == ["disk-full"]
+    diagnosed = logged.diagnose(2)
+    assert [match.first.name for match in matches(diagnosed)] == ["disk-full"]
     earlier = diagnose(logged.workspace, logged.run.id, 1).diagnosis
     assert earlier.root is not None
     assert earlier.root.first.name == "cuda-oom"
 
 
-def test_what_agents_saw_of_their_nodes_counts(logged: Logged) -> None:
+def test_evidence_of_the_agents_counts(logged: Logged) -> None:
     error = {"bus": "0000:c1:00", "code": 79, "times": 1, "line": "NVRM: Xid (PCI:0000:c1:00): 79, fallen off"}
     logged.ends(1, evidence={"oom_kills": 2, "memory_limit": 4 << 30, "xids": [error], "slurm": {"state": "x"}})
-    found = logged.look()
-    causes = [one.first.cause for one in [found.diagnosis.root, *found.diagnosis.others] if one]
-    assert "memory was full: the kernel killed 2 process(es) of the job, whose share of memory is 4.0 GiB" in causes
+    diagnosed = logged.diagnose()
+    causes = [match.first.cause for match in matches(diagnosed)]
+    assert "memory was full: the kernel killed 2 process(es) of the job, whose limit is 4.0 GiB" in causes
     assert "Xid 79 of GPU 0000:c1:00: the GPU has fallen off the bus" in causes
-    assert found.diagnosis.root is not None
-    assert found.diagnosis.root.first.host == "n1"
+    assert diagnosed.diagnosis.root is not None
+    assert diagnosed.diagnosis.root.first.host == "n1"
 
 
-def test_a_hang_names_its_culprits_from_what_all_nodes_saw(logged: Logged) -> None:
+def test_the_culprit_of_a_hang_is_found_among_the_ranks_of_all_nodes(logged: Logged) -> None:
     for node in range(2):
         states = [
             RankState(rank, node, 9 if rank == 2 else 10, Phase.TRAINING, 90.0).to_dict()
             for rank in (2 * node, 2 * node + 1)
         ]
         logged.nodes[node] += encode(logged.failed + node, "hang", {"node": node, "ranks": states})
-    found = logged.look()
-    root = found.diagnosis.root
+    diagnosed = logged.diagnose()
+    root = diagnosed.diagnosis.root
     assert root is not None
     assert (root.first.name, root.first.rank, root.first.host, root.count) == ("hang", 2, "n1", 1)
     assert "rank 2" in root.first.cause
@@ -259,25 +265,25 @@ def test_a_hang_names_its_culprits_from_what_all_nodes_saw(logged: Logged) -> No
 
 
 def test_the_watchdogs_of_all_ranks_are_compared(logged: Logged) -> None:
-    for rank, done in enumerate((811, 811, 810, 811)):
+    for rank, completed in enumerate((811, 811, 810, 811)):
         logged.log(rank, f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}] Exception detected by watchdog at work: 812, "
-                   f"last enqueued NCCL work: 812, last completed NCCL work: {done}.")  # fmt: skip
-    found = logged.look()
-    assert found.diagnosis.laggard is not None
-    assert found.to_dict()["laggard"]["ranks"] == [2]
+                   f"last enqueued NCCL work: 812, last completed NCCL work: {completed}.")  # fmt: skip
+    diagnosed = logged.diagnose()
+    assert diagnosed.diagnosis.laggard is not None
+    assert diagnosed.to_dict()["laggard"]["ranks"] == [2]
 
 
-def test_slurms_word_is_the_last_resort(logged: Logged) -> None:
-    told = {"job_id": JOB, "restart": 0, "source": "sacct", "state": "NODE_FAIL", "nodes": "n1",
+def test_the_state_that_slurm_gave_is_the_last_resort(logged: Logged) -> None:
+    observation = {"job_id": JOB, "restart": 0, "source": "sacct", "state": "NODE_FAIL", "nodes": "n1",
             "started_at": logged.began, "ended_at": logged.failed}  # fmt: skip
-    (logged.run.journals / "observe.jsonl").write_bytes(encode(logged.failed + 1, "observed", told))
-    found = logged.look()
-    root = found.diagnosis.root
+    (logged.run.journals / "observe.jsonl").write_bytes(encode(logged.failed + 1, "observed", observation))
+    diagnosed = logged.diagnose()
+    root = diagnosed.diagnosis.root
     assert root is not None
     assert (root.first.name, root.first.cause) == ("outcome", "a node failed (n1)")
     assert "exclude it" in root.first.fix
 
 
-def test_an_attempt_that_there_is_not_is_refused(logged: Logged) -> None:
+def test_an_unknown_attempt_is_refused(logged: Logged) -> None:
     with pytest.raises(RunNotFound, match="has no attempt 5; it has 1"):
-        logged.look(5)
+        logged.diagnose(5)

@@ -15,7 +15,7 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 from slurmtrain.errors import PlaceError, SlurmDown
 from slurmtrain.model.interruption.outlook import Case, SiteFinding
 from slurmtrain.model.run.events.base import encode
-from slurmtrain.ops.doctor import Examined, examine, is_watched
+from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.process import identify
@@ -40,12 +40,12 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def preempted(found: Examined) -> Case:
+def preempted(found: DoctorReport) -> Case:
     [one] = found.outlooks
     return one.case("preemption")
 
 
-def about(found: Examined, name: str) -> SiteFinding:
+def about(found: DoctorReport, name: str) -> SiteFinding:
     everything = [*found.findings, *(finding for one in found.outlooks for finding in one.findings)]
     return next(one for one in everything if one.about == name)
 

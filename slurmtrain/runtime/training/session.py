@@ -25,7 +25,7 @@ from slurmtrain.runtime.job import environment, stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
 from slurmtrain.runtime.job.environment import Launch, Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.metrics import MetricsFile, as_number
+from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
@@ -240,10 +240,10 @@ class Session:
         """
         if self.rank != 0:
             return
-        more.update(metrics or {})
-        for name, value in more.items():
-            if not isinstance(value, int | float) and not hasattr(value, "item"):
-                as_number(name, value)
+        if metrics:
+            more.update(metrics)
+        if not are_plain(more.values()):
+            _check_numbers(more)
         self._pending.update(more)
         if not self._in_step:
             self._write_metrics()
@@ -370,6 +370,13 @@ class _Pace:
     def go_on(self) -> None:
         """What was done until now is no part of a step."""
         self._last = time.monotonic()
+
+
+def _check_numbers(metrics: Mapping[str, Any]) -> None:
+    """Raise TypeError, in the line that logs it, for what is no number; tensors are read later, when they are ready."""
+    for name, value in metrics.items():
+        if not hasattr(value, "item"):
+            as_number(name, value)
 
 
 def _pick_device(local_rank: int) -> torch.device:

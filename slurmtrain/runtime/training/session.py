@@ -222,12 +222,14 @@ class Session:
         try:
             while self.step < total:
                 self._in_step = True
-                self._own_time.begin()
+                if self.step + 1 >= self._pace.agree_at:
+                    # The last step before ranks agree: the pipeline of a GPU has filled again since the last time.
+                    self._own_time.begin()
                 yield self.step
                 self._finish_step(total)
             self._save_if_new("end")
         finally:
-            self._own_time.release()
+            self._own_time.end()
             if self._pulse.phase is not Phase.STOPPING:
                 self._beat(Phase.READY)
 
@@ -262,6 +264,7 @@ class Session:
             self._without_pace(lambda checkpointer: checkpointer.begin(self.step, "steps"))
         if self.step < pace.agree_at and self.step < total:
             return
+        self._own_time.end()
         checkpoints = (0, 0, 0) if self._checkpointer is None else self._checkpointer.numbers()
         stop, gap, *said = self._ranks.greatest(
             int(self._flag.raised is not None),

@@ -52,6 +52,7 @@ def step(own: StepTime, clock: Clock, *parts: Callable[[], None] | float) -> Non
             clock.now += part
         else:
             part()
+    own.end()
 
 
 def test_loading_and_the_first_forward_pass_are_a_ranks_own_time(clock: Clock) -> None:
@@ -82,13 +83,26 @@ def test_a_step_without_a_forward_pass_changes_nothing(clock: Clock) -> None:
     assert own.s == 1.0
 
 
-def test_a_model_is_watched_once(clock: Clock) -> None:
+def test_only_a_step_that_is_measured_finds_hooks_on_the_model(clock: Clock) -> None:
     own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
-    own.watch([model])
+    assert not model._forward_hooks
+    own.begin()
     assert len(model._forward_hooks) == 1
+    own.end()
+    assert not model._forward_hooks
     model()
-    assert own.s == 0
+    own.begin()
+    assert own.s == 0, "the pass was after the step's end"
+
+
+def test_a_step_that_is_left_in_its_middle_leaves_no_second_hook(clock: Clock) -> None:
+    own, model = StepTime(CPU), Slow(clock, 1.0)
+    own.watch([model])
+    own.begin()
+    own.begin()
+    own.end()
+    assert not model._forward_hooks
 
 
 def test_a_copy_of_a_model_measures_nothing_and_needs_no_slurmtrain(clock: Clock) -> None:
@@ -102,17 +116,6 @@ def test_a_copy_of_a_model_measures_nothing_and_needs_no_slurmtrain(clock: Clock
         other(torch.zeros(1))
     own.begin()
     assert own.s == 0
-
-
-def test_a_model_that_is_released_is_as_it_was(clock: Clock) -> None:
-    own, model = StepTime(CPU), Slow(clock, 1.0)
-    own.watch([model])
-    own.release()
-    assert not model._forward_hooks
-    own.watch([model])
-    step(own, clock, model)
-    own.begin()
-    assert own.s == 1.0
 
 
 def test_without_a_model_nothing_is_known() -> None:

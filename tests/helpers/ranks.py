@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import distributed as dist
 
+from slurmtrain.model.interruption.interval import Vote
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
@@ -88,6 +89,11 @@ class Attempt:
         assert isinstance(outcome, SaveOutcome)
         assert outcome.step == step
         return outcome.problem
+
+    def advance(self) -> SaveOutcome | None:
+        """Agree once, as sessions do between steps; how the save ended, once it has."""
+        writing, publication = self.saver.progress()
+        return self.saver.advance(self.ranks.agree(Vote(writing=writing, publication=publication)))
 
     def restore(self) -> Restored | None:
         return self.restorer.restore()

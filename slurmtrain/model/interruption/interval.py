@@ -1,4 +1,4 @@
-"""When to save, and when ranks talk to each other: pure decisions.
+"""When to save, when ranks talk to each other, and what they say: pure decisions.
 
 The time between saves that loses least weighs what a save costs against the work that an interruption takes. J. W.
 Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 d M), for a save that
@@ -18,9 +18,10 @@ import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from enum import IntEnum
 from typing import Any
 
-from slurmtrain.model.spec.spec import Every
+from slurmtrain.model.spec.spec import Every, EveryAuto
 
 # Mean time between unnoticed interruptions of one node where nothing is known: six hours, as spot instances have it.
 # It weighs as much as one interruption that was seen: a hundred nodes that run undisturbed outweigh it in minutes.
@@ -190,7 +191,7 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
     assert grace_s is not None
     ahead = (
         "checkpoint.every: auto saves ahead, as if preemptions came without notice"
-        if every.unit == "auto"
+        if isinstance(every, EveryAuto)
         else "checkpoint.every: auto would save ahead"
     )
     return (
@@ -200,20 +201,78 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
     )
 
 
-def is_due(every: Every, choice: IntervalChoice, *, since_save_s: float) -> bool:
-    """Whether to save now, ``since_save_s`` seconds after the last save; for intervals of time, not of steps."""
-    if every.unit == "steps":
-        return False
-    return since_save_s >= (every.amount * 60 if every.unit == "minutes" else choice.seconds)
+# --- agreeing ---------------------------------------------------------------------------------------------------------
+
+
+class SaveReason(IntEnum):
+    """Why rank 0 wants the step saved that was just finished. Among several, the greatest counts."""
+
+    NONE = 0
+    STEPS = 1
+    INTERVAL = 2
+    ASKED = 3
+
+    @property
+    def why(self) -> str:
+        """As a checkpoint's manifest has it."""
+        return self.name.lower()
+
+
+class Publication(IntEnum):
+    """What rank 0 knows of the publication of a checkpoint that all ranks have written."""
+
+    NONE = 0
+    DONE = 1
+    FAILED = 2
+    FENCED = 3
+    """Another attempt has taken over the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vote:
+    """What a rank says when ranks agree. Of each field the greatest value of any rank is what all of them act on.
+
+    Ranks that are silent about a field leave it at 0: only rank 0 sets ``gap``, ``save`` and ``publication``.
+    """
+
+    stop: bool = False
+    """Whether a stop signal has come."""
+    gap: int = 0
+    """After how many more steps to agree again."""
+    save: SaveReason = SaveReason.NONE
+    """Whether to save now, and why."""
+    writing: bool = False
+    """Whether this rank's part of a checkpoint is still being written."""
+    publication: Publication = Publication.NONE
+    """What has become of a checkpoint that was being published."""
+
+    def numbers(self) -> tuple[int, ...]:
+        """The fields as numbers, in their order: what goes through the all-reduce."""
+        return int(self.stop), self.gap, int(self.save), int(self.writing), int(self.publication)
+
+    @classmethod
+    def from_numbers(cls, stop: int, gap: int, save: int, writing: int, publication: int) -> Vote:
+        """Read the greatest :meth:`numbers` of all ranks: ``stop``, ``gap``, ``save``, ``writing``, ``publication``."""
+        return cls(
+            stop=bool(stop),
+            gap=gap,
+            save=SaveReason(save),
+            writing=bool(writing),
+            publication=Publication(publication),
+        )
 
 
 def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) -> int:
-    """After how many more steps ranks agree again: about AGREE_S seconds, growing at most twofold a time.
+    """After how many more steps of ``step_s`` seconds ranks agree again, ``previous`` steps after the last time.
 
-    ``saving``: a checkpoint is being written, so AGREE_SAVING_S.
+    About AGREE_S seconds, growing at most twofold a time. ``saving``: a checkpoint is being written, so
+    AGREE_SAVING_S.
     """
-    wanted = int((AGREE_SAVING_S if saving else AGREE_S) / step_s) if step_s > 0 else previous * 2
-    return max(1, min(wanted, previous * 2))
+    limit = int((AGREE_SAVING_S if saving else AGREE_S) / step_s) if step_s > 0 else previous * 2
+    return max(1, min(limit, previous * 2))
+
+
+# --- the interval's parts ---------------------------------------------------------------------------------------------
 
 
 def _bounded(best: float | None, stall_s: float | None, save_s: float | None, seen: int) -> tuple[float, str | None]:
@@ -230,10 +289,10 @@ def _bounded(best: float | None, stall_s: float | None, save_s: float | None, se
 
 def _risk(nodes: int, mtbf_s: float, seen: int, observed_s: float, ahead: bool) -> str:
     """How often the job is expected to be interrupted, and on what grounds, in words."""
-    one = "1 node" if nodes == 1 else f"{nodes} nodes"
+    count = "1 node" if nodes == 1 else f"{nodes} nodes"
     grounds = f"{seen or 'none'} seen in {_figure(observed_s / 3600)} node-hours"
     grounds += ", preemptions included, whose grace is too short for a save" if ahead else ""
-    return f"{one} may be interrupted without notice every {_time(mtbf_s)} ({grounds})"
+    return f"{count} may be interrupted without notice every {_time(mtbf_s)} ({grounds})"
 
 
 def _why(stall_s: float | None, save_s: float | None, best: float | None, bound: str | None, risk: str) -> str:

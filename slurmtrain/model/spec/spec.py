@@ -136,7 +136,7 @@ def _read_setup_line(value: object) -> str:
 
 def _read_every(value: object) -> Every:
     if value == "auto":
-        return Every("auto", 0)
+        return EveryAuto()
     if not isinstance(value, dict):
         raise ValueError(f"expected auto, {{steps: N}} or {{minutes: N}}, found {value!r}")
     if set(value) == {"steps", "minutes"}:
@@ -149,7 +149,7 @@ def _read_every(value: object) -> Every:
         raise ValueError(f"expected a number of {unit} above zero, found {amount!r}")
     if unit == "steps" and not isinstance(amount, int):
         raise ValueError(f"expected a whole number of steps, found {amount!r}")
-    return Every(unit, amount)
+    return EverySteps(amount) if isinstance(amount, int) and unit == "steps" else EveryMinutes(amount)
 
 
 def _read_nodes(value: object) -> Nodes:
@@ -196,16 +196,67 @@ def _check_plugin(name: object) -> None:
 _POSITIVE = kinds.whole(1)
 
 
-@dataclass(frozen=True, slots=True)
-class Every:
-    """When to save: ``unit`` is auto, steps or minutes; ``amount`` is 0 for auto."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveMoment:
+    """What decides whether a checkpoint is due: when the last save began, and what pays."""
 
-    unit: str
-    amount: float
+    step: int
+    """Finished steps."""
+    since_save_s: float
+    """Seconds since the last save began, or since training did."""
+    optimum_s: float
+    """The seconds between saves that lose least."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryAuto:
+    """Save as often as it pays: the cost of a save is weighed against the work at risk."""
 
     def to_dict(self) -> object:
         """As it stands in YAML and JSON."""
-        return "auto" if self.unit == "auto" else {self.unit: self.amount}
+        return "auto"
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.since_save_s >= now.optimum_s
+
+
+@dataclass(frozen=True, slots=True)
+class EveryMinutes:
+    """Save every so many minutes."""
+
+    minutes: float
+
+    def to_dict(self) -> object:
+        """As it stands in YAML and JSON."""
+        return {"minutes": self.minutes}
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.since_save_s >= self.minutes * 60
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps:
+    """Save every so many steps."""
+
+    steps: int
+
+    def to_dict(self) -> object:
+        """As it stands in YAML and JSON."""
+        return {"steps": self.steps}
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.step > 0 and now.step % self.steps == 0
+
+    def next_step(self, step: int) -> int:
+        """The first step after ``step`` that is saved."""
+        return step - step % self.steps + self.steps
+
+
+Every = EveryAuto | EveryMinutes | EverySteps
+"""When to save: ``checkpoint.every``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -482,7 +533,7 @@ class CheckpointSpec:
     """When to save, and what to keep."""
 
     every: Every = option(
-        Every("auto", 0),
+        EveryAuto(),
         Scalar("`auto`, `{steps: N}` or `{minutes: N}`", _read_every, lambda every: every.to_dict()),
         "When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk.",
     )

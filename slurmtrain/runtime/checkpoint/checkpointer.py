@@ -1,31 +1,47 @@
-"""A session's checkpoints: what is saved, when, and what is gone on from. Every method is called on all ranks alike."""
+"""A session's checkpoints: when the state is saved, and what training continues from."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.interruption.interval import (
+    Cost,
+    InterruptionStats,
+    IntervalChoice,
+    SaveReason,
+    Vote,
+    choose,
+)
+from slurmtrain.model.run.events.checkpoint import SaveIntervalChosen
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.spec import Every, EveryAuto, EverySteps, SaveMoment
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
 from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver
-from slurmtrain.runtime.checkpoint.schedule import Due, Schedule
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.job.metrics import as_number
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.system.files import read_json
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
-# So many times of agreeing an optimizer is waited for that has not made a step yet.
+# At so many agreements the first save is prepared only once all optimizers have made a step, whose state it includes.
 _PATIENCE = 20
+# How often to look for a person's request of a checkpoint: it may take a round trip to a file server.
+_LOOK_S = 1.0
+# An interval is journaled again when it has changed by this part of itself.
+_CHANGED = 0.1
 
 
 class Checkpointer:
-    """All checkpoints of one attempt."""
+    """All checkpoints of one attempt. Every method but :meth:`close` is called on all ranks alike."""
 
     def __init__(
         self,
@@ -36,7 +52,11 @@ class Checkpointer:
         ranks: RankGroup,
         journal: Journal | None,
     ) -> None:
-        """``journal`` is rank 0's; the other ranks have none."""
+        """Set up saving and restoring ``objects`` in the run directory of ``attempt``, as ``plan`` has it.
+
+        ``history``: what is known of interruptions, on rank 0. ``ranks`` talk to each other through this group.
+        ``journal`` is rank 0's; the other ranks have none.
+        """
         spec = plan.spec.checkpoint
         policy = PublishPolicy(keep=spec.keep, quota=spec.quota, plan_hash=plan.hash, params=plan.spec.params)
         self._ranks = ranks
@@ -45,8 +65,7 @@ class Checkpointer:
         self._restorer = Restorer(attempt, objects, ranks, journal, hashes=spec.verify == "hashes", plan_hash=plan.hash)
         nodes = max(1, ranks.world_size // plan.spec.resources.local_world_size)
         self._schedule = Schedule(attempt.run, spec.every, history, nodes, journal)
-        self._metrics: dict[str, Any] = {}
-        self._waits = _PATIENCE
+        self._patience = _PATIENCE
         self.saved_step: int | None = None
         """The step of the newest checkpoint that was published or restored."""
         self.longest_s = 0.0
@@ -58,7 +77,10 @@ class Checkpointer:
         self._saver.close(failed=failed)
 
     def restore(self) -> Restored | None:
-        """Go on from the newest good checkpoint. Raises CheckpointError where there are some and none is good."""
+        """Load the newest good checkpoint; None where there is none at all.
+
+        Raises CheckpointError where there are some and none is good.
+        """
         restored = self._restorer.restore()
         if restored is not None:
             self.saved_step = restored.step
@@ -74,19 +96,6 @@ class Checkpointer:
         """Count times from now."""
         self._schedule.begin()
 
-    def prepare(self) -> None:
-        """Make the first save as short as later ones, once optimizers have a state; to be called each time.
-
-        Raises CheckpointError where the state can never be saved.
-        """
-        if self._waits == 0 or self._saver.step is not None:
-            return
-        self._waits -= 1
-        if self._waits and self._ranks.greatest(int(not self._objects.have_begun()))[0]:
-            return
-        self._waits = 0
-        self._saver.prepare()
-
     @property
     def saving_step(self) -> int | None:
         """The step that is being saved; None when nothing is."""
@@ -94,39 +103,59 @@ class Checkpointer:
 
     # --- between steps ------------------------------------------------------------------------------------------------
 
-    def numbers(self) -> tuple[int, int, int]:
-        """What this rank has to say when ranks agree: each gets the greatest that any gives."""
-        due = self._schedule.due() if self._ranks.rank == 0 else Due.NOT
-        return (due, *self._saver.progress())
+    def next_step(self, step: int) -> int | None:
+        """The first step after ``step`` at which ranks have to agree, since ``checkpoint.every`` counts steps."""
+        return self._schedule.next_step(step)
 
-    def agreed(self, step: int, due: int, writing: int, news: int) -> None:
-        """Go on with a save that is under way, and begin one that is due."""
-        self._end(self._saver.advance(writing, news))
-        if due:
-            self.begin(step, Due(due).why)
+    def complete(self, vote: Vote, step: int) -> Vote:
+        """The ``vote`` of this rank after ``step`` finished steps, with what it has to say about checkpoints."""
+        writing, publication = self._saver.progress()
+        save = self._schedule.due(step) if self._ranks.rank == 0 else SaveReason.NONE
+        return replace(vote, save=save, writing=writing, publication=publication)
 
-    def is_due_at(self, step: int) -> bool:
-        """Whether to save after this step whatever the clock says; no rank needs to ask another."""
-        return self._schedule.is_due_at(step)
+    def advance(self, step: int, agreed: Vote, metrics: Mapping[str, Any]) -> None:
+        """Take a save under way further, and begin one that is due, as all ranks have ``agreed`` after ``step``.
 
-    def begin(self, step: int, why: str) -> None:
-        """Save this step while training goes on; a save that is still under way is waited for."""
+        ``metrics``: the latest, for the manifest. Raises CheckpointError where the state can never be saved.
+        """
+        self._end(self._saver.advance(agreed))
+        if agreed.save:
+            self._begin_due(step, agreed.save.why, metrics)
+        else:
+            self._prepare()
+
+    def _begin_due(self, step: int, why: str, metrics: Mapping[str, Any]) -> None:
+        """Save this step while training continues; a save that is still under way is waited for."""
         self._end(self._saver.finish(stalls=True))
         if step == self.saved_step:
             return
-        self._waits = 0
-        request = self._schedule.take_request()
-        problem = self._begin(self._about(step, why, request))
+        problem = self._begin(_save_info(step, why, metrics, self._schedule.take_request()))
         self._schedule.began()
         if problem:
             self._warn(step, problem)
 
-    def save(self, step: int, why: str) -> str | None:
-        """Save this step, and wait until it is published. Returns why that failed, or None."""
+    def _prepare(self) -> None:
+        """Make the first save as short as later ones, once optimizers have a state.
+
+        Raises CheckpointError where the state can never be saved.
+        """
+        if self._patience == 0 or self._saver.step is not None:
+            return
+        self._patience -= 1
+        if self._patience and self._ranks.greatest(int(not self._objects.have_begun()))[0]:
+            return
+        self._patience = 0
+        self._saver.prepare()
+
+    def save(self, step: int, why: str, metrics: Mapping[str, Any]) -> str | None:
+        """Save ``step``, and wait until it is published. Returns why that failed, or None.
+
+        ``why`` and the latest ``metrics`` go into the manifest.
+        """
         self._end(self._saver.finish())
         if step in (self.saved_step, 0):
             return None
-        problem = self._begin(self._about(step, why))
+        problem = self._begin(_save_info(step, why, metrics))
         if problem:
             self._warn(step, problem)
             return problem
@@ -134,17 +163,10 @@ class Checkpointer:
         self._end(outcome)
         return outcome.problem or None if outcome else None
 
-    def _begin(self, about: SaveInfo) -> str | None:
+    def _begin(self, info: SaveInfo) -> str | None:
+        self._patience = 0
         self._began = time.monotonic()
-        return self._saver.begin(about)
-
-    def note_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """The latest metrics, which go into manifests: numbers, or what is one once it is read."""
-        self._metrics.update(metrics)
-
-    def _about(self, step: int, why: str, request: str | None = None) -> SaveInfo:
-        metrics = {name: float(as_number(name, value)) for name, value in self._metrics.items()}
-        return SaveInfo(step=step, why=why, metrics=metrics, request=request)
+        return self._saver.begin(info)
 
     def _end(self, outcome: SaveOutcome | None) -> None:
         if outcome is None:
@@ -159,3 +181,102 @@ class Checkpointer:
     def _warn(self, step: int, problem: str) -> None:
         if self._ranks.rank == 0:
             _log.warning("the checkpoint of step %d was not saved: %s", step, problem)
+
+
+def _save_info(step: int, why: str, metrics: Mapping[str, Any], request: str | None = None) -> SaveInfo:
+    numbers = {name: float(as_number(name, value)) for name, value in metrics.items()}
+    return SaveInfo(step=step, why=why, metrics=numbers, request=request)
+
+
+class Schedule:
+    """When rank 0 wants a checkpoint: as ``checkpoint.every`` has it, or because a person asks for one.
+
+    On other ranks it only knows the next step of an interval of steps. Times are of the monotonic clock, in seconds.
+    """
+
+    def __init__(
+        self, run: RunDir, every: Every, history: InterruptionStats, nodes: int, journal: Journal | None
+    ) -> None:
+        """Decide for ``run`` on ``nodes`` nodes, by ``checkpoint.every`` and the ``history`` of interruptions.
+
+        What ``every: auto`` comes to is noted in the ``journal``, on rank 0.
+        """
+        self._run = run
+        self._every = every
+        self._history = history
+        self._nodes = nodes
+        self._journal = journal
+        self._cost = Cost()
+        self._began = self._saved_at = self._looked_at = time.monotonic()
+        self._stamp = self._stamp_of_request()
+        self._request: str | None = None
+        self._choice: IntervalChoice | None = None
+
+    def begin(self) -> None:
+        """Training begins."""
+        self._began = self._saved_at = time.monotonic()
+        self._choose()
+
+    def next_step(self, step: int) -> int | None:
+        """The first step after ``step`` that is saved whatever the clock says; None: there is none."""
+        return self._every.next_step(step) if isinstance(self._every, EverySteps) else None
+
+    def due(self, step: int) -> SaveReason:
+        """Why to save now, after ``step`` finished steps; NONE: nothing is due."""
+        if self._is_requested():
+            return SaveReason.ASKED
+        if self._choice is None:
+            return SaveReason.NONE
+        since_save_s = time.monotonic() - self._saved_at
+        if not self._every.is_due(SaveMoment(step=step, since_save_s=since_save_s, optimum_s=self._choice.seconds)):
+            return SaveReason.NONE
+        return SaveReason.STEPS if isinstance(self._every, EverySteps) else SaveReason.INTERVAL
+
+    def began(self) -> None:
+        """A save has begun, and training continues: its next interval counts from now."""
+        self._saved_at = time.monotonic()
+
+    def ended(self, outcome: SaveOutcome) -> None:
+        """A save ended: what it has cost changes how often it pays."""
+        if not outcome.problem:
+            self._cost.add(stall_s=outcome.stall_s, save_s=outcome.seconds)
+            self._choose()
+
+    def _choose(self) -> None:
+        choice = choose(
+            self._history,
+            nodes=self._nodes,
+            uptime_s=time.monotonic() - self._began,
+            stall_s=self._cost.stall_s,
+            save_s=self._cost.save_s,
+        )
+        before, self._choice = self._choice, choice
+        if self._journal is None or not isinstance(self._every, EveryAuto):
+            return
+        if before is None or abs(choice.seconds - before.seconds) > _CHANGED * before.seconds:
+            with contextlib.suppress(OSError):
+                self._journal.write(SaveIntervalChosen(**choice.to_dict()))
+
+    def take_request(self) -> str | None:
+        """The id of the request that the next save answers, once."""
+        request, self._request = self._request, None
+        return request
+
+    def _is_requested(self) -> bool:
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            stamp = self._stamp_of_request()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                with contextlib.suppress(PlaceError):
+                    self._request = (read_json(self._run.request) or {}).get("request")
+        return self._request is not None
+
+    def _stamp_of_request(self) -> tuple[int, int] | None:
+        """What changes when the file of the request is replaced: its inode and time, in nanoseconds."""
+        try:
+            status = self._run.request.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime_ns

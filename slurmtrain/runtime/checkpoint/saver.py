@@ -8,7 +8,6 @@ is called on all ranks alike, and gives all of them the same answer.
 from __future__ import annotations
 
 import contextlib
-import enum
 import io
 import logging
 import time
@@ -19,6 +18,7 @@ from typing import Any
 import torch
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.interruption.interval import Publication, Vote
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
@@ -47,15 +47,6 @@ class SaveOutcome:
     problem: str = ""
     stall_s: float = 0.0
     seconds: float = 0.0
-
-
-class _News(enum.IntEnum):
-    """What rank 0 tells all ranks of a publication."""
-
-    NONE = 0
-    DONE = 1
-    FAILED = 2
-    FENCED = 3
 
 
 @dataclass(slots=True)
@@ -88,7 +79,7 @@ class _Save:
     written: Mapping[str, Any] | None = None
     """What this rank's writer has answered."""
     publishing: bool = False
-    news: _News = _News.NONE
+    publication: Publication = Publication.NONE
     problem: str = ""
     seconds: float = 0.0
 
@@ -263,25 +254,25 @@ class Saver:
 
     # --- while training goes on ---------------------------------------------------------------------------------------
 
-    def progress(self) -> tuple[int, int]:
-        """Of this rank: whether it is still writing (0, 1), and what there is to tell; all ranks take the greatest."""
+    def progress(self) -> tuple[bool, Publication]:
+        """Whether this rank is still writing, and what it knows of the publication: its part of the ranks' vote."""
         self._take_answers(wait=False, until=lambda: False)
         save = self._save
         if save is None:
-            return 0, _News.NONE
-        return int(save.written is None), save.news
+            return False, Publication.NONE
+        return save.written is None, save.publication
 
-    def advance(self, writing: int, news: int) -> SaveOutcome | None:
-        """Go on with what all ranks know of each other; how the save ended, once it has.
+    def advance(self, agreed: Vote) -> SaveOutcome | None:
+        """Take the save under way further, as the ranks have ``agreed``; how it ended, once it has.
 
         Raises CheckpointError where another attempt has taken over the run.
         """
         save = self._save
-        if save is None or writing:
+        if save is None or agreed.writing:
             return None
         if not save.publishing:
             return self._all_written(save)
-        return self._over(save, _News(news)) if news else None
+        return self._over(save, agreed.publication) if agreed.publication else None
 
     def finish(self, *, stalls: bool = False) -> SaveOutcome | None:
         """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`.
@@ -300,8 +291,8 @@ class Saver:
             outcome = self._all_written(save)
         if outcome is None:
             if self._publisher is not None:
-                self._take_answers(until=lambda: save.news is not _News.NONE)
-            outcome = self._over(save, _News(self._ranks.greatest(save.news)[0]))
+                self._take_answers(until=lambda: save.publication is not Publication.NONE)
+            outcome = self._over(save, Publication(self._ranks.greatest(save.publication)[0]))
         return outcome
 
     def _take_answers(self, *, until: Callable[[], bool], wait: bool = True) -> None:
@@ -329,9 +320,9 @@ class Saver:
 
     def _take_publication(self, save: _Save, answer: Mapping[str, Any]) -> None:
         if "saved" in answer:
-            save.news, save.seconds = _News.DONE, float(answer["saved"]["seconds"])
+            save.publication, save.seconds = Publication.DONE, float(answer["saved"]["seconds"])
         elif "fenced" in answer:
-            save.news, save.problem = _News.FENCED, str(answer["fenced"])
+            save.publication, save.problem = Publication.FENCED, str(answer["fenced"])
         else:
             self._not_published(save, str(answer["error"]))
 
@@ -341,16 +332,16 @@ class Saver:
             return
         if not save.publishing:
             save.written = save.written or {"error": reason}
-        elif self._publisher is not None and save.news is _News.NONE:
+        elif self._publisher is not None and save.publication is Publication.NONE:
             seconds = self._publisher.recover(save.about)
             if seconds is None:
                 self._not_published(save, reason)
             else:
-                save.news, save.seconds = _News.DONE, seconds
+                save.publication, save.seconds = Publication.DONE, seconds
 
     def _not_published(self, save: _Save, reason: str) -> None:
         assert self._publisher is not None
-        save.news, save.problem = _News.FAILED, f"rank 0: {reason}"
+        save.publication, save.problem = Publication.FAILED, f"rank 0: {reason}"
         self._publisher.give_up(save.about, save.problem)
 
     def _all_written(self, save: _Save) -> SaveOutcome | None:
@@ -388,10 +379,10 @@ class Saver:
         if self._publisher is not None:
             self._publisher.failed(about, reason)
 
-    def _over(self, save: _Save, news: _News) -> SaveOutcome:
+    def _over(self, save: _Save, publication: Publication) -> SaveOutcome:
         self._save = None
-        problem = self._ranks.broadcast(save.problem) if news is not _News.DONE else ""
-        if news is _News.FENCED:
+        problem = self._ranks.broadcast(save.problem) if publication is not Publication.DONE else ""
+        if publication is Publication.FENCED:
             raise CheckpointError(problem)
         return SaveOutcome(step=save.about.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
 

@@ -21,8 +21,8 @@ from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 
 __all__ = ["Beat", "Board", "Phase", "Pulse"]
 
-# Step, phase, pid, and times: at, step_s, own_s, save_s; then the checksum of these. Adler-32, since a CRC looks up each
-# byte in a table, which training has driven out of the processor's caches: a third of what a beat costs.
+# Step, phase, pid, and times: at, step_s, own_s, save_s; then the checksum of these. Adler-32, since a CRC looks up
+# each byte in a table, which training has driven out of the processor's caches: a third of what a beat costs.
 _BODY = struct.Struct("<qIIdddd")
 _CHECKSUM = struct.Struct("<I")
 _USED = _BODY.size + _CHECKSUM.size

@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from slurmtrain.model.interruption.interval import Vote
+
 T = TypeVar("T")
 
 
@@ -74,6 +76,10 @@ class RankGroup:
         if problem is not None:
             raise problem
         return mine
+
+    def agree(self, vote: Vote) -> Vote:
+        """What all ranks act on: of each field of their votes the greatest value."""
+        return vote if self._group is None else Vote.from_numbers(*self.greatest(*vote.numbers()))
 
     def greatest(self, *numbers: int) -> list[int]:
         """Of each number the greatest that any rank gives."""

@@ -19,7 +19,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.interruption.interval import InterruptionStats, steps_to_agreement
+from slurmtrain.model.interruption.interval import InterruptionStats, Vote, steps_to_agreement
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.job import environment, stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("slurmtrain")
 # Outside a job, where nothing reads the metrics, they are logged this often.
-_SAY_EVERY_S = 1.0
+_LOG_EVERY_S = 1.0
 _SMOOTHING = 0.2
 T = TypeVar("T")
 
@@ -91,13 +91,17 @@ class Session:
         self._checkpointer: Checkpointer | None = None
         self._restored_rng: dict[str, Any] | None = None
         self._pending: dict[str, Any] = {}
+        self._latest: dict[str, Any] = {}
         self._in_step = False
         self._owns_group = False
         self._pace = _Pace()
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
         self._own_time = StepTime(self.device)
         self._registered: tuple[Stateful, ...] = ()
-        self._said = 0.0
+        self._logged_at = 0.0
+        self._total = 0
+        self._gap = 1
+        self._agree_at = 0
 
     # --- entering and leaving -----------------------------------------------------------------------------------------
 
@@ -214,7 +218,9 @@ class Session:
         if self._journal is not None and self.rank == 0:
             self._journal.write("total", total_steps=total)
         self._restore_rng()
-        self._pace.begin(self.step)
+        self._total = total
+        self._pace.begin()
+        self._agree_after(1)
         if self._checkpointer is not None:
             self._checkpointer.begin_training()
         self._own_time.watch(self._registered)
@@ -222,11 +228,11 @@ class Session:
         try:
             while self.step < total:
                 self._in_step = True
-                if self.step + 1 >= self._pace.agree_at:
+                if self.step + 1 >= self._agree_at:
                     # The last step before ranks agree: the pipeline of a GPU has filled again since the last time.
                     self._own_time.begin()
                 yield self.step
-                self._finish_step(total)
+                self._finish_step()
             self._save_if_new("end")
         finally:
             self._own_time.end()
@@ -252,39 +258,44 @@ class Session:
 
     # --- between steps ----------------------------------------------------------------------------------------------
 
-    def _finish_step(self, total: int) -> None:
+    def _finish_step(self) -> None:
+        # All that is done after each step. Training has emptied the caches, so that each function more costs a
+        # microsecond or two: scripts/bench step tells.
         self._in_step = False
         self.step += 1
         if self.rank == 0:
             self._write_metrics()
-        pace = self._pace
-        pace.finished_step()
+        self._pace.finish_step()
         self._beat(self._pulse.phase)
-        if self._checkpointer is not None and self._checkpointer.is_due_at(self.step):
-            self._without_pace(lambda checkpointer: checkpointer.begin(self.step, "steps"))
-        if self.step < pace.agree_at and self.step < total:
-            return
+        if self.step >= self._agree_at:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Find out together whether to stop or to save, and how a save under way is doing."""
         self._own_time.end()
-        checkpoints = (0, 0, 0) if self._checkpointer is None else self._checkpointer.numbers()
-        stop, gap, *said = self._ranks.greatest(
-            int(self._flag.raised is not None),
-            self._next_gap() if self.rank == 0 else 0,
-            *checkpoints,
-        )
-        pace.agreed(self.step, gap)
+        vote = Vote(stop=self._flag.raised is not None, gap=self._next_gap() if self.rank == 0 else 0)
+        if self._checkpointer is not None:
+            vote = self._checkpointer.complete(vote, self.step)
+        agreed = self._ranks.agree(vote)
+        self._agree_after(agreed.gap)
         # Only now: others may still be in their first step after this rank has ended its own.
         self._beat(Phase.TRAINING)
-        self._without_pace(lambda checkpointer: checkpointer.prepare())
-        self._without_pace(lambda checkpointer: checkpointer.agreed(self.step, *said))
-        if stop and self.step < total:
+        self._without_pace(lambda checkpointer: checkpointer.advance(self.step, agreed, self._latest))
+        if agreed.stop and self.step < self._total:
             self._stop()
+
+    def _agree_after(self, gap: int) -> None:
+        """Agree when ``gap`` more steps are finished, or sooner: at a step that is to be saved, and at the last one."""
+        self._gap = max(1, gap)
+        due = self._checkpointer.next_step(self.step) if self._checkpointer is not None else None
+        self._agree_at = min(self.step + self._gap, self._total, *(() if due is None else (due,)))
 
     def _next_gap(self) -> int:
         saving = self._checkpointer is not None and self._checkpointer.saving_step is not None
-        return steps_to_agreement(self._pace.step_s, self._pace.gap, saving=saving)
+        return steps_to_agreement(self._pace.step_s, self._gap, saving=saving)
 
     def _without_pace(self, work: Callable[[Checkpointer], T]) -> T | None:
-        """Do something with checkpoints, which is no part of a step's time."""
+        """Do ``work`` with checkpoints, which is no part of a step's time."""
         if self._checkpointer is None:
             return None
         phase = self._pulse.phase
@@ -294,9 +305,10 @@ class Session:
         finally:
             self._pulse.saved(self._checkpointer.longest_s)
             self._beat(phase)
-            self._pace.go_on()
+            self._pace.begin()
             if self._checkpointer.saving_step == self.step:
-                self._pace.agree_soon(self.step)
+                # All ranks wait for the save that has just begun: agree after the next step, then ever more rarely.
+                self._agree_after(1)
 
     def _stop(self) -> NoReturn:
         """Save, say so, and leave with the code that means "go on from here"."""
@@ -321,21 +333,20 @@ class Session:
             raise CheckpointError(f"training came to step {self.step}, but its last checkpoint could not be saved")
 
     def _save_if_new(self, why: str) -> str | None:
-        return self._without_pace(lambda checkpointer: checkpointer.save(self.step, why))
+        return self._without_pace(lambda checkpointer: checkpointer.save(self.step, why, self._latest))
 
     def _beat(self, phase: Phase) -> None:
         self._pulse.beat(self.step, phase, self._pace.step_s, self._own_time.s)
 
     def _write_metrics(self) -> None:
         pending, self._pending = self._pending, {}
-        if self._checkpointer is not None:
-            self._checkpointer.note_metrics(pending)
+        self._latest.update(pending)
         if self._metrics is not None:
             self._metrics.write(self.step, pending)
-        elif pending and time.monotonic() - self._said >= _SAY_EVERY_S:
-            self._said = time.monotonic()
-            said = " ".join(f"{name}={as_number(name, value):.6g}" for name, value in pending.items())
-            _log.info("step %d %s", self.step, said)
+        elif pending and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            text = " ".join(f"{name}={as_number(name, value):.6g}" for name, value in pending.items())
+            _log.info("step %d %s", self.step, text)
 
     def _restore_rng(self) -> None:
         """At registration, and again before the first step, since setting up in between may draw numbers."""
@@ -344,35 +355,19 @@ class Session:
 
 
 class _Pace:
-    """How long steps and saves take, and when ranks agree next. Times are of the monotonic clock, in seconds."""
+    """How long steps take, in seconds, smoothed; what is done from :meth:`finish_step` to :meth:`begin` is left out."""
 
     def __init__(self) -> None:
         self.step_s = 0.0
-        self.gap = 1
-        self.agree_at = 0
         self._last = 0.0
 
-    def begin(self, step: int) -> None:
+    def begin(self) -> None:
         self._last = time.monotonic()
-        self.agree_at = step + 1
 
-    def finished_step(self) -> None:
+    def finish_step(self) -> None:
         now = time.monotonic()
         took, self._last = now - self._last, now
         self.step_s = took if not self.step_s else (1 - _SMOOTHING) * self.step_s + _SMOOTHING * took
-
-    def agreed(self, step: int, gap: int) -> None:
-        self.gap = max(1, gap)
-        self.agree_at = step + self.gap
-
-    def agree_soon(self, step: int) -> None:
-        """Agree after the next step, and then ever more rarely again: something has begun that all ranks wait for."""
-        self.gap = 1
-        self.agree_at = step + 1
-
-    def go_on(self) -> None:
-        """What was done until now is no part of a step."""
-        self._last = time.monotonic()
 
 
 def _check_numbers(metrics: Mapping[str, Any]) -> None:

@@ -22,17 +22,19 @@ from slurmtrain.model.interruption.interval import (
     Cost,
     InterruptionStats,
     IntervalChoice,
+    Publication,
+    SaveReason,
+    Vote,
     choose,
     fits_grace,
-    is_due,
     optimum,
     steps_to_agreement,
     too_slow,
 )
-from slurmtrain.model.spec.spec import Every
+from slurmtrain.model.spec.spec import EveryAuto, EveryMinutes, EverySteps, SaveMoment
 
 HOUR = 3600.0
-AUTO = Every("auto", 0)
+AUTO = EveryAuto()
 # So much was seen that the prior does not matter.
 LONG = 1e12
 
@@ -256,7 +258,7 @@ def test_a_save_that_does_not_fit_the_grace_is_told_with_figures_and_advice() ->
         "the checkpoint before may be lost; checkpoint.every: auto saves ahead, as if preemptions came without notice; "
         "a GraceTime of 143 s would do, and more ranks share the writing"
     )
-    other = too_slow(95.04, 60.0, Every("minutes", 30), "partition spot")
+    other = too_slow(95.04, 60.0, EveryMinutes(30), "partition spot")
     assert other is not None
     assert "checkpoint.every: auto would save ahead" in other
 
@@ -310,20 +312,29 @@ def test_a_history_of_another_version_is_read_as_far_as_it_is_understood() -> No
 # --- is it due ------------------------------------------------------------------------------------------------------
 
 
+def moment(step: int = 1, since_save_s: float = 0.0) -> SaveMoment:
+    return SaveMoment(step=step, since_save_s=since_save_s, optimum_s=chosen().seconds)
+
+
 def test_a_save_every_n_minutes_is_due_when_they_have_passed() -> None:
-    every = Every("minutes", 0.5)
-    assert not is_due(every, chosen(), since_save_s=29.9)
-    assert is_due(every, chosen(), since_save_s=30.0)
+    assert not EveryMinutes(0.5).is_due(moment(since_save_s=29.9))
+    assert EveryMinutes(0.5).is_due(moment(since_save_s=30.0))
 
 
 def test_an_automatic_save_follows_the_choice() -> None:
-    choice = chosen()
-    assert not is_due(AUTO, choice, since_save_s=choice.seconds - 0.1)
-    assert is_due(AUTO, choice, since_save_s=choice.seconds)
+    assert not AUTO.is_due(moment(since_save_s=chosen().seconds - 0.1))
+    assert AUTO.is_due(moment(since_save_s=chosen().seconds))
 
 
-def test_no_time_makes_a_save_due_that_comes_every_n_steps() -> None:
-    assert not is_due(Every("steps", 5), chosen(), since_save_s=1e9)
+def test_a_save_every_n_steps_is_due_at_these_steps_whatever_the_clock_says() -> None:
+    assert [step for step in range(11) if EverySteps(5).is_due(moment(step))] == [5, 10]
+    assert not EverySteps(5).is_due(moment(4, since_save_s=1e9))
+
+
+def test_a_vote_is_the_same_after_its_way_through_numbers() -> None:
+    vote = Vote(stop=True, gap=8, save=SaveReason.ASKED, writing=True, publication=Publication.FAILED)
+    assert Vote.from_numbers(*vote.numbers()) == vote
+    assert Vote.from_numbers(0, 0, 0, 0, 0) == Vote()
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from slurmtrain.model.spec.fields import HOMES, default_of
 from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     Best,
-    Every,
+    EveryAuto,
     KeepSpec,
     Nodes,
     RequeueSpec,
@@ -54,7 +54,7 @@ def test_a_spec_of_name_and_command_has_every_default() -> None:
     spec = good({"name": "x", "command": "python train.py"})
     assert (spec.resources.nodes, spec.resources.elastic) == (Nodes(1, 1), False)
     assert spec.resources.local_world_size == 1
-    assert spec.checkpoint.every == Every("auto", 0)
+    assert spec.checkpoint.every == EveryAuto()
     assert spec.requeue == RequeueSpec()
     assert (spec.requeue.enabled, spec.requeue.max_failures, spec.requeue.signal) == (True, 3, "SIGTERM")
     assert (spec.params, spec.env, spec.slurm, spec.setup) == ({}, {}, {}, ())

@@ -11,6 +11,7 @@ from helpers.killpoints import writers_that_fail
 from helpers.ranks import Attempt, Pair, alone, listed
 from helpers.small_model import Value, fill, model, restored_step, save_steps, values
 
+from slurmtrain.model.interruption.interval import Publication
 from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -71,7 +72,7 @@ def test_a_writer_that_is_killed_while_a_save_is_under_way_does_not_hang_trainin
         assert save_steps(attempt, module, 1) == [""]
         stop_the_writer(attempt)
         assert attempt.begin(2) is None
-        assert attempt.saver.progress() == (1, 0)
+        assert attempt.saver.progress() == (True, Publication.NONE)
         os.kill(writer_of(attempt), signal.SIGKILL)
         outcome = attempt.saver.finish()
         assert outcome is not None

@@ -624,7 +624,7 @@ def save_by_agreement(ranks: RankGroup, root: Path) -> list[int]:
             assert attempt.begin(step) is None
             outcome = None
             while outcome is None:
-                outcome = attempt.saver.advance(*ranks.greatest(*attempt.saver.progress()))
+                outcome = attempt.advance()
             assert outcome.problem == ""
             ended.append(outcome.step)
     return ended

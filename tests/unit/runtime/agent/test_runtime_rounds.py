@@ -510,7 +510,7 @@ def test_the_others_end_when_node_0_is_gone(make: Make) -> None:
 @pytest.fixture
 def quick_watchdog(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watchdog, "_LOOK_S", 0.01)
-    monkeypatch.setattr(watchdog, "limit", lambda *_: 0.1)
+    monkeypatch.setattr(watchdog, "hang_limit", lambda *_: 0.1)
 
 
 @pytest.mark.usefixtures("quick_watchdog")

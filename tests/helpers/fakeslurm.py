@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.slurm.parse import Job, NodeInfo, read_partitions
+from slurmtrain.slurm.parse import QUEUE_FIELDS, Job, NodeInfo, read_partitions
 from slurmtrain.slurm.scheduler import Accounting, Queue, Scheduler
 
 # One partition of four nodes, as `scontrol --oneliner show partition` prints it.
@@ -91,6 +91,13 @@ class FakeScheduler(Scheduler):
 def job(state: str, job_id: str = "7", run_id: str = "0123456789", **fields: Any) -> Job:
     """A job of a run as squeue or sacct describes it."""
     return Job(**{"id": job_id, "name": f"digits-{run_id}", "state": state, "restart": 0, **fields})
+
+
+def squeue_line(job_id: str, reason: str = "Priority", restart: int = 0, run_id: str = "0123456789") -> str:
+    """What squeue prints of a run's job that waits."""
+    cells = {"JobArrayID": job_id, "State": "PENDING", "Reason": reason, "RestartCnt": str(restart)}
+    cells["Name"] = f"x-{run_id}"
+    return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
 
 
 _SCRIPT = """\

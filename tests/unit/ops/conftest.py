@@ -6,16 +6,15 @@ from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
+from helpers.workspaces import make_workspace
 
-from slurmtrain.config import Config
 from slurmtrain.ops.shared.workspace import Workspace
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
     """An empty runs root of its own."""
-    runs = tmp_path / "runs"
-    return Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
+    return make_workspace(tmp_path / "runs")
 
 
 @pytest.fixture

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import SlurmCommands
-from helpers.told import LONG_AGO, RUN_ID, WHY, Told, again, loaded, waiting
+from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.runs import CRASHED, RUN_ID, RunBuilder
+from helpers.workspaces import build_run, load_run, sync_again
 
 from slurmtrain.local import launch as local_launch
 from slurmtrain.model.run.layout import RunDir
@@ -34,8 +35,9 @@ def over(slurm: SlurmCommands) -> None:
     slurm.replies("sacct", OVER)
 
 
-def crashed(workspace: Workspace, **keys: Any) -> Told:
-    return Told(workspace, **keys).submitted().started().crashed()
+def crashed(workspace: Workspace, **spec: Any) -> RunBuilder:
+    """A run whose only attempt has trained for five steps and crashed."""
+    return build_run(workspace, **spec).submitted().started().reached(5).crashed()
 
 
 # --- a new submission -----------------------------------------------------------------------------------------------
@@ -44,30 +46,30 @@ def crashed(workspace: Workspace, **keys: Any) -> Told:
 def test_a_run_that_crashed_is_submitted_again_once_and_waits_for_its_last_job(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
-    told = crashed(workspace)
-    assert again(workspace).started == [RUN_ID]
-    slurm.replies("squeue", waiting("8"))
-    assert again(workspace).started == []
+    run = crashed(workspace)
+    assert sync_again(workspace).started == [RUN_ID]
+    slurm.replies("squeue", squeue_line("8"))
+    assert sync_again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
-    script = (told.run.submission(2).submitit / "8_submission.sh").read_text()
+    script = (run.directory.submission(2).submitit / "8_submission.sh").read_text()
     assert "#SBATCH --dependency=singleton\n" in script
     assert "--exclude" not in script
-    found = loaded(workspace)
+    found = load_run(workspace)
     assert (found.state, [(a.job_id, a.asked_by) for a in found.attempts]) == (
         "pending",
         [("7", "submit"), ("8", "sync")],
     )
-    assert lease.granted_to(told.run) == 2
+    assert lease.granted_to(run.directory) == 2
 
 
 def test_a_run_whose_job_slurm_has_not_called_over_is_left_to_slurm(workspace: Workspace, slurm: SlurmCommands) -> None:
     crashed(workspace)
-    slurm.replies("squeue", waiting("7", "BeginTime", restart=1))
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "requeued"
+    slurm.replies("squeue", squeue_line("7", "BeginTime", restart=1))
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "requeued"
     slurm.fails("squeue", "squeue: error: down")
     slurm.fails("sacct", "sacct: error: down")
-    assert again(workspace).started == []
+    assert sync_again(workspace).started == []
     assert slurm.calls("sbatch") == []
 
 
@@ -76,33 +78,33 @@ def test_a_run_waits_as_long_as_its_policy_says_and_is_then_submitted_once(
 ) -> None:
     now = time.time()
     monkeypatch.setattr(syncing.time, "time", lambda: now + 29)
-    Told(workspace).submitted().started().crashed(at=now)
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "requeued"
+    build_run(workspace).submitted().started().reached(5).crashed(at=now)
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "requeued"
     monkeypatch.setattr(syncing.time, "time", lambda: now + 31)
-    assert again(workspace).started == [RUN_ID]
-    slurm.replies("squeue", waiting("8"))
-    assert again(workspace).started == []
+    assert sync_again(workspace).started == [RUN_ID]
+    slurm.replies("squeue", squeue_line("8"))
+    assert sync_again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
 
 
 def test_a_run_that_failed_too_often_is_not_submitted_again_and_says_so(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
-    told = crashed(workspace, requeue={"max_failures": 1})
-    told.job = "8"
-    told.submitted(2, by="sync").started(2).crashed(error="KeyError")
+    run = crashed(workspace, requeue={"max_failures": 1})
+    run.job = "8"
+    run.submitted(2, by="sync").started(submission=2).reached(5).crashed(error="KeyError")
     slurm.replies("sacct", OVER.replace("7|", "8|", 1))
-    assert again(workspace).started == []
-    found = loaded(workspace)
-    assert (found.state, found.reason) == ("failed", f"{WHY}; it failed twice, and requeue.max_failures is 1")
+    assert sync_again(workspace).started == []
+    found = load_run(workspace)
+    assert (found.state, found.reason) == ("failed", f"{CRASHED}; it failed twice, and requeue.max_failures is 1")
     assert slurm.calls("sbatch") == []
 
 
 def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slurm: SlurmCommands) -> None:
     crashed(workspace, requeue={"enabled": False})
-    assert again(workspace).started == []
-    assert (loaded(workspace).state, loaded(workspace).reason) == ("failed", f"{WHY}; requeue.enabled is false")
+    assert sync_again(workspace).started == []
+    assert (load_run(workspace).state, load_run(workspace).reason) == ("failed", f"{CRASHED}; requeue.enabled is false")
     assert slurm.calls("sbatch") == []
 
 
@@ -110,75 +112,75 @@ def test_a_run_that_is_not_to_be_started_again_is_not(workspace: Workspace, slur
 def test_a_run_that_a_person_cancelled_never_starts_again(
     workspace: Workspace, slurm: SlurmCommands, when: str
 ) -> None:
-    told = Told(workspace).submitted().started()
-    told.command("cancel", t=160.0 if when == "before" else 300.0)
-    told.crashed()
+    run = build_run(workspace).submitted().started().reached(5)
+    run.cancel(at=160.0 if when == "before" else 300.0)
+    run.crashed(at=200.0)
     for _ in range(2):
-        assert again(workspace).started == []
-    assert loaded(workspace).state == "cancelled"
+        assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "cancelled"
     assert slurm.calls("sbatch") == []
 
 
 def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, slurm: SlurmCommands) -> None:
-    told = crashed(workspace)
+    run = crashed(workspace)
     slurm.fails("sbatch", "sbatch: error: Unable to contact slurm controller (connect failure)")
-    [problem] = again(workspace).problems
+    [problem] = sync_again(workspace).problems
     assert "cannot be started again" in problem
-    assert loaded(workspace).state == "requeued"
-    assert lease.claimed(told.run.attempt("7", 0), by="submission") is None
+    assert load_run(workspace).state == "requeued"
+    assert lease.claimed(run.directory.attempt("7", 0), by="submission") is None
     slurm.replies("sbatch", "Submitted batch job 8\n")
-    assert again(workspace).started == [RUN_ID]
+    assert sync_again(workspace).started == [RUN_ID]
 
 
 def test_a_start_that_slurm_failed_before_any_agent_began_is_made_up_for(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     """As where srun is refused its step: the job's earlier start was still being ended on a node that is dead."""
-    told = Told(workspace).submitted().started()
-    told.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
-    told.node("end", cause="preempted", reason="preempted", failed_at=150.0, signal="SIGTERM", sure=True, failures=[])
+    run = build_run(workspace).submitted().started().reached(5)
+    run.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
+    run.node("end", cause="preempted", reason="preempted", failed_at=150.0, signal="SIGTERM", sure=True, failures=[])
     slurm.replies("sacct", OVER.replace("FAILED|1:0", "REQUEUED|0:0") + OVER.replace("|100|200|300|", "|200|300|300|"))
-    assert again(workspace).started == [RUN_ID]
-    slurm.replies("squeue", waiting("8"))
-    assert again(workspace).started == []
+    assert sync_again(workspace).started == [RUN_ID]
+    slurm.replies("squeue", squeue_line("8"))
+    assert sync_again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
-    assert [attempt.key for attempt in loaded(workspace).attempts] == ["7.0", "7.1", "8.0"]
+    assert [attempt.key for attempt in load_run(workspace).attempts] == ["7.0", "7.1", "8.0"]
 
 
 # --- claims ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_claim_of_a_command_that_was_killed_is_void(workspace: Workspace, slurm: SlurmCommands) -> None:
-    told = crashed(workspace)
-    told.run.submission(2).path.mkdir()
-    assert lease.claim_next(told.run.attempt("7", 0), "submission", {"submission": 2, "t": LONG_AGO})
-    assert again(workspace).started == [RUN_ID]
+    run = crashed(workspace)
+    run.directory.submission(2).path.mkdir()
+    assert lease.claim_next(run.directory.attempt("7", 0), "submission", {"submission": 2, "t": 200.0})
+    assert sync_again(workspace).started == [RUN_ID]
     assert len(slurm.calls("sbatch")) == 1
-    assert lease.granted_to(told.run) == 3
+    assert lease.granted_to(run.directory) == 3
 
 
 def test_what_an_agent_claimed_is_for_commands_to_claim_once_its_job_is_over(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
-    told = crashed(workspace)
-    assert lease.claim_next(told.run.attempt("7", 0), "agent")
-    assert again(workspace).started == [RUN_ID]
+    run = crashed(workspace)
+    assert lease.claim_next(run.directory.attempt("7", 0), "agent")
+    assert sync_again(workspace).started == [RUN_ID]
     assert len(slurm.calls("sbatch")) == 1
 
 
 def test_a_claim_that_a_submission_came_of_refuses_another(workspace: Workspace, slurm: SlurmCommands) -> None:
-    told = crashed(workspace)
+    run = crashed(workspace)
     # Somebody else has just submitted it, which is not known here yet.
-    assert lease.claim_next(told.run.attempt("7", 0), "submission", {"submission": 2})
+    assert lease.claim_next(run.directory.attempt("7", 0), "submission", {"submission": 2})
     real = starting._new_submission
 
-    def late(run: RunDir) -> Any:
-        told.command("submitting", t=time.time(), submission=2, attempt=2, executor="slurm", host="other", by="sync")
-        return real(run)
+    def late(directory: RunDir) -> Any:
+        run.command("submitting", at=time.time(), submission=2, attempt=2, executor="slurm", host="other", by="sync")
+        return real(directory)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starting, "_new_submission", late)
-        [problem] = again(workspace).problems
+        [problem] = sync_again(workspace).problems
     assert f"another command is just starting run {RUN_ID} again" in problem
     assert slurm.calls("sbatch") == []
 
@@ -207,7 +209,7 @@ def test_two_commands_submit_once_though_locks_do_not_work(
 
     monkeypatch.setattr(starting, "_claim", together)
     found: list[Synced] = []
-    commands = [threading.Thread(target=lambda: found.append(again(workspace))) for _ in range(2)]
+    commands = [threading.Thread(target=lambda: found.append(sync_again(workspace))) for _ in range(2)]
     for command in commands:
         command.start()
     for command in commands:
@@ -244,11 +246,11 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
     def while_another_command_looks(*given: Any) -> bool:
         monkeypatch.setattr(lease, "claim_next", claim_next)
         claimed = claim_next(*given)
-        others.append(again(workspace))
+        others.append(sync_again(workspace))
         return claimed
 
     monkeypatch.setattr(lease, "claim_next", while_another_command_looks)
-    again(workspace)
+    sync_again(workspace)
     assert [other.started for other in others] == [[]]
     assert len(slurm.calls("sbatch")) == 1
 
@@ -256,28 +258,28 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
 # --- a job that Slurm holds -----------------------------------------------------------------------------------------
 
 
-def held(workspace: Workspace, slurm: SlurmCommands) -> Told:
+def held(workspace: Workspace, slurm: SlurmCommands) -> RunBuilder:
     """Its agent has put the job back once too often for Slurm."""
-    told = Told(workspace).submitted().started()
-    told.node("requeue", cause="crash", why=WHY, exclude=[], delay_s=0.0).crashed()
-    slurm.replies("squeue", waiting("7", "JobHeldAdmin", restart=5))
+    run = build_run(workspace).submitted().started().reached(5)
+    run.node("requeue", cause="crash", why=CRASHED, exclude=[], delay_s=0.0).crashed()
+    slurm.replies("squeue", squeue_line("7", "JobHeldAdmin", restart=5))
     slurm.replies("sacct", OVER.replace("FAILED", "REQUEUED"))
-    return told
+    return run
 
 
 def test_a_job_that_slurm_holds_for_good_is_ended_and_another_one_submitted(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
-    told = held(workspace, slurm)
-    assert again(workspace).started == [RUN_ID]
+    run = held(workspace, slurm)
+    assert sync_again(workspace).started == [RUN_ID]
     assert [call.args for call in slurm.calls("scancel")] == [["7"]]
     assert len(slurm.calls("sbatch")) == 1
-    assert [attempt.key for attempt in loaded(workspace).attempts] == ["7.0", "8.0"]
-    slurm.replies("squeue", waiting("8"))
+    assert [attempt.key for attempt in load_run(workspace).attempts] == ["7.0", "8.0"]
+    slurm.replies("squeue", squeue_line("8"))
     slurm.replies("sacct", OVER.replace("FAILED", "REQUEUED") + OVER.replace("FAILED", "CANCELLED"))
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "pending"
-    assert (told.run.claims / "7.0.submission.json").exists()
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "pending"
+    assert (run.directory.claims / "7.0.submission.json").exists()
 
 
 def test_a_job_that_could_not_be_ended_is_ended_before_another_one_waits_for_it(
@@ -285,38 +287,38 @@ def test_a_job_that_could_not_be_ended_is_ended_before_another_one_waits_for_it(
 ) -> None:
     held(workspace, slurm)
     slurm.fails("scancel", "scancel: error: Unable to contact slurm controller")
-    [problem] = again(workspace).problems
+    [problem] = sync_again(workspace).problems
     assert "cannot be started again" in problem
     assert slurm.calls("sbatch") == []
     slurm.replies("scancel")
-    again(workspace)
+    sync_again(workspace)
     assert len(slurm.calls("scancel")) == 2
     assert len(slurm.calls("sbatch")) == 1
 
 
 def test_a_held_job_that_nobody_would_submit_again_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
     """Slurm has put it back by itself, and holds it."""
-    Told(workspace, requeue={"enabled": False}).submitted().started()
-    slurm.replies("squeue", waiting("7", "JobHeldAdmin", restart=5))
+    build_run(workspace, requeue={"enabled": False}).submitted().started().reached(5)
+    slurm.replies("squeue", squeue_line("7", "JobHeldAdmin", restart=5))
     slurm.replies("sacct", OVER.replace("FAILED", "NODE_FAIL"))
-    again(workspace)
+    sync_again(workspace)
     assert slurm.calls("scancel") == []
-    assert loaded(workspace).state == "requeued"
+    assert load_run(workspace).state == "requeued"
 
 
 def test_a_job_that_an_administrator_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
     """Slurm itself holds none that was started so seldom."""
     held(workspace, slurm)
-    slurm.replies("squeue", waiting("7", "JobHeldAdmin", restart=1))
-    again(workspace)
+    slurm.replies("squeue", squeue_line("7", "JobHeldAdmin", restart=1))
+    sync_again(workspace)
     assert slurm.calls("scancel") == []
     assert slurm.calls("sbatch") == []
 
 
 def test_a_job_that_its_user_holds_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
     held(workspace, slurm)
-    slurm.replies("squeue", waiting("7", "JobHeldUser", restart=1))
-    again(workspace)
+    slurm.replies("squeue", squeue_line("7", "JobHeldUser", restart=1))
+    sync_again(workspace)
     assert slurm.calls("scancel") == []
     assert slurm.calls("sbatch") == []
 
@@ -337,35 +339,38 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return jobs
 
 
+def local_run(workspace: Workspace) -> RunBuilder:
+    return build_run(workspace, executor="local", job="local-abc")
+
+
 def test_a_local_run_that_crashed_is_started_again_once(workspace: Workspace, launched: list[str]) -> None:
-    Told(workspace, "local", "local-abc").submitted().started().crashed()
-    assert again(workspace).started == [RUN_ID]
-    assert again(workspace).started == []
+    local_run(workspace).submitted().started().reached(5).crashed()
+    assert sync_again(workspace).started == [RUN_ID]
+    assert sync_again(workspace).started == []
     assert len(launched) == 1
-    assert [attempt.job_id for attempt in loaded(workspace).attempts] == ["local-abc", launched[0]]
+    assert [attempt.job_id for attempt in load_run(workspace).attempts] == ["local-abc", launched[0]]
 
 
 def test_a_local_run_whose_processes_were_killed_is_started_again(workspace: Workspace, launched: list[str]) -> None:
     gone = {**this_process().to_dict(), "start": 1, "started": 1, "pid": 2**22 - 1}
-    Told(workspace, "local", "local-abc").submitted(process=gone).started(process=gone)
-    assert again(workspace).started == [RUN_ID]
+    local_run(workspace).submitted(process=gone).started(process=gone).reached(5)
+    assert sync_again(workspace).started == [RUN_ID]
     assert len(launched) == 1
-    assert loaded(workspace).attempts[0].cause == "lost"
+    assert load_run(workspace).attempts[0].cause == "lost"
 
 
 def test_a_local_run_whose_processes_are_still_there_waits_for_them(workspace: Workspace, launched: list[str]) -> None:
-    Told(workspace, "local", "local-abc").submitted(process=this_process().to_dict()).started().crashed()
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "requeued"
+    local_run(workspace).submitted(process=this_process().to_dict()).started().reached(5).crashed()
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "requeued"
     assert launched == []
 
 
 def test_a_local_run_that_a_person_cancelled_is_left_alone(workspace: Workspace, launched: list[str]) -> None:
-    told = Told(workspace, "local", "local-abc").submitted().started()
-    told.command("cancel", t=160.0).node("end", t=170.0, cause="preempted", reason="stopped by SIGTERM",
-                                         signal="SIGTERM", sure=True, failed_at=170.0)  # fmt: skip
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "cancelled"
+    run = local_run(workspace).submitted().started().reached(5)
+    run.cancel().stopped(sure=True)
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "cancelled"
     assert launched == []
 
 
@@ -373,8 +378,8 @@ def test_a_local_run_of_another_machine_says_where_it_would_start_again(
     workspace: Workspace, launched: list[str]
 ) -> None:
     there = {**this_process().to_dict(), "host": "elsewhere"}
-    Told(workspace, "local", "local-abc").submitted(process=there).started(process=there).crashed()
-    synced = again(workspace)
+    local_run(workspace).submitted(process=there).started(process=there).reached(5).crashed()
+    synced = sync_again(workspace)
     assert (synced.started, synced.problems, launched) == ([], [], [])
     assert synced.notes == [
         f"run {RUN_ID} was interrupted on elsewhere: 'slurmtrain sync' starts it again there, and not here"
@@ -382,8 +387,8 @@ def test_a_local_run_of_another_machine_says_where_it_would_start_again(
 
 
 def test_who_follows_a_run_is_told_once_that_it_waits_for_a_command(workspace: Workspace, launched: list[str]) -> None:
-    told = Told(workspace, "local", "local-abc").submitted().started().crashed()
-    logs = told.run.attempt("local-abc", 0).logs
+    run = local_run(workspace).submitted().started().reached(5).crashed()
+    logs = run.directory.attempt("local-abc", 0).logs
     logs.mkdir()
     heard: list[str] = []
     lines = read_logs(workspace, RUN_ID, follow=True, waits=heard.append)
@@ -391,5 +396,5 @@ def test_who_follows_a_run_is_told_once_that_it_waits_for_a_command(workspace: W
         # A file that is not read yet is found at the next look.
         (logs / f"rank-{rank}.log").write_text("here\n")
         assert next(lines).origin == f"rank {rank}"
-    assert heard == [f"{WHY}; 'slurmtrain sync' or 'watch' starts it again, 30 s after it ended"]
+    assert heard == [f"{CRASHED}; 'slurmtrain sync' or 'watch' starts it again, 30 s after it ended"]
     assert launched == []

@@ -7,11 +7,10 @@ import time
 from typing import Any
 
 import pytest
-from helpers.fakeslurm import PARTITIONS, SlurmCommands
-from helpers.told import RUN_ID, Told, again, loaded, waiting
+from helpers.fakeslurm import PARTITIONS, SlurmCommands, squeue_line
+from helpers.runs import RUN_ID, RunBuilder
+from helpers.workspaces import build_run, load_run, sync_again
 
-from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.views import run_json, show_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
@@ -28,28 +27,14 @@ def over(slurm: SlurmCommands) -> None:
     slurm.replies("sacct", OVER)
 
 
-def refused(workspace: Workspace, *, failed: str = "scontrol: no", **keys: Any) -> RunDir:
+def refused(workspace: Workspace, *, failed: str = "scontrol: no", **spec: Any) -> RunBuilder:
     """A run of two nodes, one of which failed the preflight, and whose job could not be put back."""
-    run = Told(workspace, **{"resources": {"nodes": 2}, **keys}).submitted().run
-    run.attempt("7", 0).path.mkdir(parents=True)
-    for node in range(2):
-        said = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1, "attempt": 1}
-        at_node(run, node, "agent", **said)
-    at_node(run, 0, "requeue", exclude=["n1"], why=WHY)
-    at_node(run, 0, "end", cause="preflight", reason=WHY, failed_at=time.time(), cascade=False, signal=None)
+    run = build_run(workspace, **{"resources": {"nodes": 2}, **spec}).submitted().later(time.time() - 200)
+    run.started(nodes=2).node("requeue", exclude=["n1"], why=WHY)
+    run.ended("preflight", reason=WHY, failed_at=time.time(), cascade=False)
     if failed:
-        at_node(run, 0, "requeue_failed", reason=failed)
+        run.node("requeue_failed", reason=failed)
     return run
-
-
-def tell(run: RunDir, kind: str, **data: Any) -> None:
-    with (run.journals / "submit.jsonl").open("ab") as file:
-        file.write(encode(time.time(), kind, data))
-
-
-def at_node(run: RunDir, index: int, kind: str, /, **data: Any) -> None:
-    with run.attempt("7", 0).node_journal(index).open("ab") as file:
-        file.write(encode(time.time(), kind, data))
 
 
 # --- a new submission ---------------------------------------------------------------------------------------------
@@ -59,12 +44,12 @@ def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     run = refused(workspace, slurm={"exclude": "n3"})
-    assert again(workspace).started == [RUN_ID]
-    slurm.replies("squeue", waiting("8"))
-    assert again(workspace).started == []
+    assert sync_again(workspace).started == [RUN_ID]
+    slurm.replies("squeue", squeue_line("8"))
+    assert sync_again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
-    assert "#SBATCH --exclude='n[1,3]'\n" in (run.submission(2).submitit / "8_submission.sh").read_text()
-    found = loaded(workspace)
+    assert "#SBATCH --exclude='n[1,3]'\n" in (run.directory.submission(2).submitit / "8_submission.sh").read_text()
+    found = load_run(workspace)
     assert (found.state, [attempt.job_id for attempt in found.attempts]) == ("pending", ["7", "8"])
     assert list(found.attempts[1].without) == ["n1"]
     assert found.attempts[0].cause == "preflight"
@@ -72,9 +57,9 @@ def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(
 
 def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, failed="")
-    slurm.replies("squeue", waiting("7", "BeginTime", restart=1))
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "requeued"
+    slurm.replies("squeue", squeue_line("7", "BeginTime", restart=1))
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "requeued"
     assert slurm.calls("sbatch") == []
 
 
@@ -83,36 +68,36 @@ def test_a_run_is_not_submitted_again_while_slurm_does_not_say_that_its_job_is_o
 ) -> None:
     refused(workspace)
     slurm.fails("squeue", "squeue: error: down")
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "requeued"
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "requeued"
 
 
 def test_a_run_that_cannot_do_without_its_nodes_is_given_up_and_says_why(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     refused(workspace, resources={"nodes": 4})
-    assert again(workspace).started == []
+    assert sync_again(workspace).started == []
     reason = f"{WHY}; it cannot start again: n1 cannot be left out: 4 nodes are needed and 3 would be left"
-    assert (loaded(workspace).state, loaded(workspace).reason) == ("failed", reason)
-    assert again(workspace).problems == []
+    assert (load_run(workspace).state, load_run(workspace).reason) == ("failed", reason)
+    assert sync_again(workspace).problems == []
     assert slurm.calls("sbatch") == []
 
 
 def test_a_run_whose_spec_wants_no_node_excluded_is_given_up(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, preflight={"exclude": False})
-    again(workspace)
-    assert loaded(workspace).state == "failed"
-    assert loaded(workspace).reason.endswith("it cannot start again: preflight.exclude is false")
+    sync_again(workspace)
+    assert load_run(workspace).state == "failed"
+    assert load_run(workspace).reason.endswith("it cannot start again: preflight.exclude is false")
     assert slurm.calls("sbatch") == []
 
 
 def test_a_run_that_sbatch_refuses_is_given_up_with_its_words(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace)
     slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid qos specification")
-    again(workspace)
-    assert loaded(workspace).state == "failed"
-    assert "it cannot start again: Slurm refused the job: " in loaded(workspace).reason
-    again(workspace)
+    sync_again(workspace)
+    assert load_run(workspace).state == "failed"
+    assert "it cannot start again: Slurm refused the job: " in load_run(workspace).reason
+    sync_again(workspace)
     assert len(slurm.calls("sbatch")) == 1
 
 
@@ -121,11 +106,11 @@ def test_a_slurm_that_does_not_answer_is_a_problem_and_asked_again_later(
 ) -> None:
     refused(workspace)
     slurm.fails("scontrol", "scontrol: error: down")
-    [problem] = again(workspace).problems
+    [problem] = sync_again(workspace).problems
     assert problem.startswith(f"run {RUN_ID} cannot be started again: Slurm does not answer")
-    assert loaded(workspace).state == "requeued"
+    assert load_run(workspace).state == "requeued"
     slurm.replies("scontrol", PARTITIONS)
-    assert again(workspace).started == [RUN_ID]
+    assert sync_again(workspace).started == [RUN_ID]
 
 
 def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: SlurmCommands) -> None:
@@ -140,34 +125,34 @@ def test_a_loop_does_not_try_again_at_every_look(workspace: Workspace, slurm: Sl
 
 def test_a_secret_that_is_missing_here_is_a_problem(workspace: Workspace, slurm: SlurmCommands) -> None:
     refused(workspace, env={"HUB_TOKEN": "<redacted>"})
-    [problem] = again(workspace).problems
+    [problem] = sync_again(workspace).problems
     assert "HUB_TOKEN" in problem
-    assert loaded(workspace).state == "requeued"
+    assert load_run(workspace).state == "requeued"
     assert slurm.calls("sbatch") == []
 
 
 def test_a_run_that_a_person_cancelled_is_left_cancelled(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = refused(workspace)
-    tell(run, "cancel")
-    assert again(workspace).started == []
-    assert loaded(workspace).state == "cancelled"
+    run.cancel()
+    assert sync_again(workspace).started == []
+    assert load_run(workspace).state == "cancelled"
     assert slurm.calls("sbatch") == []
 
 
 def test_a_run_that_another_command_is_at_is_left_alone(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = refused(workspace)
-    with locked(run.lock):
-        assert again(workspace).started == []
+    with locked(run.directory.lock):
+        assert sync_again(workspace).started == []
     assert slurm.calls("sbatch") == []
-    assert again(workspace).started == [RUN_ID]
+    assert sync_again(workspace).started == [RUN_ID]
 
 
 def test_a_run_that_waits_to_start_again_says_why_it_does_and_what_slurm_says(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     refused(workspace, failed="")
-    slurm.replies("squeue", waiting("7", "BeginTime", restart=1))
-    listed = again(workspace).observed.runs[RUN_ID]
+    slurm.replies("squeue", squeue_line("7", "BeginTime", restart=1))
+    listed = sync_again(workspace).observed.runs[RUN_ID]
     reason = run_json(workspace, listed)["reason"]
     assert reason.startswith(f"{WHY}; starts again without n1; it may not start before a given time")
 
@@ -176,9 +161,9 @@ def test_a_run_that_waits_to_start_again_says_why_it_does_and_what_slurm_says(
 def test_show_tells_the_networks_and_which_was_elected(workspace: Workspace) -> None:
     run = refused(workspace)
     networks = [{"name": "a", "proved": False}, {"name": "b", "proved": True}]
-    at_node(run, 0, "election", networks=networks, excluded=[], elected=1, tests=2)
-    listed = again(workspace).observed.runs[RUN_ID]
-    first, _ = show_json(workspace, listed, loaded(workspace))["attempts"]
+    run.node("election", networks=networks, excluded=[], elected=1, tests=2)
+    listed = sync_again(workspace).observed.runs[RUN_ID]
+    first, _ = show_json(workspace, listed, load_run(workspace))["attempts"]
     assert first["network"] == {"elected": "b", "networks": networks, "excluded": []}
 
 
@@ -205,12 +190,12 @@ def test_a_job_that_its_agent_left_held_is_let_go(
     repairs = Repairs(done=True)
     monkeypatch.setattr(requeue, "let_go", repairs)
     refused(workspace, failed=failed)
-    slurm.replies("squeue", waiting("7", reason, restart=1))
-    assert again(workspace).released == [RUN_ID]
+    slurm.replies("squeue", squeue_line("7", reason, restart=1))
+    assert sync_again(workspace).released == [RUN_ID]
     assert repairs.calls == [("7", ("n1",), bool(failed))]
-    assert loaded(workspace).attempts[0].requeue_problem == ""
-    assert loaded(workspace).reason == f"{WHY}; starts again without n1"
-    again(workspace)
+    assert load_run(workspace).attempts[0].requeue_problem == ""
+    assert load_run(workspace).reason == f"{WHY}; starts again without n1"
+    sync_again(workspace)
     assert repairs.calls[1:] == [("7", ("n1",), False)]
 
 
@@ -221,8 +206,8 @@ def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
     repairs = Repairs(done=False)
     monkeypatch.setattr(requeue, "let_go", repairs)
     refused(workspace)
-    slurm.replies("squeue", waiting("7", reason, restart=1))
-    assert again(workspace).released == []
+    slurm.replies("squeue", squeue_line("7", reason, restart=1))
+    assert sync_again(workspace).released == []
     assert repairs.calls == []
 
 
@@ -233,12 +218,9 @@ def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stay
     monkeypatch.setattr(requeue, "let_go", repairs)
     run = refused(workspace)
     # Another start has begun since, and was preempted.
-    later = run.attempt("7", 1)
-    later.path.mkdir()
-    said = {"node": 0, "nodes": 1, "host": "n2", "executor": "slurm", "submission": 1, "attempt": 2}
-    later.node_journal(0).write_bytes(encode(time.time(), "agent", said))
-    slurm.replies("squeue", waiting("7", "JobHeldUser", restart=2))
-    assert again(workspace).released == []
+    run.started(1, host="n2")
+    slurm.replies("squeue", squeue_line("7", "JobHeldUser", restart=2))
+    assert sync_again(workspace).released == []
     assert repairs.calls == []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.story import DOWN, LIMIT_S, Story
+from helpers.runs import DOWN, LIMIT_S, RunBuilder
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -22,47 +22,47 @@ NO_ACCOUNTING = "sacct: Slurm accounting storage is disabled"
 
 
 def test_a_run_without_an_attempt_is_nothing_to_ask_slurm_about() -> None:
-    story = Story().command("created", name="n", executor="slurm")
+    story = RunBuilder().command("created", name="n", executor="slurm")
     assert not is_open(story.run)
     assert not wants_accounting(story.run, story.queue())
     assert news(story.run, story.queue(), story.accounting(), story.now) == []
 
 
 def test_a_run_is_open_until_its_end_is_beyond_doubt() -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     assert is_open(story.run)
     assert is_open(story.started().run)
-    assert is_open(story.asked().run)
+    assert is_open(story.stopped().run)
     story.observed(story.slurm("PREEMPTED"))
     assert not is_open(story.run)
 
 
 def test_a_run_that_completed_is_not_open() -> None:
-    assert not is_open(Story().submitted().started().ended("completed").run)
+    assert not is_open(RunBuilder().submitted().started().ended("completed").run)
 
 
 @pytest.mark.parametrize(
     ("state", "wanted"), [("PENDING", False), ("RUNNING", False), ("COMPLETED", False), ("FAILED", True)]
 )
 def test_sacct_is_asked_for_what_squeue_leaves_open(state: str, wanted: bool) -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     assert wants_accounting(story.run, story.queue(story.slurm(state, restart=0))) is wanted
 
 
 def test_sacct_is_asked_for_a_job_that_squeue_does_not_know_but_not_while_squeue_is_down() -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     assert wants_accounting(story.run, story.queue())
     assert not wants_accounting(story.run, DOWN)
 
 
 def test_sacct_is_asked_for_a_submission_whose_job_nobody_knows() -> None:
-    story = Story().command("created", name="n", executor="slurm")
+    story = RunBuilder().command("created", name="n", executor="slurm")
     story.command("submitting", submission=1, attempt=1, executor="slurm")
     assert wants_accounting(story.run, story.queue())
 
 
 def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended() -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     assert wants_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
 
 
@@ -71,25 +71,25 @@ def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended(
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "SOMETHING_NEW"])
 def test_a_job_that_is_under_way_is_no_news(state: str) -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     assert story.look(story.queue(story.slurm(state, restart=0))) == []
     assert story.run.state == "pending"
 
 
 def test_a_job_that_cannot_be_asked_about_is_no_news() -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     assert story.look(DOWN, story.accounting(story.slurm("FAILED"))) == []
     assert story.run.state == "running"
 
 
 def test_a_submission_that_named_no_job_is_no_news() -> None:
-    story = Story().command("created", name="n", executor="slurm")
+    story = RunBuilder().command("created", name="n", executor="slurm")
     story.command("submitting", submission=1, attempt=1, executor="slurm")
     assert story.look(story.queue(story.slurm("RUNNING")), story.accounting()) == []
 
 
 def test_a_job_of_somebody_else_is_no_news() -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     other = replace(story.slurm("FAILED"), id="8")
     own = story.slurm("PENDING", restart=0)
     assert story.look(story.queue(other, own)) == []
@@ -99,7 +99,7 @@ def test_a_job_of_somebody_else_is_no_news() -> None:
 
 
 def test_a_preempted_job_that_was_asked_to_stop_is_preempted_once_sacct_says_so() -> None:
-    story = Story().submitted().started().later(100).asked()
+    story = RunBuilder().submitted().started().later(100).stopped()
     [observed] = story.look(story.queue(), story.accounting(story.slurm("PREEMPTED")))
     assert (observed.source, observed.state, observed.restart) == ("sacct", "PREEMPTED", 0)
     assert story.causes == ["preempted"]
@@ -107,19 +107,19 @@ def test_a_preempted_job_that_was_asked_to_stop_is_preempted_once_sacct_says_so(
 
 
 def test_a_job_that_left_in_its_grace_is_preempted_though_sacct_says_timeout() -> None:
-    story = Story().submitted().started().later(600).asked()
+    story = RunBuilder().submitted().started().later(600).stopped()
     story.look(story.queue(), story.accounting(story.slurm("TIMEOUT", lasted=600.0)))
     assert story.causes == ["preempted"]
 
 
 def test_a_job_that_ran_into_its_limit_timed_out() -> None:
-    story = Story().submitted().started().later(LIMIT_S)
+    story = RunBuilder().submitted().started().later(LIMIT_S)
     story.look(story.queue(), story.accounting(story.slurm("TIMEOUT", lasted=LIMIT_S)))
     assert story.causes == ["timeout"]
 
 
 def test_a_job_one_of_whose_nodes_failed_in_silence_is_told_by_slurm() -> None:
-    story = Story().submitted().started(nodes=2).later(100).asked(0)
+    story = RunBuilder().submitted().started(nodes=2).later(100).stopped(0)
     assert story.look(story.queue(story.slurm("RUNNING", restart=0))) == []
     assert story.run.state == "running"
     story.look(story.queue(story.slurm("NODE_FAIL", restart=0, nodes="n[0-1]")))
@@ -127,7 +127,7 @@ def test_a_job_one_of_whose_nodes_failed_in_silence_is_told_by_slurm() -> None:
 
 
 def test_a_crash_that_followed_from_a_node_failure_is_told_by_slurm() -> None:
-    story = Story().submitted().started(nodes=2)
+    story = RunBuilder().submitted().started(nodes=2)
     story.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=story.now)
     story.look(story.queue(), story.accounting(story.slurm("NODE_FAIL")))
     assert story.causes == ["node_fail"]
@@ -135,7 +135,7 @@ def test_a_crash_that_followed_from_a_node_failure_is_told_by_slurm() -> None:
 
 @pytest.mark.parametrize("state", ["FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "CANCELLED by 1001"])
 def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> None:
-    story = Story().submitted().started().ended("crash", reason="boom", failed_at=1005.0)
+    story = RunBuilder().submitted().started().ended("crash", reason="boom", failed_at=1005.0)
     assert story.look(story.queue(), story.accounting(story.slurm(state))) == []
     assert (story.causes, story.run.reason) == (["crash"], "boom")
 
@@ -154,7 +154,7 @@ def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> N
 def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
     job: dict[str, object], cause: str, reason: str, spoke: bool
 ) -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     if spoke:
         story.started()
     story.later(100)
@@ -163,13 +163,13 @@ def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
 
 
 def test_squeue_alone_tells_of_a_job_that_ended_just_now() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     [observed] = story.look(story.queue(story.slurm("OUT_OF_MEMORY", restart=0)))
     assert (observed.source, story.causes) == ("squeue", ["oom"])
 
 
 def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     [observed] = story.look(
         story.queue(story.slurm("FAILED", restart=0)), story.accounting(story.slurm("OUT_OF_MEMORY"))
     )
@@ -178,7 +178,7 @@ def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
 
 @pytest.mark.parametrize("accounting", [None, "behind", "down"])
 def test_a_failed_job_is_told_by_squeue_where_sacct_does_not_know(accounting: str | None) -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     answers = {
         None: None,
         "behind": story.accounting(story.slurm("RUNNING", ends_at=None)),
@@ -189,7 +189,7 @@ def test_a_failed_job_is_told_by_squeue_where_sacct_does_not_know(accounting: st
 
 
 def test_a_final_state_that_is_told_again_is_no_news() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     over = story.slurm("NODE_FAIL", restart=0)
     assert len(story.look(story.queue(over))) == 1
     for _ in range(3):
@@ -198,14 +198,14 @@ def test_a_final_state_that_is_told_again_is_no_news() -> None:
 
 def test_a_job_that_a_person_cancelled_was_cancelled_whatever_slurm_says_of_it_then() -> None:
     for state in ("CANCELLED by 0", "COMPLETED", "FAILED", "TIMEOUT"):
-        story = Story().submitted().started().cancel().later(30)
+        story = RunBuilder().submitted().started().cancel().later(30)
         story.look(story.queue(), story.accounting(story.slurm(state)))
         assert story.causes == ["cancelled"]
         assert story.run.state == "cancelled"
 
 
 def test_a_job_that_had_failed_before_a_person_cancelled_it_has_failed() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     over = story.slurm("NODE_FAIL")
     story.later(60).cancel()
     story.look(story.queue(), story.accounting(over))
@@ -214,7 +214,7 @@ def test_a_job_that_had_failed_before_a_person_cancelled_it_has_failed() -> None
 
 @pytest.mark.parametrize("source", ["squeue", "sacct"])
 def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(source: str) -> None:
-    story = Story(job="26_2").submitted().later(30)
+    story = RunBuilder(job="26_2").submitted().later(30)
     array = replace(story.slurm("CANCELLED by 0"), id="26", restart=0)
     whole = {"26": [array]}
     queue = story.queue(array) if source == "squeue" else story.queue()
@@ -224,7 +224,7 @@ def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(
 
 
 def test_an_element_of_an_array_that_is_told_by_its_own_id_is_not_told_by_the_arrays() -> None:
-    story = Story(job="26_2").submitted().later(30)
+    story = RunBuilder(job="26_2").submitted().later(30)
     array = replace(story.slurm("CANCELLED by 0"), id="26", restart=0)
     queue = story.queue(array, story.slurm("RUNNING", restart=0))
     assert story.look(queue, Accounting({"26": [array]}, at=story.now)) == []
@@ -234,7 +234,7 @@ def test_an_element_of_an_array_that_is_told_by_its_own_id_is_not_told_by_the_ar
 
 
 def test_a_job_that_was_put_back_into_the_queue_is_requeued_and_then_runs() -> None:
-    story = Story().submitted().started().later(100).asked()
+    story = RunBuilder().submitted().started().later(100).stopped()
     first = story.slurm("REQUEUED")
     again = story.slurm("PENDING", restart=1)
     found = story.look(story.queue(again), story.accounting(first))
@@ -247,14 +247,14 @@ def test_a_job_that_was_put_back_into_the_queue_is_requeued_and_then_runs() -> N
 
 def test_a_start_that_squeue_shows_over_is_preempted_also_while_sacct_is_silent() -> None:
     for accounting in (None, Accounting(problem=NO_ACCOUNTING, absent=True), Accounting(problem="sacct: down")):
-        story = Story().submitted().started().later(100).asked()
+        story = RunBuilder().submitted().started().later(100).stopped()
         story.look(story.queue(story.slurm("PENDING", restart=1)), accounting)
         assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
 
 
 @pytest.mark.parametrize(("state", "cause"), [("NODE_FAIL", "node_fail"), ("PREEMPTED", "preempted")])
 def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_runs_again(state: str, cause: str) -> None:
-    story = Story().submitted().started(nodes=2).later(100).asked(0)
+    story = RunBuilder().submitted().started(nodes=2).later(100).stopped(0)
     over = story.slurm(state)
     story.later(60).started(1, nodes=2)
     assert len(story.run.attempts) == 2
@@ -263,7 +263,7 @@ def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_runs_again(
 
 
 def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_has_ended_well() -> None:
-    story = Story().submitted().started(nodes=2).later(100).asked(0)
+    story = RunBuilder().submitted().started(nodes=2).later(100).stopped(0)
     over = story.slurm("NODE_FAIL")
     story.later(60).started(1, nodes=2).ended("completed", 0, 1).ended("completed", 1, 1)
     story.look(story.queue(), story.accounting(over, story.slurm("COMPLETED")))
@@ -272,13 +272,13 @@ def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_has_ended_w
 
 
 def test_a_cancel_by_slurm_of_a_start_that_went_on_is_heard_once() -> None:
-    story = Story().submitted().started().asked().later(60).started(1)
+    story = RunBuilder().submitted().started().stopped().later(60).started(1)
     assert len(story.look(story.queue(story.slurm("CANCELLED by 0", restart=0)))) == 1
     assert story.causes == ["preempted", None]
 
 
 def test_starts_that_nobody_saw_are_known_from_sacct() -> None:
-    story = Story().submitted().later(1000)
+    story = RunBuilder().submitted().later(1000)
     starts = [
         story.slurm("PREEMPTED", starts_at=1100.0, ends_at=1200.0),
         story.slurm("NODE_FAIL", starts_at=1300.0, ends_at=1400.0),
@@ -291,14 +291,14 @@ def test_starts_that_nobody_saw_are_known_from_sacct() -> None:
 
 
 def test_a_row_of_sacct_that_is_final_by_an_old_answer_does_not_end_a_start_that_squeue_shows_alive() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     stale = story.accounting(story.slurm("REQUEUED"))
     assert story.look(story.queue(story.slurm("RUNNING", restart=0)), stale) == []
     assert story.run.state == "running"
 
 
 def test_an_old_answer_of_squeue_does_not_undo_what_a_node_said_since() -> None:
-    story = Story().submitted().started().later(100).asked()
+    story = RunBuilder().submitted().started().later(100).stopped()
     old = story.queue(story.slurm("RUNNING", restart=0))
     story.later(60).started(1)
     assert story.look(old, None) == []
@@ -306,7 +306,7 @@ def test_an_old_answer_of_squeue_does_not_undo_what_a_node_said_since() -> None:
 
 
 def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start() -> None:
-    story = Story().submitted().started().asked().later(60).started(1)
+    story = RunBuilder().submitted().started().stopped().later(60).started(1)
     story.look(story.queue(story.slurm("NODE_FAIL", restart=None)), story.accounting(story.slurm("PREEMPTED")))
     assert story.causes == ["preempted", "node_fail"]
 
@@ -315,7 +315,7 @@ def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start
 
 
 def test_a_job_that_nobody_knows_is_first_missed_and_given_up_only_after_a_while() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     [missed] = story.look(story.queue(), story.accounting())
     assert missed.state == ABSENT
     assert story.run.state == "running"
@@ -331,7 +331,7 @@ def test_a_job_that_nobody_knows_is_first_missed_and_given_up_only_after_a_while
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 def test_a_job_that_is_back_is_missed_no_more(state: str) -> None:
-    story = Story().submitted().later(100)
+    story = RunBuilder().submitted().later(100)
     story.look(story.queue(), story.accounting())
     [back] = story.look(story.queue(story.slurm(state, restart=0)))
     assert back.state == state
@@ -342,13 +342,13 @@ def test_a_job_that_is_back_is_missed_no_more(state: str) -> None:
 
 
 def test_a_job_whose_agent_speaks_is_missed_no_more() -> None:
-    story = Story().submitted().later(100)
+    story = RunBuilder().submitted().later(100)
     story.look(story.queue(), story.accounting())
     assert story.started().newest.absent_since is None
 
 
 def test_a_missed_job_that_sacct_knows_at_last_ended_as_sacct_says() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     story.look(story.queue(), story.accounting())
     story.later(2 * GIVEN_UP_S)
     story.look(story.queue(), story.accounting(story.slurm("OUT_OF_MEMORY")))
@@ -357,7 +357,7 @@ def test_a_missed_job_that_sacct_knows_at_last_ended_as_sacct_says() -> None:
 
 @pytest.mark.parametrize("which", ["squeue", "sacct", "not asked"])
 def test_a_job_is_not_missed_unless_both_squeue_and_sacct_have_answered(which: str) -> None:
-    story = Story().submitted().started().later(2 * GIVEN_UP_S)
+    story = RunBuilder().submitted().started().later(2 * GIVEN_UP_S)
     queue = DOWN if which == "squeue" else story.queue()
     answers = {
         "squeue": story.accounting(),
@@ -369,7 +369,7 @@ def test_a_job_is_not_missed_unless_both_squeue_and_sacct_have_answered(which: s
 
 
 def test_a_missed_job_is_not_given_up_while_sacct_is_down() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     story.look(story.queue(), story.accounting())
     story.later(2 * GIVEN_UP_S)
     assert story.look(story.queue(), Accounting(problem="sacct: down", at=story.now)) == []
@@ -378,16 +378,16 @@ def test_a_missed_job_is_not_given_up_while_sacct_is_down() -> None:
 
 
 def test_a_job_is_not_missed_by_answers_from_before_it_was_submitted() -> None:
-    before = Story()
+    before = RunBuilder()
     queue, accounting = before.queue(), before.accounting()
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     assert story.look(queue, story.accounting()) == []
     assert story.look(story.queue(), accounting) == []
     assert len(story.look(story.queue(), story.accounting())) == 1
 
 
 def test_a_site_without_accounting_gives_a_job_up_by_squeue_alone() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
 
     def absent() -> Accounting:
         return Accounting(problem=NO_ACCOUNTING, absent=True, at=story.now)
@@ -400,7 +400,7 @@ def test_a_site_without_accounting_gives_a_job_up_by_squeue_alone() -> None:
 
 
 def test_a_job_of_which_sacct_only_knows_that_it_ran_is_given_up_all_the_same() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     runs = story.slurm("RUNNING", ends_at=None)
     story.look(story.queue(), story.accounting(runs))
     story.later(GIVEN_UP_S)
@@ -409,7 +409,7 @@ def test_a_job_of_which_sacct_only_knows_that_it_ran_is_given_up_all_the_same() 
 
 
 def test_a_run_that_is_over_is_not_missed() -> None:
-    story = Story().submitted().started().ended("completed").later(2 * GIVEN_UP_S)
+    story = RunBuilder().submitted().started().ended("completed").later(2 * GIVEN_UP_S)
     assert story.look(story.queue(), story.accounting()) == []
     assert story.run.state == "completed"
 
@@ -427,7 +427,7 @@ class AnyStory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.story = Story().submitted()
+        self.story = RunBuilder().submitted()
         self.over: dict[str, Attempt] = {}
 
     @rule(restart=restarts, nodes=st.integers(1, 2))
@@ -440,7 +440,7 @@ class AnyStory(RuleBasedStateMachine):
 
     @rule(restart=restarts, node=st.integers(0, 1))
     def a_node_is_asked_to_stop(self, restart: int, node: int) -> None:
-        self.story.asked(node, restart)
+        self.story.stopped(node, restart)
 
     @rule(restart=restarts, node=st.integers(0, 1))
     def a_node_completes(self, restart: int, node: int) -> None:

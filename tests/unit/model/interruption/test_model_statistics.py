@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.story import Story
+from helpers.runs import RunBuilder
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import ANNOUNCED, UNNOTICED, AttemptSpan, add, kind
@@ -100,11 +100,11 @@ def test_a_history_grows_by_what_attempts_have_lived_through() -> None:
 
 
 def test_what_a_run_has_been_through_is_told_by_its_attempts() -> None:
-    story = Story().submitted().started().later(100)
+    story = RunBuilder().submitted().started().later(100)
     story.observed(story.slurm("NODE_FAIL"))
     [attempt] = story.run.attempts
     assert kind(attempt.cause, attempt.failures) == UNNOTICED
-    story = Story().submitted().started().asked()
+    story = RunBuilder().submitted().started().stopped()
     story.observed(story.slurm("PREEMPTED"))
     [attempt] = story.run.attempts
     assert kind(attempt.cause, attempt.failures) == ANNOUNCED

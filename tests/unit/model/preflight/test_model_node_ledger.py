@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event
-from helpers.story import Story
+from helpers.runs import RunBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,11 +24,11 @@ CLOCK = {"check": "clock", "status": "fail", "summary": "5 s ahead of n0 (limit 
 DISK = {"check": "disk", "status": "pass", "summary": "81 GB free"}
 
 
-def told(story: Story) -> list[LedgerEntry]:
+def told(story: RunBuilder) -> list[LedgerEntry]:
     return ledger_entries("RUN", story.events, {attempt.key: attempt.number for attempt in story.run.attempts})
 
 
-def judged(story: Story, node: int, *findings: dict[str, Any], blamed: bool, restart: int = 0) -> Story:
+def judged(story: RunBuilder, node: int, *findings: dict[str, Any], blamed: bool, restart: int = 0) -> RunBuilder:
     return story.node("preflight", node, restart, status="fail", seconds=1.0, findings=list(findings), blamed=blamed)
 
 
@@ -52,7 +52,7 @@ def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> AnyEvent:
 
 
 def test_a_node_that_is_blamed_is_entered_with_what_it_failed_and_the_evidence() -> None:
-    story = judged(Story().submitted().started(0, 2), 0, DISK, blamed=False)
+    story = judged(RunBuilder().submitted().started(0, 2), 0, DISK, blamed=False)
     [found] = told(judged(story, 1, CLOCK, DISK, blamed=True))
     assert (found.host, found.run_id, found.attempt_key, found.attempt) == ("n1", "RUN", "7.0", 1)
     assert (found.checks, found.reason) == (("clock",), "clock: 5 s ahead of n0 (limit 1 s)")
@@ -60,17 +60,17 @@ def test_a_node_that_is_blamed_is_entered_with_what_it_failed_and_the_evidence()
 
 
 def test_a_node_that_failed_without_being_to_blame_is_not_entered() -> None:
-    assert told(judged(Story().submitted().started(0, 2), 1, CLOCK, blamed=False)) == []
+    assert told(judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=False)) == []
 
 
 def test_nodes_of_a_run_on_one_machine_are_not_entered() -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     story.node("agent", 1, node=1, nodes=2, host="vm/1", executor="local", submission=1, attempt=1)
     assert told(judged(story, 1, CLOCK, blamed=True)) == []
 
 
 def test_a_node_that_never_spoke_is_entered_by_what_node_0_says_of_it() -> None:
-    story = judged(Story().submitted().started(), 0, DISK, blamed=False)
+    story = judged(RunBuilder().submitted().started(), 0, DISK, blamed=False)
     story.node("requeue", 0, 0, exclude=["n1"], why="n1: agent: it did not come within 60 s")
     [found] = told(story)
     assert (found.host, found.reason) == ("n1", "n1: agent: it did not come within 60 s")
@@ -78,20 +78,20 @@ def test_a_node_that_never_spoke_is_entered_by_what_node_0_says_of_it() -> None:
 
 
 def test_a_node_that_both_tell_of_is_entered_once() -> None:
-    story = judged(Story().submitted().started(0, 2), 1, CLOCK, blamed=True)
+    story = judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=True)
     story.node("requeue", 0, 0, exclude=["n1"], why="x")
     assert len(told(story)) == 1
 
 
 def test_each_attempt_is_a_finding_of_its_own() -> None:
-    story = judged(Story().submitted().started(0, 2), 1, CLOCK, blamed=True)
+    story = judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=True)
     judged(story.started(1, 2), 1, CLOCK, blamed=True, restart=1)
     assert [(found.attempt_key, found.attempt) for found in told(story)] == [("7.0", 1), ("7.1", 2)]
 
 
 @pytest.mark.parametrize("wrong_by", [-1e6, 1e6])
 def test_when_it_was_seen_is_not_told_by_the_clock_that_is_wrong(wrong_by: float) -> None:
-    story = judged(Story().submitted().started(0, 3), 0, DISK, blamed=False)
+    story = judged(RunBuilder().submitted().started(0, 3), 0, DISK, blamed=False)
     right = story.now
     judged(story, 2, DISK, blamed=False)
     judged(story.later(wrong_by), 1, CLOCK, blamed=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event
-from helpers.story import Story
+from helpers.runs import RunBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -485,7 +485,7 @@ _ELECTION = {
 
 
 def test_an_attempt_keeps_its_networks_its_clocks_and_its_checks_by_host() -> None:
-    story = Story().submitted().started(0, 2)
+    story = RunBuilder().submitted().started(0, 2)
     story.node("election", 0, 0, **_ELECTION)
     for node, offset in ((0, 0.0), (1, 12.5)):
         story.node("clock", node, 0, offset_ms=offset, bound_ms=0.1, samples=8, disciplined=True, source="chrony")
@@ -502,7 +502,7 @@ def test_an_attempt_keeps_its_networks_its_clocks_and_its_checks_by_host() -> No
 
 
 def test_what_a_node_says_before_its_clock_was_set_back_is_still_its_own() -> None:
-    story = Story().submitted().later(5000)
+    story = RunBuilder().submitted().later(5000)
     story.started()
     story.later(-4000)
     story.node("clock", 0, 0, offset_ms=1.0, bound_ms=0.1, disciplined=True, source="x")

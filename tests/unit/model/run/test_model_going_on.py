@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.story import BEGIN, Story
+from helpers.runs import BEGIN, RunBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,24 +23,24 @@ def policy(**keys: Any) -> dict[str, Any]:
     return write_requeue(RequeueSpec(**keys))
 
 
-def begun(steps: int = 5, nodes: int = 1, **keys: Any) -> Story:
+def begun(steps: int = 5, nodes: int = 1, **keys: Any) -> RunBuilder:
     """A run that has trained a while under a policy."""
-    story = Story().submitted(requeue=policy(**keys)).started(nodes=nodes)
+    story = RunBuilder().submitted(requeue=policy(**keys)).started(nodes=nodes)
     story.steps["7.0"] = steps
     return story
 
 
-def saved(story: Story, step: int, restart: int = 0) -> Story:
+def saved(story: RunBuilder, step: int, restart: int = 0) -> RunBuilder:
     source = f"attempts/{story.job}.{restart}/rank-0.jsonl"
-    return story.tell(source, "saved", step=step, path=f"checkpoints/step-{step}", bytes=1, seconds=1.0)
+    return story.write(source, "saved", step=step, path=f"checkpoints/step-{step}", bytes=1, seconds=1.0)
 
 
-def crashed(story: Story, node: int = 0, restart: int = 0, **more: Any) -> Story:
+def crashed(story: RunBuilder, node: int = 0, restart: int = 0, **more: Any) -> RunBuilder:
     told = {"reason": "rank 0 exited with code 1", "failed_at": story.now + 1, "failures": [FAILED], **more}
     return story.ended("crash", node, restart, **told)
 
 
-def told(story: Story) -> tuple[str, str | None, str]:
+def told(story: RunBuilder) -> tuple[str, str | None, str]:
     """State of the run, who starts it again, and why in words."""
     return story.run.state, story.newest.restarted_by, story.run.reason
 
@@ -115,7 +115,7 @@ def test_a_run_that_is_not_to_be_started_again_is_not(cause: str) -> None:
 
 @pytest.mark.parametrize("cause", ["crash", "node_fail", "hang"])
 def test_a_run_of_a_version_without_policies_stays_ended(cause: str) -> None:
-    story = Story().submitted().started().ended(cause, reason="why", failed_at=BEGIN)
+    story = RunBuilder().submitted().started().ended(cause, reason="why", failed_at=BEGIN)
     assert told(story) == ("failed", None, "why")
 
 
@@ -125,7 +125,7 @@ def test_a_run_that_completed_is_over_whatever_its_policy() -> None:
 
 
 def test_a_run_on_this_machine_is_started_again_by_sync() -> None:
-    story = Story(job="local-abc")
+    story = RunBuilder(job="local-abc")
     story.command("created", name="n", executor="local")
     story.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
     story.command("submitted", submission=1, job_id="local-abc").started()
@@ -136,11 +136,11 @@ def test_a_run_on_this_machine_is_started_again_by_sync() -> None:
 
 
 def test_a_run_on_this_machine_whose_processes_died_is_started_again_by_sync() -> None:
-    story = Story(job="local-abc")
+    story = RunBuilder(job="local-abc")
     story.command("created", name="n", executor="local")
     story.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
     story.command("submitted", submission=1, job_id="local-abc").started()
-    story.tell(
+    story.write(
         "journal/observe.jsonl", "observed", job_id="local-abc", restart=0, source="host", state=GONE, reason="gone"
     )
     assert told(story) == ("requeued", "sync", f"gone; {SYNC}")
@@ -181,7 +181,7 @@ def test_an_agent_that_was_killed_before_its_last_word_has_said_enough() -> None
 def test_a_run_that_a_command_gave_up_has_failed_and_says_why() -> None:
     story = crashed(begun())
     story.observed(story.slurm("FAILED"))
-    story.tell("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
+    story.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
     assert told(story) == ("failed", None, "rank 0 exited with code 1; it cannot start again: no nodes")
     assert story.run.ended
 
@@ -191,7 +191,7 @@ def test_a_preempted_job_that_a_command_gave_up_is_over_too() -> None:
     story.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
     story.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
     story.observed(story.slurm("PREEMPTED"))
-    story.tell("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
+    story.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
     state, by, reason = told(story)
     assert (state, by) == ("failed", None)
     assert "it cannot start again: no nodes" in reason
@@ -211,7 +211,7 @@ def test_a_run_that_waits_for_sync_can_be_cancelled() -> None:
 
 
 def test_a_cancel_of_an_attempt_under_way_starts_nothing_again() -> None:
-    story = begun().cancel().asked()
+    story = begun().cancel().stopped()
     story.observed(story.slurm("CANCELLED by 1000"))
     assert told(story)[:2] == ("cancelled", None)
 
@@ -274,7 +274,7 @@ def test_a_job_that_a_command_ended_to_submit_another_is_for_sync() -> None:
     story = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
     story.look(story.queue(story.slurm("PENDING", restart=1)))
     assert [attempt.key for attempt in story.run.attempts] == ["7.0", "7.1"]
-    story.tell("journal/sync.jsonl", "replaced", job_id="7", restart=1, why="Slurm holds its job")
+    story.write("journal/sync.jsonl", "replaced", job_id="7", restart=1, why="Slurm holds its job")
     assert [attempt.key for attempt in story.run.attempts] == ["7.0"]
     assert told(story)[:2] == ("requeued", "sync")
     # What Slurm says of it afterwards changes nothing.
@@ -293,7 +293,9 @@ def test_a_start_of_a_job_whose_run_is_over_never_was_one() -> None:
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
 
-def restarted(story: Story, number: int = 1, cause: str = "crash", lost: tuple[int, ...] = (), **past: Any) -> Story:
+def restarted(
+    story: RunBuilder, number: int = 1, cause: str = "crash", lost: tuple[int, ...] = (), **past: Any
+) -> RunBuilder:
     was = {"cause": cause, "began_at_step": 0, "committed": 0, "reached": 5, "where": f"w{number}", **past}
     return story.node("restart", 0, 0, round=number, members=[0], cause=cause, why="w", lost=list(lost), past=was)
 
@@ -325,18 +327,18 @@ def test_restarts_in_place_count_as_failures() -> None:
 
 def test_a_restart_in_place_says_from_which_step_its_ranks_went_on() -> None:
     story = begun()
-    story.tell("attempts/7.0/rank-0.jsonl", "session", step=0)
+    story.write("attempts/7.0/rank-0.jsonl", "session", step=0)
     restarted(saved(story, 4), committed=4)
-    story.tell("attempts/7.0/rank-0.1.jsonl", "session", step=4)
+    story.write("attempts/7.0/rank-0.1.jsonl", "session", step=4)
     assert (story.newest.first_step, story.newest.round_step, story.newest.last_step) == (0, 4, 5)
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------
 
 
-def failing(times: int, by: str, **keys: Any) -> Story:
+def failing(times: int, by: str, **keys: Any) -> RunBuilder:
     """So many submissions, each of which fails in a way of its own."""
-    story = Story()
+    story = RunBuilder()
     for number in range(1, times + 1):
         story.job = str(6 + number)
         story.submitted(number, by="submit" if number == 1 else by, requeue=policy(**keys)).started(submission=number)
@@ -373,7 +375,7 @@ def test_nodes_may_fail_it_more_often_and_then_no_more() -> None:
 # --- the order of what is known -------------------------------------------------------------------------------------
 
 
-def long_story() -> Story:
+def long_story() -> RunBuilder:
     story = restarted(saved(begun(nodes=2), 3), 1, "node_fail", (1,), committed=3)
     story.node("requeue", cause="crash", why="it broke", exclude=["n1"], delay_s=30.0)
     crashed(story).observed(story.slurm("REQUEUED"))
@@ -384,7 +386,7 @@ def long_story() -> Story:
     story.job = "8"
     story.submitted(2, by="sync", requeue=policy()).started(submission=2)
     story.observed(story.slurm("NODE_FAIL"))
-    story.tell("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
+    story.write("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
     return story
 
 

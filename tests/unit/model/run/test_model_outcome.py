@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.story import LIMIT_S, Story
+from helpers.runs import LIMIT_S, RunBuilder
 
 from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, in_words, is_final
 from slurmtrain.model.run.run import CAUSES
@@ -64,7 +64,7 @@ def test_a_final_state_is_told_in_words() -> None:
     ],
 )
 def test_an_attempt_that_said_nothing_ended_for_what_slurm_says(state: str, cause: str, reason: str) -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     story.later(200).observed(story.slurm(state))
     attempt = story.newest
     assert (attempt.cause, attempt.reason, attempt.confirmed) == (cause, reason, True)
@@ -72,26 +72,26 @@ def test_an_attempt_that_said_nothing_ended_for_what_slurm_says(state: str, caus
 
 
 def test_a_job_that_was_killed_without_a_word_crashed_with_the_signal_that_slurm_saw() -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     story.observed(story.slurm("FAILED", signal=9))
     assert (story.newest.cause, story.newest.reason) == ("crash", "Slurm says FAILED with signal 9")
 
 
 def test_a_job_that_failed_without_a_word_crashed_with_the_exit_code_that_slurm_saw() -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     story.observed(story.slurm("FAILED", exit_code=3))
     assert (story.newest.cause, story.newest.reason) == ("crash", "Slurm says FAILED with exit code 3")
 
 
 def test_the_last_thing_that_a_silent_job_printed_is_part_of_the_reason() -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     observed = {"job_id": story.job, "restart": 0, "state": "FAILED", "exit_code": 127, "reason": "python: not found"}
     story.command("observed", **observed)
     assert story.newest.reason == "Slurm says FAILED with exit code 127: python: not found"
 
 
 def test_the_reason_tells_which_step_was_reached() -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     story.steps["7.0"] = 12
     story.observed(story.slurm("NODE_FAIL"))
     assert story.newest.reason == "a node failed (n0) after step 12"
@@ -100,7 +100,7 @@ def test_the_reason_tells_which_step_was_reached() -> None:
 def test_slurms_word_goes_before_nothing_being_left_in_whatever_order_they_come() -> None:
     gone = {"job_id": "7", "restart": 0, "state": GONE, "reason": "nobody knows"}
     for first in (True, False):
-        story = Story().submitted().started()
+        story = RunBuilder().submitted().started()
         if first:
             story.command("observed", **gone)
         story.observed(story.slurm("OUT_OF_MEMORY"))
@@ -110,7 +110,7 @@ def test_slurms_word_goes_before_nothing_being_left_in_whatever_order_they_come(
 
 
 def test_when_slurm_says_that_an_attempt_began_counts_only_if_it_did_not_say_so_itself() -> None:
-    silent, spoke = Story().submitted(), Story().submitted().started()
+    silent, spoke = RunBuilder().submitted(), RunBuilder().submitted().started()
     for story in (silent, spoke):
         story.later(300).observed(story.slurm("FAILED", lasted=200.0))
     assert silent.newest.started_at == silent.now - 1 - 200.0
@@ -121,33 +121,33 @@ def test_when_slurm_says_that_an_attempt_began_counts_only_if_it_did_not_say_so_
 
 
 def test_a_time_out_at_the_limit_is_one() -> None:
-    story = Story().submitted().started().later(LIMIT_S).asked()
+    story = RunBuilder().submitted().started().later(LIMIT_S).stopped()
     story.observed(story.slurm("TIMEOUT", lasted=LIMIT_S))
     assert (story.newest.cause, story.newest.reason) == ("timeout", "the time limit was reached")
 
 
 def test_a_time_out_long_before_the_limit_was_a_preemption_whose_job_left_in_its_grace() -> None:
-    story = Story().submitted().started().later(600).asked()
+    story = RunBuilder().submitted().started().later(600).stopped()
     story.observed(story.slurm("TIMEOUT", lasted=600.0))
     assert (story.newest.cause, story.newest.reason) == ("preempted", "preempted by a job of higher priority")
 
 
 @pytest.mark.parametrize("missing", ["time_limit_s", "starts_at", "ends_at"])
 def test_a_time_out_is_taken_for_one_where_slurm_does_not_tell_how_long_the_job_ran(missing: str) -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     untold: dict[str, Any] = {missing: None}
     story.observed(replace(story.slurm("TIMEOUT"), **untold))
     assert story.causes == ["timeout"]
 
 
 def test_a_job_that_left_a_few_seconds_before_its_limit_timed_out() -> None:
-    story = Story().submitted().started().later(LIMIT_S).asked()
+    story = RunBuilder().submitted().started().later(LIMIT_S).stopped()
     story.observed(story.slurm("TIMEOUT", lasted=LIMIT_S - 30))
     assert story.causes == ["timeout"]
 
 
 def test_an_agent_that_knew_of_the_time_limit_is_believed() -> None:
-    story = Story().submitted().started().ended("timeout", reason="30 s before its time limit", failed_at=1010.0)
+    story = RunBuilder().submitted().started().ended("timeout", reason="30 s before its time limit", failed_at=1010.0)
     assert (story.newest.cause, story.newest.confirmed) == ("timeout", True)
     story.observed(story.slurm("COMPLETED"))
     assert story.causes == ["timeout"]
@@ -157,7 +157,7 @@ def test_an_agent_that_knew_of_the_time_limit_is_believed() -> None:
 
 
 def test_a_node_that_was_asked_to_stop_does_not_know_why_until_slurm_says_so() -> None:
-    story = Story().submitted().started().asked()
+    story = RunBuilder().submitted().started().stopped()
     assert (story.run.state, story.newest.cause) == ("running", None)
     assert story.run.reason == "stopped by SIGTERM; Slurm has not said why yet"
     story.observed(story.slurm("PREEMPTED"))
@@ -181,14 +181,14 @@ def test_a_node_that_was_asked_to_stop_does_not_know_why_until_slurm_says_so() -
     ],
 )
 def test_slurm_says_why_a_node_was_asked_to_stop(state: str, cause: str) -> None:
-    story = Story().submitted().started().asked()
+    story = RunBuilder().submitted().started().stopped()
     story.observed(story.slurm(state))
     assert (story.newest.cause, story.newest.confirmed) == (cause, True)
 
 
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETED"])
 def test_a_node_that_got_another_signal_than_slurms_was_not_preempted(state: str) -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     story.ended("cancelled", reason="stopped by SIGINT", signal="SIGINT", failed_at=story.now + 1)
     story.observed(story.slurm(state))
     assert (story.newest.cause, story.newest.reason) == ("cancelled", "stopped by SIGINT")
@@ -196,7 +196,7 @@ def test_a_node_that_got_another_signal_than_slurms_was_not_preempted(state: str
 
 @pytest.mark.parametrize(("signal", "cause"), [("SIGTERM", "preempted"), ("SIGINT", "cancelled")])
 def test_a_node_of_this_machine_that_was_asked_to_stop_has_ended(signal: str, cause: str) -> None:
-    story = Story()
+    story = RunBuilder()
     story.command("created", name="n", executor="local")
     story.command("submitting", submission=1, job_id="7", attempt=1, executor="local")
     story.node("agent", node=0, nodes=1, host="n0", executor="local", submission=1, attempt=1)
@@ -207,7 +207,10 @@ def test_a_node_of_this_machine_that_was_asked_to_stop_has_ended(signal: str, ca
 @pytest.mark.parametrize("state", [*CAUSE_OF_STATE, GONE])
 def test_a_genuine_crash_stays_one_whatever_slurm_says(state: str) -> None:
     story = (
-        Story().submitted().started().ended("crash", reason="rank 0: boom", failed_at=1005.0, failures=[{"rank": 0}])
+        RunBuilder()
+        .submitted()
+        .started()
+        .ended("crash", reason="rank 0: boom", failed_at=1005.0, failures=[{"rank": 0}])
     )
     assert story.newest.confirmed
     story.observed(story.slurm(state))
@@ -216,7 +219,7 @@ def test_a_genuine_crash_stays_one_whatever_slurm_says(state: str) -> None:
 
 
 def test_a_crash_that_only_followed_from_a_node_failure_is_that_failure() -> None:
-    story = Story().submitted().started(nodes=2)
+    story = RunBuilder().submitted().started(nodes=2)
     story.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=1005.0, failures=[{"rank": 0}])
     assert not story.run.ended
     story.observed(story.slurm("NODE_FAIL", nodes="n1"))
@@ -225,7 +228,7 @@ def test_a_crash_that_only_followed_from_a_node_failure_is_that_failure() -> Non
 
 
 def test_a_crash_that_only_followed_is_still_a_crash_where_slurm_knows_of_nothing_else() -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     story.ended("crash", reason="connection closed by peer", cascade=True, failed_at=1005.0)
     assert (story.newest.cause, story.newest.confirmed) == ("crash", False)
     story.observed(story.slurm("FAILED", exit_code=1))
@@ -235,14 +238,14 @@ def test_a_crash_that_only_followed_is_still_a_crash_where_slurm_knows_of_nothin
 
 
 def test_the_node_that_failed_by_itself_is_to_blame_before_one_that_followed_earlier() -> None:
-    story = Story().submitted().started(nodes=2)
+    story = RunBuilder().submitted().started(nodes=2)
     story.ended("crash", 0, reason="follows", cascade=True, failed_at=1004.0)
     story.ended("crash", 1, reason="is the root", failed_at=1006.0)
     assert story.newest.reason == "is the root"
 
 
 def test_a_node_failure_with_a_silent_node_is_one_though_the_other_node_was_only_asked_to_stop() -> None:
-    story = Story().submitted().started(nodes=2).asked(1)
+    story = RunBuilder().submitted().started(nodes=2).stopped(1)
     assert not story.run.ended
     story.observed(story.slurm("NODE_FAIL"))
     assert story.causes == ["node_fail"]
@@ -250,7 +253,7 @@ def test_a_node_failure_with_a_silent_node_is_one_though_the_other_node_was_only
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED by 0", "FAILED", "NODE_FAIL"])
 def test_a_job_that_completed_in_its_grace_has_completed_whatever_slurm_says(state: str) -> None:
-    story = Story().submitted().started(nodes=2).ended("completed", 0).ended("completed", 1)
+    story = RunBuilder().submitted().started(nodes=2).ended("completed", 0).ended("completed", 1)
     before = story.newest
     assert (before.cause, before.confirmed) == ("completed", True)
     story.observed(story.slurm(state))
@@ -260,13 +263,13 @@ def test_a_job_that_completed_in_its_grace_has_completed_whatever_slurm_says(sta
 
 def test_a_job_one_of_whose_nodes_kept_silent_completed_only_if_slurm_says_so_too() -> None:
     for state, cause in (("COMPLETED", "completed"), ("NODE_FAIL", "node_fail"), (GONE, "lost")):
-        story = Story().submitted().started(nodes=2).ended("completed", 0)
+        story = RunBuilder().submitted().started(nodes=2).ended("completed", 0)
         story.observed(story.slurm(state))
         assert story.causes == [cause]
 
 
 def test_an_attempt_of_which_nothing_is_left_is_lost() -> None:
-    story = Story().submitted().started()
+    story = RunBuilder().submitted().started()
     story.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
     assert (story.newest.cause, story.newest.reason, story.newest.ended_at) == ("lost", "nobody knows", 1003.0)
 
@@ -275,14 +278,14 @@ def test_an_attempt_of_which_nothing_is_left_is_lost() -> None:
 
 
 def test_a_job_that_a_person_cancelled_was_cancelled() -> None:
-    story = Story().submitted().started().cancel().asked()
+    story = RunBuilder().submitted().started().cancel().stopped()
     assert (story.newest.cause, story.newest.reason, story.newest.confirmed) == ("cancelled", "cancelled", True)
     story.observed(story.slurm("CANCELLED by 0"))
     assert (story.newest.cause, story.newest.reason) == ("cancelled", "cancelled")
 
 
 def test_a_job_that_was_cancelled_before_it_began_was_cancelled() -> None:
-    story = Story().submitted().cancel().later(5)
+    story = RunBuilder().submitted().cancel().later(5)
     story.observed(story.slurm("CANCELLED by 0", starts_at=None))
     assert story.causes == ["cancelled"]
     assert story.run.state == "cancelled"
@@ -292,33 +295,33 @@ def test_a_job_that_was_cancelled_before_it_began_was_cancelled() -> None:
     ("state", "cause"), [("NODE_FAIL", "node_fail"), ("FAILED", "crash"), ("PREEMPTED", "preempted")]
 )
 def test_what_slurm_saw_before_a_person_cancelled_is_why_it_ended(state: str, cause: str) -> None:
-    story = Story().submitted().started().later(200)
+    story = RunBuilder().submitted().started().later(200)
     earlier = story.slurm(state)
     story.later(50).cancel().observed(earlier)
     assert story.causes == [cause]
 
 
 def test_a_job_that_ended_in_the_second_in_which_a_person_cancelled_it_was_cancelled() -> None:
-    story = Story().submitted().later(0.7).cancel()
+    story = RunBuilder().submitted().later(0.7).cancel()
     assert story.now % 1 > 0.5
     story.observed(story.slurm("CANCELLED by 0", starts_at=None, ends_at=float(int(story.now))))
     assert (story.newest.cause, story.newest.reason) == ("cancelled", "cancelled")
 
 
 def test_what_slurm_saw_after_a_person_cancelled_followed_from_it() -> None:
-    story = Story().submitted().started().cancel().later(50)
+    story = RunBuilder().submitted().started().cancel().later(50)
     story.observed(story.slurm("FAILED", exit_code=143))
     assert story.causes == ["cancelled"]
 
 
 def test_a_crash_after_a_person_cancelled_followed_from_it() -> None:
-    story = Story().submitted().started().cancel()
+    story = RunBuilder().submitted().started().cancel()
     story.ended("crash", reason="killed", failed_at=story.now + 3)
     assert story.causes == ["cancelled"]
 
 
 def test_a_job_of_which_nothing_is_left_after_a_person_cancelled_it_was_cancelled() -> None:
-    story = Story().submitted().started().cancel()
+    story = RunBuilder().submitted().started().cancel()
     story.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
     assert story.causes == ["cancelled"]
 
@@ -327,13 +330,13 @@ def test_a_job_of_which_nothing_is_left_after_a_person_cancelled_it_was_cancelle
 
 
 def test_an_attempt_whose_job_began_again_was_preempted_if_it_was_asked_to_stop() -> None:
-    story = Story().submitted().started().asked().later(60).started(1)
+    story = RunBuilder().submitted().started().stopped().later(60).started(1)
     assert story.causes == ["preempted", None]
     assert (story.run.state, story.newest.restart, story.newest.number) == ("running", 1, 2)
 
 
 def test_an_attempt_whose_job_began_again_without_a_word_of_it_is_lost_until_slurm_says_more() -> None:
-    story = Story().submitted().started(nodes=2).later(60).started(1, nodes=2)
+    story = RunBuilder().submitted().started(nodes=2).later(60).started(1, nodes=2)
     assert story.causes == ["lost", None]
     assert story.run.attempts[0].reason == "it ended without a word, and Slurm started it again"
     story.observed(story.slurm("NODE_FAIL"))
@@ -341,11 +344,11 @@ def test_an_attempt_whose_job_began_again_without_a_word_of_it_is_lost_until_slu
 
 
 def test_a_crash_stays_one_though_its_job_began_again() -> None:
-    story = Story().submitted().started().ended("crash", reason="boom", failed_at=1005.0).started(1)
+    story = RunBuilder().submitted().started().ended("crash", reason="boom", failed_at=1005.0).started(1)
     assert story.causes == ["crash", None]
 
 
 def test_a_cancel_of_the_second_start_leaves_the_first_one_as_it_ended() -> None:
-    story = Story().submitted().started().asked().later(60).started(1).cancel().asked(restart=1)
+    story = RunBuilder().submitted().started().stopped().later(60).started(1).cancel().stopped(restart=1)
     assert story.causes == ["preempted", "cancelled"]
     assert story.run.cancelled

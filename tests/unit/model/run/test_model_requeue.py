@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event
-from helpers.story import Story
+from helpers.runs import RunBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +18,9 @@ WHY = "n1: clock: 5.003 s ahead of n0 (limit 1 s)"
 AGAIN = f"{WHY}; starts again without n1"
 
 
-def refused(story: Story, restart: int = 0, *, requeue: bool = True, others: bool = True, why: str = WHY) -> Story:
+def refused(
+    story: RunBuilder, restart: int = 0, *, requeue: bool = True, others: bool = True, why: str = WHY
+) -> RunBuilder:
     """Two nodes, of which the second one failed the preflight; node 0 is about to put the job back."""
     story.started(restart, 2)
     if requeue:
@@ -27,7 +29,7 @@ def refused(story: Story, restart: int = 0, *, requeue: bool = True, others: boo
     return story.ended("preflight", 1, restart, reason=why, failed_at=story.now, cascade=True) if others else story
 
 
-def told(story: Story) -> tuple[str, str]:
+def told(story: RunBuilder) -> tuple[str, str]:
     return story.run.state, story.run.reason
 
 
@@ -35,34 +37,34 @@ def told(story: Story) -> tuple[str, str]:
 
 
 def test_a_run_whose_preflight_failed_for_good_has_failed_with_node_and_check() -> None:
-    story = refused(Story().submitted(), requeue=False)
+    story = refused(RunBuilder().submitted(), requeue=False)
     assert told(story) == ("failed", WHY)
     assert (story.newest.cause, story.newest.restarted_by, story.newest.settled) == ("preflight", None, True)
     assert story.run.ended_at is not None
 
 
 def test_a_run_that_is_put_back_is_requeued_and_says_without_whom() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     assert told(story) == ("requeued", AGAIN)
     assert not story.run.ended
     assert (story.newest.cause, story.newest.excluded, story.newest.restarted_by) == ("preflight", ("n1",), "slurm")
 
 
 def test_nodes_that_were_ended_before_their_last_word_change_nothing() -> None:
-    assert told(refused(Story().submitted(), others=False)) == ("requeued", AGAIN)
-    story = refused(Story().submitted(), others=False).asked(1)
+    assert told(refused(RunBuilder().submitted(), others=False)) == ("requeued", AGAIN)
+    story = refused(RunBuilder().submitted(), others=False).stopped(1)
     assert told(story) == ("requeued", AGAIN)
     assert story.newest.cause == "preflight"
 
 
 def test_a_node_whose_clock_is_behind_cannot_make_its_own_end_the_cause() -> None:
-    story = refused(Story().submitted(), others=False)
+    story = refused(RunBuilder().submitted(), others=False)
     story.ended("cancelled", 1, 0, reason="stopped by SIGTERM", signal="SIGTERM", failed_at=1.0)
     assert story.run.reason == AGAIN
 
 
 def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_refused() -> None:
-    story = Story().submitted().started(0, 2)
+    story = RunBuilder().submitted().started(0, 2)
     story.node("requeue", 0, 0, exclude=["n1"], why=WHY)
     assert told(story) == ("requeued", AGAIN)
     story.observed(story.slurm("FAILED"))
@@ -71,7 +73,7 @@ def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_r
 
 
 def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_over() -> None:
-    story = refused(Story().submitted()).node("requeue_failed", 0, 0, reason="scontrol: no")
+    story = refused(RunBuilder().submitted()).node("requeue_failed", 0, 0, reason="scontrol: no")
     state, reason = told(story)
     assert state == "requeued"
     assert reason.startswith(f"{WHY}; its job could not be put back into the queue (scontrol: no)")
@@ -86,7 +88,7 @@ def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_o
 
 @pytest.mark.parametrize("state", sorted({*CAUSE_OF_STATE, GONE} - {"REQUEUED", "CANCELLED", "REVOKED"}))
 def test_a_job_that_is_over_without_having_been_put_back_is_for_sync_to_submit_again(state: str) -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.observed(story.slurm(state))
     assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
     assert story.newest.restarted_by == "sync"
@@ -94,14 +96,14 @@ def test_a_job_that_is_over_without_having_been_put_back_is_for_sync_to_submit_a
 
 
 def test_a_job_that_slurm_calls_requeued_waits_for_its_next_start() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.observed(story.slurm("REQUEUED"))
     assert told(story) == ("requeued", AGAIN)
     assert not story.newest.settled
 
 
 def test_the_next_start_goes_without_the_node_and_runs() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.look(story.queue(story.slurm("PENDING", restart=1)))
     assert told(story) == ("requeued", AGAIN)
     assert [(a.cause, a.restarted_by, a.without) for a in story.run.attempts] == [
@@ -113,12 +115,12 @@ def test_the_next_start_goes_without_the_node_and_runs() -> None:
 
 
 def test_an_attempt_that_was_refused_stays_so_when_its_job_starts_again_though_nobody_else_said_anything() -> None:
-    story = refused(Story().submitted(), requeue=False, others=False).started(1, 2)
+    story = refused(RunBuilder().submitted(), requeue=False, others=False).started(1, 2)
     assert story.causes == ["preflight", None]
 
 
 def test_each_start_that_is_refused_excludes_more() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     refused(story, 1)
     story.node("requeue", 0, 1, exclude=["n7"], why=WHY)
     story.started(2, 2)
@@ -126,24 +128,24 @@ def test_each_start_that_is_refused_excludes_more() -> None:
 
 
 def test_a_command_that_put_it_right_has_the_last_word_however_wrong_the_clock_of_the_node_is() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.later(9000).node("requeue_failed", 0, 0, reason="scontrol: no")
-    story.later(-8000).tell("journal/sync.jsonl", "requeue", job_id="7", restart=0, exclude=["n1"], why=WHY)
+    story.later(-8000).write("journal/sync.jsonl", "requeue", job_id="7", restart=0, exclude=["n1"], why=WHY)
     assert story.newest.requeue_problem == ""
     assert told(story) == ("requeued", AGAIN)
 
 
 def test_a_run_that_sync_gives_up_has_failed_and_says_why() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.observed(story.slurm("COMPLETED"))
-    story.tell("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
+    story.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
     assert told(story) == ("failed", f"{WHY}; it cannot start again: no nodes")
     assert story.newest.cause == "preflight"
     assert story.run.ended
 
 
 def test_a_new_submission_begins_where_the_refused_one_ended() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.observed(story.slurm("COMPLETED"))
     story.command("submitting", submission=2, attempt=2, executor="slurm", without=["n1"])
     assert story.run.state == "pending"
@@ -158,7 +160,7 @@ def test_a_new_submission_begins_where_the_refused_one_ended() -> None:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_cancel_does_not_close_a_run_whose_job_may_be_in_the_queue(order: str) -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     story = refused(story.cancel()) if order == "before" else refused(story).cancel()
     assert story.run.state == "requeued"
     assert story.run.cancelled
@@ -166,14 +168,14 @@ def test_a_cancel_does_not_close_a_run_whose_job_may_be_in_the_queue(order: str)
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_cancel_wins_once_the_job_is_over(order: str) -> None:
-    story = Story().submitted()
+    story = RunBuilder().submitted()
     story = refused(story.cancel()) if order == "before" else refused(story).cancel()
     story.observed(story.slurm("COMPLETED"))
     assert told(story) == ("cancelled", f"cancelled; before that, {WHY}")
 
 
 def test_a_cancel_ends_a_job_that_waits_for_its_next_start() -> None:
-    story = refused(Story().submitted()).cancel()
+    story = refused(RunBuilder().submitted()).cancel()
     story.later(5)
     story.look(story.queue(story.slurm("CANCELLED by 1001", restart=1)))
     assert story.run.state == "cancelled"
@@ -182,7 +184,7 @@ def test_a_cancel_ends_a_job_that_waits_for_its_next_start() -> None:
 
 @pytest.mark.parametrize("restart", [0, 1])
 def test_a_job_that_somebody_ends_with_scancel_is_cancelled(restart: int) -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     story.look(story.queue(story.slurm("CANCELLED by 1001", restart=restart)))
     assert story.run.state == "cancelled"
 
@@ -193,12 +195,12 @@ def test_a_job_that_somebody_ends_with_scancel_is_cancelled(restart: int) -> Non
 def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_it_is_over() -> None:
     from slurmtrain.slurm.reconcile import is_open
 
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     assert is_open(story.run)
     assert story.look(story.queue(story.slurm("COMPLETING", restart=0))) == []
     found = story.look(story.queue(story.slurm("PENDING", restart=1)))
     assert [(one.state, one.restart) for one in found] == [("PENDING", 1)]
-    over = refused(Story().submitted())
+    over = refused(RunBuilder().submitted())
     [one] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
     assert (one.state, one.restart) == ("COMPLETED", 0)
     assert not is_open(over.run)
@@ -207,12 +209,12 @@ def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_i
 def test_sacct_is_not_asked_why_a_refused_start_ended() -> None:
     from slurmtrain.slurm.reconcile import wants_accounting
 
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     assert not wants_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
 
 
 def test_what_sacct_says_of_a_start_that_was_put_back_is_journaled_at_most_once() -> None:
-    story = refused(Story().submitted())
+    story = refused(RunBuilder().submitted())
     assert story.look(story.queue(), story.accounting(story.slurm("REQUEUED"))) != []
     assert story.run.state == "requeued"
 
@@ -234,7 +236,7 @@ _FACTS: list[tuple[str, str, dict[str, Any]]] = [
 def test_any_part_of_the_story_in_any_order_gives_the_same_run(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
     events = [event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen]
-    base = Story().submitted().started(0, 2).events
+    base = RunBuilder().submitted().started(0, 2).events
     assert fold("R", [*base, *events], {}) == fold("R", [*events[::-1], *base[::-1]], {})
 
 

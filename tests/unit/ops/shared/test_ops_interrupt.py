@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 
 import pytest
-from helpers.fakeslurm import SlurmCommands
-from helpers.told import RUN_ID, Told, waiting
+from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.runs import RUN_ID
+from helpers.workspaces import build_run
 
 from slurmtrain.ops.shared.interrupt import Stop
 from slurmtrain.ops.shared.workspace import Workspace
@@ -43,8 +44,8 @@ def test_a_rest_that_nobody_ends_lasts_as_long_as_it_should() -> None:
 def test_who_waits_for_a_run_is_done_with_its_look_at_it_when_a_signal_has_come(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
-    Told(workspace).submitted()
-    slurm.replies("squeue", waiting("7"))
+    build_run(workspace).submitted()
+    slurm.replies("squeue", squeue_line("7"))
     states: list[str] = []
     with Stop() as stop:
 

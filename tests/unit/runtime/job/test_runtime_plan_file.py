@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.told import plan
+from helpers.runs import make_test_plan
 
 from slurmtrain.errors import PlaceError
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -14,7 +14,7 @@ from slurmtrain.system.files import write_json
 
 def test_a_plan_that_was_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
-    written = plan()
+    written = make_test_plan()
     write_json(path, written.to_json())
     assert read_plan(path) == written
 

@@ -1,0 +1,36 @@
+"""Runs roots for tests of what commands do, and the shortest way to do it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from helpers.runs import JOB, RUN_ID, RunBuilder
+from slurmtrain.config import Config
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.sync import Synced, sync
+from slurmtrain.slurm.scheduler import Scheduler
+
+
+def make_workspace(runs: Path, scheduler: Scheduler | None = None) -> Workspace:
+    """The runs root ``runs`` with its own registry and without MLflow. ``scheduler``: who is asked instead of Slurm."""
+    config = Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None)
+    return Workspace(config, scheduler=scheduler)
+
+
+def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, **spec: Any) -> RunBuilder:
+    """A run that was made long ago, before any job that sacct shows in tests. ``spec``: keys of its spec."""
+    return RunBuilder(workspace.root.run(RUN_ID), spec=spec, executor=executor, job=job, now=99.0)
+
+
+def sync_again(workspace: Workspace) -> Synced:
+    """What another command finds and does, which remembers nothing of the ones before."""
+    return sync(Workspace(workspace.config), track=False)
+
+
+def load_run(workspace: Workspace, run_id: str = RUN_ID) -> Run:
+    """A run as the registry has it."""
+    run = workspace.store.load(run_id)
+    assert run is not None
+    return run

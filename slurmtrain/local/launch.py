@@ -1,4 +1,4 @@
-"""Starting a run on this machine, out of the reach of the terminal it is started from."""
+"""Starting a run on this machine, so that it outlives the terminal that it is started from."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def check(plan: Plan) -> None:
     """Raise NotAvailable for what a plan asks for that this machine does not have."""
     resources, pinned = plan.spec.resources, plan.spec.network.interface
     nodes = resources.allocated.max
-    wanted, here = nodes * resources.gpus_per_node, len(gpus())
-    if wanted > here:
+    needed, present = nodes * resources.gpus_per_node, len(gpus())
+    if needed > present:
         raise NotAvailable(
-            f"not available with this executor: {nodes} nodes x {resources.gpus_per_node} GPUs are {wanted} "
-            f"GPUs, this machine shows {here}; ask for fewer, or use --executor slurm"
+            f"not available with this executor: {nodes} nodes x {resources.gpus_per_node} GPUs are {needed} "
+            f"GPUs, this machine shows {present}; ask for fewer, or use --executor slurm"
         )
     if pinned not in ("auto", "lo"):
         raise NotAvailable(
@@ -35,7 +35,10 @@ def check(plan: Plan) -> None:
 
 
 def gpus() -> list[str]:
-    """The GPUs that a run started from here may use, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs that a run started from here may use, as CUDA_VISIBLE_DEVICES names them; empty where there are none.
+
+    Without that variable they are numbered as their device files are: no library is asked, which would take a second.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [gpu for gpu in visible.split(",") if gpu.strip()]
@@ -46,7 +49,17 @@ def gpus() -> list[str]:
 
 
 def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[str, str]) -> Process:
-    """Start the controller of one submission and return it. Raises LaunchError if it could not be started."""
+    """Start submitit's controller of one submission, which starts the run's agents, and return it.
+
+    Args:
+        plan: what is to run; a node of it is an agent on this machine.
+        submission: where the submission's files go.
+        job_id: the job's id, made up by the caller.
+        secrets: variables that reach the job and are written nowhere.
+
+    Raises:
+        LaunchError: it could not be started.
+    """
     request = {
         "submission": str(submission.path),
         "folder": str(submission.submitit),
@@ -54,9 +67,9 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         "nodes": plan.spec.resources.allocated.max,
         "setup": list(plan.spec.setup),
     }
-    ours = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
-    environ = {**scrubbed(os.environ), **ours, **secrets}
-    done = subprocess.run(
+    variables = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
+    environ = {**scrubbed(os.environ), **variables, **secrets}
+    completed = subprocess.run(
         [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],
         env=environ,
         cwd=submission.path,
@@ -66,17 +79,17 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         check=False,
         start_new_session=True,
     )
-    if done.returncode != 0:
+    if completed.returncode != 0:
         raise LaunchError(
-            f"the local job could not be started: {done.stderr.strip().splitlines()[-1:] or done.returncode}"
+            f"the local job could not be started: {completed.stderr.strip().splitlines()[-1:] or completed.returncode}"
         )
-    return Process.from_dict(json.loads(done.stdout))
+    return Process.from_dict(json.loads(completed.stdout))
 
 
-def find(submission: SubmissionDir) -> tuple[Process | None, bool]:
-    """What a submission that was killed before it noted its job has left running, by command lines.
+def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:
+    """What a submission that was killed before it journaled its job has left running, by command lines.
 
-    Returns its controller, if there is one, and whether anything at all is about to start one.
+    Returns its controller, if there is one, and whether there is a controller or a process that is about to start one.
     """
     starting = False
     for process, command in processes_with_argument(str(submission.submitit)):

@@ -23,7 +23,9 @@ _FOREVER_MIN = 60 * 24 * 365
 
 
 def main() -> None:
+    """Start the controller that the first argument describes, and print its identity (``Process``) as JSON."""
     request = json.loads(sys.argv[1])
+    # Standard output is what the submitter reads until it is closed: the controller gets a file in its place.
     answer = os.dup(1)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -41,10 +43,10 @@ def main() -> None:
     os.dup2(log, 2)
     try:
         job = executor.submit(run_node, request["submission"])
-    except Exception as error:  # noqa: BLE001 (whatever submitit raises is told to the submitter)
+    except Exception as error:  # noqa: BLE001 (the submitter prints whatever submitit raises)
         os.write(errors, f"{type(error).__name__}: {error}\n".encode())
         sys.exit(1)
-    # It may have ended already, over a line of setup: as its parent this process can still tell who it was.
+    # It may have ended already, for a bad line of setup: its parent, this process, can still identify the zombie.
     process = identify(int(job.job_id), ended=True)
     assert process is not None
     os.write(answer, json.dumps(process.to_dict()).encode())

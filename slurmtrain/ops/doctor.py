@@ -68,15 +68,15 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     if executor == "local":
         return DoctorReport(executor=executor, name=name, outlooks=[locally(_job(workspace, plan, executor, None))])
     from slurmtrain.slurm import limits
-    from slurmtrain.slurm.site import look
+    from slurmtrain.slurm.site import read_site
 
-    site = look(workspace.scheduler, _user())
+    site = read_site(workspace.scheduler, _user())
     findings = []
     raw = workspace.scheduler.partitions()
-    if plan is not None and (why := limits.impossible(plan, raw)) is not None:
+    if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job(workspace, plan, executor, site)
-    names = limits.partition(plan, raw).split(",") if plan is not None else _usable(site)
+    names = limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
     everywhere = list(site.partitions.values())
     outlooks = [
         outlook(site.cluster, site.partitions[one], everywhere, site.qos, job)

@@ -319,7 +319,7 @@ class _DrillRuns:
         from slurmtrain.slurm import limits
 
         try:
-            return limits.grace(self.plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
+            return limits.grace_s(self.plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
         except SlurmDown:
             return DEFAULT_GRACE_S
 

@@ -155,7 +155,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
     """Do for one run what is to be done; returns whether anything was. Raises a SlurmtrainError where that failed."""
     directory = workspace.root.run(run_id)
     with locked(directory.lock, wait=False) as lock:
-        if lock is None or not workspace.scheduler.try_again(run_id):
+        if lock is None or not workspace.scheduler.should_retry(run_id):
             return False
         observe(workspace, [run_id], ask_slurm=False)
         run = workspace.store.load(run_id)

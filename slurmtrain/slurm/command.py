@@ -10,30 +10,42 @@ from collections.abc import Sequence
 from slurmtrain.errors import SlurmDown
 from slurmtrain.runtime.job.environment import scrubbed
 
-# Slurm's own commands give up after MessageTimeout (10 s by default) and some retries.
+# Slurm's own commands give up after MessageTimeout (10 s by default, slurm.conf(5)) and some retries.
 _TIMEOUT_S = 60.0
-_OPTIONS_OF = ("SQUEUE_", "SACCT_", "SCANCEL_")
+# Prefixes of variables that stand for options of squeue, sacct and scancel ("INPUT ENVIRONMENT VARIABLES" in each
+# manual page): a user's own SQUEUE_FORMAT would change what is parsed here.
+_OPTION_PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_")
 
 
-def environment() -> dict[str, str]:
+def command_environment() -> dict[str, str]:
     """This environment without what would change the format or the scope of an answer."""
-    environ = {name: value for name, value in scrubbed(os.environ).items() if not name.startswith(_OPTIONS_OF)}
+    environ = {name: value for name, value in scrubbed(os.environ).items() if not name.startswith(_OPTION_PREFIXES)}
+    # Times as seconds since 1970, whatever the zone; node and job names may hold any character of UTF-8.
     return {**environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
-def found(name: str) -> bool:
+def is_installed(name: str) -> bool:
     """Whether this machine has the command."""
     return shutil.which(name) is not None
 
 
-def ask(*command: str, given: str = "", timeout_s: float | None = None) -> str:
-    """The standard output of one of Slurm's commands, which reads ``given``. Raises SlurmDown with its complaint."""
+def run_command(*command: str, stdin: str = "", timeout_s: float | None = None) -> str:
+    """The standard output of one of Slurm's commands.
+
+    Args:
+        command: its name and arguments.
+        stdin: what it reads.
+        timeout_s: for how many seconds it may run, 60 by default.
+
+    Raises:
+        SlurmDown: it is not there, did not end in time, or failed; with what it printed about that.
+    """
     name, timeout_s = command[0], timeout_s or _TIMEOUT_S
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             command,
-            env=environment(),
-            input=given,
+            env=command_environment(),
+            input=stdin,
             capture_output=True,
             text=True,
             errors="replace",
@@ -44,13 +56,17 @@ def ask(*command: str, given: str = "", timeout_s: float | None = None) -> str:
         raise SlurmDown(f"there is no {name} on this machine's PATH") from error
     except subprocess.TimeoutExpired as error:
         raise SlurmDown(f"{name} did not answer within {timeout_s:.0f} s") from error
-    if done.returncode != 0:
-        raise SlurmDown(f"{name}: {complaint(done.stderr.splitlines()) or f'exit code {done.returncode}'}")
-    return done.stdout
+    if completed.returncode != 0:
+        problem = extract_errors(completed.stderr.splitlines()) or f"exit code {completed.returncode}"
+        raise SlurmDown(f"{name}: {problem}")
+    return completed.stdout
 
 
-def complaint(lines: Sequence[str]) -> str:
-    """The errors among what one of Slurm's commands printed, without the program's name."""
-    said = [line.strip() for line in lines if line.strip()]
-    errors = [line.split(": error: ", 1)[1] for line in said if ": error: " in line] or said
+def extract_errors(lines: Sequence[str]) -> str:
+    """The errors among what one of Slurm's commands printed, without the program's name; all of it if none is marked.
+
+    Slurm marks them as ``sbatch: error: ...``; a line that is printed again and again is taken once.
+    """
+    printed = [line.strip() for line in lines if line.strip()]
+    errors = [line.split(": error: ", 1)[1] for line in printed if ": error: " in line] or printed
     return "; ".join(dict.fromkeys(errors))

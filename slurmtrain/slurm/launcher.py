@@ -3,6 +3,9 @@
 ``python -m slurmtrain.slurm.launcher JSON`` submits through submitit and prints the job's id. It has the environment
 that the job is to have, and goes on when whoever started it is killed, holding the lock of the run until sbatch has
 answered.
+
+It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem": ...}`` with a failure of ``refused``
+(sbatch said no), ``failed`` (it was never called) or ``unsure`` (there may be a job).
 """
 
 from __future__ import annotations
@@ -21,29 +24,31 @@ from slurmtrain.slurm.task import run_node
 
 
 def main() -> None:
+    """Submit the job that the first argument describes, and print what became of it."""
     request = json.loads(sys.argv[1])
+    # submitit warns of its own defaults; what sbatch prints is in its exceptions.
     logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
         executor = submitit.SlurmExecutor(folder=Path(request["folder"]))
-    except RuntimeError as error:  # no srun
+    except RuntimeError as error:  # submitit looks for srun
         _fail("failed", error)
     executor.update_parameters(**request["parameters"])
     try:
         job = executor.submit(run_node, request["submission"])
     except FailedJobError as error:
-        _fail("refused" if _answered(error) else "unsure", error)
+        _fail("refused" if _has_answered(error) else "unsure", error)
     except (FailedSubmissionError, OSError) as error:  # sbatch may have taken it, but for what came after
         _fail("unsure", error)
     print(json.dumps({"job_id": job.job_id}), flush=True)
 
 
-def _answered(error: FailedJobError) -> bool:
-    """Whether sbatch came to its end: one that was killed may have handed the job over before."""
+def _has_answered(error: FailedJobError) -> bool:
+    """Whether sbatch ended by itself: one that was killed (a negative code) may have submitted the job before."""
     return isinstance(error.__cause__, subprocess.CalledProcessError) and error.__cause__.returncode > 0
 
 
-def _fail(how: str, error: Exception) -> NoReturn:
-    print(json.dumps({"how": how, "problem": str(error)}), flush=True)
+def _fail(failure: str, error: Exception) -> NoReturn:
+    print(json.dumps({"failure": failure, "problem": str(error)}), flush=True)
     sys.exit(1)
 
 

@@ -9,27 +9,31 @@ from dataclasses import dataclass, replace
 
 from slurmtrain.model.run.job_state import base
 
-# Field, and its width. The widths are ours, so that a field may hold any character; the name comes last.
+# squeue's fields, and the widths that it is asked for: so a field may hold any character, separators too. Fields that
+# are longer are cut; the name comes last, since it is the user's.
 QUEUE_FIELDS = (
     ("JobArrayID", 40), ("State", 24), ("Reason", 48), ("RestartCnt", 12), ("StartTime", 24), ("EndTime", 24),
     ("TimeLimit", 24), ("exit_code", 12), ("PriorityLong", 16), ("NodeList", 400), ("Name", 300),
 )  # fmt: skip
 ACCOUNTING_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NodeList", "JobName")
-# Of each node in each partition; features come last, their signs are the site's.
+# sinfo's fields of a node in a partition: name, partition, state, CPUs, memory in MiB, generic resources, features.
+# These come last, since a site may put any characters into them.
 NODE_FORMAT = "%N|%R|%T|%c|%m|%G|%f"
 # Nodes in these states get no job, nor do those that do not respond, which have an asterisk (sinfo(1), 22.05 to 25.11).
 _UNUSABLE = frozenset({"down", "drained", "draining", "error", "fail", "failing", "future", "inval", "unknown"})
 # Lines of a job's record that hold text of the user's own.
 _FREE_TEXT = ("JobId", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment",
               "Extra")  # fmt: skip
-_NOTHING = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
+# How commands spell that a field has no value.
+_NULLS = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One start of a job, as Slurm tells of it. Times are seconds since 1970; ``restart`` is None where it is not told.
+    """One start of a job, as Slurm describes it. Times are seconds since 1970.
 
-    ``starts_at`` of a job that waits is Slurm's estimate.
+    ``restart``: how often it was started before; None from sacct, whose rows do not say. ``starts_at``: of a job that
+    waits, Slurm's estimate. ``nodes``: as Slurm writes lists of nodes, ``n[1-3]``.
     """
 
     id: str
@@ -53,7 +57,10 @@ def queue_format() -> str:
 
 
 def read_queue(text: str) -> dict[str, Job]:
-    """Jobs by id from ``squeue --noheader --Format``; lines that are too short to be one are passed over."""
+    """Jobs by id, from ``squeue --noheader --Format``; lines that are too short to be one are passed over.
+
+    Ids of an array's elements are ``ARRAY_INDEX``.
+    """
     jobs = {}
     for line in text.split("\n"):  # a name may hold what splitlines() takes for the end of a line
         row, rest = {}, line
@@ -66,15 +73,15 @@ def read_queue(text: str) -> dict[str, Job]:
             id=row["JobArrayID"],
             name=row["Name"],
             state=row["State"],
-            reason="" if row["Reason"].lower() in _NOTHING else row["Reason"],
+            reason="" if row["Reason"].lower() in _NULLS else row["Reason"],
             restart=_number(row["RestartCnt"]),
             starts_at=_time(row["StartTime"]),
             ends_at=_time(row["EndTime"]),
-            time_limit_s=_duration(row["TimeLimit"]),
+            time_limit_s=read_duration(row["TimeLimit"]),
             exit_code=code,
             signal=signal,
             priority=_number(row["PriorityLong"]),
-            nodes="" if row["NodeList"].lower() in _NOTHING else row["NodeList"],
+            nodes="" if row["NodeList"].lower() in _NULLS else row["NodeList"],
         )
     return jobs
 
@@ -82,7 +89,8 @@ def read_queue(text: str) -> dict[str, Job]:
 def read_accounting(text: str) -> dict[str, list[Job]]:
     """All starts of each job, oldest first, from ``sacct --parsable2 --noheader --duplicates`` with its steps.
 
-    A job one of whose steps ran out of memory did so too, whatever the job's own row says.
+    A job one of whose steps ran out of memory did so too, whatever the job's own row says: the kernel kills a step's
+    process, and the batch script ends with an exit code of its own.
     """
     starts: dict[str, list[Job]] = {}
     for line in text.split("\n"):
@@ -100,7 +108,7 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             if base(last.state) in ("FAILED", "CANCELLED", "COMPLETED"):
                 starts[job_id][-1] = replace(last, state="OUT_OF_MEMORY")
     # Sorting is stable, so starts without a time stay where sacct had them.
-    return {job_id: sorted(rows, key=_when) for job_id, rows in starts.items()}
+    return {job_id: sorted(rows, key=_start_order) for job_id, rows in starts.items()}
 
 
 def read_partitions(text: str) -> dict[str, dict[str, str]]:
@@ -127,7 +135,10 @@ class NodeInfo:
 
     @property
     def usable(self) -> bool:
-        """Whether it may get a job, now or when others have ended."""
+        """Whether it may get a job, now or when others have ended.
+
+        Slurm marks states with signs: ``*`` that the node does not respond, others that it is powered up or down.
+        """
         bare = re.match(r"[a-z]*", self.state.lower())
         return "*" not in self.state and bare is not None and bare[0] not in _UNUSABLE
 
@@ -148,7 +159,7 @@ def read_nodes(text: str) -> list[NodeInfo]:
                 cpus=_number(cpus.rstrip("+")),
                 memory=_number(memory.rstrip("+")),
                 gpus=_gpus(gres),
-                features=frozenset(() if features.lower() in _NOTHING else features.split(",")),
+                features=frozenset(() if features.lower() in _NULLS else features.split(",")),
             )
         )
     return nodes
@@ -164,20 +175,15 @@ def read_job(text: str) -> dict[str, str]:
         if line.strip().startswith(tuple(f"{name}=" for name in _FREE_TEXT)):
             continue
         for key, value in re.findall(r"(\S+?)=(\S*)", line):
-            if value.lower() not in _NOTHING:
+            if value.lower() not in _NULLS:
                 fields.setdefault(key, value)
     return fields
 
 
 def _gpus(gres: str) -> int:
     """How many GPUs generic resources such as ``gpu:a100:4(S:0-1),shard:8`` hold."""
-    found = re.findall(r"(?:^|,)gpu(?::[^,:()]+)*?:(\d+)(?=[,(]|$)", gres)
-    return sum(int(count) for count in found)
-
-
-def read_duration(text: str) -> float | None:
-    """Seconds from Slurm's ``days-hours:minutes:seconds``; None for UNLIMITED and everything that is no duration."""
-    return _duration(text)
+    counts = re.findall(r"(?:^|,)gpu(?::[^,:()]+)*?:(\d+)(?=[,(]|$)", gres)
+    return sum(int(count) for count in counts)
 
 
 def count_of(tres: str, name: str) -> int | None:
@@ -202,11 +208,11 @@ def _start(job_id: str, row: Mapping[str, str]) -> Job:
         time_limit_s=None if minutes is None else minutes * 60.0,
         exit_code=code,
         signal=signal,
-        nodes="" if row["NodeList"].lower() in _NOTHING else row["NodeList"],
+        nodes="" if row["NodeList"].lower() in _NULLS else row["NodeList"],
     )
 
 
-def _when(job: Job) -> float:
+def _start_order(job: Job) -> float:
     return job.starts_at if job.starts_at is not None else float("inf")
 
 
@@ -232,7 +238,12 @@ def _time(text: str) -> float | None:
     return None
 
 
-def _duration(text: str) -> float | None:
+def read_duration(text: str) -> float | None:
+    """Seconds from Slurm's ``days-hours:minutes:seconds``; None for UNLIMITED and everything that is no duration.
+
+    With days the first number is hours; without, a lone one is minutes and two are minutes and seconds (sbatch(1),
+    ``--time``).
+    """
     days, dash, rest = text.partition("-")
     if not dash:
         days, rest = "0", text
@@ -244,7 +255,6 @@ def _duration(text: str) -> float | None:
         return None
     if not 1 <= len(numbers) <= 3:
         return None
-    # With days the first number is hours; without, a lone one is minutes and two are minutes and seconds.
     hours, minutes, seconds = _hms(numbers, with_days=bool(dash))
     return float(((whole_days * 24 + hours) * 60 + minutes) * 60 + seconds)
 

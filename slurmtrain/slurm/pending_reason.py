@@ -1,17 +1,17 @@
-"""Why a job waits, in words. Source: JOB REASON CODES in the manual pages of squeue, 22.05 to 25.11."""
+"""Why a job waits, for people. Source: JOB REASON CODES in the manual pages of squeue, 22.05 to 25.11."""
 
 from __future__ import annotations
 
 import re
 
-_WORDS = {
+_TEXTS = {
     "None": "Slurm has not looked at it yet",
     "Priority": "jobs of higher priority are before it",
     "Resources": "the nodes that it needs are busy",
     "Dependency": "it waits for another job",
     "DependencyNeverSatisfied": "it waits for a job that can no longer end as it asks for; cancel it",
     "BeginTime": "it may not start before a given time; after a requeue that is some seconds to minutes",
-    "JobHeldUser": "it is held by its user; 'scontrol release {job}' lets it go",
+    "JobHeldUser": "it is held by its user; 'scontrol release {job}' releases it",
     "JobHeldAdmin": "it is held by an administrator, or was started again too often; ask them, or submit it anew",
     "JobHoldMaxRequeue": "it was started again too often (MaxBatchRequeue); cancel and resume it",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
@@ -39,21 +39,25 @@ _WORDS = {
     "BurstBufferResources": "burst buffers are short",
     "BurstBufferStageIn": "its burst buffer is being filled",
     "MaxMemPerLimit": "it asks for more memory than is allowed; cancel it and ask for less",
-    "launch_failed_requeued_held": "it could not be launched and is held; 'scontrol release {job}' lets it go",
-    "job_requeued_in_held_state": "it was put back and is held; 'scontrol release {job}' lets it go",
+    "launch_failed_requeued_held": "it could not be launched and is held; 'scontrol release {job}' releases it",
+    "job_requeued_in_held_state": "it was requeued and is held; 'scontrol release {job}' releases it",
     "launch_failure_limit_exceeded_requeued_held": "it was started again too often and is held; cancel and resume it",
 }
 _LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w*)")
 
 
-def reason_in_words(code: str, job_id: str) -> str:
-    """A reason code as a person would put it; codes that are not known are named as they are."""
+def describe_reason(code: str, job_id: str) -> str:
+    """A reason code as a sentence; codes that are not known are named as they are.
+
+    ``job_id`` goes into the command that helps, where there is one.
+    """
     bare = code.strip("()").split(",", 1)[0].strip()
+    # Some versions print spaces for underscores.
     key = bare.replace(" ", "_")
-    words = _WORDS.get(bare) or _WORDS.get(key)
-    if words is None and (limit := _LIMIT.fullmatch(bare)):
+    text = _TEXTS.get(bare) or _TEXTS.get(key)
+    if text is None and (limit := _LIMIT.fullmatch(bare)):
         whose = "its QOS" if limit[1] == "QOS" else "its account"
-        words = f"a limit of {whose} is reached"
-    if words is None:
-        return f"Slurm says {code.strip('()')}" if bare else _WORDS["None"]
-    return f"{words.format(job=job_id)} ({bare})"
+        text = f"a limit of {whose} is reached"
+    if text is None:
+        return f"Slurm says {code.strip('()')}" if bare else _TEXTS["None"]
+    return f"{text.format(job=job_id)} ({bare})"

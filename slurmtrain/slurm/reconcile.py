@@ -1,4 +1,4 @@
-"""What Slurm's answers add to what is known of a run: pure, so that every order of answers can be tried."""
+"""What Slurm's answers add to what is known of a run. Pure, so that tests can try every order of answers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,20 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.scheduler import Accounting, Queue
 
-# How long nobody may know anything of a job before it is given up: sacct lags, slurmdbd and slurmctld are restarted.
+# For how long both squeue and sacct may know nothing of a job before it is given up: sacct lags behind, and slurmdbd
+# and slurmctld are restarted.
 GIVEN_UP_S = 300.0
 
 
-def is_open(run: Run) -> bool:
-    """Whether Slurm may have something to say of any start of the run's newest job that would change anything."""
+def may_change(run: Run) -> bool:
+    """Whether an answer of Slurm's about any start of the run's newest job could still change anything."""
     newest = run.newest
-    return newest is not None and any(not a.settled for a in run.attempts if a.job_id == newest.job_id)
+    return newest is not None and any(
+        not attempt.settled for attempt in run.attempts if attempt.job_id == newest.job_id
+    )
 
 
-def wants_accounting(run: Run, queue: Queue) -> bool:
+def needs_accounting(run: Run, queue: Queue) -> bool:
     """Whether squeue's answer leaves something open that sacct may know."""
     newest = run.newest
     if newest is None or not newest.job_id:
@@ -29,64 +32,78 @@ def wants_accounting(run: Run, queue: Queue) -> bool:
     if not queue.answered:
         return False
     job = queue.job(newest.job_id)
+    # squeue says FAILED also of jobs of which sacct knows more: which step ran out of memory, for one.
     if job is None or base(job.state) == "FAILED":
         return True
-    return any(a.job_id == newest.job_id and a.restart < (job.restart or 0) and not a.confirmed for a in run.attempts)
+    earlier = [a for a in run.attempts if a.job_id == newest.job_id and a.restart < (job.restart or 0)]
+    return any(not attempt.confirmed for attempt in earlier)
 
 
-def news(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> list[JobObserved]:
-    """Observations, that these answers add. None for what is known already."""
+def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> list[JobObserved]:
+    """What these answers add, as events; nothing for what is known already.
+
+    Args:
+        run: the run as it is known; only its newest job is looked at.
+        queue: squeue's answer.
+        accounting: sacct's answer; None where it was not asked.
+        now: seconds since 1970, to see for how long nobody has known the job.
+    """
     newest = run.newest
     if newest is None or not newest.job_id:
         return []
-    known = {a.restart: a for a in run.attempts if a.job_id == newest.job_id}
+    attempts = {attempt.restart: attempt for attempt in run.attempts if attempt.job_id == newest.job_id}
     job = queue.job(newest.job_id) if queue.answered else None
     starts = accounting.starts_of(newest.job_id) if accounting is not None else []
-    found = _ended_starts(newest.job_id, known, starts, job)
+    observations = _observe_ended(newest.job_id, attempts, starts, job)
+    reported = {observation.restart for observation in observations}
     if job is not None:
-        found += _of_queue(known, job, newest, settled={each.restart for each in found})
-    elif not any(each.restart == newest.restart for each in found) and _nobody_knows(newest, queue, accounting):
-        found += _absent(newest, now)
-    return found
+        observations += _observe_queued(attempts, job, newest, reported)
+    elif newest.restart not in reported and _is_unknown(newest, queue, accounting):
+        observations += _observe_absence(newest, now)
+    return observations
 
 
-def _ended_starts(
-    job_id: str, known: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
+def _observe_ended(
+    job_id: str, attempts: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
 ) -> list[JobObserved]:
-    """What sacct says of starts that are over. Its rows are one a start, the first one first."""
-    # A job that goes on without a node that failed has a row for each of its sizes.
+    """What sacct says of starts that are over: it has a row for each start, the first one first."""
+    # A job that has lost a node and runs on without it has a row for each of its sizes (sacct(1), RESIZING).
     starts = [start for start in starts if base(start.state) != "RESIZING"]
     live = job.restart if job is not None and not is_final(job.state) else None
     return [
         _observed(start, job_id, restart, "sacct")
         for restart, start in enumerate(starts)
-        if is_final(start.state) and restart != live and _matters(start.state, known.get(restart))
+        if is_final(start.state) and restart != live and _adds_anything(start.state, attempts.get(restart))
     ]
 
 
-def _matters(state: str, attempt: Attempt | None) -> bool:
+def _adds_anything(state: str, attempt: Attempt | None) -> bool:
     """Whether a final state of a start adds anything to what is known of it."""
     if attempt is None or not attempt.confirmed:
         return True
-    # One that is to start again tells by its next start that it was put back into the queue.
+    # That it was requeued follows from its next start, which Slurm reports too.
     return not attempt.settled and base(state) != "REQUEUED"
 
 
-def _of_queue(known: Mapping[int, Attempt], job: Job, newest: Attempt, settled: set[int]) -> list[JobObserved]:
+def _observe_queued(
+    attempts: Mapping[int, Attempt], job: Job, newest: Attempt, reported: set[int]
+) -> list[JobObserved]:
+    """What squeue says of the job's newest start, unless sacct has ``reported`` its end."""
     restart = newest.restart if job.restart is None else job.restart
-    attempt = known.get(restart)
+    attempt = attempts.get(restart)
     if is_final(job.state):
-        if restart in settled or not _matters(job.state, attempt):
+        if restart in reported or not _adds_anything(job.state, attempt):
             return []
         return [_observed(job, newest.job_id, restart, "squeue")]
+    # While it waits or runs, only that it is there is worth a line, once: the rest is asked anew each time.
     reappeared = attempt is not None and attempt.absent_since is not None and not attempt.settled
     if attempt is None or reappeared or not attempt.handed_over:
         return [_observed(job, newest.job_id, restart, "squeue")]
     return []
 
 
-def _nobody_knows(newest: Attempt, queue: Queue, accounting: Accounting | None) -> bool:
-    """Whether both sources were asked since the job was submitted, answered, and have nothing final to say."""
+def _is_unknown(newest: Attempt, queue: Queue, accounting: Accounting | None) -> bool:
+    """Whether both squeue and sacct have answered since the job was submitted, and neither knows it or its end."""
     if newest.settled or accounting is None:
         return False
     if not (newest.handed_over and queue.answered and accounting.answered):
@@ -94,7 +111,7 @@ def _nobody_knows(newest: Attempt, queue: Queue, accounting: Accounting | None) 
     return min(queue.at, accounting.at) > (newest.submitted_at or 0.0)
 
 
-def _absent(newest: Attempt, now: float) -> list[JobObserved]:
+def _observe_absence(newest: Attempt, now: float) -> list[JobObserved]:
     absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
     if newest.absent_since is None:
         return [absent]
@@ -105,15 +122,15 @@ def _absent(newest: Attempt, now: float) -> list[JobObserved]:
 
 
 def _observed(job: Job, job_id: str, restart: int, source: str) -> JobObserved:
-    waits = not is_final(job.state)
+    ended = is_final(job.state)
     return JobObserved(
         job_id=job_id,
         restart=restart,
         source=source,
         state=job.state,
         nodes=job.nodes,
-        started_at=None if waits else job.starts_at,
-        ended_at=None if waits else job.ends_at,
+        started_at=job.starts_at if ended else None,
+        ended_at=job.ends_at if ended else None,
         time_limit_s=job.time_limit_s,
         exit_code=job.exit_code,
         signal=job.signal,

@@ -1,4 +1,4 @@
-"""The Request: exactly what is asked of Slurm for one attempt. Pure: the same plan gives the same batch script."""
+"""The Request: exactly what is asked of Slurm for one attempt. The same plan gives the same batch script."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from slurmtrain.model.spec.sbatch import canonical
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
 
-# Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier. A short
-# job is warned a tenth of its time before, but not so late that nothing can be saved.
+# Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
+# (sbatch(1), --signal). A short job is warned a tenth of its time before, but not so late that nothing can be saved.
 SIGNAL_LEAD_S = 90
 _LEAST_LEAD_S = 15
-# srun ends the other tasks this long after the first one has ended.
-_STRAGGLERS_S = 120
+# Seconds after which srun kills the other tasks once the first one has ended (srun(1), --wait): agents need less to
+# save.
+_LAST_TASKS_S = 120
 # Options that submitit's executor knows by name, with underscores; the others are passed on literally.
 _NAMED = frozenset(
     {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user",
@@ -38,33 +39,41 @@ class Request:
     parameters: Mapping[str, Any]
 
     def script(self, command: str) -> str:
-        """The batch script that submitit sends for these parameters, made without Slurm on this machine."""
+        """The batch script that submitit sends for these parameters, made without Slurm on this machine.
+
+        ``command``: what srun runs, which submitit knows only once it has pickled the task.
+        """
+        # A private function of submitit's, but the only way to the text without calling sbatch.
         from submitit.slurm.slurm import _make_sbatch_string
 
         return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
 
 
 def make_request(
-    plan: Plan, submission: SubmissionDir, without: Collection[str] = (), *, follows: bool = False
+    plan: Plan, submission: SubmissionDir, excluded_nodes: Collection[str] = (), *, singleton: bool = False
 ) -> Request:
-    """What a plan asks of Slurm: one task a node, which runs the node agent. ``without``: nodes to leave out.
+    """What a plan asks of Slurm: one task a node, which runs the node agent.
 
-    ``follows``: another job of the run came before; whatever became of that, the two are not to run at once.
+    Args:
+        plan: what is to run.
+        submission: where its files go.
+        excluded_nodes: nodes that it must not get, besides those that the plan excludes.
+        singleton: another job of the run came before; whatever became of it, the two must not run at once.
     """
     resources, run = plan.spec.resources, submission.run
     options = {
         canonical(name): value for name, value in plan.spec.slurm.items() if value is not None and value is not False
     }
-    if follows:
+    if singleton:
         # Of jobs of one name and user Slurm lets one run at a time (sbatch, --dependency=singleton).
         options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
-    if without:
-        options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *without})
-    # With this among sbatch's options Slurm counts tasks for the least number of nodes, and gives no more of them (seen
-    # on 22.05); srun understands it as well.
+    if excluded_nodes:
+        options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *excluded_nodes})
+    # With --ntasks-per-node among sbatch's options Slurm computes the number of tasks from the least number of nodes,
+    # and allocates no more nodes than that (measured on 22.05). srun takes the option as well.
     ranged = resources.allocated.min < resources.allocated.max
     parameters: dict[str, Any] = {
-        # The run's id stands in the job's name, by which a killed submission's job is found again.
+        # By the run's id in the job's name the job of a killed submission is found again.
         "job_name": f"{plan.spec.name}-{run.id}",
         "nodes": resources.allocated.max,
         **({} if ranged else {"ntasks_per_node": 1}),
@@ -72,25 +81,25 @@ def make_request(
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": f"{resources.mem}M" if resources.mem else None,
         "time": math.ceil(resources.time / 60) if resources.time else None,
-        "signal_delay_s": _lead(resources.time),
+        "signal_delay_s": _signal_lead_s(resources.time),
         "stderr_to_stdout": True,
         "wckey": options.pop("wckey", None),
         "setup": prologue(plan, submission).rstrip("\n").split("\n"),
         "teardown": epilogue(submission).rstrip("\n").split("\n"),
-        # Since Slurm 22.05 srun no longer inherits --cpus-per-task; a node that fails ends the others; what setup
-        # exports reaches the tasks also where a site's sbatch exports nothing.
+        # Since Slurm 22.05 srun no longer inherits --cpus-per-task from sbatch (srun(1)). With --export=ALL what setup
+        # exports reaches the tasks also where a site's sbatch exports nothing, which srun would inherit (sbatch(1)).
         "srun_args": [
             "--export=ALL",
-            # A run that can do with fewer nodes outlives an agent, and a node.
+            # A run that can do with fewer nodes survives the loss of an agent, and of a node.
             *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
-            f"--wait={0 if resources.elastic else _STRAGGLERS_S}",
+            f"--wait={0 if resources.elastic else _LAST_TASKS_S}",
             f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
             *(("--ntasks-per-node=1",) if ranged else ()),
         ],
     }
     literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}
     if resources.elastic:
-        # submitit counts with a number; what is literal comes last.
+        # submitit needs a number for "nodes"; of two options of one name sbatch takes the last, and these come last.
         literal.update({"nodes": str(resources.allocated), "no-kill": True})
     for name, value in options.items():
         named = name.replace("-", "_")
@@ -102,7 +111,7 @@ def make_request(
     return Request(folder=submission.submitit, parameters=parameters)
 
 
-def _lead(limit_s: float | None) -> int:
+def _signal_lead_s(limit_s: float | None) -> int:
     """How long before the time limit Slurm warns the job, in seconds."""
     return SIGNAL_LEAD_S if limit_s is None else max(_LEAST_LEAD_S, min(SIGNAL_LEAD_S, int(limit_s / 10)))
 
@@ -129,7 +138,7 @@ def epilogue(submission: SubmissionDir) -> str:
 
 
 def _profile_lines(plan: Plan) -> tuple[str, ...]:
-    """What a network's profile wants to be done before the tasks start."""
+    """Shell lines of the plan's network profile, to be run before the tasks start."""
     return network_profile.load(plan.spec.network.profile).setup if plan.spec.network.profile else ()
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
-from slurmtrain.slurm.command import ask, found
-from slurmtrain.slurm.limits import too_few
+from slurmtrain.slurm.command import is_installed, run_command
+from slurmtrain.slurm.limits import describe_too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
@@ -50,7 +50,7 @@ class InJob:
     def objection(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job could not start again without these nodes; None if it could, or if Slurm does not say."""
         try:
-            job = read_job(ask("scontrol", "show", "job", job_id))
+            job = read_job(run_command("scontrol", "show", "job", job_id))
             if "0" in (job.get("Requeue"), job.get("BatchFlag")):
                 return f"its job may not be put back into the queue (Requeue={job.get('Requeue')})"
             why = _why_not(job_id, job, _joined(job.get("ExcNodeList", ""), without), without)
@@ -64,7 +64,7 @@ class InJob:
         Where Slurm puts it back, but does not let the nodes be left out, the job is held. In a container there may be
         no scontrol: then ``intent`` asks the batch script, which runs outside, for the requeue alone. Raises SlurmDown.
         """
-        if not found("scontrol"):
+        if not is_installed("scontrol"):
             write_json(intent, {"requeue": job_id})
             return
         with block_signals(_DISTURBING):
@@ -92,14 +92,14 @@ def let_go(job_id: str, without: Sequence[str], *, always: bool) -> bool:
 
     One that goes without them already is let go only with ``always``: a person may hold it. Raises SlurmDown.
     """
-    job = read_job(ask("scontrol", "show", "job", job_id))
+    job = read_job(run_command("scontrol", "show", "job", job_id))
     before = job.get("ExcNodeList", "")
     missing = not set(without) <= set(_expanded(before))
     if job.get("JobState") != "PENDING" or job.get("Reason") not in HELD_BY_USER or not (missing or always):
         return False
     if missing:
-        ask("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_joined(before, without)}")
-    ask("scontrol", "release", job_id)
+        run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_joined(before, without)}")
+    run_command("scontrol", "release", job_id)
     return True
 
 
@@ -115,7 +115,7 @@ def _update(job_id: str, setting: str) -> None:
 
 
 def _ask(*command: str) -> str:
-    return ask(*command, timeout_s=_PATIENCE_S)
+    return run_command(*command, timeout_s=_PATIENCE_S)
 
 
 def _expanded(nodes: str) -> list[str]:
@@ -134,14 +134,14 @@ def _joined(before: str, more: Sequence[str]) -> str:
 
 def _why_not(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
     """Why the job could not run without these nodes: sbatch tries it out with the job's own script."""
-    script = ask("scontrol", "write", "batch_script", job_id, "-")
+    script = run_command("scontrol", "write", "batch_script", job_id, "-")
     options = [
         f"--{option}={job[field]}"
         for option, field in _OPTIONS.items()
         if field in job and f"#SBATCH --{option}=" not in script
     ]
     try:
-        ask("sbatch", "--test-only", f"--exclude={excluded}", *options, given=script)
+        run_command("sbatch", "--test-only", f"--exclude={excluded}", *options, stdin=script)
     except SlurmDown as error:
         said = str(error).removeprefix("sbatch: ")
         impossible = any(words in said.lower() for words in _IMPOSSIBLE)
@@ -151,7 +151,7 @@ def _why_not(job_id: str, job: Mapping[str, str], excluded: str, without: Sequen
 
 def _lacking(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
     """What is missing among the nodes of the job's partitions, as far as can be counted."""
-    nodes = read_nodes(ask("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"))
+    nodes = read_nodes(run_command("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"))
     unknown = sorted(set(without) - {node.name for node in nodes})
     if unknown:
         return f"Slurm knows no node {', '.join(unknown)}"
@@ -161,7 +161,7 @@ def _lacking(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> s
         return None
     gone = set(_expanded(excluded))
     left = max(_count(nodes, one, gone) for one in wanted)
-    return too_few(int(needed), left) if left < int(needed) else None
+    return describe_too_few(int(needed), left) if left < int(needed) else None
 
 
 def _count(nodes: Sequence[NodeInfo], partition: str, gone: set[str]) -> int:

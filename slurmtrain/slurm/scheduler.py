@@ -1,4 +1,4 @@
-"""What Slurm knows of this user's jobs: one squeue and one sacct call at most for any command."""
+"""What Slurm knows of this user's jobs: at most one squeue and one sacct call for any command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PlaceError, SlurmDown
-from slurmtrain.slurm.command import ask
+from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
     NODE_FORMAT,
@@ -25,10 +25,11 @@ from slurmtrain.slurm.parse import (
 )
 from slurmtrain.system.files import read_json, write_json
 
-# Beyond this many ids a list of them is longer than a look at everything of the user's since then.
+# Beyond this many ids, all of the user's jobs since then are asked for: the list would get too long for a command line.
 _MAX_IDS = 1000
-# sacct's window is cut by the clock of the scheduler, ours may be another.
+# sacct compares --starttime with slurmctld's clock, which may be ahead of ours or in another zone by mistake.
 _CLOCK_MARGIN_S = 3600.0
+# What sacct prints where AccountingStorageType is none.
 _NO_ACCOUNTING = "accounting storage is disabled"
 
 
@@ -42,18 +43,20 @@ class Queue:
 
     @property
     def answered(self) -> bool:
+        """Whether squeue has answered."""
         return not self.problem
 
     def job(self, job_id: str) -> Job | None:
-        """What squeue says of a job. An element of an array that ended as a whole is known by the array's id alone."""
+        """What squeue says of a job. Elements of an array that ended as a whole have one row, with the array's id."""
         return self.jobs.get(job_id) or self.jobs.get(job_id.partition("_")[0])
 
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """sacct's answer: all starts of each job, oldest first, or why there is none. ``absent``: the site keeps none.
+    """sacct's answer: all starts of each job, oldest first, or why there is none.
 
-    ``at``: when it was asked, in seconds since 1970.
+    ``absent``: the site has no accounting, so there never will be an answer. ``at``: when it was asked, in seconds
+    since 1970.
     """
 
     starts: Mapping[str, list[Job]] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Accounting:
 
     @property
     def answered(self) -> bool:
+        """Whether all is known that this site's accounting can ever say."""
         return not self.problem or self.absent
 
     def starts_of(self, job_id: str) -> list[Job]:
@@ -92,87 +96,95 @@ class Scheduler:
         now = time.time()
         if self._queue is not None and now - self._queue.at < self._max_age_s:
             return self._queue
-        asked_at, text = self._shared(now)
+        asked_at, text = self._read_cache(now)
         if text is None:
             asked_at = now
             try:
-                text = ask("squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={queue_format()}")
+                text = run_command(
+                    "squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={queue_format()}"
+                )
             except SlurmDown as error:
                 self._queue = Queue(problem=str(error), at=now)
                 return self._queue
-            self._share(asked_at, text)
+            self._write_cache(asked_at, text)
         self._queue = Queue(read_queue(text), at=asked_at)
         return self._queue
 
-    def accounting(self, job_ids: Collection[str], names_wanted: bool, since: float) -> Accounting:
-        """What sacct has of these jobs; with ``names_wanted`` of all jobs since then, to be looked for by name.
+    def accounting(self, job_ids: Collection[str], by_name: bool, since: float) -> Accounting:
+        """What sacct has of jobs. Never raises: an answer that failed says so.
 
-        Asked again only for jobs that the last answer was not asked for. Never raises.
+        Asked again only for jobs that the last answer was not about.
+
+        Args:
+            job_ids: the jobs.
+            by_name: all jobs of the user's are wanted, to look for some by their names.
+            since: seconds since 1970, before the oldest of these jobs was submitted.
         """
         now = time.time()
-        wanted = frozenset(job_ids) | ({"*"} if names_wanted else set())
+        subjects = frozenset(job_ids) | ({"*"} if by_name else set())
         if self._accounting is not None:
-            asked, answer = self._accounting
-            if now - answer.at < self._max_age_s and (wanted <= asked or not self._looks_again):
+            answered, answer = self._accounting
+            if now - answer.at < self._max_age_s and (subjects <= answered or not self._looks_again):
                 return answer
         command = ["sacct", "--parsable2", "--noheader", "--duplicates", f"--user={os.getuid()}"]
-        command += [f"--format={','.join(ACCOUNTING_FIELDS)}", f"--starttime={_day(since - _CLOCK_MARGIN_S)}"]
-        if not names_wanted and len(job_ids) <= _MAX_IDS:
-            # An element of an array that ended as a whole is known by the array's id alone.
+        command += [f"--format={','.join(ACCOUNTING_FIELDS)}", f"--starttime={_local_time(since - _CLOCK_MARGIN_S)}"]
+        if not by_name and len(job_ids) <= _MAX_IDS:
+            # Elements of an array that ended as a whole have one row, with the array's id.
             command.append(f"--jobs={','.join(sorted({job_id.partition('_')[0] for job_id in job_ids}))}")
         try:
-            answer = Accounting(read_accounting(ask(*command)), at=now)
+            answer = Accounting(read_accounting(run_command(*command)), at=now)
         except SlurmDown as error:
             answer = Accounting(problem=str(error), absent=_NO_ACCOUNTING in str(error).lower(), at=now)
-        self._accounting = (wanted, answer)
+        self._accounting = (subjects, answer)
         return answer
 
     def partitions(self) -> dict[str, dict[str, str]]:
         """Fields of each partition by name. Raises SlurmDown."""
         if self._partitions is None:
-            self._partitions = read_partitions(ask("scontrol", "--oneliner", "show", "partition"))
+            self._partitions = read_partitions(run_command("scontrol", "--oneliner", "show", "partition"))
         return self._partitions
 
     def nodes(self) -> list[NodeInfo]:
         """Every node, once for each of its partitions. Raises SlurmDown."""
         now = time.time()
         if self._nodes is None or now - self._nodes[0] >= self._max_age_s:
-            self._nodes = (now, read_nodes(ask("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}")))
+            self._nodes = (now, read_nodes(run_command("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}")))
         return self._nodes[1]
 
-    def try_again(self, what: str) -> bool:
-        """Whether it is time to try something that failed before: once in ``max_age_s``."""
+    def should_retry(self, key: str) -> bool:
+        """Whether it is time to retry what failed before: once in ``max_age_s`` for each ``key``, counted from now."""
         now = time.time()
-        if now - self._tried_at.get(what, -math.inf) < self._max_age_s:
+        if now - self._tried_at.get(key, -math.inf) < self._max_age_s:
             return False
-        self._tried_at[what] = now
+        self._tried_at[key] = now
         return True
 
     def cancel(self, job_ids: Collection[str], *, force: bool) -> None:
-        """One scancel for all jobs: SIGTERM to their tasks, SIGKILL to those that are still there after KillWait.
+        """One scancel for all jobs: SIGTERM to their tasks, and SIGKILL KillWait (slurm.conf(5)) later.
 
         ``force`` kills at once. A job is asked for again only after ``max_age_s``. Raises SlurmDown.
         """
         now = time.time()
-        wanted = [job_id for job_id in job_ids if now - self._cancelled_at.get(job_id, -math.inf) >= self._max_age_s]
-        if not wanted:
+        due = [job_id for job_id in job_ids if now - self._cancelled_at.get(job_id, -math.inf) >= self._max_age_s]
+        if not due:
             return
-        # A requeue that is under way would bring a cancelled job to life again; not every version takes a list.
+        # A requeue that is under way would start a cancelled job again. Not every version takes a list of ids here.
         with contextlib.suppress(SlurmDown):
-            ask("scontrol", "update", f"JobId={','.join(wanted)}", "Requeue=0")
+            run_command("scontrol", "update", f"JobId={','.join(due)}", "Requeue=0")
         try:
             if force:
-                ask("scancel", "--signal=KILL", "--full", *wanted)
-            ask("scancel", *wanted)
+                # --full: the batch script and its children too (scancel(1)).
+                run_command("scancel", "--signal=KILL", "--full", *due)
+            run_command("scancel", *due)
         except SlurmDown as error:
-            # One that has ended in the meantime is none to worry about.
+            # A job that has ended meanwhile, and is no longer in slurmctld's memory.
             if "invalid job id" not in str(error).lower():
                 raise
-        self._cancelled_at.update(dict.fromkeys(wanted, now))
+        self._cancelled_at.update(dict.fromkeys(due, now))
         self.forget()
 
     def forget(self) -> None:
-        """Ask anew next time: something was changed."""
+        """Ask anew next time: something was changed. Cached answers from before now count no more."""
         self._queue = self._accounting = None
         self._changed_at = time.time()
 
@@ -180,32 +192,39 @@ class Scheduler:
     def _looks_again(self) -> bool:
         return self._cache is not None
 
-    def _shared(self, now: float) -> tuple[float, str | None]:
+    def _read_cache(self, now: float) -> tuple[float, str | None]:
+        """When another command has asked squeue, and its answer; None where there is none that is new enough."""
         if self._cache is None:
             return 0.0, None
         try:
-            said = read_json(self._cache) or {}
+            entry = read_json(self._cache) or {}
         except PlaceError:
             return 0.0, None
-        at, text = said.get("at"), said.get("squeue")
+        at, text = entry.get("at"), entry.get("squeue")
         # An answer from the future was written by a clock that has been set back since.
         if isinstance(at, float) and isinstance(text, str) and 0 <= now - at < self._max_age_s:
             return (at, text) if at >= self._changed_at else (0.0, None)
         return 0.0, None
 
-    def _share(self, at: float, text: str) -> None:
+    def _write_cache(self, at: float, text: str) -> None:
         if self._cache is None:
             return
-        with contextlib.suppress(OSError):  # who may only read the runs shares nothing
+        with contextlib.suppress(OSError):  # somebody who may only read these runs
             write_json(self._cache, {"at": at, "squeue": text})
 
 
-def _day(at: float) -> str:
-    """A time as sacct takes it, in this machine's zone, which is the zone sacct reads it in."""
+def _local_time(at: float) -> str:
+    """A time as sacct takes it: in this machine's zone, in which sacct reads it too (sacct(1), --starttime)."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
 
 
-def job_of_run(jobs: Mapping[str, Job], run_id: str, known: Collection[str]) -> str | None:
-    """The id of a job whose name carries the run's id and that no submission of the run has claimed yet."""
-    found = [job.id for job in jobs.values() if job.name.endswith(f"-{run_id}") and job.id not in known]
-    return found[0] if found else None
+def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, claimed: Collection[str]) -> str | None:
+    """The id of a job whose name ends with the run's id, and that is not a submission's already.
+
+    Args:
+        jobs: the jobs to look through, by id.
+        run_id: the run.
+        claimed: ids of the jobs of the run's submissions.
+    """
+    unclaimed = (job.id for job in jobs.values() if job.name.endswith(f"-{run_id}") and job.id not in claimed)
+    return next(unclaimed, None)

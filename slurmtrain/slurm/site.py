@@ -16,19 +16,22 @@ from slurmtrain.model.interruption.preemption import (
     Partition,
     Qos,
 )
-from slurmtrain.slurm.command import ask
+from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.parse import read_duration
 from slurmtrain.slurm.scheduler import Scheduler
 
 _QOS_FIELDS = ("name", "preempt", "preemptmode", "gracetime", "priority", "flags")
 _ASSOCIATION_FIELDS = ("account", "partition", "qos", "defaultqos")
-_NOTHING = {"", "(null)", "none", "n/a", "unknown"}
+_NULLS = {"", "(null)", "none", "n/a", "unknown"}
 _ENDLESS = {"UNLIMITED", "INFINITE"}
 
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """What a user may use together: an account, one partition or (empty) any, QOS, and which of them by default."""
+    """What a user may use together (sacctmgr(1), associations).
+
+    ``partition``: empty for any. ``default_qos``: one of ``qos``, or empty.
+    """
 
     account: str
     partition: str = ""
@@ -38,9 +41,10 @@ class Association:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What Slurm says of itself. ``qos`` and ``associations`` are None where accounting does not answer.
+    """The configuration of a site.
 
-    ``config``: its own words. ``unknown``: what could not be asked, and why.
+    ``config``: slurm.conf as scontrol prints it. ``qos`` (by name) and ``associations`` are None where accounting does
+    not answer. ``unknown``: what could not be asked, and why.
     """
 
     cluster: Cluster
@@ -51,9 +55,9 @@ class Site:
     unknown: Sequence[str] = ()
 
 
-def look(scheduler: Scheduler, user: str) -> Site:
+def read_site(scheduler: Scheduler, user: str) -> Site:
     """Ask Slurm for its configuration, and accounting for QOS and for what ``user`` may use. Raises SlurmDown."""
-    config = read_config(ask("scontrol", "show", "config"))
+    config = read_config(run_command("scontrol", "show", "config"))
     cluster = read_cluster(config)
     partitions = {name: read_partition(fields, cluster) for name, fields in scheduler.partitions().items()}
     if not cluster.accounting:
@@ -69,14 +73,14 @@ def look(scheduler: Scheduler, user: str) -> Site:
     return Site(cluster, partitions, config, qos, associations, tuple(unknown))
 
 
-def _accounting(what: str, fields: Sequence[str], *more: str) -> str:
-    return ask("sacctmgr", "--parsable2", "--noheader", "show", what, *more, f"format={','.join(fields)}")
+def _accounting(entity: str, fields: Sequence[str], *more: str) -> str:
+    return run_command("sacctmgr", "--parsable2", "--noheader", "show", entity, *more, f"format={','.join(fields)}")
 
 
 def read_config(text: str) -> dict[str, str]:
     """Names and values of ``scontrol show config``; other lines, such as those of daemons, are passed over.
 
-    Sections for plug-ins follow the configuration itself, with names of their own: the first of a name counts.
+    Sections for plug-ins follow, with names of their own, some of them the same: the first of a name counts.
     """
     config: dict[str, str] = {}
     for line in text.splitlines():
@@ -88,8 +92,8 @@ def read_config(text: str) -> dict[str, str]:
 
 
 def read_cluster(config: Mapping[str, str]) -> Cluster:
-    """What the configuration says of interruptions; Slurm's own defaults stand for what it does not say."""
-    mode = _words(config.get("PreemptMode", ""))
+    """What the configuration says of interruptions; Slurm's defaults (slurm.conf(5)) stand for what it leaves out."""
+    mode = _flags(config.get("PreemptMode", ""))
     expire = re.search(r"(?:^|,)cred_expire=(\d+)", config.get("AuthInfo", ""))
     exits = config.get("RequeueExit", "")
     return Cluster(
@@ -107,8 +111,8 @@ def read_cluster(config: Mapping[str, str]) -> Cluster:
         min_job_age_s=_seconds(config.get("MinJobAge", ""), 300.0),
         accounting=_plugin(config.get("AccountingStorageType", "")) == "slurmdbd",
         gathers_usage=_plugin(config.get("JobAcctGatherType", "")) != "none",
-        prolog_flags=_words(config.get("PrologFlags", "")),
-        requeue_exit="" if exits.lower() in _NOTHING else exits,
+        prolog_flags=_flags(config.get("PrologFlags", "")),
+        requeue_exit="" if exits.lower() in _NULLS else exits,
     )
 
 
@@ -120,9 +124,9 @@ def read_partition(fields: Mapping[str, str], cluster: Cluster) -> Partition:
         up=fields.get("State", "UP") == "UP",
         default=fields.get("Default") == "YES",
         grace_s=_seconds(fields.get("GraceTime", ""), 0.0),
-        preempt_mode=_words(fields.get("PreemptMode", "")) or cluster.preempt_mode,
+        preempt_mode=_flags(fields.get("PreemptMode", "")) or cluster.preempt_mode,
         tier=int(_seconds(fields.get("PriorityTier", ""), 1.0)),
-        nodes="" if fields.get("Nodes", "").lower() in _NOTHING else fields["Nodes"],
+        nodes="" if fields.get("Nodes", "").lower() in _NULLS else fields["Nodes"],
         max_time_s=read_duration(fields.get("MaxTime", "")),
         default_time_s=read_duration(fields.get("DefaultTime", "")),
         over_limit_s=None if over.upper() in {"NONE", ""} else _minutes(over),
@@ -135,39 +139,42 @@ def read_partition(fields: Mapping[str, str], cluster: Cluster) -> Partition:
 
 def read_qos(text: str) -> dict[str, Qos]:
     """QOS by name from ``sacctmgr --parsable2 --noheader show qos``; lines that are too short are passed over."""
-    found = {}
+    by_name = {}
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) < len(_QOS_FIELDS) or not cells[0]:
             continue
         name, preempts, mode, grace, _, flags = cells[:6]
-        words = _words(mode)
-        found[name] = Qos(
+        modes = _flags(mode)
+        by_name[name] = Qos(
             name=name,
-            preempts=frozenset(one for one in preempts.split(",") if one),
-            mode=None if not words or words & {"CLUSTER", "OFF"} else words,
+            preempts=frozenset(other for other in preempts.split(",") if other),
+            # "cluster" stands for the cluster's own mode (sacctmgr(1), PreemptMode).
+            mode=None if not modes or modes & {"CLUSTER", "OFF"} else modes,
             grace_s=read_duration(grace) or 0.0,
-            own_limit="PARTITIONTIMELIMIT" in _words(flags),
+            own_limit="PARTITIONTIMELIMIT" in _flags(flags),
         )
-    return found
+    return by_name
 
 
 def read_associations(text: str) -> list[Association]:
     """What a user may use, from ``sacctmgr --parsable2 --noheader show assoc``."""
-    found = []
+    associations = []
     for line in text.splitlines():
         cells = line.split("|")
         if len(cells) >= len(_ASSOCIATION_FIELDS) and cells[0]:
             account, partition, qos, default = cells[:4]
-            found.append(Association(account, partition, tuple(one for one in qos.split(",") if one), default))
-    return found
+            names = tuple(name for name in qos.split(",") if name)
+            associations.append(Association(account, partition, names, default))
+    return associations
 
 
-# The same option, in older versions and in newer ones.
+# The same option, in older versions and in newer ones (slurm.conf(5)).
 _USER_SIGNAL = (("SlurmctldParameters", "preempt_send_user_signal"), ("PreemptParameters", "send_user_signal"))
 
 
 def _user_signal(config: Mapping[str, str]) -> str:
+    """The option by which a preempted job gets the signal of its --signal option; empty where it is not set."""
     for name, option in _USER_SIGNAL:
         if option in config.get(name, "").lower().split(","):
             return f"{name}={option}"
@@ -175,17 +182,18 @@ def _user_signal(config: Mapping[str, str]) -> str:
 
 
 def _version(text: str) -> tuple[int, int] | None:
-    found = re.match(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None
 
 
 def _plugin(value: str) -> str:
     """``qos`` from ``preempt/qos``; since 24.05 a plug-in that is not used reads ``(null)``."""
-    return "none" if value.lower() in _NOTHING else value.rpartition("/")[2]
+    return "none" if value.lower() in _NULLS else value.rpartition("/")[2]
 
 
-def _words(value: str) -> frozenset[str]:
-    return frozenset() if value.lower() in _NOTHING else frozenset(word.strip().upper() for word in value.split(","))
+def _flags(value: str) -> frozenset[str]:
+    """The upper-case words of a list that commas separate; none for what stands for no value."""
+    return frozenset() if value.lower() in _NULLS else frozenset(word.strip().upper() for word in value.split(","))
 
 
 def _allowed(value: str) -> frozenset[str] | None:
@@ -194,8 +202,8 @@ def _allowed(value: str) -> frozenset[str] | None:
 
 
 def _seconds(value: str, default: float) -> float:
-    found = re.match(r"\d+", value)
-    return float(found[0]) if found else default
+    match = re.match(r"\d+", value)
+    return float(match[0]) if match else default
 
 
 def _minutes(value: str) -> float | None:

@@ -62,8 +62,8 @@ class FakeScheduler(Scheduler):
             return Queue(problem=self.squeue_problem, at=self._answered_at)
         return Queue({job.id: job for job in self.jobs}, at=self._answered_at)
 
-    def accounting(self, job_ids: Collection[str], names_wanted: bool, since: float) -> Accounting:
-        self.questions.append(("sacct", sorted(job_ids), names_wanted, since))
+    def accounting(self, job_ids: Collection[str], by_name: bool, since: float) -> Accounting:
+        self.questions.append(("sacct", sorted(job_ids), by_name, since))
         if self.sacct_problem:
             return Accounting(problem=self.sacct_problem, absent=not self.has_accounting, at=self._answered_at)
         return Accounting(self.starts, at=self._answered_at)

@@ -29,7 +29,7 @@ from slurmtrain.model.spec.spec import read_spec, write_requeue
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.reconcile import is_open, news, wants_accounting
+from slurmtrain.slurm.reconcile import may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue
 from slurmtrain.system.files import write_json
 
@@ -234,9 +234,9 @@ class RunBuilder:
 
     def _news(self, queue: Queue, accounting: Accounting | None) -> list[JobObserved]:
         run = self.run
-        if not is_open(run):
+        if not may_change(run):
             return []
-        return news(run, queue, accounting if wants_accounting(run, queue) else None, self.now)
+        return new_observations(run, queue, accounting if needs_accounting(run, queue) else None, self.now)
 
     def queue(self, *jobs: Job) -> Queue:
         """squeue's answer now."""

@@ -147,11 +147,11 @@ def _send(processes: Sequence[Process], number: signal.Signals, target: str) -> 
 
 def _signal_in_slurm(target: FaultTarget, name: str) -> str:
     """Inject a fault through Slurm; returns what was hit, as a phrase."""
-    from slurmtrain.slurm.command import ask
+    from slurmtrain.slurm.command import run_command
 
     job_id = target.attempt.job_id
     if name in _ANNOUNCED:
-        ask("scancel", f"--signal={_ANNOUNCED[name].name.removeprefix('SIG')}", job_id)
+        run_command("scancel", f"--signal={_ANNOUNCED[name].name.removeprefix('SIG')}", job_id)
         return _describe_agents(target)
     if name in _TO_RANK:
         rank, node, process = target.last_rank()
@@ -173,11 +173,11 @@ def _signal_in_slurm(target: FaultTarget, name: str) -> str:
 
 def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Signals) -> None:
     """Signal processes, given by host, from a step inside the job's allocation. Raises SlurmDown."""
-    from slurmtrain.slurm.command import ask
+    from slurmtrain.slurm.command import run_command
 
     count = len(pids)
     arguments = [f"{host}:{','.join(map(str, ids))}" for host, ids in pids.items()]
-    ask(
+    run_command(
         "srun",
         f"--jobid={job_id}",
         "--overlap",

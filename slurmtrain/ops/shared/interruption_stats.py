@@ -48,4 +48,4 @@ def _partition(workspace: Workspace, plan: Plan) -> tuple[str, float | None]:
         partitions = workspace.scheduler.partitions()
     except SlurmDown:
         return "", None
-    return limits.partition(plan, partitions), limits.grace(plan, partitions)
+    return limits.partition_names(plan, partitions), limits.grace_s(plan, partitions)

@@ -33,14 +33,14 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     attempt = run.newest
     if attempt is None or attempt.handed_over or attempt.ended:
         return False
-    from slurmtrain.local.launch import find
+    from slurmtrain.local.launch import find_controller
 
     if attempt.submitted_from not in (None, socket.gethostname()):
         return False  # its processes are to be looked for on that machine
     with contextlib.ExitStack() as stack:
         if stack.enter_context(locked(directory.lock, wait=False)) is None:
             return False  # the submission is still at it
-        process, starting = find(directory.submission(attempt.submission))
+        process, starting = find_controller(directory.submission(attempt.submission))
         if process is None and starting:
             return False
         journal = stack.enter_context(workspace.journal(directory, "adopt"))

@@ -86,7 +86,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
     against = counting(workspace) if plan.spec.preflight.exclude else {}
     if not against and not must:
         return Exclusions()
-    from slurmtrain.slurm.limits import leave_out
+    from slurmtrain.slurm.limits import choose_nodes
 
     try:
         partitions, nodes = workspace.scheduler.partitions(), workspace.scheduler.nodes()
@@ -94,13 +94,13 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
         if must:
             raise LaunchError(f"Slurm does not answer; try again later ({error})") from error
         return Exclusions(notes=[f"{error}; nodes that failed a preflight are not left out"])
-    choice = leave_out(plan, partitions, nodes, [*must, *against])
-    if not choice.weighed:  # the job itself has asked Slurm whether it can do without those
+    choice = choose_nodes(plan, partitions, nodes, [*must, *against])
+    if not choice.is_decidable:  # the job itself has asked Slurm whether it can do without those
         return Exclusions(tuple(must), _notes([], against, choice.needed))
     lacking = [host for host in must if host in choice.needed]
     if lacking:
         raise Refused(f"{', '.join(lacking)} cannot be left out: {choice.needed[lacking[0]]}")
-    return Exclusions(tuple(choice.left_out), _notes(choice.left_out, against, choice.needed))
+    return Exclusions(tuple(choice.excluded), _notes(choice.excluded, against, choice.needed))
 
 
 def _notes(left_out: Iterable[str], against: Mapping[str, LedgerEntry], needed: Mapping[str, str]) -> list[str]:

@@ -17,12 +17,12 @@ from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_line, last_seen
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.launch import find
+from slurmtrain.slurm.launch import is_submitting
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.pending_reason import reason_in_words
-from slurmtrain.slurm.reconcile import GIVEN_UP_S, is_open, news, wants_accounting
+from slurmtrain.slurm.pending_reason import describe_reason
+from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.requeue import HELD_BY_ADMIN, HELD_BY_USER
-from slurmtrain.slurm.scheduler import Accounting, Queue, job_of_run
+from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job
 from slurmtrain.system.files import locked
 
 
@@ -38,7 +38,7 @@ class SlurmLook:
 def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:
     """Ask Slurm about all runs that are open, at once, and journal what is new."""
     look = SlurmLook()
-    wanted = {directory: run for directory, run in runs.items() if is_open(run)}
+    wanted = {directory: run for directory, run in runs.items() if may_change(run)}
     if not wanted:
         return look
     with ExitStack() as locks:
@@ -69,13 +69,13 @@ def _accounting(
 ) -> Accounting | None:
     """sacct's answer, where anything is left that it may know."""
     asking = [run for d, run in wanted.items() if (run.newest and run.newest.job_id) or d in orphans]
-    asking = [run for run in asking if wants_accounting(run, queue)]
+    asking = [run for run in asking if needs_accounting(run, queue)]
     if not asking or not queue.answered:
         return None
     newest = [run.newest for run in asking if run.newest is not None]
     ids = {attempt.job_id for attempt in newest if attempt.job_id}
     since = min((attempt.submitted_at or 0.0 for attempt in newest), default=0.0)
-    return workspace.scheduler.accounting(ids, names_wanted=len(ids) < len(newest), since=since)
+    return workspace.scheduler.accounting(ids, by_name=len(ids) < len(newest), since=since)
 
 
 def _is_orphan(workspace: Workspace, directory: RunDir, run: Run, locks: ExitStack) -> bool:
@@ -90,7 +90,7 @@ def _is_orphan(workspace: Workspace, directory: RunDir, run: Run, locks: ExitSta
         return False  # a run that cannot be written to is for its owner to look after
     if workspace.store.unread([directory]):
         return False  # the submission has come to its end since the run was read
-    return not (_from_here(newest) and find(directory.submission(newest.submission)))
+    return not (_from_here(newest) and is_submitting(directory.submission(newest.submission)))
 
 
 def _adopt(
@@ -102,7 +102,7 @@ def _adopt(
     known = {attempt.job_id for attempt in run.attempts}
     starts = accounting.starts if accounting is not None else {}
     listed: dict[str, Job] = {job_id: rows[-1] for job_id, rows in starts.items() if rows}
-    job_id = job_of_run({**listed, **queue.jobs}, run.id, known)
+    job_id = find_unclaimed_job({**listed, **queue.jobs}, run.id, known)
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
@@ -122,7 +122,7 @@ def _from_here(attempt: Attempt) -> bool:
 
 def _note(workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accounting: Accounting | None) -> bool:
     """Journal what Slurm's answers add to what is known of a run."""
-    observations = news(run, queue, accounting, time.time())
+    observations = new_observations(run, queue, accounting, time.time())
     if not observations:
         return False
     with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
@@ -184,7 +184,7 @@ def live_of(job: Job) -> Live:
     """What a person wants to know of a job that is not over."""
     state = base(job.state)
     if state == "PENDING" or state in HELD:
-        words = reason_in_words(job.reason, job.id)
+        words = describe_reason(job.reason, job.id)
         return Live(state=state, code=job.reason, reason=words, starts_at=job.starts_at, priority=job.priority)
     return Live(state=state, nodes=job.nodes, reason=_IN_WORDS.get(state, f"Slurm says {job.state}"))
 

@@ -149,11 +149,11 @@ def _hand_over(
 ) -> Submitted:
     """Start the job; returns what is to be journaled of it. ``job_id``: a local job's."""
     if wanted.executor == "slurm":
-        from slurmtrain.slurm.launch import Handover
+        from slurmtrain.slurm.launch import LaunchRequest
         from slurmtrain.slurm.launch import launch as launch_slurm
 
         follows = wanted.follows is not None
-        handing = Handover(wanted.plan, submission, lock, wanted.without, follows=follows)
+        handing = LaunchRequest(wanted.plan, submission, lock, wanted.without, singleton=follows)
         return Submitted(submission=submission.number, job_id=launch_slurm(handing, variables))
     from slurmtrain.local.launch import launch as launch_here
 

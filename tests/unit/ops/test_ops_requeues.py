@@ -227,8 +227,8 @@ def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stay
 def test_what_failed_is_tried_again_only_after_a_while(slurm: SlurmCommands) -> None:
     from slurmtrain.slurm.scheduler import Scheduler
 
-    assert [Scheduler(math.inf, None).try_again("x") for _ in range(2)] == [True, True]
+    assert [Scheduler(math.inf, None).should_retry("x") for _ in range(2)] == [True, True]
     one = Scheduler(math.inf, None)
-    assert [one.try_again(what) for what in ("x", "x", "y")] == [True, False, True]
-    assert [Scheduler(0.0, None).try_again("x") for _ in range(2)] == [True, True]
+    assert [one.should_retry(what) for what in ("x", "x", "y")] == [True, False, True]
+    assert [Scheduler(0.0, None).should_retry("x") for _ in range(2)] == [True, True]
     assert slurm.calls("squeue") == []

@@ -1,4 +1,4 @@
-"""Handover a job to sbatch: what reaches it, what it may answer, and who is seen to be at it still."""
+"""Submitting a job through sbatch: what reaches it, what it replies, and which processes may still submit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
 from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.slurm.launch import Handover, check, find, launch
+from slurmtrain.slurm.launch import LaunchRequest, check, is_submitting, launch
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.files import locked, make_directory, write_json
 
@@ -66,7 +66,7 @@ def plan(**keys: Any) -> Plan:
 def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None, **keys: Any) -> str:
     with locked(submission.run.lock) as lock:
         assert lock is not None
-        return launch(Handover(plan(**keys), submission, lock), variables or {})
+        return launch(LaunchRequest(plan(**keys), submission, lock), variables or {})
 
 
 def wait_for(what: Callable[[], bool]) -> None:
@@ -252,12 +252,12 @@ import json, sys
 from pathlib import Path
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.slurm.launch import Handover, launch
+from slurmtrain.slurm.launch import LaunchRequest, launch
 from slurmtrain.system.files import locked
 submission = SubmissionDir(Path(sys.argv[1]))
 with locked(submission.run.lock) as lock:
     plan = Plan.from_json(json.loads(submission.plan.read_text()))
-    launch(Handover(plan, submission, lock), {})
+    launch(LaunchRequest(plan, submission, lock), {})
 """
 
 
@@ -279,11 +279,11 @@ def test_a_submission_whose_command_was_killed_holds_the_lock_until_sbatch_has_a
         submitter.wait()
     try:
         assert not is_free(submission.run.lock)
-        assert find(submission)
+        assert is_submitting(submission)
     finally:
         answer.touch()
     wait_for(lambda: is_free(submission.run.lock))
-    assert not find(submission)
+    assert not is_submitting(submission)
     assert len(slurm.calls("sbatch")) == 1
     assert (submission.submitit / "4711_submitted.pkl").exists()
 
@@ -318,9 +318,9 @@ def process(*command: str) -> Iterator[None]:
     ],
 )
 def test_only_what_may_still_submit_is_seen(command: tuple[str, ...], seen: bool, submission: SubmissionDir) -> None:
-    assert not find(submission)
+    assert not is_submitting(submission)
     with process(*(word.format(folder=submission.submitit) for word in command)):
-        assert find(submission) is seen
+        assert is_submitting(submission) is seen
 
 
 def test_the_request_of_a_submission_stands_in_its_plan(submission: SubmissionDir) -> None:

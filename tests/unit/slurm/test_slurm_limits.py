@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
-from slurmtrain.slurm.limits import PartitionChoice, grace, impossible, leave_out, partition
+from slurmtrain.slurm.limits import NodeChoice, choose_nodes, grace_s, partition_names, rejection_reason
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
 
 PARTITIONS = read_partitions(
@@ -33,7 +33,7 @@ def plan(slurm: dict[str, Any] | None = None, **resources: Any) -> Plan:
     "resources", [{}, {"nodes": 4, "gpus_per_node": 2, "time": "04:00:00"}, {"nodes": 1, "gpus_per_node": 8}]
 )
 def test_what_the_default_partition_can_run_is_possible(resources: dict[str, Any]) -> None:
-    assert impossible(plan(**resources), PARTITIONS) is None
+    assert rejection_reason(plan(**resources), PARTITIONS) is None
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_what_the_default_partition_can_run_is_possible(resources: dict[str, Any
     ],
 )
 def test_what_the_default_partition_can_never_run_is_told(resources: dict[str, Any], reason: str) -> None:
-    assert impossible(plan(**resources), PARTITIONS) == reason
+    assert rejection_reason(plan(**resources), PARTITIONS) == reason
 
 
 def test_a_partition_that_is_not_there_is_told_with_the_one_that_was_meant() -> None:
-    reason = impossible(plan({"partition": "spto"}), PARTITIONS)
+    reason = rejection_reason(plan({"partition": "spto"}), PARTITIONS)
     assert reason is not None
     assert reason.startswith("slurm.partition: there is no partition 'spto'")
     assert "'spot'" in reason
@@ -57,17 +57,17 @@ def test_a_partition_that_is_not_there_is_told_with_the_one_that_was_meant() -> 
 
 
 def test_a_partition_may_give_a_job_fewer_nodes_than_it_has() -> None:
-    assert impossible(plan({"partition": "long"}, nodes=2), PARTITIONS) is None
-    reason = impossible(plan({"partition": "long"}, nodes=3), PARTITIONS)
+    assert rejection_reason(plan({"partition": "long"}, nodes=2), PARTITIONS) is None
+    reason = rejection_reason(plan({"partition": "long"}, nodes=3), PARTITIONS)
     assert reason == "resources.nodes: partition long gives a job 2 nodes at most, not 3"
 
 
 def test_one_of_several_partitions_is_enough() -> None:
-    assert impossible(plan({"partition": "spot, long"}, time="1-0"), PARTITIONS) is None
+    assert rejection_reason(plan({"partition": "spot, long"}, time="1-0"), PARTITIONS) is None
 
 
 def test_what_none_of_several_partitions_can_run_is_told_of_each() -> None:
-    reason = impossible(plan({"partition": "spot,long"}, nodes=3, time="1-0"), PARTITIONS)
+    reason = rejection_reason(plan({"partition": "spot,long"}, nodes=3, time="1-0"), PARTITIONS)
     assert reason == (
         "resources.time: partition spot lets a job run for 04:00:00 at most; "
         "resources.nodes: partition long gives a job 2 nodes at most, not 3"
@@ -75,22 +75,22 @@ def test_what_none_of_several_partitions_can_run_is_told_of_each() -> None:
 
 
 def test_a_qos_may_allow_more_time_than_the_partition() -> None:
-    assert impossible(plan({"qos": "long"}, time="1-0"), PARTITIONS) is None
+    assert rejection_reason(plan({"qos": "long"}, time="1-0"), PARTITIONS) is None
 
 
 def test_a_partition_without_limits_runs_for_any_time() -> None:
-    assert impossible(plan({"partition": "free"}, nodes=64, time="30-0"), PARTITIONS) is None
+    assert rejection_reason(plan({"partition": "free"}, nodes=64, time="30-0"), PARTITIONS) is None
 
 
 def test_gpus_that_a_partition_does_not_count_are_left_to_sbatch() -> None:
-    assert impossible(plan({"partition": "long"}, gpus_per_node=8), PARTITIONS) is None
+    assert rejection_reason(plan({"partition": "long"}, gpus_per_node=8), PARTITIONS) is None
 
 
 @pytest.mark.parametrize("partitions", [{}, {"p": {"PartitionName": "p"}}, {"p": {"Default": "YES"}}])
 def test_where_nothing_is_known_of_the_default_partition_anything_may_be_possible(
     partitions: dict[str, dict[str, str]],
 ) -> None:
-    assert impossible(plan(nodes=1000, gpus_per_node=8, time="300-0"), partitions) is None
+    assert rejection_reason(plan(nodes=1000, gpus_per_node=8, time="300-0"), partitions) is None
 
 
 # --- nodes to leave out -------------------------------------------------------------------------------------------
@@ -101,36 +101,36 @@ NODES = [
 ]
 
 
-def left_out(*unwanted: str, slurm: dict[str, Any] | None = None) -> PartitionChoice:
-    return leave_out(plan(slurm), PARTITIONS, NODES, unwanted)
+def left_out(*unwanted: str, slurm: dict[str, Any] | None = None) -> NodeChoice:
+    return choose_nodes(plan(slurm), PARTITIONS, NODES, unwanted)
 
 
 def test_nodes_that_a_request_can_spare_are_left_out() -> None:
     choice = left_out("n1", "n3")
-    assert (choice.left_out, choice.needed) == (["n1", "n3"], {})
+    assert (choice.excluded, choice.needed) == (["n1", "n3"], {})
 
 
 def test_the_least_wanted_node_is_left_out_first_and_the_rest_only_as_long_as_enough_are_left() -> None:
-    choice = leave_out(plan(nodes=2), PARTITIONS, NODES, ["n3", "n0", "n1"])
-    assert choice.left_out == ["n3", "n0"]
+    choice = choose_nodes(plan(nodes=2), PARTITIONS, NODES, ["n3", "n0", "n1"])
+    assert choice.excluded == ["n3", "n0"]
     assert choice.needed == {"n1": "2 nodes are needed and 1 would be left"}
 
 
 def test_the_last_node_is_used() -> None:
     alone = [NODES[0]]
-    choice = leave_out(plan(), PARTITIONS, alone, ["n0"])
-    assert (choice.left_out, choice.needed) == ([], {"n0": "1 node is needed and none would be left"})
+    choice = choose_nodes(plan(), PARTITIONS, alone, ["n0"])
+    assert (choice.excluded, choice.needed) == ([], {"n0": "1 node is needed and none would be left"})
 
 
 def test_nodes_of_other_partitions_and_of_other_clusters_are_passed_over() -> None:
     choice = left_out("n4", "stranger")
-    assert (choice.left_out, choice.needed) == ([], {})
-    assert left_out("n4", slurm={"partition": "long"}).left_out == ["n4"]
+    assert (choice.excluded, choice.needed) == ([], {})
+    assert left_out("n4", slurm={"partition": "long"}).excluded == ["n4"]
 
 
 def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
-    choice = leave_out(plan({"partition": "spot,long"}, nodes=3), PARTITIONS, NODES, ["n4", "n3", "n0"])
-    assert choice.left_out == ["n4", "n3"]
+    choice = choose_nodes(plan({"partition": "spot,long"}, nodes=3), PARTITIONS, NODES, ["n4", "n3", "n0"])
+    assert choice.excluded == ["n4", "n3"]
 
 
 @pytest.mark.parametrize(
@@ -147,19 +147,19 @@ def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
 def test_only_nodes_that_fit_are_counted(keys: dict[str, Any], resources: dict[str, Any]) -> None:
     small = [NodeInfo(name="n1", partition="spot", cpus=4, memory=1000, gpus=1)]
     big = [NodeInfo(name="n0", partition="spot", cpus=8, memory=16000, gpus=2, features=frozenset({"fast", "big"}))]
-    choice = leave_out(plan(keys, **resources), PARTITIONS, [*small, *big], ["n0"])
+    choice = choose_nodes(plan(keys, **resources), PARTITIONS, [*small, *big], ["n0"])
     assert choice.needed == {"n0": "1 node is needed and none would be left"}
 
 
 def test_a_node_that_could_not_be_used_anyway_is_left_out() -> None:
     nodes = [NODES[0], NodeInfo(name="n1", partition="spot", state="drained")]
-    assert leave_out(plan(), PARTITIONS, nodes, ["n1"]).left_out == ["n1"]
-    assert leave_out(plan(), PARTITIONS, nodes, ["n0"]).left_out == []
+    assert choose_nodes(plan(), PARTITIONS, nodes, ["n1"]).excluded == ["n1"]
+    assert choose_nodes(plan(), PARTITIONS, nodes, ["n0"]).excluded == []
 
 
 def test_what_the_user_asks_for_and_excludes_counts() -> None:
-    assert left_out("n1", slurm={"exclude": "n[0-1]"}).left_out == []
-    choice = leave_out(plan({"exclude": "n[0,1]"}, nodes=2), PARTITIONS, NODES, ["n2"])
+    assert left_out("n1", slurm={"exclude": "n[0-1]"}).excluded == []
+    choice = choose_nodes(plan({"exclude": "n[0,1]"}, nodes=2), PARTITIONS, NODES, ["n2"])
     assert choice.needed == {"n2": "2 nodes are needed and 1 would be left"}
     assert left_out("n1", slurm={"nodelist": "n[1-2]"}).needed == {"n1": "slurm.nodelist names it"}
 
@@ -176,16 +176,16 @@ def test_what_the_user_asks_for_and_excludes_counts() -> None:
 )
 def test_what_cannot_be_weighed_keeps_all_nodes(keys: dict[str, Any], why: str) -> None:
     choice = left_out("n1", slurm=keys)
-    assert (choice.left_out, choice.needed, choice.weighed) == ([], {"n1": why}, False)
+    assert (choice.excluded, choice.needed, choice.is_decidable) == ([], {"n1": why}, False)
 
 
 def test_a_file_of_excluded_nodes_cannot_be_added_to() -> None:
     choice = left_out("n1", slurm={"exclude": "/nodes"})
-    assert (choice.left_out, choice.needed, choice.weighed) == ([], {"n1": "slurm.exclude is a file"}, True)
+    assert (choice.excluded, choice.needed, choice.is_decidable) == ([], {"n1": "slurm.exclude is a file"}, True)
 
 
 def test_a_list_of_nodes_that_is_none_is_left_to_sbatch() -> None:
-    assert left_out("n1", slurm={"exclude": "n[1"}).left_out == []
+    assert left_out("n1", slurm={"exclude": "n[1"}).excluded == []
 
 
 @given(st.lists(st.sampled_from([f"n{i}" for i in range(6)])), st.integers(1, 4), st.sets(st.sampled_from("0123")))
@@ -193,10 +193,10 @@ def test_whatever_is_left_out_the_request_can_be_met_if_it_could(
     unwanted: list[str], wanted: int, down: set[str]
 ) -> None:
     nodes = [NodeInfo(name=f"n{i}", partition="spot", state="down" if str(i) in down else "idle") for i in range(4)]
-    choice = leave_out(plan(nodes=wanted), PARTITIONS, nodes, unwanted)
+    choice = choose_nodes(plan(nodes=wanted), PARTITIONS, nodes, unwanted)
     usable = {node.name for node in nodes if node.usable}
-    assert len(usable - set(choice.left_out)) >= min(wanted, len(usable))
-    assert {*choice.left_out, *choice.needed} == set(unwanted) & {node.name for node in nodes}
+    assert len(usable - set(choice.excluded)) >= min(wanted, len(usable))
+    assert {*choice.excluded, *choice.needed} == set(unwanted) & {node.name for node in nodes}
 
 
 # --- the grace of a preemption --------------------------------------------------------------------------------------
@@ -229,15 +229,15 @@ PREEMPTED = read_partitions(
 def test_a_job_that_is_preempted_goes_on_for_the_shortest_grace_of_its_partitions(
     slurm: dict[str, Any], seconds: float | None
 ) -> None:
-    assert grace(plan(slurm), PREEMPTED) == seconds
+    assert grace_s(plan(slurm), PREEMPTED) == seconds
 
 
 @pytest.mark.parametrize(
     ("named", "name"), [(None, "spot"), ("tight", "tight"), ("spot, long", "long,spot"), ("long,spot", "long,spot")]
 )
 def test_partitions_have_one_name_whatever_their_order(named: str | None, name: str) -> None:
-    assert partition(plan({"partition": named} if named else {}), PREEMPTED) == name
+    assert partition_names(plan({"partition": named} if named else {}), PREEMPTED) == name
 
 
 def test_without_a_default_partition_there_is_no_name() -> None:
-    assert partition(plan(), {}) == ""
+    assert partition_names(plan(), {}) == ""

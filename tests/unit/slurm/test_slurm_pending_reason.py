@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.slurm.pending_reason import reason_in_words
+from slurmtrain.slurm.pending_reason import describe_reason
 
 
 @pytest.mark.parametrize("code", ["", "None", "(None)"])
 def test_a_job_that_slurm_has_not_looked_at_yet_says_so(code: str) -> None:
-    assert reason_in_words(code, "7").startswith("Slurm has not looked at it yet")
+    assert describe_reason(code, "7").startswith("Slurm has not looked at it yet")
 
 
 @pytest.mark.parametrize(
@@ -23,19 +23,19 @@ def test_a_job_that_slurm_has_not_looked_at_yet_says_so(code: str) -> None:
             "BeginTime",
             "it may not start before a given time; after a requeue that is some seconds to minutes (BeginTime)",
         ),
-        ("JobHeldUser", "it is held by its user; 'scontrol release 7' lets it go (JobHeldUser)"),
+        ("JobHeldUser", "it is held by its user; 'scontrol release 7' releases it (JobHeldUser)"),
         (
             "ReqNodeNotAvail, UnavailableNodes:node3",
             "a node that it needs is down, drained or reserved (ReqNodeNotAvail)",
         ),
         (
             "launch failed requeued held",
-            "it could not be launched and is held; 'scontrol release 7' lets it go (launch failed requeued held)",
+            "it could not be launched and is held; 'scontrol release 7' releases it (launch failed requeued held)",
         ),
     ],
 )
 def test_a_reason_that_is_known_is_told_in_words_with_its_code(code: str, words: str) -> None:
-    assert reason_in_words(code, "7") == words
+    assert describe_reason(code, "7") == words
 
 
 @pytest.mark.parametrize(
@@ -48,17 +48,17 @@ def test_a_reason_that_is_known_is_told_in_words_with_its_code(code: str, words:
     ],
 )
 def test_a_limit_is_told_with_whose_it_is(code: str, whose: str) -> None:
-    assert reason_in_words(code, "7") == f"a limit of {whose} is reached ({code})"
+    assert describe_reason(code, "7") == f"a limit of {whose} is reached ({code})"
 
 
 def test_what_a_person_can_do_names_the_element_of_the_array() -> None:
-    assert "'scontrol release 5_3'" in reason_in_words("JobHeldUser", "5_3")
+    assert "'scontrol release 5_3'" in describe_reason("JobHeldUser", "5_3")
 
 
 def test_a_reason_that_nobody_knows_is_named_as_it_is() -> None:
-    assert reason_in_words("SomethingNew", "7") == "Slurm says SomethingNew"
+    assert describe_reason("SomethingNew", "7") == "Slurm says SomethingNew"
 
 
 @given(st.text(), st.text())
 def test_any_reason_gives_words(code: str, job_id: str) -> None:
-    assert reason_in_words(code, job_id)
+    assert describe_reason(code, job_id)

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from slurmtrain.model.run.job_state import ABSENT, GONE
 from slurmtrain.model.run.run import ENDED, RUN_STATES, Attempt
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.reconcile import GIVEN_UP_S, is_open, news, wants_accounting
+from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue
 
 NO_ACCOUNTING = "sacct: Slurm accounting storage is disabled"
@@ -23,22 +23,22 @@ NO_ACCOUNTING = "sacct: Slurm accounting storage is disabled"
 
 def test_a_run_without_an_attempt_is_nothing_to_ask_slurm_about() -> None:
     story = RunBuilder().command("created", name="n", executor="slurm")
-    assert not is_open(story.run)
-    assert not wants_accounting(story.run, story.queue())
-    assert news(story.run, story.queue(), story.accounting(), story.now) == []
+    assert not may_change(story.run)
+    assert not needs_accounting(story.run, story.queue())
+    assert new_observations(story.run, story.queue(), story.accounting(), story.now) == []
 
 
 def test_a_run_is_open_until_its_end_is_beyond_doubt() -> None:
     story = RunBuilder().submitted()
-    assert is_open(story.run)
-    assert is_open(story.started().run)
-    assert is_open(story.stopped().run)
+    assert may_change(story.run)
+    assert may_change(story.started().run)
+    assert may_change(story.stopped().run)
     story.observed(story.slurm("PREEMPTED"))
-    assert not is_open(story.run)
+    assert not may_change(story.run)
 
 
 def test_a_run_that_completed_is_not_open() -> None:
-    assert not is_open(RunBuilder().submitted().started().ended("completed").run)
+    assert not may_change(RunBuilder().submitted().started().ended("completed").run)
 
 
 @pytest.mark.parametrize(
@@ -46,24 +46,24 @@ def test_a_run_that_completed_is_not_open() -> None:
 )
 def test_sacct_is_asked_for_what_squeue_leaves_open(state: str, wanted: bool) -> None:
     story = RunBuilder().submitted().started()
-    assert wants_accounting(story.run, story.queue(story.slurm(state, restart=0))) is wanted
+    assert needs_accounting(story.run, story.queue(story.slurm(state, restart=0))) is wanted
 
 
 def test_sacct_is_asked_for_a_job_that_squeue_does_not_know_but_not_while_squeue_is_down() -> None:
     story = RunBuilder().submitted()
-    assert wants_accounting(story.run, story.queue())
-    assert not wants_accounting(story.run, DOWN)
+    assert needs_accounting(story.run, story.queue())
+    assert not needs_accounting(story.run, DOWN)
 
 
 def test_sacct_is_asked_for_a_submission_whose_job_nobody_knows() -> None:
     story = RunBuilder().command("created", name="n", executor="slurm")
     story.command("submitting", submission=1, attempt=1, executor="slurm")
-    assert wants_accounting(story.run, story.queue())
+    assert needs_accounting(story.run, story.queue())
 
 
 def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended() -> None:
     story = RunBuilder().submitted().started()
-    assert wants_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
+    assert needs_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
 
 
 # --- jobs that wait or run --------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ def test_a_final_state_that_is_told_again_is_no_news() -> None:
     over = story.slurm("NODE_FAIL", restart=0)
     assert len(story.look(story.queue(over))) == 1
     for _ in range(3):
-        assert news(story.run, story.queue(over), story.accounting(over), story.later(60).now) == []
+        assert new_observations(story.run, story.queue(over), story.accounting(over), story.later(60).now) == []
 
 
 def test_a_job_that_a_person_cancelled_was_cancelled_whatever_slurm_says_of_it_then() -> None:
@@ -268,7 +268,7 @@ def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_has_ended_w
     story.later(60).started(1, nodes=2).ended("completed", 0, 1).ended("completed", 1, 1)
     story.look(story.queue(), story.accounting(over, story.slurm("COMPLETED")))
     assert (story.causes, story.run.state) == (["node_fail", "completed"], "completed")
-    assert not is_open(story.run)
+    assert not may_change(story.run)
 
 
 def test_a_cancel_by_slurm_of_a_start_that_went_on_is_heard_once() -> None:

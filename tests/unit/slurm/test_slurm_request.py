@@ -97,7 +97,7 @@ def test_a_job_that_can_do_with_fewer_nodes_outlives_one_of_them() -> None:
 @pytest.mark.parametrize(("own", "told"), [(None, "singleton"), ("afterok:7", "afterok:7,singleton")])
 def test_a_job_that_follows_another_of_its_run_does_not_begin_beside_it(own: str | None, told: str) -> None:
     options = plan(slurm={"dependency": own} if own else {})
-    assert flags(make_request(options, RUN.submission(2), follows=True))["dependency"] == told
+    assert flags(make_request(options, RUN.submission(2), singleton=True))["dependency"] == told
     assert flags(make_request(options, RUN.submission(2))).get("dependency") == own
 
 

@@ -13,9 +13,9 @@ from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import command
-from slurmtrain.slurm.command import ask, complaint, environment, found
+from slurmtrain.slurm.command import command_environment, extract_errors, is_installed, run_command
 from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, Job, queue_format
-from slurmtrain.slurm.scheduler import Scheduler, job_of_run
+from slurmtrain.slurm.scheduler import Scheduler, find_unclaimed_job
 
 ROW = "7|FAILED|1:0|100|200|300|30|node0|digits-r1\n"
 
@@ -272,7 +272,7 @@ def test_what_would_change_an_answer_is_kept_from_slurms_commands(
 
 def test_the_environment_of_this_process_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
-    environment()
+    command_environment()
     assert os.environ["SQUEUE_FORMAT"] == "%i"
 
 
@@ -281,22 +281,22 @@ def test_the_environment_of_this_process_stays_as_it_is(monkeypatch: pytest.Monk
 
 def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: SlurmCommands) -> None:
     (slurm.path / "squeue").write_text("#!/bin/sh\nprintf 'a\\377b\\n'\n")
-    assert ask("squeue") == "a\ufffdb\n"
+    assert run_command("squeue") == "a\ufffdb\n"
 
 
 def test_a_command_that_is_not_there_says_so(slurm: SlurmCommands) -> None:
     (slurm.path / "sacct").unlink()
-    assert found("squeue")
-    assert not found("sacct")
+    assert is_installed("squeue")
+    assert not is_installed("sacct")
     with pytest.raises(SlurmDown, match="there is no sacct on this machine's PATH"):
-        ask("sacct")
+        run_command("sacct")
     assert "there is no sacct" in once().accounting({"7"}, False, 0.0).problem
 
 
 def test_a_command_that_fails_without_a_word_tells_its_exit_code(slurm: SlurmCommands) -> None:
     slurm.replies("squeue", code=3)
     with pytest.raises(SlurmDown, match=r"squeue: exit code 3"):
-        ask("squeue")
+        run_command("squeue")
 
 
 def test_a_command_that_does_not_answer_is_given_up(
@@ -319,7 +319,7 @@ def test_a_command_that_does_not_answer_is_given_up(
     ],
 )
 def test_a_complaint_is_the_errors_or_everything_that_was_said(said: list[str], told: str) -> None:
-    assert complaint(said) == told
+    assert extract_errors(said) == told
 
 
 # --- jobs by name -----------------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ def test_a_complaint_is_the_errors_or_everything_that_was_said(said: list[str], 
 def test_a_run_finds_its_job_by_the_runs_id_at_the_end_of_the_jobs_name() -> None:
     names = {"1": "digits-other", "2": "x-r1", "3": "r1-x", "4": "x-r1"}
     jobs = {job_id: Job(id=job_id, name=name, state="RUNNING") for job_id, name in names.items()}
-    assert job_of_run(jobs, "r1", {"2"}) == "4"
-    assert job_of_run(jobs, "r1", {"2", "4"}) is None
-    assert job_of_run({}, "r1", set()) is None
+    assert find_unclaimed_job(jobs, "r1", {"2"}) == "4"
+    assert find_unclaimed_job(jobs, "r1", {"2", "4"}) is None
+    assert find_unclaimed_job({}, "r1", set()) is None
 
 
 # --- scancel ----------------------------------------------------------------------------------------------------

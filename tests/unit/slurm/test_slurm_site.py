@@ -17,12 +17,12 @@ from slurmtrain.slurm.parse import read_partitions
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.site import (
     Association,
-    look,
     read_associations,
     read_cluster,
     read_config,
     read_partition,
     read_qos,
+    read_site,
 )
 
 
@@ -141,20 +141,20 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
 
 def test_accounting_that_is_off_is_not_asked(slurm: SlurmCommands) -> None:
     slurm.replies("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
-    site = look(Scheduler(1.0, None), "me")
+    site = read_site(Scheduler(1.0, None), "me")
     assert (site.qos, site.associations) == (None, None)
     assert site.unknown == ("QOS and accounts: this site keeps no accounting",)
     assert site.partitions["spot"].grace_s == 30
 
 
 def test_a_machine_without_sacctmgr_says_what_is_unknown(slurm: SlurmCommands) -> None:
-    site = look(Scheduler(1.0, None), "me")
+    site = read_site(Scheduler(1.0, None), "me")
     assert site.unknown == ("QOS and accounts: there is no sacctmgr on this machine's PATH",)
 
 
 def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: SlurmCommands) -> None:
     slurm.replies("sacctmgr", QOS)
-    site = look(Scheduler(1.0, None), "me")
+    site = read_site(Scheduler(1.0, None), "me")
     assert site.qos is not None
     assert set(site.qos) == {"normal", "low", "high"}
     assert site.unknown == ()
@@ -166,4 +166,4 @@ def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: SlurmC
 def test_slurm_that_is_down_is_an_error(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)")
     with pytest.raises(SlurmDown, match="Unable to contact"):
-        look(Scheduler(1.0, None), "me")
+        read_site(Scheduler(1.0, None), "me")

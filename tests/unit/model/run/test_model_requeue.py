@@ -193,24 +193,24 @@ def test_a_job_that_somebody_ends_with_scancel_is_cancelled(restart: int) -> Non
 
 
 def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_it_is_over() -> None:
-    from slurmtrain.slurm.reconcile import is_open
+    from slurmtrain.slurm.reconcile import may_change
 
     story = refused(RunBuilder().submitted())
-    assert is_open(story.run)
+    assert may_change(story.run)
     assert story.look(story.queue(story.slurm("COMPLETING", restart=0))) == []
     found = story.look(story.queue(story.slurm("PENDING", restart=1)))
     assert [(one.state, one.restart) for one in found] == [("PENDING", 1)]
     over = refused(RunBuilder().submitted())
     [one] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
     assert (one.state, one.restart) == ("COMPLETED", 0)
-    assert not is_open(over.run)
+    assert not may_change(over.run)
 
 
 def test_sacct_is_not_asked_why_a_refused_start_ended() -> None:
-    from slurmtrain.slurm.reconcile import wants_accounting
+    from slurmtrain.slurm.reconcile import needs_accounting
 
     story = refused(RunBuilder().submitted())
-    assert not wants_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
+    assert not needs_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
 
 
 def test_what_sacct_says_of_a_start_that_was_put_back_is_journaled_at_most_once() -> None:

@@ -441,7 +441,7 @@ def test_a_job_that_does_not_wait_tells_its_nodes(state: str, reason: str) -> No
 def test_a_job_that_is_held_tells_how_to_let_it_go(state: str) -> None:
     held = live_of(job(state, reason="JobHeldUser"))
     assert held.state == state
-    assert "'scontrol release 7' lets it go" in held.reason
+    assert "'scontrol release 7' releases it" in held.reason
 
 
 def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: RunDir) -> None:

@@ -179,7 +179,7 @@ def test_whatever_happens_in_a_round_is_told_in_a_sentence(
 def test_rounds_leave_nothing_open_and_keep_nothing(
     run: RunDir, workspace: Workspace, untracked: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scheduler, "ask", lambda *_, **__: queued())
+    monkeypatch.setattr(scheduler, "run_command", lambda *_, **__: queued())
     report = ReportFilter()
 
     def held(rounds: int) -> tuple[int, int]:

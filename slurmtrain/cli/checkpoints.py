@@ -25,13 +25,13 @@ def command(workspace: Workspace, run: str, everything: bool, as_json: bool) -> 
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.views import checkpoints_json
+    from slurmtrain.ops.shared.run_details import checkpoints_json
 
     [run_id], _ = find(workspace, [run])
     output.warn_about(observe(workspace, [run_id], thorough=True))
     loaded = workspace.store.load(run_id)
     assert loaded is not None
-    facts = checkpoints_json(workspace, loaded, everything=everything)
+    facts = checkpoints_json(workspace, loaded, deleted_too=everything)
     if as_json:
         output.print_json(facts)
     elif facts["checkpoints"]:

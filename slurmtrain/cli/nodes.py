@@ -19,11 +19,12 @@ def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
     """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
+    from slurmtrain.ops.shared.node_ledger import nodes_json
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.views import nodes_json, now_iso
+    from slurmtrain.ops.shared.views import now_iso
 
     output.warn_about(observe(workspace, ask_slurm=False))
-    nodes = nodes_json(workspace, everything=everything)
+    nodes = nodes_json(workspace, inactive_too=everything)
     if as_json:
         output.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
     elif nodes:

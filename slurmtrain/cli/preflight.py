@@ -62,7 +62,7 @@ def command(
 
 
 def _facts(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    from slurmtrain.ops.shared.views import findings_json, show_json
+    from slurmtrain.ops.shared.run_details import findings_json, show_json
 
     run = workspace.store.load(run_id)
     assert run is not None

@@ -19,7 +19,7 @@ def command(workspace: Workspace, run: str, as_json: bool) -> int:
     """Show everything known of RUN: attempts and why they ended, checkpoints, metrics."""
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.views import show_json
+    from slurmtrain.ops.shared.run_details import show_json
 
     [run_id], _ = find(workspace, [run])
     observed = observe(workspace, [run_id], thorough=True)

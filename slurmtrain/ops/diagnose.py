@@ -19,7 +19,8 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.views import SCHEMA, attempt_json, iso
+from slurmtrain.ops.shared.run_details import attempt_json
+from slurmtrain.ops.shared.views import SCHEMA, iso
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from slurmtrain.model.run.events.base import encode
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
@@ -88,6 +91,27 @@ def test_a_later_status_imports_none_of_the_heavy_libraries(one_run: Path) -> No
     printed, imported = modules_loaded_by(RUN_AND_TELL, one_run, "status")
     assert "heard-of" in printed
     assert not imported & HEAVY
+
+
+def test_a_status_of_runs_that_have_ended_imports_nothing_that_reads_them(one_run: Path) -> None:
+    [run] = (one_run / "runs").iterdir()
+    process = {"host": socket.gethostname(), "boot": "before", "pid": 1, "start": 1}
+    keys = {"submission": 1, "job_id": "j", "attempt": 1, "executor": "local", "host": process["host"]}
+    lines = [("submitting", keys), ("submitted", {**keys, "process": process}), ("cancel", {})]
+    text = b"".join(encode(2.0 + at, kind, record) for at, (kind, record) in enumerate(lines))
+    (run / "journal" / "submit.jsonl").write_bytes(text)
+    (run / "attempts").mkdir()
+    for _ in range(2):
+        # What was changed just now may change again unnoticed, so it counts as over only when that was long ago.
+        for folder in ("journal", "attempts"):
+            os.utime(run / folder, ns=(10**18, 10**18))
+        modules_loaded_by(RUN_AND_TELL, one_run, "status")
+    program = RUN_AND_TELL.replace('{name.partition(".")[0] for name in sys.modules}', "sys.modules")
+    printed, imported = modules_loaded_by(program, one_run, "status")
+    assert "cancelled" in printed
+    assert "slurmtrain.registry.store" in imported
+    readers = ("model.run.fold", "model.run.events", "model.spec.plan", "registry.ingest", "system.journal")
+    assert not imported & {f"slurmtrain.{name}" for name in readers}
 
 
 def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path) -> None:

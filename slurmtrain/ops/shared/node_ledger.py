@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurmtrain.errors import LaunchError, Refused, SlurmDown, UserError
 from slurmtrain.model.hostlist import expand_hostlist
@@ -19,6 +20,7 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.command import NodeForgiven
 from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import command_journal
@@ -37,13 +39,35 @@ class Exclusions:
 def listed(workspace: Workspace) -> list[tuple[LedgerEntry, str]]:
     """Every entry with its state (``active``, ``expired``, ``forgiven``), the oldest first."""
     pardons, now = _pardons(workspace), time.time()
-    return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _found(workspace)]
+    return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _entries(workspace)]
 
 
 def counting(workspace: Workspace) -> dict[str, LedgerEntry]:
     """By host, the newest finding of each node that is not to be used now; the newest one first."""
-    found = _found(workspace)
-    return active_entries(found, _pardons(workspace), time.time(), expiry_s(workspace)) if found else {}
+    entries = _entries(workspace)
+    return active_entries(entries, _pardons(workspace), time.time(), expiry_s(workspace)) if entries else {}
+
+
+def nodes_json(workspace: Workspace, *, inactive_too: bool) -> list[dict[str, Any]]:
+    """Findings of the node ledger, the newest first: the last one of each node that counts, or every one."""
+    counts_for_s = expiry_s(workspace)
+    if inactive_too:
+        return [_entry_json(entry, state, counts_for_s) for entry, state in reversed(listed(workspace))]
+    return [_entry_json(entry, "active", counts_for_s) for entry in counting(workspace).values()]
+
+
+def _entry_json(entry: LedgerEntry, state: str, counts_for_s: float) -> dict[str, Any]:
+    return {
+        "host": entry.host,
+        "state": state,
+        "checks": list(entry.checks),
+        "reason": entry.reason,
+        "evidence": dict(entry.evidence),
+        "run_id": entry.run_id,
+        "attempt": entry.attempt,
+        "seen_at": iso(entry.seen_at),
+        "expires_at": iso(entry.seen_at + counts_for_s),
+    }
 
 
 def expiry_s(workspace: Workspace) -> float:
@@ -56,30 +80,39 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
 
     Raises UserError, with nothing changed, for a node that nothing counts against.
     """
-    there = counting(workspace)
+    active = counting(workspace)
     try:
         hosts = list(dict.fromkeys(host for name in names for host in expand_hostlist(name)))
     except ValueError as error:
         raise UserError(str(error)) from error
-    unknown = [host for host in hosts if host not in there]
+    unknown = [host for host in hosts if host not in active]
     if unknown:
-        held = f"it holds {', '.join(sorted(there))}" if there else "it is empty"
+        held = f"it holds {', '.join(sorted(active))}" if active else "it is empty"
         raise UserError(f"the node ledger does not hold {', '.join(unknown)}; {held}")
-    found, pardons = _found(workspace), _pardons(workspace)
+    entries, pardons = _entries(workspace), _pardons(workspace)
     make_directory(workspace.root.nodes)
     with command_journal(workspace.root.nodes, "forgive") as journal:
         for host in hosts:
-            findings = [entry.name[:2] for entry in found if entry.host == host and entry.name not in pardons]
+            findings = [entry.name[:2] for entry in entries if entry.host == host and entry.name not in pardons]
             journal.write(NodeForgiven(host=host, by=person(), findings=findings))
     return hosts
 
 
 def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: bool) -> Exclusions:
-    """Which nodes a submission goes without: those it ``must`` not get, and those of the ledger that it can spare.
+    """Which nodes a submission goes without: those it must not get, and those of the ledger that it can spare.
 
     Where it cannot spare all of them, those with the oldest findings are used. A plan that does not want nodes to be
-    excluded gets all. Slurm is asked only if there is any such node. Raises Refused where it cannot do without
-    what it must not get, LaunchError where Slurm does not answer.
+    excluded gets all. Slurm is asked only if there is any such node.
+
+    Args:
+        workspace: Where the ledger is.
+        plan: What is to be submitted.
+        must: Nodes that it must not get.
+        slurm: Whether it is submitted to Slurm; nothing is left out elsewhere.
+
+    Raises:
+        Refused: It cannot do without what it must not get.
+        LaunchError: Slurm does not answer.
     """
     if not slurm:
         return Exclusions()
@@ -104,15 +137,15 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
 
 
 def _notes(left_out: Iterable[str], against: Mapping[str, LedgerEntry], needed: Mapping[str, str]) -> list[str]:
-    told = [f"{host} ({_finding(against[host])})" for host in left_out if host in against]
-    notes = [f"left out, because a preflight failed there: {', '.join(told)}; 'slurmtrain nodes' tells more"]
+    without = [f"{host} ({_finding(against[host])})" for host in left_out if host in against]
+    notes = [f"left out, because a preflight failed there: {', '.join(without)}; 'slurmtrain nodes' tells more"]
     kept = [
         f"{host} is in the node ledger ({_finding(against[host])}), but the request cannot be met without it ({why}): "
         "it is used"
         for host, why in needed.items()
         if host in against
     ]
-    return [*(notes if told else []), *kept]
+    return [*(notes if without else []), *kept]
 
 
 def _finding(entry: LedgerEntry) -> str:
@@ -126,16 +159,16 @@ def _ago(seconds: float) -> str:
     return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days ago"
 
 
-def _found(workspace: Workspace) -> list[LedgerEntry]:
+def _entries(workspace: Workspace) -> list[LedgerEntry]:
     """All entries; none, and no registry made for it, where no command has needed one yet."""
     return workspace.store.ledger() if workspace.config.registry.exists() else []
 
 
 def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
-    return forgiven_findings(_told(workspace))
+    return forgiven_findings(_pardon_events(workspace))
 
 
-def _told(workspace: Workspace) -> Iterable[AnyEvent]:
+def _pardon_events(workspace: Workspace) -> Iterable[AnyEvent]:
     """What people have said of nodes: few and short files, read anew each time."""
     for path in sorted(workspace.root.nodes.glob("*.jsonl")):
         events, _ = events_of(read_lines(path.read_bytes(), 0, path.name), path.name)

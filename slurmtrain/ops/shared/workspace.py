@@ -15,12 +15,12 @@ from slurmtrain.config import Config
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
 from slurmtrain.system.files import describe_os_error, make_directory
-from slurmtrain.system.journal import Journal, command_journal
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.registry.store import Store
     from slurmtrain.slurm.scheduler import Scheduler
+    from slurmtrain.system.journal import Journal
 
 
 class Workspace:
@@ -83,6 +83,9 @@ class Workspace:
     @contextlib.contextmanager
     def journal(self, run: RunDir, command: str) -> Iterator[Journal]:
         """A journal of this command's own in a run."""
+        # Not above: most commands write no journal, and its imports take longer than all others here.
+        from slurmtrain.system.journal import command_journal
+
         with command_journal(run.journals, command) as journal:
             yield journal
 

@@ -9,7 +9,7 @@ import pytest
 from slurmtrain.cli import show
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.ops.shared.views import attempt_json
+from slurmtrain.ops.shared.run_details import attempt_json
 
 
 def state(rank: int, idle_s: float, letter: str = "S") -> dict[str, Any]:

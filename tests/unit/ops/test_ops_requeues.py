@@ -11,7 +11,8 @@ from helpers.fakeslurm import PARTITIONS, SlurmCommands, squeue_line
 from helpers.runs import RUN_ID, RunBuilder
 from helpers.workspaces import build_run, load_run, sync_again
 
-from slurmtrain.ops.shared.views import run_json, show_json
+from slurmtrain.ops.shared.run_details import show_json
+from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.slurm import requeue

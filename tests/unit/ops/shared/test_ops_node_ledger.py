@@ -16,9 +16,8 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.ops.rebuild import rebuild
-from slurmtrain.ops.shared.node_ledger import Exclusions, exclusions, forgive, listed
+from slurmtrain.ops.shared.node_ledger import Exclusions, exclusions, forgive, listed, nodes_json
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.views import nodes_json
 from slurmtrain.ops.shared.workspace import Workspace
 
 HOUR = 3600.0
@@ -133,7 +132,7 @@ def test_the_last_finding_of_each_node_is_listed_the_newest_first(workspace: Wor
     against(workspace, "n1", "n2", ago=2 * HOUR)
     against(workspace, "n1", ago=HOUR, run_id="1123456789", job="8")
     against(workspace, "n3", ago=25 * HOUR, run_id="2123456789", job="9")
-    nodes = nodes_json(workspace, everything=False)
+    nodes = nodes_json(workspace, inactive_too=False)
     assert [(one["host"], one["run_id"], one["state"]) for one in nodes] == [
         ("n1", "1123456789", "active"),
         ("n2", "0123456789", "active"),
@@ -141,7 +140,7 @@ def test_the_last_finding_of_each_node_is_listed_the_newest_first(workspace: Wor
     assert nodes[0]["reason"] == "clock: 1 s ahead"
     assert nodes[0]["evidence"] == {"clock": {"offset_ms": 1}}
     assert nodes[0]["seen_at"] < nodes[0]["expires_at"]
-    every = nodes_json(workspace, everything=True)
+    every = nodes_json(workspace, inactive_too=True)
     assert [(one["host"], one["state"]) for one in every] == [
         ("n1", "active"), ("n2", "active"), ("n1", "active"), ("n3", "expired"),
     ]  # fmt: skip

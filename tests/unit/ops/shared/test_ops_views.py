@@ -8,7 +8,8 @@ from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.accounting import KINDS
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.ops.shared.views import attempt_json, run_json, show_json
+from slurmtrain.ops.shared.run_details import attempt_json, show_json
+from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.ingest import ingest
 

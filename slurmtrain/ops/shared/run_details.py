@@ -1,0 +1,163 @@
+"""All that is known of one run, as the JSON contract has it: attempts, checkpoints, findings of its preflight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from slurmtrain.errors import PlaceError
+from slurmtrain.model.diagnosis.hang import RankState, find_culprits
+from slurmtrain.model.run.accounting import KINDS, summed
+from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
+from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.registry.store import Listed
+
+
+def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
+    """RUN with its attempts, what their time was spent on, and its checkpoints that are on disk.
+
+    Args:
+        workspace: Where the run is.
+        listed: The run as lists show it.
+        run: The same run with everything.
+    """
+    directory = workspace.root.run(run.id)
+    return {
+        **run_json(workspace, listed),
+        "seconds": _seconds(summed(run.attempts)),
+        "attempts": [attempt_json(attempt) for attempt in run.attempts],
+        "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
+        "garbage": [
+            {"journal": garbage.source, "offset": garbage.offset, "line": garbage.line[:200].decode(errors="replace")}
+            for garbage in workspace.store.garbage(run.id)
+        ],
+    }
+
+
+def attempt_json(attempt: Attempt) -> dict[str, Any]:
+    """ATTEMPT of the JSON contract."""
+    return {
+        "number": attempt.number,
+        "job_id": attempt.job_id or None,
+        "restart": attempt.restart,
+        "state": attempt.state,
+        "cause": attempt.cause,
+        "reason": attempt.reason,
+        "nodes": [attempt.hosts[node] for node in sorted(attempt.hosts, key=int)],
+        "submitted_at": iso(attempt.submitted_at),
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+        "first_step": attempt.first_step,
+        "last_step": attempt.last_step,
+        "lost_steps": attempt.lost_steps,
+        "seconds": _seconds(attempt.spent),
+        "master_addr": attempt.master_addr,
+        "master_port": attempt.master_port,
+        "interfaces": dict(attempt.interfaces),
+        "network": _network(attempt.network),
+        "clock": {host: dict(clock) for host, clock in attempt.clock.items()},
+        "checks": {host: [dict(finding) for finding in findings] for host, findings in attempt.checks.items()},
+        "interval": dict(attempt.interval) or None,
+        "save_problem": attempt.save_problem,
+        "without": list(attempt.without),
+        "overrides": list(attempt.overrides),
+        "failures": [dict(failure) for failure in attempt.failures],
+        "restarts": _moments(attempt.restarts),
+        "hangs": _hangs(attempt),
+        "stragglers": _moments(attempt.stragglers),
+        "evidence": dict(attempt.evidence),
+    }
+
+
+def _seconds(spent: Mapping[str, float]) -> dict[str, float]:
+    """Seconds by kind, in the order in which an attempt comes to them, to the millisecond."""
+    return {kind: round(spent[kind], 3) for kind in KINDS if kind in spent}
+
+
+def _moments(moments: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """What happened at some time; ``past`` is for the policy, which weighs a run's history by it."""
+    return [
+        {name: iso(value) if name == "at" else value for name, value in moment.items() if name != "past"}
+        for moment in moments
+    ]
+
+
+def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
+    """Each time ranks hung, what all nodes saw of it, and who was to blame. Ranks hang at most once a round."""
+    rounds: dict[int, list[Mapping[str, Any]]] = {}
+    for hang in attempt.hangs:
+        rounds.setdefault(sum(restart["at"] <= hang["at"] for restart in attempt.restarts), []).append(hang)
+    hangs = []
+    for number, observed in rounds.items():
+        states = [RankState.from_dict(plain) for hang in observed for plain in hang.get("ranks", ())]
+        states.sort(key=lambda state: state.rank)
+        blamed, why = find_culprits(states)
+        ranks = [state.to_dict() for state in states]
+        at = iso(min(hang["at"] for hang in observed))
+        hangs.append({"at": at, "round": number, "culprits": blamed, "why": why, "ranks": ranks})
+    return hangs
+
+
+def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The networks of an attempt, and the name of the elected one; null before it was elected."""
+    if not election:
+        return None
+    networks = [dict(network) for network in election.get("networks", ())]
+    elected = election.get("elected")
+    name = networks[elected].get("name") if isinstance(elected, int) and elected < len(networks) else None
+    return {
+        "elected": name,
+        "networks": networks,
+        "excluded": [dict(interface) for interface in election.get("excluded", ())],
+    }
+
+
+def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> dict[str, Any]:
+    """What ``checkpoints`` prints: each with ``kept``, why it stays.
+
+    ``kept`` is null for what the next pruning deletes, and for what no pruning looks at: what is damaged, what a script
+    of the user's own has saved, and what is deleted already.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+        deleted_too: All that there ever were, not only those on disk.
+    """
+    directory = workspace.root.run(run.id)
+    kept = _kept(directory, run)
+    shown = run.checkpoints if deleted_too else run.on_disk
+    return {
+        "schema": SCHEMA,
+        "run_id": run.id,
+        "checkpoints": [
+            {**checkpoint_json(directory, checkpoint), "kept": kept.get((checkpoint.path, checkpoint.saved_at))}
+            for checkpoint in shown
+        ],
+    }
+
+
+def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
+    """Why checkpoints stay, by path and time of the save; empty where there is no plan to tell."""
+    from slurmtrain.model.run.retention import Saved, reasons
+    from slurmtrain.ops.shared.current_plan import current_plan
+
+    published = {c.step: c for c in run.on_disk if c.published and c.step is not None}
+    try:
+        keep = current_plan(directory, run).spec.checkpoint.keep
+    except PlaceError:
+        return {}
+    why = reasons([Saved(step, checkpoint.metrics) for step, checkpoint in published.items()], keep)
+    return {(published[step].path, published[step].saved_at): reason for step, reason in why.items()}
+
+
+def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, Any]]]:
+    """Findings of the newest attempt's preflight, with their evidence, by host."""
+    newest = run.newest
+    if newest is None:
+        return {}
+    events = workspace.store.events(run.id, "preflight")
+    by_node = {node_of(event.source): event for event in events if attempt_of(event.source) == newest.key}
+    ordered = sorted(by_node, key=int)
+    return {newest.hosts.get(node, node): list(by_node[node].data.get("findings", ())) for node in ordered}

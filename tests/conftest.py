@@ -18,7 +18,30 @@ settings.load_profile("shared")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-REPOSITORY = Path(__file__).resolve().parent.parent
+TESTS = Path(__file__).resolve().parent
+# The files that take longest, the longest first. Side by side, one that began last would keep all others waiting.
+LONGEST = (
+    "cluster/test_slurm_interruptions.py",
+    "cluster/test_slurm_chaos.py",
+    "local/test_runs.py",
+    "cluster/test_slurm_ledger.py",
+    "local/test_faults.py",
+    "cluster/test_slurm_network.py",
+    "cluster/test_slurm_runs.py",
+    "cluster/test_slurm_asking.py",
+    "cluster/test_slurm_drill.py",
+    "local/test_kill_and_resume.py",
+    "local/test_drill.py",
+    "local/test_experiments.py",
+    "cluster/test_slurm_kills.py",
+    "unit/runtime/checkpoint/test_checkpoint_kills.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest."""
+    places = {TESTS / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite, Person, ordinary_person
+from helpers.cluster_runs import PARAMS, TWO, digests
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +52,15 @@ def shared_site(running_cluster: Cluster, person: Person) -> Iterator[ClusterSit
     """A runs root of the ordinary user's, for runs that several tests of a file look at."""
     with _fresh_site(running_cluster, person) as fresh:
         yield fresh
+
+
+@pytest.fixture(scope="module")
+def undisturbed(shared_site: ClusterSite) -> str:
+    """The hash of the weights that a run ends with which nothing disturbs."""
+    spec = shared_site.light("undisturbed", params={**PARAMS, "step_ms": 0}, resources=TWO)
+    run_id = shared_site.submit(spec, "--wait")
+    [digest] = digests(shared_site, run_id)
+    return digest
 
 
 @contextlib.contextmanager

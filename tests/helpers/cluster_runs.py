@@ -1,0 +1,69 @@
+"""Runs of two nodes on the cluster that train for a while: what they have journaled, and what is done to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from helpers.cluster import NODES, Cluster, ClusterSite
+from helpers.site import PATIENCE_S, until
+
+STEPS = int(os.environ.get("TEST_STEPS", "200"))
+PARAMS = {"steps": STEPS, "step_ms": 50}
+TWO = {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}
+SPOT = {"partition": "spot"}
+
+
+def events(site: ClusterSite, run_id: str, *kinds: str) -> list[dict[str, Any]]:
+    """What the agents and ranks have journaled of these kinds, in the order of time."""
+    parsed = []
+    for path in (site.runs / run_id).glob("attempts/*/*.jsonl"):
+        if path.name != "metrics.jsonl":
+            lines = path.read_text().split("\n")[:-1]
+            parsed += [{**json.loads(line), "file": path.name, "attempt": path.parent.name} for line in lines]
+    return sorted((event for event in parsed if event["kind"] in kinds), key=lambda event: float(event["t"]))
+
+
+def digests(site: ClusterSite, run_id: str) -> set[str]:
+    """The hashes of the final weights that ranks have printed."""
+    return {line.split()[1] for line in site.printed(run_id) if line.startswith("weights ")}
+
+
+def preempt(cluster: Cluster, preempted: Callable[[], Any], nodes: int = NODES) -> None:
+    """Have a job of higher priority take all nodes that there are for a moment, and wait until it is ``preempted``."""
+    options = ("--partition=ondemand", "--exclusive", f"--nodes={nodes}", "--time=1", "--output=/dev/null")
+    job = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 1").strip()
+    until(preempted, "the preemption")
+    until(lambda: cluster.state(job) in ("COMPLETED", "COMPLETING", ""), "the job of higher priority")
+
+
+def pid_of(site: ClusterSite, run_id: str, rank: int) -> int:
+    """The process that is a rank now."""
+    started = [event for event in events(site, run_id, "workers") if str(rank) in event["processes"]]
+    return int(started[-1]["processes"][str(rank)]["pid"])
+
+
+def until_trains(site: ClusterSite, run_id: str, *, starts: int) -> None:
+    """Wait until the ranks of a run train, having been started so many times in all."""
+
+    def trains() -> bool:
+        begun = events(site, run_id, "total")
+        step = max((e["step"] for e in events(site, run_id, "restored")), default=0)
+        return len(begun) >= starts and site.step(run_id) > step
+
+    until(trains, f"training of {run_id} after start {starts}")
+
+
+@contextlib.contextmanager
+def watching(site: ClusterSite) -> Iterator[None]:
+    """``slurmtrain watch`` runs meanwhile."""
+    watch = site.start("watch", "--every", "10")
+    try:
+        yield
+        assert watch.poll() is None
+    finally:
+        watch.terminate()
+        watch.wait(PATIENCE_S)

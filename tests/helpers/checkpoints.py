@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.runs import RunBuilder
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
 from slurmtrain.model.spec.spec import KeepSpec
@@ -42,20 +44,16 @@ def make_run(
 ) -> RunDir:
     """The directory of a local run that trains, with a plan. ``checkpoint``: that section of its spec."""
     directory = RunsRoot(runs).run(run_id(1_700_000_000_000, 7))
-    for folder in (directory.journals, directory.checkpoints, directory.attempts / attempt):
-        folder.mkdir(parents=True)
+    directory.path.mkdir(parents=True)
     spec = directory.path / "spec.yaml"
     spec.write_text(yaml.safe_dump({"name": "digits", "command": "python train.py", "checkpoint": checkpoint}))
     [planned] = load_spec(spec, cwd=runs, python="/usr/bin/python3").runs
     write_json(directory.plan, planned.plan.to_json())
-    number = {"submission": 1, "job_id": attempt.rpartition(".")[0]}
-    with Journal(directory.journals / "submit.jsonl") as journal:
-        journal.write("created", name="digits", plan_hash="h", executor="local", by="me", git=None)
-        journal.write("submitting", **number, attempt=1, executor="local", host=process["host"], overrides=[])
-        journal.write("submitted", **number, process=dict(process))
-    with Journal(AttemptDir(directory.attempts / attempt).node_journal(0)) as journal:
-        agent = {"node": 0, "nodes": 1, "host": process["host"], "process": dict(process)}
-        journal.write("agent", **agent, executor="local", submission=1)
+    job, _, restart = attempt.rpartition(".")
+    # Before whatever the test journals, with the time of that moment.
+    run = RunBuilder(directory, executor="local", job=job, now=time.time() - 60)
+    run.created(name="digits", plan_hash="h", by="me").submitted(process=process, host=process["host"])
+    run.started(int(restart), host=process["host"], process=dict(process))
     return directory
 
 
@@ -66,15 +64,15 @@ def gone() -> dict[str, Any]:
 
 
 def end_run(run: RunDir, cause: str = "crash", *, reason: str = "", attempt: str = ATTEMPT) -> None:
-    """Let the agent of a run say that it has ended."""
+    """The agent of a run has ended, and says why."""
     with Journal(AttemptDir(run.attempts / attempt).node_journal(0)) as journal:
         journal.write("end", cause=cause, reason=reason, failed_at=None, cascade=[], signal=None, failures=[])
 
 
-def tell(run: RunDir, kind: str, *, attempt: str = ATTEMPT, **data: Any) -> None:
+def write_rank_event(run: RunDir, kind: str, *, attempt: str = ATTEMPT, **fields: Any) -> None:
     """Write an event into rank 0's journal."""
     with Journal(AttemptDir(run.attempts / attempt).rank_journal(0)) as journal:
-        journal.write(kind, **data)
+        journal.write(kind, **fields)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
@@ -90,7 +88,7 @@ def small_objects() -> dict[str, Any]:
 
 
 def fill(objects: Mapping[str, Any], step: int) -> None:
-    """Give every parameter of every module the value of the step, so that a checkpoint can be told from others."""
+    """Give every parameter of every module the value of the step, so that a checkpoint can be distinguished."""
     with torch.no_grad():
         for module in objects.values():
             for parameter in module.parameters() if isinstance(module, nn.Module) else ():
@@ -107,13 +105,13 @@ def make_checkpoints(
     keep: KeepSpec = _ALL,
     attempt: str = ATTEMPT,
     ranks: RankGroup | None = None,
-    told: bool = True,
+    journaled: bool = True,
 ) -> list[Path]:
     """Save these steps as an attempt's ranks do; the checkpoints' directories, in the order of ``steps``.
 
     ``at_step`` changes the objects before each save; ``metrics``: the latest ones, by step. ``ranks``: this process
-    among those that save together, by default alone. ``told``: whether rank 0 journals what it saves. The attempt gets
-    the run's lease.
+    among those that save together, by default alone. ``journaled``: whether rank 0 journals what it saves. The attempt
+    gets the run's lease.
     """
     objects = small_objects() if objects is None else objects
     ranks = ranks or RankGroup(0, 1, torch.device("cpu"))
@@ -123,7 +121,7 @@ def make_checkpoints(
     journal = None
     if ranks.rank == 0:
         write_json(run.lease, {"submission": 1, "attempt": attempt})
-        journal = Journal(place.rank_journal(0) if told else run.path / "untold.jsonl")
+        journal = Journal(place.rank_journal(0) if journaled else run.path / "elsewhere.jsonl")
     saver = Saver(place, Objects(objects), PublishPolicy(keep=keep, plan_hash="h"), ranks, journal)
     for step in steps:
         at_step(objects, step)

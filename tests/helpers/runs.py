@@ -124,12 +124,12 @@ class RunBuilder:
         """
         if not self.events:
             self.created()
-        known: dict[str, Any] = {"submission": submission, "attempt": submission, "executor": self.executor}
+        defaults: dict[str, Any] = {"submission": submission, "attempt": submission, "executor": self.executor}
         if self.executor == "local":
-            known["job_id"] = self.job
+            defaults["job_id"] = self.job
         if self._plan is not None:
-            known["requeue"] = write_requeue(self._plan.spec.requeue)
-        return self.command("submitting", **{**known, "host": "login", **fields})
+            defaults["requeue"] = write_requeue(self._plan.spec.requeue)
+        return self.command("submitting", **{**defaults, "host": "login", **fields})
 
     def submitted(self, submission: int = 1, *, process: Mapping[str, Any] | None = None, **fields: Any) -> Self:
         """The scheduler has the job. ``process``: of a local job; ``fields``: of the event ``submitting``."""
@@ -140,15 +140,15 @@ class RunBuilder:
             write_json(files.plan, self._plan.to_json())
             write_json(files.launch, Launch(attempt=submission).to_dict())
             lease.grant(files)
-        known = {"process": dict(process)} if process else {}
-        return self.command("submitted", submission=submission, job_id=self.job, **known)
+        defaults = {"process": dict(process)} if process else {}
+        return self.command("submitted", submission=submission, job_id=self.job, **defaults)
 
     def started(self, restart: int = 0, nodes: int = 1, submission: int = 1, **fields: Any) -> Self:
         """Agents run on so many nodes. ``fields``: more of the event."""
         for node in range(nodes):
-            known = {"node": node, "nodes": nodes, "host": f"n{node}", "executor": self.executor}
-            known |= {"submission": submission, "attempt": submission + restart}
-            self.node("agent", node, restart, **{**known, **fields})
+            defaults = {"node": node, "nodes": nodes, "host": f"n{node}", "executor": self.executor}
+            defaults |= {"submission": submission, "attempt": submission + restart}
+            self.node("agent", node, restart, **{**defaults, **fields})
         return self
 
     def reached(self, step: int, restart: int = 0, **metrics: float) -> Self:
@@ -163,9 +163,9 @@ class RunBuilder:
 
     def saved(self, step: int, restart: int = 0, **fields: Any) -> Self:
         """A checkpoint was published."""
-        known = {"path": f"checkpoints/step-{step}", "bytes": 1, "seconds": 1.0, "stall_s": 0.0, "why": "interval"}
-        known |= {"saved_at": self.now + 1, "metrics": {}}
-        return self.rank("saved", 0, restart, step=step, **{**known, **fields})
+        defaults = {"path": f"checkpoints/step-{step}", "bytes": 1, "seconds": 1.0, "stall_s": 0.0, "why": "interval"}
+        defaults |= {"saved_at": self.now + 1, "metrics": {}}
+        return self.rank("saved", 0, restart, step=step, **{**defaults, **fields})
 
     def ended(self, cause: str, node: int = 0, restart: int = 0, **fields: Any) -> Self:
         """A node's agent has ended, and says why."""
@@ -179,8 +179,8 @@ class RunBuilder:
 
     def stopped(self, node: int = 0, restart: int = 0, **fields: Any) -> Self:
         """A signal has ended a node's agent, which does not know why it was sent."""
-        known = {"reason": "stopped by SIGTERM", "signal": "SIGTERM", "failed_at": self.now + 1}
-        return self.ended("preempted", node, restart, **{**known, **fields})
+        defaults = {"reason": "stopped by SIGTERM", "signal": "SIGTERM", "failed_at": self.now + 1}
+        return self.ended("preempted", node, restart, **{**defaults, **fields})
 
     def cancel(self, at: float | None = None) -> Self:
         """A person wants the run ended."""
@@ -248,7 +248,7 @@ class RunBuilder:
 
     def slurm(self, state: str, *, lasted: float = 100.0, **fields: Any) -> Job:
         """The job as Slurm shows it now, ``lasted`` seconds after it began."""
-        known: dict[str, Any] = {
+        defaults: dict[str, Any] = {
             "id": self.job,
             "name": "n-RUN",
             "state": state,
@@ -256,5 +256,5 @@ class RunBuilder:
             "nodes": "n0",
         }
         if state != "PENDING":
-            known |= {"starts_at": self.now - lasted, "ends_at": self.now, "exit_code": 0}
-        return Job(**{**known, **fields})
+            defaults |= {"starts_at": self.now - lasted, "ends_at": self.now, "exit_code": 0}
+        return Job(**{**defaults, **fields})

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner, Result
-from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, tell
+from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, write_rank_event
 
 from slurmtrain.cli import checkpoint as checkpoint_module
 from slurmtrain.cli import export, prune, verify
@@ -231,9 +231,9 @@ def test_export_prints_json(run: RunDir, tmp_path: Path) -> None:
 @pytest.fixture
 def trains(run: RunDir) -> RunDir:
     """A run that is at its steps."""
-    tell(run, "session", step=0, world_size=1, device="cpu")
-    tell(run, "total", total_steps=100)
-    tell(run, "registered", objects=["model"])
+    write_rank_event(run, "session", step=0, world_size=1, device="cpu")
+    write_rank_event(run, "total", total_steps=100)
+    write_rank_event(run, "registered", objects=["model"])
     return run
 
 

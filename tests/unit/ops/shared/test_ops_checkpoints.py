@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.checkpoints import ATTEMPT, end_run, gone, make_checkpoints, make_run, tell
+from helpers.checkpoints import ATTEMPT, end_run, gone, make_checkpoints, make_run, write_rank_event
 
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PlaceError, RunBusy
 from slurmtrain.model.run.layout import MANIFEST, RunDir, RunsRoot
@@ -197,7 +197,7 @@ def test_what_was_repaired_is_good_again(workspace: Workspace, run: RunDir) -> N
 
 def test_those_put_aside_are_listed_with_the_reason_and_do_not_count(workspace: Workspace, run: RunDir) -> None:
     name = files.relative_path(files.set_aside(run.checkpoints / "step-40"))
-    tell(run, "rejected", step=40, path="checkpoints/step-40", reason="its hash differs", aside=name)
+    write_rank_event(run, "rejected", step=40, path="checkpoints/step-40", reason="its hash differs", aside=name)
     (run.checkpoints / "damaged-step-15.2").mkdir()
     found = verify(workspace, run.id)
     assert results(found) == {10: "good", 15: "aside", 20: "good", 30: "good", 40: "aside"}
@@ -328,7 +328,9 @@ def test_one_that_verify_has_found_bad_does_not_stand_for_a_good_one(workspace: 
 
 
 def test_damaged_ones_go_when_there_is_a_newer_one(workspace: Workspace, run: RunDir) -> None:
-    tell(run, "rejected", step=20, path="checkpoints/step-20", reason="hash", aside="checkpoints/damaged-step-20")
+    write_rank_event(
+        run, "rejected", step=20, path="checkpoints/step-20", reason="hash", aside="checkpoints/damaged-step-20"
+    )
     files.set_aside(run.checkpoints / "step-20")
     cut(run.checkpoints / "step-40" / FILES[0])
     verify(workspace, run.id, hashes=False)
@@ -467,15 +469,15 @@ class Clock:
 def trains(workspace: Workspace) -> RunDir:
     """A run that is at its steps."""
     run = make_run(workspace.config.runs, every={"steps": 1000})
-    tell(run, "session", step=0, world_size=1, device="cpu")
-    tell(run, "registered", objects=["model"])
-    tell(run, "total", total_steps=100_000)
+    write_rank_event(run, "session", step=0, world_size=1, device="cpu")
+    write_rank_event(run, "registered", objects=["model"])
+    write_rank_event(run, "total", total_steps=100_000)
     return run
 
 
 def saved(run: RunDir, step: int, **more: Any) -> None:
     described = {"step": step, "path": f"checkpoints/step-{step}", "bytes": 7, "saved_at": 5.0 + step, "stall_s": 0.25}
-    tell(run, "saved", **{**described, "why": "asked", "metrics": {}, "request": None, **more})
+    write_rank_event(run, "saved", **{**described, "why": "asked", "metrics": {}, "request": None, **more})
 
 
 def answered(
@@ -543,14 +545,14 @@ def test_a_save_that_fails_is_told_with_its_reason(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = "no space left on the device"
-    tell(trains, "save_failed", step=2, why="asked", reason="an older one")
+    write_rank_event(trains, "save_failed", step=2, why="asked", reason="an older one")
     wish = ask(workspace, trains.id)
     told = answered(
         workspace,
         wish,
         monkeypatch,
-        lambda: tell(trains, "save_failed", step=4, why="interval", reason="of no concern", request=None),
-        lambda: tell(trains, "save_failed", step=5, why="steps", reason=full, request=wish.id),
+        lambda: write_rank_event(trains, "save_failed", step=4, why="interval", reason="of no concern", request=None),
+        lambda: write_rank_event(trains, "save_failed", step=5, why="steps", reason=full, request=wish.id),
     )
     assert told == ("failed", None, full)
 
@@ -566,7 +568,7 @@ def test_a_run_that_ends_first_has_saved_in_leaving(
 def test_a_run_that_ends_without_a_save_says_so(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tell(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
+    write_rank_event(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
     saved(trains, 9)
     wish = ask(workspace, trains.id)
     told = answered(
@@ -586,7 +588,7 @@ def test_the_next_attempt_knows_nothing_of_a_wish(
 def start_again(run: RunDir) -> None:
     """Begin the next attempt of a run, whose script has come as far as opening its session."""
     shutil.copytree(run.attempts / ATTEMPT, run.attempts / "1.1", ignore=shutil.ignore_patterns("rank-*"))
-    tell(run, "session", attempt="1.1", step=0)
+    write_rank_event(run, "session", attempt="1.1", step=0)
 
 
 def test_nobody_waits_for_longer_than_told(
@@ -610,12 +612,12 @@ def test_a_run_that_is_not_at_its_steps_yet_is_not_asked(workspace: Workspace) -
     run = make_run(workspace.config.runs, every={"steps": 5})
     with pytest.raises(RunBusy, match="still starting, or its script does not use"):
         ask(workspace, run.id)
-    tell(run, "session", step=0)
-    tell(run, "registered", objects=["model"])
+    write_rank_event(run, "session", step=0)
+    write_rank_event(run, "registered", objects=["model"])
     with pytest.raises(RunBusy, match="not come to its first step"):
         ask(workspace, run.id)
     assert not run.request.exists()
-    tell(run, "total", total_steps=5)
+    write_rank_event(run, "total", total_steps=5)
     ask(workspace, run.id)
 
 
@@ -627,11 +629,11 @@ def test_what_an_earlier_attempt_said_does_not_count(workspace: Workspace, train
 
 def test_a_script_that_names_nothing_to_save_is_not_asked(workspace: Workspace) -> None:
     run = make_run(workspace.config.runs)
-    tell(run, "session", step=0)
-    tell(run, "total", total_steps=5)
+    write_rank_event(run, "session", step=0)
+    write_rank_event(run, "total", total_steps=5)
     with pytest.raises(NotAvailable, match=r"has named nothing to save so far: .* run.checkpoint\(\)$"):
         ask(workspace, run.id)
-    tell(run, "registered", objects=["model"])
+    write_rank_event(run, "registered", objects=["model"])
     ask(workspace, run.id)
 
 

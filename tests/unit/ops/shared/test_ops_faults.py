@@ -28,7 +28,8 @@ def note_ranks(run: RunDir, node: int, ranks: dict[int, dict[str, Any]], *, host
     with Journal(AttemptDir(run.attempts / "1.0").node_journal(node)) as journal:
         if node:
             process = {**ELSEWHERE, "host": host, "pid": 50 + node}
-            journal.write("agent", node=node, nodes=2, host=host, process=process, executor="local", submission=1)
+            fields = {"node": node, "nodes": 2, "host": host, "process": process, "submission": 1, "attempt": 1}
+            journal.write("agent", **fields, executor="local")
         if ranks:
             journal.write("workers", processes={str(rank): ranks[rank] for rank in ranks}, resume_from=None)
 

@@ -40,7 +40,7 @@ HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeu
 
 
 class InJob:
-    """The queue, as a node agent asks it for its own job: ``slurmtrain.runtime.agent.agent.JobQueue``."""
+    """The queue, as a node agent asks it for its own job: ``slurmtrain.runtime.agent.finish.JobQueue``."""
 
     def record(self, job_id: str) -> Mapping[str, str]:
         """What Slurm knows of the job, field by field. Raises SlurmDown."""

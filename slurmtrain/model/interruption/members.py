@@ -11,7 +11,7 @@ from slurmtrain.model.spec.spec import Nodes
 _TOO_OFTEN = 2
 
 
-def choose(allocated: int, wanted: Nodes, *, lost: Collection[int], blamed: Sequence[int]) -> list[int] | None:
+def choose_members(allocated: int, wanted: Nodes, *, lost: Collection[int], blamed: Sequence[int]) -> list[int] | None:
     """The nodes of the next round, of ``allocated`` ones that are numbered from 0; None if there are too few.
 
     ``blamed``: nodes on which ranks have failed, once for each time. Node 0 is always among the chosen ones: the

@@ -1,7 +1,7 @@
-"""The node agent: one process a node, from the start of an attempt to its last word.
+"""The node agent: one process a node, from the start of an attempt to its end.
 
 submitit runs :func:`run_node` as a task on every node. Nothing of the run's state is in its pickle: the agent reads
-its plan from the attempt's directory, and says what happens in a journal of its own.
+its plan from the attempt's directory, and has a journal of its own.
 """
 
 from __future__ import annotations
@@ -10,68 +10,46 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.interruption.exit_report import (
-    AttemptOutcome,
-    ExclusionProblem,
-    ExitReport,
-    amend,
-    report_signal,
-)
-from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
+from slurmtrain.model.interruption.policy import Decision, PriorEnd
+from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RendezvousReady, SurplusStart, WaitingForRun
+from slurmtrain.model.run.events.checkpoint import CheckpointFound
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, checkpoint_step
 from slurmtrain.model.spec.plan import Plan, fill_command
-from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
+from slurmtrain.runtime.agent.finish import AttemptFinish, JobQueue, ask_policy
+from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published
-from slurmtrain.runtime.job import environment, lease, run_reader
+from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.preflight import ports
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import identify, this_process
+from slurmtrain.system.process import this_process
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.preflight.participant import PreflightOutcome as Checked
+    from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 _TURN_POLL_S = 0.5
 # How long before the time limit ranks are asked to stop: at most this, and a tenth of the limit, but where saves are
-# known to take longer, as long as two of them and some, at most a quarter of the limit.
+# known to take longer, as long as two of them (one may be under way) and a margin, at most a quarter of the limit.
 _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
-# Ends after which a job has done as it was told: it has not failed.
-_ORDERLY = frozenset({"completed", "cancelled", "timeout", "preempted"})
-
-
-class JobQueue(Protocol):
-    """What an agent can ask of the scheduler for its own job."""
-
-    def record(self, job_id: str) -> Mapping[str, str]:
-        """What the scheduler knows of the job, field by field. Raises SlurmtrainError."""
-
-    def objection(self, job_id: str, without: Sequence[str]) -> str | None:
-        """Why the job could not start again without these hosts, in words; None if it could."""
-
-    def put_back(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
-        """Put the job back into the queue, to start again without these hosts, and not before ``delay_s`` is over.
-
-        The scheduler ends what runs of the job meanwhile; this returns when all has been asked for. ``intent``: a file
-        that has the batch script do it, where it cannot be done from here. Raises SlurmtrainError.
-        """
+# Causes after which the job counts as done, rather than failed, in the scheduler's eyes.
+_NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted"})
 
 
 def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
-    """Run this node's part of an attempt, then exit: with 0 where it did as it was told or starts again, else with 1.
+    """Run this node's part of an attempt, then exit: with 1 where it failed and does not start again, else with 0.
 
-    Elsewhere than on node 0 it is always 0: srun would end node 0's agent on anything else, who may be busy putting the
-    job back. ``queue``: the scheduler that can start the job again, if there is one.
+    Elsewhere than on node 0 it is always 0: srun would end node 0's agent on anything else, which may be busy putting
+    the job back. ``queue``: the scheduler that can start the job again, if there is one.
     """
     began = time.monotonic()
     leave_quickly()
@@ -85,145 +63,95 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     with Journal(attempt.node_journal(node.index)) as journal:
         over = lease.over(attempt.run, node.submission)
         if over is not None:
-            journal.write("surplus", why=f"the run is {over} already")
+            journal.write(SurplusStart(why=f"the run is {over} already"))
             sys.exit(0)
         agent = _Agent(attempt, node, journal, flag, began, queue)
         try:
             outcome = agent.run()
         except SlurmtrainError as error:
-            ending = ExitReport(cause="crash", reason=str(error), failed_at=time.time())
-            outcome = AttemptOutcome(ending, ending)
+            report = ExitReport(cause="crash", reason=str(error), failed_at=time.time())
+            outcome = AttemptOutcome(report, report)
         except Exception as error:
-            said = f"the node agent failed: {type(error).__name__}: {error}"
-            journal.write("end", cause="crash", reason=said, failed_at=time.time(), failures=[])
+            # A mistake in this program: the traceback goes to the agent's log, its summary to the journal.
+            reason = f"the node agent failed: {type(error).__name__}: {error}"
+            journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
-        starts_again = agent.end(outcome)
-    orderly = outcome.node.cause in _ORDERLY or starts_again
-    sys.exit(0 if orderly or (node.index != 0 and queue is not None) else 1)
+        starts_again = agent.finish(outcome)
+    succeeded = outcome.node.cause in _NO_FAILURE or starts_again
+    sys.exit(0 if succeeded or (node.index != 0 and queue is not None) else 1)
 
 
 class _Agent:
+    """This node's agent, which holds the rounds of ranks (:class:`~.rounds.RoundHost`)."""
+
     def __init__(
         self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float, queue: JobQueue | None
     ) -> None:
+        """``began``: when this process started, by the monotonic clock. ``queue``: the job's scheduler, if any."""
         self._attempt = attempt
         self._node = node
         self._journal = journal
         self._flag = flag
+        # The time limit counts from about here.
         self._began = began
-        self._queue = queue
-        self._rounds = 0
-        self._round_step = 0
         self._plan = _plan_of(attempt.run.submission(node.submission))
+        self._checkpoints = _CheckpointFinder(attempt, node, self._plan)
+        self._preflight: PreflightOutcome | None = None
+        self._rounds_begun = 0
+        self._began_at_step = 0
         history = node.launch.history
-        # One node asks for all.
-        ask = queue if node.index == 0 else None
-        self._inquiry = JobQuery(
-            (lambda: ask.record(node.job_id)) if ask is not None else None, history.grace_s if history else None
+        # Node 0 asks for all nodes: a thousand of them would keep Slurm's controller busy.
+        asked = queue if node.index == 0 else None
+        self._query = JobQuery(
+            (lambda: asked.record(node.job_id)) if asked is not None else None, history.grace_s if history else None
         )
-
-    # --- the end ----------------------------------------------------------------------------------------------------
-
-    def end(self, outcome: AttemptOutcome) -> bool:
-        """Journal the end, and have the job start again where the policy says so; returns whether it will."""
-        own, attempt = self._with_stop_cause(outcome.node), self._with_stop_cause(outcome.attempt)
-        if self._node.index != 0 or self._queue is None:
-            self._say(own)
-            self._close(attempt)
-            return False
-        decision = self._decision(attempt)
-        without = attempt.without
-        if without:
-            objection = self._queue.objection(self._node.job_id, without)
-            if objection is not None:
-                own, without = amend(own, ExclusionProblem(objection)), ()
-        again = decision.again and (attempt.cause != "preflight" or bool(without)) and not attempt.slurm_ends_it
-        if again and not lease.claim_next(self._attempt, by="agent"):
-            again = False
-        if again:
-            self._journal.write(
-                "requeue", cause=attempt.cause, why=attempt.reason, exclude=list(without), delay_s=decision.delay_s
-            )
-        self._say(own)
-        self._close(attempt)
-        return again and self._put_back(without, decision.delay_s)
-
-    def _with_stop_cause(self, report: ExitReport) -> ExitReport:
-        """The report with what a signal stood for, as far as this node can tell."""
-        executor = self._node.executor
-        if report.signal is None or report.sure or not (executor == "local" or self._node.index == 0):
-            return report
-        view, timed_out = self._inquiry.view(), report.cause == "timeout"
-        return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
-
-    def _decision(self, report: ExitReport) -> Decision:
-        """Whether the run starts again after this end, by all that it has been through."""
-        if report.cause in ("completed", "cancelled"):
-            return decide([PriorEnd(cause=report.cause, at=time.time())], self._plan.spec.requeue)
-        latest = PriorEnd.of_report(
-            report,
-            at=time.time(),
-            began_at_step=self._round_step,
-            committed=self._committed(),
-            reached=run_reader.last_step(self._attempt),
-        )
-        return self._ask_policy(latest)
-
-    def _ask_policy(self, latest: PriorEnd) -> Decision:
-        """What follows an end that has just happened, by all that the run has been through."""
-        run = run_reader.read_run(self._attempt.run)
-        ends = prior_ends(run.attempts, run.checkpoints, latest, self._attempt.path.name)
-        return decide(ends, self._plan.spec.requeue)
-
-    def _say(self, ending: ExitReport) -> None:
-        self._journal.write("end", **ending.to_dict())
-
-    def _close(self, root: ExitReport) -> None:
-        """A run that is over starts no more, whoever puts its job back."""
-        if self._node.index == 0 and (root.cause == "completed" or (root.cause == "cancelled" and root.sure)):
-            lease.close(self._attempt.run, self._node.submission, root.cause)
-
-    def _put_back(self, without: Sequence[str], delay_s: float) -> bool:
-        assert self._queue is not None
-        try:
-            self._queue.put_back(self._node.job_id, without, delay_s, self._attempt.requeue)
-        except SlurmtrainError as error:
-            self._journal.write("requeue_failed", reason=str(error))
-            return False
-        return True
-
-    # --- the attempt ------------------------------------------------------------------------------------------------
+        self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
 
     def run(self) -> AttemptOutcome:
-        """This node's part of the attempt, up to the last word. Raises SlurmtrainError."""
-        ending = self._begin()
-        if ending is not None:
-            return AttemptOutcome(ending, ending)
-        return self._train(self._node.count)
+        """This node's part of the attempt, up to its report. Raises SlurmtrainError."""
+        report = self._begin()
+        if report is not None:
+            return AttemptOutcome(report, report)
+        # Here, not above: these import torch, and a run may have to wait for its turn for hours.
+        from slurmtrain.runtime.preflight.entry import run_preflight
+
+        preflight = run_preflight(self._attempt, self._node, self._plan, self._journal, self._flag)
+        if isinstance(preflight, ExitReport):
+            return AttemptOutcome(preflight, preflight)
+        if preflight.problem is not None or preflight.master is None:
+            report = self._report_preflight(preflight)
+            return AttemptOutcome(report, report)
+        self._preflight = preflight
+        return self._train(preflight, preflight.master)
+
+    def finish(self, outcome: AttemptOutcome) -> bool:
+        """Journal the end, and have the job start again where the policy says so; returns whether it will."""
+        requeue = self._plan.spec.requeue
+        return self._finish.finish(outcome, requeue, self._began_at_step, self.committed_step)
+
+    # --- before ranks -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> ExitReport | None:
-        """Say that this node is here, and wait until it may begin; why it may not, if so."""
+        """Journal that this node is here, and wait until it may begin; a report where it may not."""
         nodes = self._node.count
         self._journal.write(
-            "agent",
-            node=self._node.index,
-            nodes=nodes,
-            host=self._node.name(nodes),
-            process=this_process().to_dict(),
-            executor=self._node.executor,
-            submission=self._node.submission,
-            attempt=self._node.attempt,
+            AgentStarted(
+                node=self._node.index,
+                nodes=nodes,
+                host=self._node.name(nodes),
+                process=this_process().to_dict(),
+                executor=self._node.executor,
+                submission=self._node.submission,
+                attempt=self._node.attempt,
+            )
         )
         if not self._may_start():
             return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
         self._wait_for_turn()
-        return self._stopped_early() if self._flag.raised is not None else None
-
-    def _stopped_early(self) -> ExitReport:
-        assert self._flag.name is not None
-        return report_signal(self._flag.name, at=time.time(), before_start=True)
+        return self._report_early_signal() if self._flag.raised is not None else None
 
     def _may_start(self) -> bool:
+        """Whether the lease of the run is this attempt's; node 0 claims it for all nodes."""
         submission = self._node.submission
         if self._node.index == 0:
             return lease.claim(self._attempt, submission)
@@ -234,81 +162,101 @@ class _Agent:
         after = self._node.launch.after
         if after is None or not after[1].alive():
             return
-        self._journal.write("waiting", run=after[0])
+        self._journal.write(WaitingForRun(run=after[0]))
         while after[1].alive() and self._flag.raised is None:
             time.sleep(_TURN_POLL_S)
         self._began = time.monotonic()
 
-    def _train(self, nodes: int) -> AttemptOutcome:
-        # Here, not above: these import torch, and a run may have to wait for its turn for hours.
-        from slurmtrain.runtime.preflight.entry import run_preflight
+    def _report_early_signal(self) -> ExitReport:
+        assert self._flag.name is not None
+        return report_signal(self._flag.name, at=time.time(), before_start=True)
 
-        checked = run_preflight(self._attempt, self._node, self._plan, self._journal, self._flag)
-        if isinstance(checked, ExitReport):
-            return AttemptOutcome(checked, checked)
-        index = self._node.index
-        if checked.problem is not None or checked.master is None:
-            refused = self._refused(checked)
-            return AttemptOutcome(refused, refused)
-        from slurmtrain.runtime.agent.rendezvous import meet
-        from slurmtrain.runtime.agent.rounds import Rounds, Setting
-
-        point = meet(checked.master, index, nodes, checked.listener)
-        self._journal.write(
-            "rendezvous", node=index, master_addr=point.address, master_port=point.port, interface=checked.interface
-        )
-        lead_s = self._lead()
-        limit = self._plan.spec.resources.time
-        setting = Setting(
-            attempt=self._attempt,
-            spec=self._plan.spec,
-            journal=self._journal,
-            flag=self._flag,
-            point=point,
-            node=index,
-            nodes=nodes,
-            hosts=environment.expected_hosts(nodes),
-            address=checked.address,
-            inquiry=self._inquiry,
-            deadline=None if limit is None else self._began + limit - lead_s,
-            lead_s=lead_s,
-            prepare=lambda attempt, resume_from, board: self._prepare(attempt, resume_from, board, checked),
-            resume_from=self._resume_from,
-            committed=self._committed,
-            ask_policy=self._ask_policy,
-            listen=lambda address, number: ports.listen_on_job_port(
-                address, f"{self._node.job_id}/{number}", self._node.restart
-            ),
-            note_workers=self._note_workers,
-        )
-        outcome = Rounds(setting).run()
-        if index == 0:
-            self._note_found()
-        if outcome is None:
-            stopped = self._stopped_early()
-            return AttemptOutcome(stopped, stopped)
-        return outcome
-
-    def _refused(self, checked: Checked) -> ExitReport:
-        """The nodes are not fit to train. Node 0 has the reason; what the others say follows from it."""
-        without = checked.blamed if self._node.index == 0 and self._plan.spec.preflight.exclude else ()
+    def _report_preflight(self, preflight: PreflightOutcome) -> ExitReport:
+        """The nodes are not fit to train. Node 0 has the reason; the reports of the others follow from it."""
+        excludes = self._node.index == 0 and self._plan.spec.preflight.exclude
         return ExitReport(
             cause="preflight",
-            reason=checked.problem or "the nodes found no place to meet",
+            reason=preflight.problem or "the nodes found no place to meet",
             failed_at=time.time(),
             cascade=self._node.index != 0,
-            without=tuple(without),
+            without=tuple(preflight.blamed) if excludes else (),
         )
 
-    def _prepare(self, attempt: AttemptDir, resume_from: str | None, board: str, checked: Checked) -> list[str]:
-        """Set the ranks' environment and directory, and return what they run."""
+    # --- ranks ------------------------------------------------------------------------------------------------------
+
+    def _train(self, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome:
+        """Join the other agents at ``master``, and run ranks with them until they need not be started again."""
+        from slurmtrain.runtime.agent.rendezvous import open_store
+        from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
+
+        index, nodes = self._node.index, self._node.count
+        point = open_store(master, index, nodes, preflight.listener)
+        self._journal.write(
+            RendezvousReady(
+                node=index, master_addr=point.address, master_port=point.port, interface=preflight.interface
+            )
+        )
+        lead_s, limit_s = self._time_limit_lead(), self._plan.spec.resources.time
+        config = RoundConfig(
+            attempt=self._attempt,
+            spec=self._plan.spec,
+            node=index,
+            nodes=nodes,
+            job_id=self._node.job_id,
+            restart=self._node.restart,
+            hosts=environment.expected_hosts(nodes),
+            address=preflight.address,
+            deadline=None if limit_s is None else self._began + limit_s - lead_s,
+            lead_s=lead_s,
+        )
+        outcome = Rounds(config, self, point, self._query, self._journal, self._flag).run()
+        if index == 0:
+            self._journal_external(self._checkpoints.newest_external())
+        if outcome is None:
+            report = self._report_early_signal()
+            return AttemptOutcome(report, report)
+        return outcome
+
+    def _time_limit_lead(self) -> float:
+        """How long before the time limit ranks are asked to stop, in seconds."""
+        limit_s, history = self._plan.spec.resources.time, self._node.launch.history
+        if limit_s is None:
+            return 0.0
+        save_s = history.save_s if history and history.save_s else 0.0
+        needed_s = min(2 * save_s + _SAVE_MARGIN_S, limit_s / 4) if save_s else 0.0
+        return max(min(_TIME_LIMIT_LEAD_S, limit_s / 10), needed_s)
+
+    def find_checkpoint(self) -> str | None:
+        """The newest complete checkpoint to resume from: of the script's own kind, or of ours; journals the former."""
+        self._rounds_begun += 1
+        if self._node.from_start and self._rounds_begun == 1:
+            return None
+        if self._checkpoints.is_external:
+            checkpoint = self._checkpoints.newest_external()
+            self._journal_external(checkpoint)
+            self._began_at_step = (checkpoint.step if checkpoint else None) or 0
+            return str(checkpoint.path) if checkpoint else None
+        published = newest_published(self._attempt.run.checkpoints)
+        self._began_at_step = self.committed_step()
+        return str(published) if published else None
+
+    def committed_step(self) -> int:
+        """The step of the newest checkpoint, as far as its name tells; 0 if there is none."""
+        return self._checkpoints.newest_step()
+
+    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
+        """Set the environment and the directory that ranks inherit, and return what they run. Raises SlurmtrainError.
+
+        ``attempt`` names the round. ``resume_from``: the checkpoint. ``board``: the path of the board for heartbeats.
+        """
+        assert self._preflight is not None
         environment.set_worker_environment(
             self._plan,
             attempt,
             self._node,
             resume_from=resume_from,
-            interface=checked.interface,
-            address=checked.address,
+            interface=self._preflight.interface,
+            address=self._preflight.address,
             heartbeat=board,
         )
         make_directory(self._attempt.logs)
@@ -321,53 +269,50 @@ class _Agent:
         facts = environment.facts_for_command(self._attempt.run, self._node.attempt, resume_from)
         return fill_command(self._plan, facts)
 
-    def _resume_from(self) -> str | None:
-        """The newest complete checkpoint to go on from: of the script's own kind, or of ours."""
-        self._rounds += 1
-        if self._node.from_start and self._rounds == 1:
-            return None
-        if self._plan.spec.checkpoint.glob is None:
-            published = newest_published(self._attempt.run.checkpoints)
-            self._round_step = self._committed()
-            return str(published) if published else None
-        found = self._note_found()
-        self._round_step = (found.step if found else None) or 0
-        return str(found.path) if found else None
+    def ask_policy(self, latest: PriorEnd) -> Decision:
+        """What follows an end that has just happened."""
+        return ask_policy(self._attempt, latest, self._plan.spec.requeue)
 
-    def _committed(self) -> int:
-        """The step of the newest checkpoint, as far as its name tells; 0 if there is none."""
-        if self._plan.spec.checkpoint.glob is None:
-            published = newest_published(self._attempt.run.checkpoints)
-            return (checkpoint_step(published.name) if published else None) or 0
-        found = self._find()
-        return (found.step if found else None) or 0
+    def _journal_external(self, checkpoint: external.ExternalCheckpoint | None) -> None:
+        if checkpoint is not None:
+            self._journal.write(
+                CheckpointFound(
+                    path=str(checkpoint.path),
+                    step=checkpoint.step,
+                    bytes=checkpoint.bytes,
+                    saved_at=checkpoint.saved_at,
+                )
+            )
 
-    def _note_found(self) -> external.ExternalCheckpoint | None:
-        """Journal the newest checkpoint of the script's own kind, where the spec says how to find one."""
-        found = self._find()
-        if found is not None:
-            self._journal.write("found", **found.to_dict())
-        return found
 
-    def _find(self) -> external.ExternalCheckpoint | None:
+class _CheckpointFinder:
+    """Finds the newest checkpoint of a run, whoever writes them."""
+
+    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan) -> None:
+        self._attempt = attempt
+        self._node = node
+        self._plan = plan
+
+    @property
+    def is_external(self) -> bool:
+        """Whether the script writes checkpoints of its own kind, and the spec says how to find them."""
+        return self._plan.spec.checkpoint.glob is not None
+
+    def newest_external(self) -> external.ExternalCheckpoint | None:
+        """The newest complete checkpoint of the script's own kind; None if there is none."""
         pattern = self._plan.spec.checkpoint.glob
         if pattern is None:
             return None
         path = external.absolute(pattern, self._plan.workdir, self._attempt.run)
         return external.newest(path, self._node.launch.since)
 
-    def _lead(self) -> float:
-        """How long before the time limit ranks are asked to stop, in seconds."""
-        limit, history = self._plan.spec.resources.time, self._node.launch.history
-        if limit is None:
-            return 0.0
-        save_s = history.save_s if history and history.save_s else 0.0
-        needed = min(2 * save_s + _SAVE_MARGIN_S, limit / 4) if save_s else 0.0
-        return max(min(_TIME_LIMIT_LEAD_S, limit / 10), needed)
-
-    def _note_workers(self, pids: Mapping[int, int], resume_from: str | None) -> None:
-        processes = {str(rank): process.to_dict() for rank, pid in pids.items() if (process := identify(pid))}
-        self._journal.write("workers", processes=processes, resume_from=resume_from)
+    def newest_step(self) -> int:
+        """The step of the newest checkpoint, as far as its name tells; 0 if there is none."""
+        if self.is_external:
+            checkpoint = self.newest_external()
+            return (checkpoint.step if checkpoint else None) or 0
+        published = newest_published(self._attempt.run.checkpoints)
+        return (checkpoint_step(published.name) if published else None) or 0
 
 
 def _plan_of(submission: SubmissionDir) -> Plan:

@@ -1,6 +1,6 @@
-"""What the agents of an attempt tell each other while ranks train: that they live, and that all must stop.
+"""What the agents of an attempt exchange while ranks train: signs of life, requests to stop, and messages of a round.
 
-They talk through the store of node 0, which all of them reach. Node 0 watches all others, the others watch node 0.
+All of it goes through the store that node 0 serves. Node 0 watches all other nodes, the others watch node 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from torch.distributed import PrefixStore, Store
 
 from slurmtrain.model.interruption.exit_report import StopRequest
 
-# Seconds without a sign of life after which another node's agent counts as dead.
+# Seconds without a heartbeat after which another node's agent counts as dead: several times what a busy machine, or a
+# short outage of its network, keeps one from beating.
 NODE_SILENCE_S = 15.0
 _BEAT_S = 1.0
 _POLL_S = 0.02
@@ -25,34 +26,36 @@ T = TypeVar("T")
 
 
 class ControlStore:
-    """One agent's side of it. What is said belongs to a round of ranks; being alive does not."""
+    """One agent's side of it. Messages and requests belong to a round of ranks; heartbeats do not."""
 
     def __init__(self, store: Store, node: int, nodes: int) -> None:
+        """Heartbeats are those of the agent of ``node``, one of ``nodes`` nodes that share ``store``."""
         self._store = PrefixStore("agents", store)
         self._node = node
-        self._others = [other for other in range(nodes) if other != node] if node == 0 else [0]
-        self._others = self._others if nodes > 1 else []
+        self._watched = [other for other in range(nodes) if other != node] if node == 0 else [0]
+        self._watched = self._watched if nodes > 1 else []
+        # By node: its newest heartbeat, and when that was first seen, by this machine's monotonic clock.
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._next_beat = 0.0
         self._beat = 0
         self._round = 0
         self._members: Collection[int] = range(nodes)
 
-    def begin(self, number: int, members: Collection[int]) -> None:
-        """What is said from now on is of this round, in which these nodes have ranks."""
+    def begin_round(self, number: int, members: Collection[int]) -> None:
+        """Read and publish messages of this round from now on; these nodes have ranks in it."""
         self._round = number
         self._members = members
 
     # --- stopping -------------------------------------------------------------------------------------------------
 
     def publish_stop(self, request: StopRequest) -> None:
-        """Tell all nodes to stop; the first request of a round stands."""
+        """Tell all nodes to stop. The first request of a round stands: later ones only follow from it. Never raises."""
         with contextlib.suppress(RuntimeError):
             self._store.compare_set(self._key("stop"), "", json.dumps(asdict(request)))
 
     def stop_request(self) -> StopRequest | None:
-        """What another node asked for, or that one with ranks has died. Never raises."""
-        if not self._others:
+        """What another node published, or a request because a node with ranks has died. Never raises."""
+        if not self._watched:
             return None
         try:
             self._exchange_beats()
@@ -60,77 +63,101 @@ class ControlStore:
                 return StopRequest(**json.loads(self._store.get(self._key("stop"))))
         except RuntimeError:
             return StopRequest(cause="node_fail", why="node 0 no longer answers", at=time.time(), node=0)
-        for other in self.silent():
+        for other in self.silent_nodes():
             if other in self._members:
                 why = f"node {other} has not been heard of for {NODE_SILENCE_S:.0f} s"
                 return StopRequest(cause="node_fail", why=why, at=time.time(), node=other)
         return None
 
-    # --- being alive ----------------------------------------------------------------------------------------------
+    # --- signs of life --------------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
-        """Tell the others that this agent lives, while it waits for something else. Never raises."""
+        """Send a heartbeat if one is due, while this agent waits for something else. Never raises."""
         with contextlib.suppress(RuntimeError):
             self._exchange_beats()
 
-    def meanwhile(self, work: Callable[[], T]) -> T:
-        """Do something that may take long, as on a slow file server, without being taken for dead by the others."""
+    def call_alive(self, work: Callable[[], T]) -> T:
+        """Call something that may take long, as on a slow file server, and send heartbeats meanwhile."""
         with ThreadPoolExecutor(1) as pool:
-            doing = pool.submit(work)
-            while not doing.done():
+            call = pool.submit(work)
+            while not call.done():
                 self.keep_alive()
-                wait([doing], timeout=_BEAT_S / 4)
-            return doing.result()
+                wait([call], timeout=_BEAT_S / 4)
+            return call.result()
 
-    def silent(self) -> list[int]:
-        """The nodes that have not been heard of for long: at node 0 any of them, at the others node 0."""
+    def silent_nodes(self) -> list[int]:
+        """The nodes whose heartbeats have stayed away for too long: at node 0 any of them, at the others node 0."""
         now = time.monotonic()
-        return [other for other, (_, heard) in self._beats.items() if now - heard > NODE_SILENCE_S]
+        return [node for node, (_, changed_at) in self._beats.items() if now - changed_at > NODE_SILENCE_S]
 
-    def forget(self, nodes: Collection[int]) -> None:
-        """These are lost: nobody waits for them any more."""
-        self._others = [other for other in self._others if other not in nodes]
+    def drop_nodes(self, nodes: Collection[int]) -> None:
+        """Stop watching nodes that are lost, so that nobody waits for them."""
+        self._watched = [other for other in self._watched if other not in nodes]
         for node in nodes:
             self._beats.pop(node, None)
 
-    def gather(self, place: str, *, given_up: Callable[[], bool]) -> None:
-        """Wait until every node has come to this place, has fallen silent, or until ``given_up()``. Never raises."""
+    def gather(self, place: str, *, give_up: Callable[[], bool]) -> None:
+        """Wait until all nodes are at a place of the program. Never raises.
+
+        ``place``: its name, the same on all nodes. ``give_up``: asked again and again; True ends the wait. Nobody waits
+        for nodes that are silent.
+        """
         with contextlib.suppress(RuntimeError):
-            self.say(f"{place}/{self._node}", {})
-            waiting = set(self._others)
-            while waiting and not given_up():
+            self.publish(f"{place}/{self._node}", {})
+            missing = set(self._watched)
+            while missing and not give_up():
                 self._exchange_beats()
-                waiting = {other for other in waiting if not self._store.check([self._key(f"{place}/{other}")])}
-                waiting -= set(self.silent())
+                missing = {other for other in missing if not self._store.check([self._key(f"{place}/{other}")])}
+                missing -= set(self.silent_nodes())
                 time.sleep(_POLL_S)
 
     def _exchange_beats(self) -> None:
+        """Count this node's heartbeat up, and see whose count has changed. Clocks of other nodes play no part."""
         now = time.monotonic()
         if now < self._next_beat:
             return
         self._next_beat = now + _BEAT_S
         self._beat += 1
         self._store.set(f"beat/{self._node}", str(self._beat))
-        for other in self._others:
+        for other in self._watched:
             key = f"beat/{other}"
-            said = self._store.get(key) if self._store.check([key]) else b""
+            # A node that has not come yet counts from the first look, as if it had just been heard of.
+            beat = self._store.get(key) if self._store.check([key]) else b""
             known = self._beats.get(other)
-            if known is None or known[0] != said:
-                self._beats[other] = (said, now)
+            if known is None or known[0] != beat:
+                self._beats[other] = (beat, now)
 
-    # --- what else they tell --------------------------------------------------------------------------------------
+    # --- messages -------------------------------------------------------------------------------------------------
 
-    def say(self, name: str, what: Mapping[str, Any]) -> None:
-        """Leave word under a name of this round's. Never raises: who listens notices that node 0 is gone."""
+    def publish(self, name: str, message: Mapping[str, Any]) -> None:
+        """Leave a message under a name of this round, instead of any before it.
+
+        Never raises: whoever waits for it notices by itself that node 0 is gone.
+        """
         with contextlib.suppress(RuntimeError):
-            self._store.set(self._key(name), json.dumps(what))
+            self._store.set(self._key(name), json.dumps(message))
 
-    def hear(self, name: str) -> dict[str, Any] | None:
-        """What was said under a name; None if nothing was. Raises RuntimeError where node 0 is gone."""
+    def read(self, name: str) -> dict[str, Any] | None:
+        """The message under a name of this round; None if there is none. Raises RuntimeError where node 0 is gone."""
         if not self._store.check([self._key(name)]):
             return None
-        said: dict[str, Any] = json.loads(self._store.get(self._key(name)))
-        return said
+        message: dict[str, Any] = json.loads(self._store.get(self._key(name)))
+        return message
+
+    def wait_for(self, name: str) -> dict[str, Any] | None:
+        """Wait for a message of node 0; None where it is gone or leaves without one. Never raises."""
+        try:
+            while (message := self.read(name)) is None:
+                self.keep_alive()
+                if self.read("left/0") is not None:
+                    # Node 0 may have published it between the two reads, just before it left.
+                    return self.read(name)
+                if 0 in self.silent_nodes():
+                    return None
+                time.sleep(_POLL_S)
+        except RuntimeError:
+            return None
+        return message
 
     def _key(self, name: str) -> str:
         return f"{self._round}/{name}"

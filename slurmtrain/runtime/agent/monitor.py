@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from slurmtrain.model.diagnosis.hang import RankState
 from slurmtrain.model.diagnosis.stragglers import Stragglers
 from slurmtrain.model.interruption.exit_report import StopRequest
+from slurmtrain.model.run.events.agent import HangDetected, StragglerDetected
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
@@ -15,95 +17,102 @@ from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.system.journal import Journal
 
-_PACE_S = 10.0
+# How often nodes compare the speed of their ranks: a straggler is one for minutes.
+_COMPARE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorConfig:
+    """What a round's monitor is to know.
+
+    ``attempt`` names the round. ``node``: this node. ``hosts``: the names of nodes. ``members``: the nodes that have
+    ranks, ``ranks_per_node`` each. ``hang_after``: seconds, as the spec has it; None: judged by the steps.
+    """
+
+    attempt: AttemptDir
+    node: int
+    hosts: Mapping[int, str]
+    members: Sequence[int]
+    ranks_per_node: int
+    hang_after: float | None
+
+    @property
+    def ranks(self) -> range:
+        """The global ranks of this node."""
+        first = self.members.index(self.node) * self.ranks_per_node
+        return range(first, first + self.ranks_per_node)
 
 
 class RankMonitor:
     """One node's part. Node 0 compares the ranks of all."""
 
-    def __init__(
-        self,
-        *,
-        board: Board,
-        attempt: AttemptDir,
-        peers: ControlStore,
-        journal: Journal,
-        node: int,
-        hosts: Mapping[int, str],
-        members: Sequence[int],
-        local_world_size: int,
-        hang_after: float | None,
-    ) -> None:
-        """``hosts``: what nodes are called. ``hang_after``: seconds, as the spec has it."""
-        first = members.index(node) * local_world_size
-        self._ranks = range(first, first + local_world_size)
-        self._dog = Watchdog(board, self._ranks, hang_after)
+    def __init__(self, config: MonitorConfig, board: Board, control: ControlStore, journal: Journal) -> None:
+        """``board``: the heartbeats of this node's ranks. Ranks of other nodes are heard of through ``control``."""
+        self._config = config
+        self._watchdog = Watchdog(board, config.ranks, config.hang_after)
         self._board = board
-        self._attempt = attempt
-        self._peers = peers
+        self._control = control
         self._journal = journal
-        self._node = node
-        self._hosts = hosts
-        self._members = members
-        self._per_node = local_world_size
         self._stragglers = Stragglers()
         self._pids: Mapping[int, int] = {}
-        self._next_pace = time.monotonic() + _PACE_S
+        self._next_comparison = time.monotonic() + _COMPARE_S
         self.states: list[RankState] = []
-        """What was found out about the ranks of this node when the run hung."""
+        """What the ranks of this node were doing when the run hung."""
 
-    def started(self, pids: Mapping[int, int]) -> None:
-        """These processes are the ranks of this node, by global rank."""
+    def set_pids(self, pids: Mapping[int, int]) -> None:
+        """Learn the processes of this node's ranks, by global rank, once they have been started."""
         self._pids = pids
 
-    def look(self) -> StopRequest | None:
-        """Whether the ranks are to be ended because one hangs."""
-        hang = self._dog.look()
+    def find_hang(self) -> StopRequest | None:
+        """A request to stop because a rank hangs. To be called again and again; it compares speeds, too."""
+        hang = self._watchdog.look()
         if hang is not None:
-            return StopRequest(cause="hang", why=_in_words(hang), at=time.time(), node=self._node)
-        if time.monotonic() >= self._next_pace:
-            self._next_pace = time.monotonic() + _PACE_S
-            self._compare()
+            return StopRequest(cause="hang", why=_describe(hang), at=time.time(), node=self._config.node)
+        if time.monotonic() >= self._next_comparison:
+            self._next_comparison = time.monotonic() + _COMPARE_S
+            self._compare_paces()
         return None
 
-    def reached(self) -> int | None:
-        """The last step that a rank of this node has finished; None where none has said so."""
+    def last_step(self) -> int | None:
+        """The last step that a rank of this node has finished; None where no rank has a heartbeat."""
         steps = [beat.step for beat in self._board.read() if beat.pid]
         return max(steps) if steps else None
 
-    def examine(self) -> None:
-        """Find out what the ranks of this node are doing, for the log and for telling who is to blame."""
-        beats = dict(zip(self._ranks, self._board.read(), strict=True))
-        logs = {rank: self._attempt.rank_log(rank) for rank in self._pids}
-        self.states = stacks.rank_states(self._node, beats, self._pids, logs)
-        self._journal.write("hang", node=self._node, ranks=[state.to_dict() for state in self.states])
+    def examine_hang(self) -> None:
+        """Find out and journal what the ranks of this node are doing. May take seconds."""
+        config = self._config
+        beats = dict(zip(config.ranks, self._board.read(), strict=True))
+        logs = {rank: config.attempt.rank_log(rank) for rank in self._pids}
+        self.states = stacks.rank_states(config.node, beats, self._pids, logs)
+        self._journal.write(HangDetected(node=config.node, ranks=[state.to_dict() for state in self.states]))
 
-    def _compare(self) -> None:
-        """Tell node 0 how fast the ranks are here; at node 0, find those that hold the others up."""
-        paces = self._dog.paces()
-        self._peers.say(f"pace/{self._node}", {str(rank): pace for rank, pace in paces.items()})
-        if self._node != 0:
+    def _compare_paces(self) -> None:
+        """Tell node 0 how fast the ranks are here; at node 0, journal those that hold the others up."""
+        config, paces = self._config, self._watchdog.paces()
+        self._control.publish(f"pace/{config.node}", {str(rank): pace for rank, pace in paces.items()})
+        if config.node != 0:
             return
-        told: dict[int, float] = {}
-        for node in self._members:
+        own_s: dict[int, float] = {}
+        for node in config.members:
             try:
-                said = self._peers.hear(f"pace/{node}") or {}
+                message = self._control.read(f"pace/{node}") or {}
             except RuntimeError:
                 return
-            told.update({int(rank): float(own_s) for rank, (_, own_s) in said.items()})
-        for slow in self._stragglers.look(told):
-            node = self._members[slow.rank // self._per_node]
+            own_s.update({int(rank): float(seconds) for rank, (_, seconds) in message.items()})
+        for slow in self._stragglers.look(own_s):
+            node = config.members[slow.rank // config.ranks_per_node]
             self._journal.write(
-                "straggler",
-                rank=slow.rank,
-                host=self._hosts.get(node, f"node {node}"),
-                ratio=round(slow.ratio, 3),
-                own_s=round(slow.own_s, 6),
-                median_s=round(slow.median_s, 6),
-                step=self.reached(),
+                StragglerDetected(
+                    rank=slow.rank,
+                    host=config.hosts.get(node, f"node {node}"),
+                    ratio=round(slow.ratio, 3),
+                    own_s=round(slow.own_s, 6),
+                    median_s=round(slow.median_s, 6),
+                    step=self.last_step(),
+                )
             )
 
 
-def _in_words(hang: Hang) -> str:
+def _describe(hang: Hang) -> str:
     ranks = ", ".join(map(str, hang.over))
     return f"rank{'s' if len(hang.over) > 1 else ''} {ranks} finished no step for {hang.limit_s:.0f} s"

@@ -1,19 +1,18 @@
 """The rounds of an attempt: ranks are started, end, and may be started again without giving the nodes back.
 
-When a round has ended on all nodes, node 0 says who has ranks in the next one, or that there is none. Nodes that are
-lost drop out, where the spec allows for fewer or holds spare ones; node 0 cannot, for it keeps the store, and is where
-the batch script runs.
+When a round has ended on all nodes, node 0 decides who has ranks in the next one, or that there is none, and publishes
+that. Nodes that are lost drop out, where the spec allows for fewer or holds spare ones; node 0 cannot, for it serves
+the store, and the batch script runs there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import signal
-import socket
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
@@ -29,344 +28,448 @@ from slurmtrain.model.interruption.exit_report import (
     report_signal,
     report_standby,
 )
-from slurmtrain.model.interruption.members import choose
+from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.interruption.policy import Decision, PriorEnd
+from slurmtrain.model.run.events.agent import RanksRestarted, RanksStopping, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.kernel_log import KernelState
-from slurmtrain.runtime.agent.monitor import RankMonitor
-from slurmtrain.runtime.agent.rendezvous import MeetingPoint, meet
-from slurmtrain.runtime.agent.workers import Workers
+from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
+from slurmtrain.runtime.agent.rendezvous import MeetingPoint, open_store
+from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.preflight.ports import listen_on_job_port
 from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import identify
 
-# What may follow in the same allocation; all else ends the attempt.
-_RESTARTED = frozenset({"crash", "hang", "node_fail"})
+# What ranks may be started again after in the same allocation; anything else ends the attempt.
+_RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
 _POLL_S = 0.02
+# How long an agent waits for the others at the end. Node 0 serves the store: the others read its last message from it.
 _LEAVING_S = 30.0
+# Ranks are killed this long before the time limit at the latest, so that the agent can still report.
+_LIMIT_MARGIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What all rounds have in common. ``hosts``: what nodes are called; ``executor`` is where they are.
+class RoundConfig:
+    """What all rounds of an attempt have in common.
 
-    ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` before the time limit. ``prepare`` makes
-    ready what ranks inherit, for the attempt's round, with the checkpoint to go on from and the path of their board,
-    and returns what they run. ``resume_from`` finds that checkpoint. ``committed``: the step of the newest one.
-    ``listen`` binds a port of an address for the ranks of a round.
+    ``node``: this node, of ``nodes`` allocated ones. ``job_id`` and ``restart``: the start of the job that this is,
+    which ports are chosen by. ``hosts``: the names of nodes, as far as Slurm tells. ``address``: this node's in the
+    elected network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time
+    limit; None: there is no limit.
     """
 
     attempt: AttemptDir
     spec: Spec
-    journal: Journal
-    flag: StopFlag
-    point: MeetingPoint
     node: int
     nodes: int
+    job_id: str
+    restart: int
     hosts: Mapping[int, str]
     address: str
-    inquiry: JobQuery
     deadline: float | None
     lead_s: float
-    prepare: Callable[[AttemptDir, str | None, str], list[str]]
-    resume_from: Callable[[], str | None]
-    committed: Callable[[], int]
-    ask_policy: Callable[[PriorEnd], Decision]
-    listen: Callable[[str, int], socket.socket]
-    note_workers: Callable[[Mapping[int, int], str | None], None]
+
+
+class RoundHost(Protocol):
+    """What rounds need of the agent that holds them."""
+
+    def find_checkpoint(self) -> str | None:
+        """The path of the checkpoint that the ranks of the next round start from; None for the beginning."""
+
+    def committed_step(self) -> int:
+        """The step of the newest checkpoint; 0 if there is none."""
+
+    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
+        """Make ready what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
+
+        ``attempt`` names the round. ``resume_from``: the checkpoint. ``board``: the path of the board for heartbeats.
+        """
+
+    def ask_policy(self, latest: PriorEnd) -> Decision:
+        """What follows an end that has just happened, by all that the run has been through."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Context:
+    """All that rounds work with; see :class:`Rounds`."""
+
+    config: RoundConfig
+    host: RoundHost
+    point: MeetingPoint
+    query: JobQuery
+    journal: Journal
+    flag: StopFlag
+    control: ControlStore
+    board: Board
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _NodeResult:
+    """How a round ended on a node.
+
+    ``states``: what its ranks were doing, if the round hung. ``reached``: the last step that one of them has finished;
+    None where nobody knows.
+    """
+
+    report: ExitReport
+    states: Sequence[RankState] = ()
+    reached: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """As node 0 gets it."""
+        return {"report": self.report.to_dict(), "states": [state.to_dict() for state in self.states]}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> _NodeResult:
+        """Read what :meth:`to_dict` gave."""
+        states = [RankState.from_dict(state) for state in plain["states"]]
+        return cls(report=ExitReport.from_dict(plain["report"]), states=states)
 
 
 class Rounds:
-    """This node's part in all of them."""
+    """This node's part in all rounds of an attempt."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._of = setting
-        self._peers = ControlStore(setting.point.store, setting.node, setting.nodes)
-        self._board = Board(setting.spec.resources.local_world_size)
+    def __init__(
+        self,
+        config: RoundConfig,
+        host: RoundHost,
+        point: MeetingPoint,
+        query: JobQuery,
+        journal: Journal,
+        flag: StopFlag,
+    ) -> None:
+        """Nothing is started before :meth:`run`.
+
+        ``config``: what is fixed. ``host``: the agent. ``point``: the store of all agents. ``query``: what Slurm says
+        of the job when a signal comes. ``journal``: this node's. ``flag``: set by a signal to this agent.
+        """
+        self._context = _Context(
+            config=config, host=host, point=point, query=query, journal=journal, flag=flag,
+            control=ControlStore(point.store, config.node, config.nodes),
+            board=Board(config.spec.resources.local_world_size),
+        )  # fmt: skip
+        self._config = config
+        self._host = host
+        self._control = self._context.control
         self._number = 0
-        self._members: Sequence[int] = range(min(setting.nodes, setting.spec.resources.nodes.max))
+        self._members: Sequence[int] = range(min(config.nodes, config.spec.resources.nodes.max))
         self._lost: set[int] = set()
+        # A node stands here once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began_at_step = 0
-        self._states: list[RankState] = []
-        self._store: Any = None  # of the ranks, as long as their round lasts
-        self._reached: int | None = None
+        self._rank_store: MeetingPoint | None = None
 
     def run(self) -> AttemptOutcome | None:
         """Start ranks until they need not be started again. None: stopped by a signal before the first began."""
         try:
             while True:
-                self._peers.begin(self._number, self._members)
-                self._peers.gather("here", given_up=lambda: self._of.flag.raised is not None)
-                if self._of.flag.raised is not None and self._number == 0:
-                    self._say_stopped()
+                self._control.begin_round(self._number, self._members)
+                # Agents come from the preflight, or from the round before, one after the other. Ranks that started
+                # earlier would wait for those of a node that a signal may just be stopping.
+                self._control.gather("here", give_up=lambda: self._context.flag.raised is not None)
+                if self._context.flag.raised is not None and self._number == 0:
+                    self._publish_stopped()
                     return None
-                own = self._take_part() if self._of.node in self._members else None
-                outcome = self._next_of_all(own) if self._of.node == 0 else self._next_by_node_0(own)
+                result = self._take_part() if self._config.node in self._members else None
+                outcome = self._decide_next(result) if self._config.node == 0 else self._follow_node_0(result)
                 if outcome is not None:
                     return outcome
         finally:
             self._leave()
-            self._board.close()
+            self._context.board.close()
 
     # --- one round ------------------------------------------------------------------------------------------------
 
-    def _say_stopped(self) -> None:
-        """Tell the others, some of which may have begun, that a signal came before this node had."""
-        stopped = self._without_node_0()
-        at, node = stopped.failed_at or time.time(), self._of.node
-        request = StopRequest(cause=stopped.cause, why=stopped.reason, at=at, node=node, signal=stopped.signal)
-        self._peers.publish_stop(request)
-        self._peers.say(f"ended/{node}", {"ending": stopped.to_dict(), "states": []})
+    def _publish_stopped(self) -> None:
+        """Tell the others that a signal came before this node had ranks: some of them may have begun already."""
+        name, now, node = self._context.flag.name, time.time(), self._config.node
+        assert name is not None
+        self._control.publish_stop(StopRequest.by_signal(name, at=now, node=node))
+        self._publish_result(_NodeResult(report=report_signal(name, at=now)))
 
-    def _take_part(self) -> ExitReport:
-        """This node's ranks, from start to end. What keeps them from starting ends the round everywhere."""
-        node = self._of.node
+    def _take_part(self) -> _NodeResult:
+        """This node's ranks, from start to end. What keeps them from starting ends the round on all nodes."""
+        node = self._config.node
         try:
-            return self._train()
+            if node == 0:
+                self._begin()
+            begin = self._control.wait_for("begin")
+            if begin is None:
+                return _NodeResult(report=self._report_without_node_0())
+            return _Round(self._context, self._number, self._members, begin["resume_from"]).run(begin["port"])
         except SlurmtrainError as error:
-            if node == 0 and self._peers.hear("begin") is None:
-                raise  # the others still wait for a word, and end when this node leaves
-            why, now = str(error), time.time()
-            self._peers.publish_stop(StopRequest(cause="crash", why=why, at=now, node=node))
-            return ExitReport(cause="crash", reason=why, failed_at=now)
+            if node == 0 and self._control.read("begin") is None:
+                # The others still wait for that message, and nothing else would end their waiting: they end once this
+                # node has left, which it does now.
+                raise
+            reason, now = str(error), time.time()
+            self._control.publish_stop(StopRequest(cause="crash", why=reason, at=now, node=node))
+            return _NodeResult(report=ExitReport(cause="crash", reason=reason, failed_at=now))
 
-    def _train(self) -> ExitReport:
-        of, spec = self._of, self._of.spec
-        attempt = replace(of.attempt, round=self._number)
-        if of.node == 0:
-            self._began_at_step = self._peers.meanwhile(of.committed)
-            resume_from = self._peers.meanwhile(of.resume_from)
-            self._peers.say("begin", {"port": self._open_store(), "resume_from": resume_from})
-        told = self._hear("begin")
-        if told is None:
-            return self._without_node_0()
-        resume_from = told["resume_from"]
-        self._board.reset()
-        argv = self._peers.meanwhile(lambda: of.prepare(attempt, resume_from, self._board.path))
-        vigil = RankMonitor(
-            board=self._board,
-            attempt=attempt,
-            peers=self._peers,
-            journal=of.journal,
-            node=of.node,
-            hosts=of.hosts,
-            members=self._members,
-            local_world_size=spec.resources.local_world_size,
-            hang_after=spec.requeue.hang_after,
-        )
-        kernel = KernelState.now()
+    def _begin(self) -> None:
+        """At node 0: find the checkpoint to start from, and where ranks meet, and let the round begin."""
+        self._began_at_step = self._control.call_alive(self._host.committed_step)
+        resume_from = self._control.call_alive(self._host.find_checkpoint)
+        self._control.publish("begin", {"port": self._open_rank_store(), "resume_from": resume_from})
 
-        def started(pids: Mapping[int, int]) -> None:
-            vigil.started(pids)
-            of.note_workers(pids, resume_from)
+    def _open_rank_store(self) -> int:
+        """The port of the store that ranks meet at: the agents' own at first, then a new one for each round.
 
-        workers = Workers(
-            argv=argv,
-            count=spec.resources.local_world_size,
-            attempt=attempt,
-            point=of.point,
-            where=(of.point.address, told["port"]),
-            peers=self._peers,
-            node=of.node,
-            members=self._members,
-            local_addr=of.address,
-            flag=of.flag,
-            deadline=of.deadline,
-            stop_by=signal.Signals[spec.requeue.signal],
-            grace=self._until,
-            hang=vigil.look,
-            started=started,
-            stopping=lambda request: self._stopping(request, vigil),
-        )
-        workers.run()
-        self._states, self._reached = vigil.states, vigil.reached()
-        return amend(report_exits(workers.exits(), workers.request, of.node), kernel.changes())
-
-    def _open_store(self) -> int:
-        """The port of the store that ranks meet at: the agents' own at first, then one that knows nothing of before."""
+        Torch keeps the addresses of a process group in it, and ranks must not meet those of a round before.
+        """
+        point, config = self._context.point, self._config
         if self._number == 0:
-            return self._of.point.port
-        address = self._of.point.address
-        listener = self._of.listen(address, self._number)
+            return point.port
+        listener = listen_on_job_port(point.address, f"{config.job_id}/{self._number}", config.restart)
         port = int(listener.getsockname()[1])
-        self._store = meet((address, port), 0, self._of.nodes, listener).store
+        # Kept, as the store ends with the object that serves it.
+        self._rank_store = open_store((point.address, port), 0, config.nodes, listener)
         return port
-
-    def _stopping(self, request: StopRequest, vigil: RankMonitor) -> None:
-        """The ranks are about to be asked to stop, or ended."""
-        self._of.journal.write("stopping", cause=request.cause, why=request.why, signal=request.signal)
-        if request.signal is not None and self._of.node == 0:
-            self._of.inquiry.begin()
-        if request.cause == "hang":
-            self._peers.meanwhile(vigil.examine)
-
-    def _until(self) -> float:
-        """Until when ranks may take to save and leave, by the monotonic clock."""
-        if self._of.flag.raised is None and self._of.deadline is not None and time.monotonic() >= self._of.deadline:
-            return self._of.deadline + self._of.lead_s - 1.0
-        until = self._of.inquiry.stop_by()
-        if self._of.node == 0:
-            # Clocks of the nodes have been compared.
-            self._peers.say("until", {"at": time.time() + until - time.monotonic()})
-            return until
-        told = self._heard("until")
-        return until if told is None else time.monotonic() + told["at"] - time.time()
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
-    def _next_of_all(self, own: ExitReport | None) -> AttemptOutcome | None:
-        """At node 0: hear how the round ended everywhere, and have another one, if it may be."""
+    def _decide_next(self, own: _NodeResult | None) -> AttemptOutcome | None:
+        """At node 0: learn how the round ended on all nodes, and have another one, if it may be."""
         assert own is not None  # node 0 always has ranks
-        endings, states, lost = self._collect(own)
-        root = self._root(endings, states, lost)
+        results, lost = self._collect(own)
+        attempt = self._report_attempt(results, lost)
         self._lost |= set(lost)
-        blamed = self._to_blame(root, endings, states)
-        members = self._again(root, blamed, lost) if root.cause in _RESTARTED else None
-        said = {"members": members, "lost": sorted(lost), "root": root.to_dict()}
-        self._peers.say("next", said)
-        self._peers.forget(lost)
+        members = None
+        if attempt.cause in _RESTARTABLE:
+            members = self._restart(attempt, own.reached, self._nodes_to_blame(attempt, results), lost)
+        self._control.publish("next", {"members": members, "lost": sorted(lost), "report": attempt.to_dict()})
+        self._control.drop_nodes(lost)
         if members is None:
-            # What a lost node or a hang has caused, node 0 says for all.
-            return AttemptOutcome(root if lost or root.cause == "hang" else own, root)
-        self._go_on(members)
+            # Lost nodes write no report, and the nodes of a hang only know of themselves: node 0 reports for them.
+            return AttemptOutcome(attempt if lost or attempt.cause == "hang" else own.report, attempt)
+        self._begin_next(members)
         return None
 
-    def _next_by_node_0(self, own: ExitReport | None) -> AttemptOutcome | None:
-        """Elsewhere: say how the round ended here, and hear what node 0 makes of it."""
+    def _follow_node_0(self, own: _NodeResult | None) -> AttemptOutcome | None:
+        """On any other node: publish how the round ended here, and follow what node 0 decides."""
         if own is not None:
-            said = {"ending": own.to_dict(), "states": [state.to_dict() for state in self._states]}
-            self._peers.say(f"ended/{self._of.node}", said)
-        told = self._hear("next")
-        if told is None:
-            ending = own if own is not None and own.cause == "completed" else self._without_node_0()
-            return AttemptOutcome(ending, ending)
-        if told["members"] is None or self._of.node in told["lost"]:
-            root = ExitReport.from_dict(told["root"])
-            ending = own if own is not None else report_standby(root)
-            return AttemptOutcome(ending, root)
-        self._go_on(told["members"])
+            self._publish_result(own)
+        decided = self._control.wait_for("next")
+        if decided is None:
+            completed = own is not None and own.report.cause == "completed"
+            report = own.report if own is not None and completed else self._report_without_node_0()
+            return AttemptOutcome(report, report)
+        if decided["members"] is None or self._config.node in decided["lost"]:
+            attempt = ExitReport.from_dict(decided["report"])
+            return AttemptOutcome(own.report if own is not None else report_standby(attempt), attempt)
+        self._begin_next(decided["members"])
         return None
 
-    def _go_on(self, members: Sequence[int]) -> None:
+    def _begin_next(self, members: Sequence[int]) -> None:
         self._members = members
         self._number += 1
 
-    def _collect(self, own: ExitReport) -> tuple[dict[int, ExitReport], list[RankState], list[int]]:
-        """How the round ended on each node, what ranks were doing if it hung, and which nodes were lost."""
-        endings, states = {self._of.node: own}, list(self._states)
-        waiting = set(self._members) - {self._of.node}
-        asked = False
-        while waiting - set(self._peers.silent()):
-            self._peers.keep_alive()
-            for node in list(waiting):
-                said = self._peers.hear(f"ended/{node}")
-                if said is not None:
-                    waiting.discard(node)
-                    endings[node] = ExitReport.from_dict(said["ending"])
-                    states += [RankState.from_dict(plain) for plain in said["states"]]
-            if self._of.flag.raised is not None and not asked:
-                asked = True
-                name = self._of.flag.raised.name
-                why = f"stopped by {name}"
-                request = StopRequest(cause="preempted", why=why, at=time.time(), node=self._of.node, signal=name)
-                self._peers.publish_stop(request)
-            time.sleep(_POLL_S)
-        return endings, states, sorted({*waiting, *self._peers.silent()})
+    def _publish_result(self, result: _NodeResult) -> None:
+        self._control.publish(f"ended/{self._config.node}", result.to_dict())
 
-    def _root(
-        self, endings: Mapping[int, ExitReport], states: Sequence[RankState], lost: Collection[int]
-    ) -> ExitReport:
+    def _collect(self, own: _NodeResult) -> tuple[dict[int, _NodeResult], list[int]]:
+        """How the round ended on each node that tells, and which nodes were lost."""
+        control, flag = self._control, self._context.flag
+        results = {self._config.node: own}
+        missing = set(self._members) - {self._config.node}
+        published = False
+        while missing - set(control.silent_nodes()):
+            control.keep_alive()
+            for node in list(missing):
+                message = control.read(f"ended/{node}")
+                if message is not None:
+                    missing.discard(node)
+                    results[node] = _NodeResult.from_dict(message)
+            if flag.name is not None and not published:
+                # The ranks of this node have ended, so nothing else looks at the flag any more.
+                published = True
+                control.publish_stop(StopRequest.by_signal(flag.name, at=time.time(), node=self._config.node))
+            time.sleep(_POLL_S)
+        return results, sorted({*missing, *control.silent_nodes()})
+
+    def _report_attempt(self, results: Mapping[int, _NodeResult], lost: Collection[int]) -> ExitReport:
         """Why the round ended."""
-        gone = sorted(set(lost) & set(self._members))
+        hosts = self._config.hosts
+        states = _states_of(results)
+        members = sorted(set(lost) & set(self._members))
+        lost_nodes = LostNodes(
+            names=[hosts.get(node, f"node {node}") for node in members],
+            hosts=[hosts[node] for node in members if node in hosts],
+            at=time.time(),
+        )
         return attempt_report(
-            list(endings.values()),
-            HangEvidence(find_culprits(states)[1]) if states else None,
-            LostNodes(
-                names=[self._of.hosts.get(node, f"node {node}") for node in gone],
-                hosts=[self._of.hosts[node] for node in gone if node in self._of.hosts],
-                at=time.time(),
-            )
-            if gone
-            else None,
+            [result.report for result in results.values()],
+            hang=HangEvidence(find_culprits(states)[1]) if states else None,
+            lost=lost_nodes if members else None,
         )
 
-    def _to_blame(
-        self, root: ExitReport, endings: Mapping[int, ExitReport], states: Sequence[RankState]
-    ) -> Collection[int]:
+    def _nodes_to_blame(self, attempt: ExitReport, results: Mapping[int, _NodeResult]) -> Collection[int]:
         """The nodes on which ranks have failed, or hang while those of others wait for them."""
-        blamed = {node for node, ending in endings.items() if ending is root or ending.gpu_failed}
-        if root.cause == "hang":
+        blamed = {node for node, result in results.items() if result.report is attempt or result.report.gpu_failed}
+        if attempt.cause == "hang":
+            states = _states_of(results)
             ranks = find_culprits(states)[0]
             hanging = {state.node for state in states if state.rank in ranks}
+            # Where all nodes have hanging ranks, none is worse than another.
             blamed |= hanging if len(hanging) < len(self._members) else set()
         return blamed
 
-    def _again(self, root: ExitReport, blamed: Collection[int], lost: Sequence[int]) -> list[int] | None:
+    def _restart(
+        self, attempt: ExitReport, reached: int | None, blamed: Collection[int], lost: Sequence[int]
+    ) -> list[int] | None:
         """The nodes that have ranks in the next round; None if there is to be none. Journals why there is."""
-        of, requeue = self._of, self._of.spec.requeue
-        if self._number >= requeue.restarts_in_place or of.flag.raised is not None or not requeue.enabled:
-            return None
-        if of.deadline is not None and time.monotonic() >= of.deadline:
+        spec = self._config.spec
+        if not self._has_restarts_left():
             return None
         end = PriorEnd.of_report(
-            root,
+            attempt,
             at=time.time(),
             began_at_step=self._began_at_step,
-            committed=self._peers.meanwhile(of.committed),
-            reached=self._reached,
+            committed=self._control.call_alive(self._host.committed_step),
+            reached=reached,
             in_place=True,
         )
-        if not self._peers.meanwhile(lambda: of.ask_policy(end)).again:
+        if not self._control.call_alive(lambda: self._host.ask_policy(end)).again:
             return None
         self._blamed += blamed
-        members = choose(of.nodes, of.spec.resources.nodes, lost=self._lost, blamed=self._blamed)
+        members = choose_members(self._config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
         if members is None:
             return None
-        of.journal.write(
-            "restart",
-            round=self._number + 1,
-            members=members,
-            cause=root.cause,
-            why=root.reason,
-            failures=list(root.failures),
-            lost=list(lost),
-            reached=self._reached,
-            past=end.to_dict(),
+        self._context.journal.write(
+            RanksRestarted(
+                round=self._number + 1,
+                members=members,
+                cause=attempt.cause,
+                why=attempt.reason,
+                failures=list(attempt.failures),
+                lost=list(lost),
+                reached=reached,
+                past=end.to_dict(),
+            )
         )
         return members
 
-    # --- the store --------------------------------------------------------------------------------------------------
+    def _has_restarts_left(self) -> bool:
+        """Whether the spec allows for another round, and nothing asks for a stop."""
+        requeue, deadline = self._config.spec.requeue, self._config.deadline
+        if self._number >= requeue.restarts_in_place or self._context.flag.raised is not None or not requeue.enabled:
+            return False
+        return deadline is None or time.monotonic() < deadline
 
-    def _hear(self, name: str) -> dict[str, Any] | None:
-        """Wait for a word of node 0's; None where it is gone."""
-        try:
-            while (said := self._peers.hear(name)) is None:
-                self._peers.keep_alive()
-                if self._peers.hear("left/0") is not None:
-                    return self._peers.hear(name)  # it may just have said it
-                if 0 in self._peers.silent():
-                    return None
-                time.sleep(_POLL_S)
-        except RuntimeError:
-            return None
-        return said
-
-    def _heard(self, name: str) -> dict[str, Any] | None:
-        """A word of node 0's, if it has said it."""
-        with contextlib.suppress(RuntimeError):
-            return self._peers.hear(name)
-        return None
-
-    def _without_node_0(self) -> ExitReport:
-        if self._of.flag.name is not None:
-            return report_signal(self._of.flag.name, at=time.time())
+    def _report_without_node_0(self) -> ExitReport:
+        """The report of a node that node 0 left alone."""
+        if self._context.flag.name is not None:
+            return report_signal(self._context.flag.name, at=time.time())
         return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
 
     def _leave(self) -> None:
         """Stay until the other nodes have ended too, so that the store outlives whoever uses it."""
         deadline = time.monotonic() + _LEAVING_S
-        self._peers.gather("left", given_up=lambda: time.monotonic() > deadline)
+        self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
+
+
+class _Round:
+    """One round on this node: starts the ranks and supervises them (:class:`~.workers.Supervisor`)."""
+
+    def __init__(self, context: _Context, number: int, members: Sequence[int], resume_from: str | None) -> None:
+        """``number``: from 0 on. ``members``: the nodes that have ranks. ``resume_from``: the checkpoint, if any."""
+        config = context.config
+        self._context = context
+        self._config = config
+        self._control = context.control
+        self._members = members
+        self._resume_from = resume_from
+        self._attempt = replace(config.attempt, round=number)
+        self._monitor = RankMonitor(
+            MonitorConfig(
+                attempt=self._attempt,
+                node=config.node,
+                hosts=config.hosts,
+                members=members,
+                ranks_per_node=config.spec.resources.local_world_size,
+                hang_after=config.spec.requeue.hang_after,
+            ),
+            context.board,
+            context.control,
+            context.journal,
+        )
+
+    def run(self, port: int) -> _NodeResult:
+        """Start the ranks, which meet at this port of node 0, and see them to their end. Raises SlurmtrainError."""
+        config, context = self._config, self._context
+        # Before the ranks are told of the board: heartbeats of the last round are none of this one.
+        context.board.reset()
+        argv = self._control.call_alive(
+            lambda: context.host.prepare_ranks(self._attempt, self._resume_from, context.board.path)
+        )
+        kernel = KernelState.now()
+        workers = Workers(
+            WorkersConfig(
+                argv=argv,
+                count=config.spec.resources.local_world_size,
+                attempt=self._attempt,
+                node=config.node,
+                members=self._members,
+                local_addr=config.address,
+                master=(context.point.address, port),
+                stop_signal=signal.Signals[config.spec.requeue.signal],
+                deadline=config.deadline,
+            ),
+            context.point,
+            context.control,
+            context.flag,
+            self,
+        )
+        workers.run()
+        report = report_exits(workers.exits(), workers.request, config.node)
+        return _NodeResult(
+            report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
+        )
+
+    def started(self, pids: Mapping[int, int]) -> None:
+        """The ranks have been started, as these processes by global rank."""
+        self._monitor.set_pids(pids)
+        processes = {str(rank): process.to_dict() for rank, pid in pids.items() if (process := identify(pid))}
+        self._context.journal.write(WorkersStarted(processes=processes, resume_from=self._resume_from))
+
+    def find_hang(self) -> StopRequest | None:
+        """A request to stop because a rank hangs."""
+        return self._monitor.find_hang()
+
+    def stopping(self, request: StopRequest) -> None:
+        """The ranks are about to be asked to stop: ask Slurm what for, and look at ranks that hang while they do."""
+        self._context.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
+        if request.signal is not None and self._config.node == 0:
+            self._context.query.begin()
+        if request.cause == "hang":
+            self._control.call_alive(self._monitor.examine_hang)
+
+    def stop_by(self) -> float:
+        """Until when ranks may take to save and leave, by the monotonic clock.
+
+        Node 0 knows what Slurm answers, and publishes it, so that ranks of all nodes have the same time.
+        """
+        config = self._config
+        if self._context.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
+            return config.deadline + config.lead_s - _LIMIT_MARGIN_S
+        stop_by = self._context.query.stop_by()
+        if config.node == 0:
+            # By the wall clock: monotonic clocks of nodes have nothing to do with each other, and the preflight has
+            # compared the others.
+            self._control.publish("until", {"at": time.time() + stop_by - time.monotonic()})
+            return stop_by
+        message = None
+        with contextlib.suppress(RuntimeError):
+            message = self._control.read("until")
+        return stop_by if message is None else time.monotonic() + message["at"] - time.time()
+
+
+def _states_of(results: Mapping[int, _NodeResult]) -> list[RankState]:
+    """What the ranks of all nodes were doing."""
+    return [state for result in results.values() for state in result.states]

@@ -1,17 +1,22 @@
-"""The workers of one node: torch elastic starts and watches them, under supervision that decides when they must end."""
+"""The ranks of one node: torch elastic starts and watches them; here it is decided when they must end.
+
+Torch elastic calls ranks workers. Ten times a second they are looked at: a rank that failed, a signal to this agent,
+the time limit, a hang, or another node may ask for a stop (a :class:`StopRequest`). The first request counts. It is
+published to all nodes, and every agent asks its ranks, waits, and kills.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -19,32 +24,37 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
+from slurmtrain.model.run.events.base import select
+from slurmtrain.model.run.events.rank import ExceptionRaised
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
+from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.runtime.job.signals import StopFlag
 
-# Seconds between asking workers to stop and killing them once another worker has failed: nobody is left to save with.
+# Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
-# The same where they wait for one that does not come any more, and so cannot hear of it.
+# The same where they wait in a collective for a rank that is gone or hangs: they would never notice the request.
 STUCK_GRACE_S = 1.0
-# The same for workers of which some have left, as if they had been asked to: the others are about to.
+# How long the others have once a rank has left as if it had been asked to: a signal may have reached it alone.
 _LEFT_GRACE_S = 30.0
 _MONITOR_S = 0.1
+# A signal to all processes of a job reaches ranks and agent in any order, but within moments.
 _SIGNAL_SKEW_S = 0.3
 _TAIL_LINES = 20
 _TAIL_BYTES = 16_384
-_SHIM = Path(__file__).with_name("rank_main.py")
+_RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
 
 class _RankLogs(LogsSpecs):
-    """The shim opens the logs; torch elastic only learns where workers leave their error files."""
+    """Each rank opens its own log (rank_main.py); torch elastic only learns where ranks leave their error files."""
 
     def __init__(self, logs: Path) -> None:
         super().__init__(log_dir=str(logs))
         self._logs = logs
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """No files for output, and one for the error of each rank; ``envs`` are their environments by local rank."""
         errors = {local: str(self._logs / f"rank-{env['RANK']}.error.json") for local, env in envs.items()}
         for local, path in errors.items():
             envs[local]["TORCHELASTIC_ERROR_FILE"] = path
@@ -53,93 +63,117 @@ class _RankLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
+        """Where all logs are."""
         return str(self._logs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersConfig:
+    """What the ranks of one node are started with.
+
+    ``argv``: the command of each rank, of which there are ``count``. ``attempt`` names the round. ``node``: this node;
+    ``members``: the nodes that have ranks in the round, this one among them. ``local_addr``: this node's address in the
+    elected network. ``master``: address and port at which the ranks meet. ``stop_signal``: what asks them to stop.
+    ``deadline``: when to ask for that because of the time limit, by the monotonic clock; None: never.
+    """
+
+    argv: Sequence[str]
+    count: int
+    attempt: AttemptDir
+    node: int
+    members: Sequence[int]
+    local_addr: str
+    master: tuple[str, int]
+    stop_signal: signal.Signals
+    deadline: float | None
+
+
+class Supervisor(Protocol):
+    """What ranks that run need of the round that they belong to."""
+
+    def started(self, pids: Mapping[int, int]) -> None:
+        """The ranks have been started, as these processes by global rank."""
+
+    def find_hang(self) -> StopRequest | None:
+        """A request to stop because a rank hangs. Asked several times a second."""
+
+    def stopping(self, request: StopRequest) -> None:
+        """The ranks are about to be asked to stop. Called once, before the first of them is."""
+
+    def stop_by(self) -> float:
+        """When ranks that are still there are killed, by the monotonic clock. Asked again and again: it may change."""
 
 
 class Workers(LocalElasticAgent):
     """Torch elastic's agent for one node.
 
-    It overrides the documented extension points of SimpleElasticAgent: workers are asked before they are killed, the
+    It overrides the documented extension points of SimpleElasticAgent: ranks are asked before they are killed, the
     failure of one ends the others within seconds, and all nodes end together.
     """
 
     def __init__(
         self,
-        *,
-        argv: Sequence[str],
-        count: int,
-        attempt: AttemptDir,
+        config: WorkersConfig,
         point: MeetingPoint,
-        where: tuple[str, int],
-        peers: ControlStore,
-        node: int,
-        members: Sequence[int],
-        local_addr: str,
+        control: ControlStore,
         flag: StopFlag,
-        deadline: float | None,
-        stop_by: signal.Signals,
-        grace: Callable[[], float],
-        hang: Callable[[], StopRequest | None],
-        started: Callable[[Mapping[int, int]], None],
-        stopping: Callable[[StopRequest], None],
+        supervisor: Supervisor,
     ) -> None:
-        """``attempt`` names the round. ``members``: the nodes that have ranks in it, this one among them.
+        """Nothing is started before ``run()``.
 
-        ``deadline``: when to ask for a stop, by the monotonic clock. ``stop_by``: what workers are asked by. ``grace``:
-        until when they may then take, by that clock; it is asked again and again. ``hang``: whether a worker hangs.
-        ``where``: address and port at which the workers meet. ``started`` gets pids by global rank. ``local_addr``:
-        this node's address in the elected network.
+        ``config``: what to start. ``point``: the store of the agents. ``control``: through which they ask each other to
+        stop. ``flag``: set by a signal to this agent. ``supervisor``: the round.
         """
+        attempt, members = config.attempt, config.members
         spec = WorkerSpec(
             role="worker",
-            local_world_size=count,
+            local_world_size=config.count,
             rdzv_handler=FixedRendezvous(
-                point, where, members.index(node), len(members), f"{attempt.run.id}/{attempt.round}"
+                point, config.master, members.index(config.node), len(members), f"{attempt.run.id}/{attempt.round}"
             ),
             entrypoint=sys.executable,
             # Torch elastic substitutes $-variables in arguments; a user's dollar signs are to arrive as they are.
-            args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_SHIM), *argv)),
+            args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_RANK_MAIN), *config.argv)),
             max_restarts=attempt.round,
             monitor_interval=_MONITOR_S,
-            local_addr=local_addr,
+            local_addr=config.local_addr,
         )
         super().__init__(spec, _RankLogs(attempt.logs), start_method="spawn")
-        # Torch tells ranks apart by how often they were restarted; whether they are again is decided elsewhere.
+        # Torch tells ranks apart by how often they were restarted (max_restarts - remaining), so the round is that
+        # number; that none remain keeps torch from restarting ranks by itself.
         self._remaining_restarts = 0
-        self.peers = peers
         self.request: StopRequest | None = None
-        self._attempt = attempt
-        self._node = node
+        """Why the ranks were asked to stop, if they were."""
+        self._config = config
+        self._control = control
         self._flag = flag
-        self._deadline = deadline
-        self._stop_by = stop_by
-        self._grace = grace
-        self._hang = hang
-        self._started = started
-        self._stopping = stopping
-        self._died: dict[int, float] = {}
+        self._supervisor = supervisor
+        self._died_at: dict[int, float] = {}
 
     # --- torch elastic's extension points ---------------------------------------------------------------------------
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        """Start the ranks. Returns their process ids by local rank."""
         ids: dict[int, Any] = super()._start_workers(worker_group)
         for pid in ids.values():
             threading.Thread(target=self._note_death, args=(pid,), daemon=True).start()
-        self._started({worker.global_rank: ids[worker.local_rank] for worker in worker_group.workers})
+        self._supervisor.started({worker.global_rank: ids[worker.local_rank] for worker in worker_group.workers})
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        codes = self._codes()
+        """Look at the ranks once, and end them if it is time to. Torch elastic calls it again and again."""
+        codes = self._exit_codes()
         failed = any(code not in (None, 0, STOPPED) for code in codes)
         if self.request is None:
             if -signal.SIGTERM in codes:
-                # Whoever signals everything at once may reach the workers first: the agent's own signal is on its way.
+                # A rank without a session has died of the signal that this agent is about to get, too. Without the
+                # agent's own signal it would count as a crash.
                 time.sleep(_SIGNAL_SKEW_S)
-            self.request = self._asked()
+            self.request = self._find_request()
         if self.request is not None or failed:
             self._end_workers(failed)
         elif STOPPED in codes:
-            self._wait_for_all(_in(_LEFT_GRACE_S))
+            self._wait_or_kill(_seconds_from_now(_LEFT_GRACE_S))
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
@@ -149,58 +183,60 @@ class Workers(LocalElasticAgent):
     # --- supervision --------------------------------------------------------------------------------------------------
 
     def exits(self) -> list[Exit]:
-        """How each worker of this node ended, once all have."""
+        """How each rank of this node ended, once all have."""
         ranks = {worker.id: worker.global_rank for worker in self._worker_group.workers}
+        attempt = self._config.attempt
         return [
             Exit(
                 rank=ranks[process.pid],
                 pid=process.pid,
                 code=process.returncode,
-                at=self._died.get(process.pid, time.time()),
-                raised=_raised(self._attempt.rank_journal(ranks[process.pid])),
-                last_lines=_last_lines(self._attempt.rank_log(ranks[process.pid])) if process.returncode else (),
+                at=self._died_at.get(process.pid, time.time()),
+                raised=_read_exception(attempt.rank_journal(ranks[process.pid])),
+                last_lines=_last_lines(attempt.rank_log(ranks[process.pid])) if process.returncode else (),
             )
             for process in self._processes()
             if process.returncode is not None
         ]
 
-    def _asked(self) -> StopRequest | None:
-        """Whether anything asks this node's workers to stop."""
-        if self._flag.raised is not None:
-            return StopRequest.by_signal(self._flag.raised.name, at=time.time(), node=self._node)
-        if self._deadline is not None and time.monotonic() >= self._deadline:
-            return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=self._node)
-        return self._hang() or self.peers.stop_request()
+    def _find_request(self) -> StopRequest | None:
+        """Why this node's ranks are to stop, if they are; this node's own reasons come first."""
+        node, deadline = self._config.node, self._config.deadline
+        if self._flag.name is not None:
+            return StopRequest.by_signal(self._flag.name, at=time.time(), node=node)
+        if deadline is not None and time.monotonic() >= deadline:
+            return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=node)
+        return self._supervisor.find_hang() or self._control.stop_request()
 
     def _end_workers(self, failed: bool) -> None:
-        """Ask, wait, kill; tell the other nodes."""
-        request = self.request
+        """Tell the other nodes, ask the ranks, wait, kill."""
+        request, node = self.request, self._config.node
         if failed and request is None:
-            first = min((one for one in self.exits() if one.failed), key=lambda one: one.blame)
-            self.peers.publish_stop(
-                StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=self._node)
-            )
-        elif request is not None and self._node in (request.node, 0):
-            # That another node is gone node 0 alone notices, and says for it.
-            self.peers.publish_stop(request)
+            first = min((exited for exited in self.exits() if exited.failed), key=lambda exited: exited.blame)
+            self._control.publish_stop(StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=node))
+        elif request is not None and node in (request.node, 0):
+            # That another node is gone node 0 alone notices, and so publishes it in that node's name.
+            self._control.publish_stop(request)
         if request is not None:
-            self._stopping(request)
-        if failed or (request is not None and request.cause == "crash"):
-            until = _in(CRASH_GRACE_S)
-        elif request is not None and request.cause in ("node_fail", "hang"):
-            until = _in(STUCK_GRACE_S)
-        else:
-            until = self._grace
+            self._supervisor.stopping(request)
         for process in self._processes():
             if process.poll() is None:
                 # The process alone, not its group: data-loader workers are not to act on it.
-                process.send_signal(self._stop_by)
-        self._wait_for_all(until)
+                process.send_signal(self._config.stop_signal)
+        self._wait_or_kill(self._grace(request, failed))
 
-    def _wait_for_all(self, until: Callable[[], float]) -> None:
-        """Let the workers end by themselves until this time, then kill them with all that they have started."""
-        while any(code is None for code in self._codes()) and time.monotonic() < until():
-            self.peers.keep_alive()
+    def _grace(self, request: StopRequest | None, failed: bool) -> Callable[[], float]:
+        """Until when ranks may take to end by themselves, by the monotonic clock; it may change meanwhile."""
+        if request is None or failed or request.cause == "crash":
+            return _seconds_from_now(CRASH_GRACE_S)
+        if request.cause in ("node_fail", "hang"):
+            return _seconds_from_now(STUCK_GRACE_S)
+        return self._supervisor.stop_by
+
+    def _wait_or_kill(self, stop_by: Callable[[], float]) -> None:
+        """Let the ranks end by themselves until this time, then kill them with all that they have started."""
+        while any(code is None for code in self._exit_codes()) and time.monotonic() < stop_by():
+            self._control.keep_alive()
             time.sleep(_MONITOR_S / 2)
         for process in self._processes():
             if process.poll() is None:
@@ -212,31 +248,30 @@ class Workers(LocalElasticAgent):
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
         return [handler.proc for handler in handlers.values()]
 
-    def _codes(self) -> list[int | None]:
-        """Exit codes of this node's workers; None for those that still run."""
+    def _exit_codes(self) -> list[int | None]:
+        """Exit codes of this node's ranks; None for those that still run."""
         return [process.poll() for process in self._processes()]
 
     def _note_death(self, pid: int) -> None:
-        """Note the moment at which a worker ends, which polling would blur: the first to fail is the one to blame."""
+        """Note the moment at which a rank ends, which polling would blur: the first to fail is the one to blame.
+
+        WNOWAIT leaves the exit code for torch elastic to collect; if that was faster, ECHILD says so.
+        """
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        self._died.setdefault(pid, time.time())
+        self._died_at.setdefault(pid, time.time())
 
 
-def _in(seconds: float) -> Callable[[], float]:
-    """So many seconds from now, by the monotonic clock."""
+def _seconds_from_now(seconds: float) -> Callable[[], float]:
+    """A time that stands still, by the monotonic clock."""
     at = time.monotonic() + seconds
     return lambda: at
 
 
-def _raised(journal: Path) -> tuple[float, str] | None:
-    """The exception that the session journaled, if it did."""
-    with contextlib.suppress(OSError):
-        for line in journal.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
-                event = json.loads(line)
-                if event.get("kind") == "raised":
-                    return float(event["t"]), redact(f"{event['type']}: {event['message']}")
+def _read_exception(journal: Path) -> tuple[float, str] | None:
+    """Time and text of the exception that the session journaled, if it did."""
+    for event in select(read_events(journal, ""), ExceptionRaised):
+        return event.time, redact(f"{event.payload.type}: {event.payload.message}")
     return None
 
 

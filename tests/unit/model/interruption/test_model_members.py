@@ -6,48 +6,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.interruption.members import choose
+from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.spec.spec import Nodes
 
 numbers = st.integers(0, 7)
 
 
 def test_all_nodes_that_are_wanted_take_part_and_spare_ones_stand_by() -> None:
-    assert choose(4, Nodes(4, 4), lost=(), blamed=()) == [0, 1, 2, 3]
-    assert choose(6, Nodes(4, 4), lost=(), blamed=()) == [0, 1, 2, 3]
-    assert choose(3, Nodes(2, 4), lost=(), blamed=()) == [0, 1, 2]
+    assert choose_members(4, Nodes(4, 4), lost=(), blamed=()) == [0, 1, 2, 3]
+    assert choose_members(6, Nodes(4, 4), lost=(), blamed=()) == [0, 1, 2, 3]
+    assert choose_members(3, Nodes(2, 4), lost=(), blamed=()) == [0, 1, 2]
 
 
 def test_a_spare_node_comes_in_for_one_that_is_lost() -> None:
-    assert choose(5, Nodes(4, 4), lost={2}, blamed=()) == [0, 1, 3, 4]
+    assert choose_members(5, Nodes(4, 4), lost={2}, blamed=()) == [0, 1, 3, 4]
 
 
 def test_a_run_goes_on_with_fewer_nodes_down_to_its_least() -> None:
-    assert choose(4, Nodes(2, 4), lost={1, 3}, blamed=()) == [0, 2]
-    assert choose(4, Nodes(2, 4), lost={1, 2, 3}, blamed=()) is None
+    assert choose_members(4, Nodes(2, 4), lost={1, 3}, blamed=()) == [0, 2]
+    assert choose_members(4, Nodes(2, 4), lost={1, 2, 3}, blamed=()) is None
 
 
 def test_nothing_goes_on_without_node_0() -> None:
-    assert choose(4, Nodes(1, 4), lost={0}, blamed=()) is None
+    assert choose_members(4, Nodes(1, 4), lost={0}, blamed=()) is None
 
 
 def test_a_node_that_failed_once_stays_and_one_that_failed_twice_is_left_out() -> None:
-    assert choose(3, Nodes(2, 2), lost=(), blamed=[1]) == [0, 1]
-    assert choose(3, Nodes(2, 2), lost=(), blamed=[1, 1]) == [0, 2]
+    assert choose_members(3, Nodes(2, 2), lost=(), blamed=[1]) == [0, 1]
+    assert choose_members(3, Nodes(2, 2), lost=(), blamed=[1, 1]) == [0, 2]
 
 
 def test_a_node_that_fails_again_and_again_stays_where_nobody_can_take_its_place() -> None:
-    assert choose(2, Nodes(2, 2), lost=(), blamed=[1, 1, 1]) == [0, 1]
-    assert choose(3, Nodes(2, 2), lost={2}, blamed=[1, 1, 1]) == [0, 1]
+    assert choose_members(2, Nodes(2, 2), lost=(), blamed=[1, 1, 1]) == [0, 1]
+    assert choose_members(3, Nodes(2, 2), lost={2}, blamed=[1, 1, 1]) == [0, 1]
 
 
 def test_node_0_stays_however_often_it_fails() -> None:
-    assert choose(3, Nodes(2, 2), lost=(), blamed=[0, 0, 0]) == [0, 1]
+    assert choose_members(3, Nodes(2, 2), lost=(), blamed=[0, 0, 0]) == [0, 1]
 
 
 @pytest.mark.parametrize("blamed", [[1, 1, 2, 2], [2, 1, 2, 1]])
 def test_of_nodes_that_all_fail_the_first_ones_are_taken(blamed: list[int]) -> None:
-    assert choose(3, Nodes(2, 3), lost=(), blamed=blamed) == [0, 1]
+    assert choose_members(3, Nodes(2, 3), lost=(), blamed=blamed) == [0, 1]
 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 7), st.sets(numbers), st.lists(numbers, max_size=12))
@@ -55,10 +55,10 @@ def test_the_chosen_nodes_are_enough_alive_and_the_same_whatever_the_order(
     allocated: int, least: int, more: int, lost: set[int], blamed: list[int]
 ) -> None:
     wanted = Nodes(least, least + more)
-    chosen = choose(allocated, wanted, lost=lost, blamed=blamed)
+    chosen = choose_members(allocated, wanted, lost=lost, blamed=blamed)
     alive = set(range(allocated)) - lost
     assert (chosen is None) == (0 in lost or len(alive) < least)
-    assert choose(allocated, wanted, lost=sorted(lost, reverse=True), blamed=blamed[::-1]) == chosen
+    assert choose_members(allocated, wanted, lost=sorted(lost, reverse=True), blamed=blamed[::-1]) == chosen
     if chosen is None:
         return
     assert 0 in chosen

@@ -42,7 +42,7 @@ def agents(count: int) -> list[ControlStore]:
     store = HashStore()
     found = [ControlStore(store, node, count) for node in range(count)]
     for one in found:
-        one.begin(0, range(count))
+        one.begin_round(0, range(count))
     return found
 
 
@@ -52,34 +52,34 @@ def agents(count: int) -> list[ControlStore]:
 def test_agents_that_are_heard_of_are_not_silent(clock: Clock) -> None:
     nodes = agents(3)
     clock.pass_(3 * NODE_SILENCE_S, *nodes)
-    assert [one.silent() for one in nodes] == [[], [], []]
+    assert [one.silent_nodes() for one in nodes] == [[], [], []]
 
 
 def test_node_0_notices_who_has_fallen_silent_and_the_others_notice_node_0(clock: Clock) -> None:
     first, second, third = agents(3)
     clock.pass_(5, first, second, third)
     clock.pass_(NODE_SILENCE_S + 3, first, third)
-    assert first.silent() == [1]
-    assert third.silent() == []
+    assert first.silent_nodes() == [1]
+    assert third.silent_nodes() == []
     clock.pass_(NODE_SILENCE_S + 3, second, third)
-    assert second.silent() == [0]
-    assert third.silent() == [0]
+    assert second.silent_nodes() == [0]
+    assert third.silent_nodes() == [0]
 
 
 def test_an_agent_that_never_came_is_silent_after_the_same_time(clock: Clock) -> None:
     first, _ = agents(2)
     clock.pass_(NODE_SILENCE_S - 2, first)
-    assert first.silent() == []
+    assert first.silent_nodes() == []
     clock.pass_(4, first)
-    assert first.silent() == [1]
+    assert first.silent_nodes() == [1]
 
 
 def test_an_agent_that_is_heard_of_again_is_silent_no_more(clock: Clock) -> None:
     first, second = agents(2)
     clock.pass_(NODE_SILENCE_S + 3, first)
-    assert first.silent() == [1]
+    assert first.silent_nodes() == [1]
     clock.pass_(3, first, second)
-    assert first.silent() == []
+    assert first.silent_nodes() == []
 
 
 def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -> None:
@@ -97,12 +97,12 @@ def test_nobody_waits_for_those_that_are_lost(clock: Clock) -> None:
     first, second, third = agents(3)
     clock.pass_(2, first, second, third)
     clock.pass_(NODE_SILENCE_S + 3, first, third)
-    first.forget([1])
-    assert first.silent() == []
-    third.say("here/2", {})
-    first.gather("here", given_up=lambda: False)
+    first.drop_nodes([1])
+    assert first.silent_nodes() == []
+    third.publish("here/2", {})
+    first.gather("here", give_up=lambda: False)
     clock.pass_(NODE_SILENCE_S + 3, first, third)
-    assert first.silent() == []
+    assert first.silent_nodes() == []
     assert first.stop_request() is None
 
 
@@ -123,7 +123,7 @@ def test_a_request_is_of_its_round() -> None:
     nodes = agents(2)
     nodes[1].publish_stop(PREEMPTED)
     for one in nodes:
-        one.begin(1, [0, 1])
+        one.begin_round(1, [0, 1])
     assert [one.stop_request() for one in nodes] == [None, None]
     nodes[0].publish_stop(CRASH)
     assert nodes[1].stop_request() == CRASH
@@ -142,18 +142,18 @@ def test_a_node_with_ranks_that_falls_silent_stops_the_others(clock: Clock) -> N
 def test_a_spare_node_that_falls_silent_stops_nobody(clock: Clock) -> None:
     first, second, third = agents(3)
     for one in (first, second, third):
-        one.begin(0, [0, 1])
+        one.begin_round(0, [0, 1])
     clock.pass_(2, first, second, third)
     clock.pass_(NODE_SILENCE_S + 3, first, second)
-    assert first.silent() == [2]
+    assert first.silent_nodes() == [2]
     assert first.stop_request() is None
 
 
 def test_a_spare_node_that_comes_in_is_watched(clock: Clock) -> None:
     first, second = agents(2)
-    first.begin(0, [0])
+    first.begin_round(0, [0])
     clock.pass_(2, first, second)
-    first.begin(1, [0, 1])
+    first.begin_round(1, [0, 1])
     clock.pass_(NODE_SILENCE_S + 3, first)
     assert first.stop_request() is not None
 
@@ -163,8 +163,8 @@ def test_one_node_alone_is_asked_by_nobody() -> None:
     [alone] = agents(1)
     alone.publish_stop(CRASH)
     assert alone.stop_request() is None
-    alone.gather("here", given_up=lambda: False)
-    assert alone.silent() == []
+    alone.gather("here", give_up=lambda: False)
+    assert alone.silent_nodes() == []
 
 
 # --- meeting --------------------------------------------------------------------------------------------------------
@@ -176,38 +176,38 @@ def test_agents_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     through = threading.Event()
 
     def wait() -> None:
-        first.gather("here", given_up=lambda: False)
+        first.gather("here", give_up=lambda: False)
         through.set()
 
     waiting = threading.Thread(target=wait)
     waiting.start()
     assert not through.is_set()
-    second.gather("here", given_up=lambda: False)
+    second.gather("here", give_up=lambda: False)
     waiting.join(PATIENCE_S)
     assert through.is_set()
 
 
 def test_a_place_is_of_its_round() -> None:
     first, second = agents(2)
-    second.say("here/1", {})
-    second.begin(1, [0, 1])
-    first.begin(1, [0, 1])
+    second.publish("here/1", {})
+    second.begin_round(1, [0, 1])
+    first.begin_round(1, [0, 1])
     looks = iter([False, False, False, True])
-    first.gather("here", given_up=lambda: next(looks))
+    first.gather("here", give_up=lambda: next(looks))
     assert list(looks) == []
 
 
 def test_who_waits_gives_up_when_it_is_to() -> None:
     first, second = agents(2)
-    first.gather("here", given_up=lambda: True)
-    assert second.hear("here/1") is None
+    first.gather("here", give_up=lambda: True)
+    assert second.read("here/1") is None
 
 
 def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     first, _ = agents(2)
     looks: list[int] = []
-    monkeypatch.setattr(first, "silent", lambda: looks.append(1) or [1])
-    first.gather("here", given_up=lambda: False)
+    monkeypatch.setattr(first, "silent_nodes", lambda: looks.append(1) or [1])
+    first.gather("here", give_up=lambda: False)
     assert looks == [1]
 
 
@@ -216,13 +216,13 @@ def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.Monk
 
 def test_words_belong_to_a_round_and_the_newest_one_is_heard() -> None:
     first, second = agents(2)
-    assert second.hear("next") is None
-    first.say("next", {"members": [0, 1], "why": "ü"})
-    first.say("next", {"members": None})
-    assert second.hear("next") == {"members": None}
+    assert second.read("next") is None
+    first.publish("next", {"members": [0, 1], "why": "ü"})
+    first.publish("next", {"members": None})
+    assert second.read("next") == {"members": None}
     for one in (first, second):
-        one.begin(1, [0, 1])
-    assert second.hear("next") is None
+        one.begin_round(1, [0, 1])
+    assert second.read("next") is None
 
 
 # --- without node 0 -------------------------------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def orphan() -> ControlStore:
     server = TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
     client = TCPStore("127.0.0.1", server.port, None, False, patience, wait_for_workers=False)
     second = ControlStore(client, 1, 2)
-    second.begin(0, [0, 1])
+    second.begin_round(0, [0, 1])
     assert second.stop_request() is None
     del server
     until(lambda: _is_dead(client), "the end of the store")
@@ -256,8 +256,8 @@ def test_a_node_whose_node_0_is_gone_is_to_stop_and_nothing_else_fails(orphan: C
     assert request is not None
     assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)
     orphan.keep_alive()
-    orphan.say("ended/1", {})
+    orphan.publish("ended/1", {})
     orphan.publish_stop(PREEMPTED)
-    orphan.gather("left", given_up=lambda: False)
+    orphan.gather("left", give_up=lambda: False)
     with pytest.raises(RuntimeError):
-        orphan.hear("next")
+        orphan.read("next")

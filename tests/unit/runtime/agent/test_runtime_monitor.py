@@ -16,17 +16,17 @@ from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.agent import monitor, watchdog
 from slurmtrain.runtime.agent.control_store import ControlStore
-from slurmtrain.runtime.agent.monitor import RankMonitor
+from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.system.journal import Journal
 
-_PACE_S = 10.0
+_COMPARE_S = 10.0
 Make = Callable[..., "Node"]
 
 
 class Beats:
-    """A board whose beats are told by the test."""
+    """A board whose beats are set by the test."""
 
     def __init__(self, count: int) -> None:
         self.beats = [NEVER] * count
@@ -43,21 +43,19 @@ class Node:
         self.attempt = RunDir(path).attempt("7", 0)
         self.attempt.path.mkdir(parents=True, exist_ok=True)
         self.path = self.attempt.node_journal(node)
-        self.peers = ControlStore(store, node, 8)
-        self.peers.begin(0, members)
+        self.control = ControlStore(store, node, 8)
+        self.control.begin_round(0, members)
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
-        self.vigil = RankMonitor(
-            board=board,
+        config = MonitorConfig(
             attempt=self.attempt,
-            peers=self.peers,
-            journal=self.journal,
             node=node,
             hosts={number: f"host{number}" for number in range(8)},
             members=members,
-            local_world_size=per_node,
+            ranks_per_node=per_node,
             hang_after=None,
         )
+        self.monitor = RankMonitor(config, board, self.control, self.journal)
 
     def beat(self, local: int, step: int, own_s: float = 0.1, phase: Phase = Phase.TRAINING) -> None:
         self.board.beats[local] = Beat(step, phase, time.monotonic(), 0.2, own_s, pid=100 + local)
@@ -96,7 +94,7 @@ def later(clock: Clock, node: Node, seconds: float) -> Any:
     """Look each second; the first request to stop."""
     for _ in range(int(seconds)):
         clock.now += 1.0
-        if request := node.vigil.look():
+        if request := node.monitor.find_hang():
             return request
     return None
 
@@ -148,12 +146,12 @@ def test_what_ranks_are_doing_is_noted_for_all_of_the_node(
 
     monkeypatch.setattr(stacks, "collect", collect)
     monkeypatch.setattr(stacks, "state_of", lambda pid: {100: "S", 201: "D"}[pid])
-    node.vigil.started({2: 200, 3: 201})
+    node.monitor.set_pids({2: 200, 3: 201})
     node.beat(0, 5)
     clock.now += 30.0
-    node.vigil.examine()
+    node.monitor.examine_hang()
     assert asked == [({2: 200, 3: 201}, {2: "rank-2.log", 3: "rank-3.log"}, [2, 3])]
-    first, second = node.vigil.states
+    first, second = node.monitor.states
     assert (first.rank, first.node, first.step, first.idle_s, first.state) == (2, 1, 5, 30.0, "S")
     assert first.stack == ("/w/train.py:4 step",)
     # One that was never heard of is known by what was started for it.
@@ -168,11 +166,11 @@ def test_what_ranks_are_doing_is_noted_for_all_of_the_node(
 
 def test_the_last_step_is_that_of_the_rank_that_is_furthest_and_unknown_without_a_word(make: Make) -> None:
     node = make()
-    assert node.vigil.reached() is None
+    assert node.monitor.last_step() is None
     node.beat(0, 0)
-    assert node.vigil.reached() == 0
+    assert node.monitor.last_step() == 0
     node.beat(1, 7)
-    assert node.vigil.reached() == 7
+    assert node.monitor.last_step() == 7
 
 
 # --- stragglers -----------------------------------------------------------------------------------------------------
@@ -181,12 +179,12 @@ def test_the_last_step_is_that_of_the_rank_that_is_furthest_and_unknown_without_
 def paced(clock: Clock, *nodes: Node, looks: int = LOOKS) -> None:
     """As many comparisons, the ranks of all nodes going on."""
     for look in range(looks):
-        for _ in range(int(_PACE_S)):
+        for _ in range(int(_COMPARE_S)):
             clock.now += 1.0
             for node in reversed(nodes):
                 for local, beat in enumerate(node.board.beats):
                     node.beat(local, 10 + look, beat.own_s)
-                assert node.vigil.look() is None
+                assert node.monitor.find_hang() is None
 
 
 def test_a_slow_rank_is_named_with_its_host_wherever_it_is(make: Make, clock: Clock) -> None:
@@ -210,7 +208,7 @@ def test_what_a_node_has_not_said_yet_is_not_compared(make: Make, clock: Clock) 
     assert first.events("straggler") == []
 
 
-def test_a_board_has_what_a_vigil_looks_for() -> None:
+def test_a_board_has_what_a_monitor_reads() -> None:
     board = Board(2)
     assert board.read() == [NEVER, NEVER]
     board.close()

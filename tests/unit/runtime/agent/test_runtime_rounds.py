@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,14 +19,14 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, KernelEvidence, StopRequest
 from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent import control_store, rounds, watchdog
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
-from slurmtrain.runtime.agent.rounds import Rounds, Setting
-from slurmtrain.runtime.agent.workers import Workers
+from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
+from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
@@ -65,33 +64,31 @@ class Ranks(Workers):
 
     world: World
 
-    def __init__(self, **given: Any) -> None:
-        self.given = given
-        self.peers: ControlStore = given["peers"]
+    def __init__(
+        self, config: WorkersConfig, point: MeetingPoint, control: ControlStore, flag: StopFlag, supervisor: Supervisor
+    ) -> None:
+        self.config = config
         self.request: StopRequest | None = None
-        self._node = given["node"]
-        self._flag = given["flag"]
-        self._deadline = given["deadline"]
-        self._stop_by = given["stop_by"]
-        self._grace = given["grace"]
-        self._hang = given["hang"]
-        self._stopping = given["stopping"]
-        self._first = given["members"].index(self._node)
-        self._round = given["attempt"].round
-        self.what = self.world.script.get((self._round, self._node), DONE)
-        self._own = [Process(1000 + 100 * self._round + self._node, self.what)]
-        self.world.ranks[self._round, self._node] = self
+        self._config = config
+        self._control = control
+        self._flag = flag
+        self._supervisor = supervisor
+        self._first = config.members.index(config.node)
+        number, node = config.attempt.round, config.node
+        self.what = self.world.script.get((number, node), DONE)
+        self._own = [Process(1000 + 100 * number + node, self.what)]
+        self.world.ranks[number, node] = self
 
     def run(self, role: str = "") -> Any:
         if self.what == LOST:
-            self.world.lose(self._node, self.peers)
-        self.given["started"]({self._first: self._own[0].pid})
-        pulse = Pulse.open(self.world.boards[self._node], 0)
+            self.world.lose(self._config.node, self._control)
+        self._supervisor.started({self._first: self._own[0].pid})
+        pulse = Pulse.open(self.world.boards[self._config.node], 0)
         step = 0
-        while self.request is None and None in self._codes():
+        while self.request is None and None in self._exit_codes():
             step += 0 if self.what == HANG else 1
             pulse.beat(step if self.what == HANG else 5, Phase.TRAINING, step_s=0.01)
-            self.request = self._asked()
+            self.request = self._find_request()
             time.sleep(_POLL_S)
         if pulse.phase is Phase.NONE:
             pulse.beat(5, Phase.LEFT)
@@ -99,11 +96,11 @@ class Ranks(Workers):
             self._end_workers(self.what == CRASH)
 
     def exits(self) -> list[Exit]:
-        if self._node == 0:
+        if self._config.node == 0:
             self.world.when_ended()
-        codes = [one.returncode for one in self._own if one.returncode is not None]
-        said = [self.world.said] if self.what == CRASH else []
-        return [Exit(rank=self._first, pid=1, code=code, at=time.time(), last_lines=said) for code in codes]
+        codes = [process.returncode for process in self._own if process.returncode is not None]
+        lines = [self.world.last_line] if self.what == CRASH else []
+        return [Exit(rank=self._first, pid=1, code=code, at=time.time(), last_lines=lines) for code in codes]
 
     def _processes(self) -> list[Any]:
         return self._own
@@ -118,7 +115,7 @@ class World:
     script: Mapping[tuple[int, int], str]
     requeue: Mapping[str, Any] = field(default_factory=dict)
     before: Sequence[PriorEnd] = ()
-    said: str = "ValueError: 1"
+    last_line: str = "ValueError: 1"
     committed: int = 3
     dead: set[int] = field(default_factory=set)
     ranks: dict[tuple[int, int], Ranks] = field(default_factory=dict)
@@ -168,10 +165,10 @@ class World:
         for node in nodes or reversed(range(self.nodes)):
             self.flags[node].raised, self.flags[node].raised_at = number, time.time()
 
-    def lose(self, node: int, of: ControlStore) -> None:
-        """End the agent of a node without a word."""
+    def lose(self, node: int, control: ControlStore) -> None:
+        """End the agent of a node, which tells nobody."""
         self.dead.add(node)
-        of.gather = lambda *_, **__: None  # type: ignore[method-assign]
+        control.gather = lambda *_, **__: None  # type: ignore[method-assign]
         raise Gone
 
     def until_running(self, number: int, *nodes: int) -> None:
@@ -199,51 +196,51 @@ class World:
     # --- the agents ---------------------------------------------------------------------------------------------------
 
     def _agent(self, node: int) -> None:
+        config = RoundConfig(
+            attempt=self.attempt,
+            spec=self.spec,
+            node=node,
+            nodes=self.nodes,
+            job_id="7",
+            restart=0,
+            hosts={number: f"n{number}" for number in range(self.nodes)},
+            address="127.0.0.1",
+            deadline=self.deadline,
+            lead_s=30.0,
+        )
+        point: Any = MeetingPoint(self.store, "127.0.0.1", 1)  # type: ignore[arg-type]
         with Journal(self.attempt.node_journal(node), durable=False) as journal:
+            rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, self.flags[node])
             try:
-                self.outcomes[node] = Rounds(self._setting(node, journal)).run()
+                self.outcomes[node] = rounds_here.run()
             except Gone:
                 self.over.wait()
 
-    def _setting(self, node: int, journal: Journal) -> Setting:
-        def prepare(attempt: Any, resume_from: str | None, board: str) -> list[str]:
-            self.boards[node] = board
-            if node == self.unfit:
-                raise SlurmtrainError("cannot enter the working directory /w")
-            self.prepared.append((attempt.round, node, resume_from))
-            return ["true"]
 
-        return Setting(
-            attempt=self.attempt,
-            spec=self.spec,
-            journal=journal,
-            flag=self.flags[node],
-            point=MeetingPoint(self.store, "127.0.0.1", 1),  # type: ignore[arg-type]
-            node=node,
-            nodes=self.nodes,
-            hosts={number: f"n{number}" for number in range(self.nodes)},
-            address="127.0.0.1",
-            inquiry=JobQuery(None, None),
-            deadline=self.deadline,
-            lead_s=30.0,
-            prepare=prepare,
-            resume_from=lambda: f"step-{self.committed}",
-            committed=lambda: self.committed,
-            ask_policy=self._ask_policy,
-            listen=_listen,
-            note_workers=lambda pids, resume_from: None,
-        )
+@dataclass(frozen=True)
+class Host:
+    """The agent of a node, as far as rounds need it."""
 
-    def _ask_policy(self, latest: PriorEnd) -> Decision:
-        restarts = [PriorEnd.from_restart(event["past"], event["t"]) for event in self.events("restart")]
-        return decide([*self.before, *restarts, latest], self.spec.requeue)
+    world: World
+    node: int
 
+    def find_checkpoint(self) -> str:
+        return f"step-{self.world.committed}"
 
-def _listen(address: str, _number: int) -> socket.socket:
-    listener = socket.socket()
-    listener.bind((address, 0))
-    listener.listen()
-    return listener
+    def committed_step(self) -> int:
+        return self.world.committed
+
+    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
+        self.world.boards[self.node] = board
+        if self.node == self.world.unfit:
+            raise SlurmtrainError("cannot enter the working directory /w")
+        self.world.prepared.append((attempt.round, self.node, resume_from))
+        return ["true"]
+
+    def ask_policy(self, latest: PriorEnd) -> Decision:
+        events = self.world.events("restart")
+        restarts = [PriorEnd.from_restart(event["past"], event["t"]) for event in events]
+        return decide([*self.world.before, *restarts, latest], self.world.spec.requeue)
 
 
 Make = Callable[..., World]
@@ -259,15 +256,15 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         worlds.append(world)
         monkeypatch.setattr(Ranks, "world", world, raising=False)
         silent = lambda self: [node for node in self._beats if node in world.dead]  # noqa: E731
-        monkeypatch.setattr(ControlStore, "silent", silent)
-        hear = Rounds._hear
+        monkeypatch.setattr(ControlStore, "silent_nodes", silent)
+        wait_for = ControlStore.wait_for
 
-        def noted(self: Rounds, name: str) -> dict[str, Any] | None:
+        def noted(self: ControlStore, name: str) -> dict[str, Any] | None:
             if name == "begin":
-                world.waits_for_begin.add(self._of.node)
-            return hear(self, name)
+                world.waits_for_begin.add(self._node)
+            return wait_for(self, name)
 
-        monkeypatch.setattr(Rounds, "_hear", noted)
+        monkeypatch.setattr(ControlStore, "wait_for", noted)
         return world
 
     monkeypatch.setattr(rounds, "Workers", Ranks)
@@ -332,10 +329,10 @@ def test_ranks_start_again_where_they_are_after_a_crash(make: Make) -> None:
 
 def test_a_later_round_meets_at_a_store_of_its_own(make: Make) -> None:
     world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}).begin().end()
-    first, second = world.ranks[0, 1].given["where"], world.ranks[1, 1].given["where"]
+    first, second = world.ranks[0, 1].config.master, world.ranks[1, 1].config.master
     assert first == ("127.0.0.1", 1)
     assert second != first
-    assert second == world.ranks[1, 0].given["where"]
+    assert second == world.ranks[1, 0].config.master
 
 
 def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make) -> None:
@@ -452,7 +449,7 @@ def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make)
     assert not ending.cascade
 
 
-def test_a_node_that_was_given_up_though_it_lives_ends_its_ranks_and_itself(
+def test_a_node_that_was_give_up_though_it_lives_ends_its_ranks_and_itself(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # It waits for node 0 to leave this round, which goes on to another.
@@ -572,12 +569,12 @@ def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
     """Node 0 has seen node 1 come, which has not seen node 0 yet."""
     gather = ControlStore.gather
 
-    def late(self: ControlStore, place: str, *, given_up: Callable[[], bool]) -> None:
+    def late(self: ControlStore, place: str, *, give_up: Callable[[], bool]) -> None:
         if place == "here" and self._node == 1:
-            self.say("here/1", {})
-            until(given_up, "the signal")
+            self.publish("here/1", {})
+            until(give_up, "the signal")
         else:
-            gather(self, place, given_up=given_up)
+            gather(self, place, give_up=give_up)
 
     monkeypatch.setattr(ControlStore, "gather", late)
     world = make({"nodes": 2}, {(0, 0): WAIT}).begin()

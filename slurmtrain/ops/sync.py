@@ -263,9 +263,9 @@ def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     refused = _refused_start(run)
     if refused is None:
         return False
-    from slurmtrain.slurm.requeue import let_go
+    from slurmtrain.slurm.requeue import release_held
 
-    done = let_go(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
+    done = release_held(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
     if done:
         with workspace.journal(directory, "sync") as journal:
             event = JobRequeue(

@@ -24,7 +24,7 @@ from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
 
-# Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all must be said by then.
+# Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all commands must be done by then.
 _PATIENCE_S = 5.0
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.0)
 # Options that may come from the submitter's environment and so be missing in the batch script, by the record's fields.
@@ -32,37 +32,39 @@ _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reser
             "constraint": "Features"}  # fmt: skip
 # What sbatch says when no nodes are left that could ever run a job, and when it does not like the list of nodes.
 _IMPOSSIBLE = ("node configuration", "node count", "invalid node name", "more processors requested")
-# Which reaches all processes of a job that is put back, and would end the command that is next.
+# It reaches all processes of a job that is put back, and would end the next command.
 _DISTURBING = frozenset((signal.SIGTERM,))
+# Reasons of a job that its own user holds, and may release.
 HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
-# Which its user cannot let go.
+# Reasons of a job that only an administrator may release.
 HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
 
 
-class InJob:
-    """The queue, as a node agent asks it for its own job: ``slurmtrain.runtime.agent.finish.JobQueue``."""
+class SlurmQueue:
+    """Slurm's queue, as a node agent asks it for its own job (``slurmtrain.runtime.agent.finish.JobQueue``)."""
 
     def record(self, job_id: str) -> Mapping[str, str]:
         """What Slurm knows of the job, field by field. Raises SlurmDown."""
         with block_signals(_DISTURBING):
             return read_job(_ask("scontrol", "show", "job", job_id))
 
-    def objection(self, job_id: str, without: Sequence[str]) -> str | None:
+    def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job could not start again without these nodes; None if it could, or if Slurm does not say."""
         try:
             job = read_job(run_command("scontrol", "show", "job", job_id))
             if "0" in (job.get("Requeue"), job.get("BatchFlag")):
                 return f"its job may not be put back into the queue (Requeue={job.get('Requeue')})"
-            why = _why_not(job_id, job, _joined(job.get("ExcNodeList", ""), without), without)
+            why = _refusal(job_id, job, _add_nodes(job.get("ExcNodeList", ""), without), without)
         except SlurmDown:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
 
-    def put_back(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
-        """Put the job back into the queue, to start again without these nodes, and not before ``delay_s`` is over.
+    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+        """Put the job ``job_id`` back into the queue. Raises SlurmDown.
 
-        Where Slurm puts it back, but does not let the nodes be left out, the job is held. In a container there may be
-        no scontrol: then ``intent`` asks the batch script, which runs outside, for the requeue alone. Raises SlurmDown.
+        It starts again without the nodes ``without``, and not before ``delay_s`` seconds are over. Where Slurm puts it
+        back, but does not let the nodes be left out, the job is held. In a container there may be no scontrol: then
+        ``intent``, a file, asks the batch script, which runs outside, for the requeue alone.
         """
         if not is_installed("scontrol"):
             write_json(intent, {"requeue": job_id})
@@ -71,7 +73,7 @@ class InJob:
             excluded = ""
             if without:
                 job = read_job(_ask("scontrol", "show", "job", job_id))
-                excluded = _joined(job.get("ExcNodeList", ""), without)
+                excluded = _add_nodes(job.get("ExcNodeList", ""), without)
             _ask("scontrol", "requeue", "incomplete", job_id)
             if delay_s > 0:
                 # One that starts at once is no reason to fail.
@@ -87,10 +89,11 @@ class InJob:
                 raise
 
 
-def let_go(job_id: str, without: Sequence[str], *, always: bool) -> bool:
-    """Have a job that its user holds start without these nodes; returns whether anything had to be done.
+def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:
+    """Have a job that its user holds start; returns whether anything had to be done. Raises SlurmDown.
 
-    One that goes without them already is let go only with ``always``: a person may hold it. Raises SlurmDown.
+    ``job_id``: the job. ``without``: nodes that it is not to start on. One that excludes them already is released only
+    with ``always``: a person may hold it.
     """
     job = read_job(run_command("scontrol", "show", "job", job_id))
     before = job.get("ExcNodeList", "")
@@ -98,7 +101,7 @@ def let_go(job_id: str, without: Sequence[str], *, always: bool) -> bool:
     if job.get("JobState") != "PENDING" or job.get("Reason") not in HELD_BY_USER or not (missing or always):
         return False
     if missing:
-        run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_joined(before, without)}")
+        run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={_add_nodes(before, without)}")
     run_command("scontrol", "release", job_id)
     return True
 
@@ -124,7 +127,7 @@ def _expanded(nodes: str) -> list[str]:
     return []
 
 
-def _joined(before: str, more: Sequence[str]) -> str:
+def _add_nodes(before: str, more: Sequence[str]) -> str:
     """A list of nodes with more of them; one that cannot be read is only added to, since Slurm wrote it."""
     try:
         return compress_hostlist({*expand_hostlist(before), *more})
@@ -132,8 +135,8 @@ def _joined(before: str, more: Sequence[str]) -> str:
         return ",".join([before, *more])
 
 
-def _why_not(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
-    """Why the job could not run without these nodes: sbatch tries it out with the job's own script."""
+def _refusal(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
+    """Why Slurm would refuse the job without these nodes: sbatch tries it out with the job's own script."""
     script = run_command("scontrol", "write", "batch_script", job_id, "-")
     options = [
         f"--{option}={job[field]}"
@@ -143,26 +146,26 @@ def _why_not(job_id: str, job: Mapping[str, str], excluded: str, without: Sequen
     try:
         run_command("sbatch", "--test-only", f"--exclude={excluded}", *options, stdin=script)
     except SlurmDown as error:
-        said = str(error).removeprefix("sbatch: ")
-        impossible = any(words in said.lower() for words in _IMPOSSIBLE)
-        return _lacking(job, excluded, without) or (f"Slurm says: {said}" if impossible else None)
+        message = str(error).removeprefix("sbatch: ")
+        impossible = any(words in message.lower() for words in _IMPOSSIBLE)
+        return _missing_nodes(job, excluded, without) or (f"Slurm says: {message}" if impossible else None)
     return None
 
 
-def _lacking(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
+def _missing_nodes(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
     """What is missing among the nodes of the job's partitions, as far as can be counted."""
     nodes = read_nodes(run_command("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"))
     unknown = sorted(set(without) - {node.name for node in nodes})
     if unknown:
         return f"Slurm knows no node {', '.join(unknown)}"
     needed = job.get("NumNodes", "").partition("-")[0]
-    wanted = [one for one in job.get("Partition", "").split(",") if one]
-    if not (needed.isdigit() and wanted):
+    partitions = [name for name in job.get("Partition", "").split(",") if name]
+    if not (needed.isdigit() and partitions):
         return None
-    gone = set(_expanded(excluded))
-    left = max(_count(nodes, one, gone) for one in wanted)
+    left_out = set(_expanded(excluded))
+    left = max(_count(nodes, partition, left_out) for partition in partitions)
     return describe_too_few(int(needed), left) if left < int(needed) else None
 
 
-def _count(nodes: Sequence[NodeInfo], partition: str, gone: set[str]) -> int:
-    return sum(node.partition == partition and node.usable and node.name not in gone for node in nodes)
+def _count(nodes: Sequence[NodeInfo], partition: str, excluded: set[str]) -> int:
+    return sum(node.partition == partition and node.usable and node.name not in excluded for node in nodes)

@@ -23,12 +23,12 @@ from slurmtrain.model.run.events.base import encode
 PUT_BACK = """
 import json, os, sys, time
 from slurmtrain.runtime.job.environment import slurm_job_id
-from slurmtrain.slurm.requeue import InJob
+from slurmtrain.slurm.requeue import SlurmQueue
 if os.environ["SLURM_NODEID"] == "0" and "SLURM_RESTART_COUNT" not in os.environ:
     job, without = slurm_job_id(os.environ), sys.argv[1].split(",")
-    print("objection", json.dumps(InJob().objection(job, without)), flush=True)
+    print("problem", json.dumps(SlurmQueue().exclusion_problem(job, without)), flush=True)
     if sys.argv[2] == "put-back":
-        InJob().put_back(job, without, 0.0, None)
+        SlurmQueue().requeue_job(job, without, 0.0, None)
         time.sleep(600)
 elif "SLURM_RESTART_COUNT" not in os.environ:
     time.sleep(600 if sys.argv[2] == "put-back" else 0)
@@ -67,9 +67,9 @@ class Tiny:
         out = self.site.path / "tiny.out"
         return out.read_text().splitlines() if out.exists() else []
 
-    def objection(self) -> Any:
-        line = until(lambda: next((one for one in self.lines() if one.startswith("objection")), None), "an objection")
-        return json.loads(line.removeprefix("objection "))
+    def exclusion_problem(self) -> Any:
+        line = until(lambda: next((line for line in self.lines() if line.startswith("problem")), None), "an answer")
+        return json.loads(line.removeprefix("problem "))
 
     def started_again_on(self, count: int) -> list[str]:
         def again() -> list[str]:
@@ -99,7 +99,7 @@ def test_a_job_of_an_ordinary_user_starts_again_without_a_node_and_still_without
     site: ClusterSite, cluster: Cluster, array: bool
 ) -> None:
     job = Tiny(site, "--nodes=2", "--exclude=node2", *(["--array=5"] if array else []), without="node1")
-    assert job.objection() is None
+    assert job.exclusion_problem() is None
     assert job.started_again_on(2) == ["node0", "node3"]
     assert field(cluster, f"{job.id}_5" if array else job.id, "ExcNodeList") == "node[1-2]"
 
@@ -118,14 +118,14 @@ def test_a_job_of_an_ordinary_user_starts_again_without_a_node_and_still_without
 def test_slurm_says_whether_a_job_could_start_again(
     site: ClusterSite, options: list[str], without: str, said: str | None
 ) -> None:
-    objection = Tiny(site, *options, without=without, act="ask").objection()
+    objection = Tiny(site, *options, without=without, act="ask").exclusion_problem()
     assert (objection is None) if said is None else (said in objection)
 
 
 def test_a_node_that_is_drained_is_none_to_start_again_on(site: ClusterSite, cluster: Cluster) -> None:
     cluster.slurm("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=test")
     try:
-        objection = Tiny(site, "--nodes=2", without="node1,node2", act="ask").objection()
+        objection = Tiny(site, "--nodes=2", without="node1,node2", act="ask").exclusion_problem()
         assert objection == "node1, node2 cannot be left out: 2 nodes are needed and 1 would be left"
     finally:
         cluster.slurm("scontrol", "update", "NodeName=node3", "State=RESUME")
@@ -138,9 +138,15 @@ def test_a_job_that_a_person_cancels_does_not_come_to_life_again(site: ClusterSi
     ).strip()  # fmt: skip
     until(lambda: cluster.state(sleeper) == "RUNNING", "the job")
     cluster.slurm("scancel", sleeper)
-    put_back = f"from slurmtrain.slurm.requeue import InJob; InJob().put_back('{sleeper}', ['node1'], 0.0, None)"
+    put_back = (
+        f"from slurmtrain.slurm.requeue import SlurmQueue; SlurmQueue().requeue_job('{sleeper}', ['node1'], 0.0, None)"
+    )
     done = subprocess.run(
-        [site.python, "-c", put_back], env=site.environment(), capture_output=True, text=True, **site.identity
+        [site.python, "-c", put_back],
+        env=site.environment(),
+        capture_output=True,
+        text=True,
+        **site.identity,
     )
     assert "SlurmDown" in done.stderr
     until(lambda: sleeper not in cluster.jobs(), "the end of the job")

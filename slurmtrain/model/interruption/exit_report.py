@@ -93,8 +93,8 @@ class Exit:
         """How it ended, as a sentence without its full stop: with its exception, or the last line of its log."""
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         message = (self.raised[1] if self.raised else last_line).strip()
-        how = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
-        return f"rank {self.rank} {how}" + (f": {message}" if message else "")
+        end = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
+        return f"rank {self.rank} {end}" + (f": {message}" if message else "")
 
     def to_dict(self) -> dict[str, Any]:
         """As the journal has it."""
@@ -369,7 +369,7 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     ``failure``: the rank's, as :meth:`Exit.to_dict` gives it. ``kernel``: what the kernel of its node has noted.
     """
     rank = failure.get("rank")
-    who = "a rank" if rank is None else f"rank {rank}"
+    subject = "a rank" if rank is None else f"rank {rank}"
     message = "\n".join([failure.get("error") or "", *failure.get("last_lines", ())[-_MEMORY_LINES:]])
     killed = failure.get("signal") == "SIGKILL"
     limit = (
@@ -380,11 +380,11 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     # Of a whole machine, some other job's processes may have been killed.
     if kernel.own and kernel.oom_kills > 0 and (killed or _WORKER_KILLED.search(message)):
         whose = "" if killed else "a data loader's process of "
-        return f"{whose}{who} was killed for memory: {limit} (raise resources.mem)"
+        return f"{whose}{subject} was killed for memory: {limit} (raise resources.mem)"
     if _GPU_MEMORY.search(message):
-        return f"{who} ran out of GPU memory (use smaller batches, more GPUs, or GPUs with more memory)"
+        return f"{subject} ran out of GPU memory (use smaller batches, more GPUs, or GPUs with more memory)"
     if _HOST_MEMORY.search(message):
-        return f"{who} got no more memory: {limit} (raise resources.mem)"
+        return f"{subject} got no more memory: {limit} (raise resources.mem)"
     return None
 
 

@@ -11,16 +11,16 @@ from slurmtrain.model.spec.spec import Nodes
 _TOO_OFTEN = 2
 
 
-def choose_members(allocated: int, wanted: Nodes, *, lost: Collection[int], blamed: Sequence[int]) -> list[int] | None:
+def choose_members(allocated: int, count: Nodes, *, lost: Collection[int], blamed: Sequence[int]) -> list[int] | None:
     """The nodes of the next round, of ``allocated`` ones that are numbered from 0; None if there are too few.
 
-    ``blamed``: nodes on which ranks have failed, once for each time. Node 0 is always among the chosen ones: the
-    agents meet there.
+    ``count``: how many are to have ranks. ``lost``: nodes that are gone. ``blamed``: nodes on which ranks have failed,
+    once for each time. Node 0 is always among the chosen ones: the agents meet there.
     """
     often = {node for node, times in Counter(blamed).items() if times >= _TOO_OFTEN and node != 0}
     alive = [node for node in range(allocated) if node not in lost]
-    if 0 not in alive or len(alive) < wanted.min:
+    if 0 not in alive or len(alive) < count.min:
         return None
     good = [node for node in alive if node not in often]
-    chosen = good if len(good) >= wanted.min else [*good, *(node for node in alive if node in often)][: wanted.min]
-    return sorted(chosen[: wanted.max])
+    chosen = good if len(good) >= count.min else [*good, *(node for node in alive if node in often)][: count.min]
+    return sorted(chosen[: count.max])

@@ -25,8 +25,8 @@ _FAILURES = frozenset({"crash", "hang"})
 _OF_PROGRAM = frozenset({"crash", "hang", "timeout"})
 # A preflight trains nothing, and a preemption is announced: neither says that a run cannot get past its checkpoint.
 _NO_POISON = frozenset({"completed", "cancelled", "preempted", "preflight"})
-_KNOWN = frozenset({"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang"})
-_NODES_WORDS = {
+_HANDLED_CAUSES = frozenset({"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang"})
+_NODE_REASONS = {
     "node_fail": "a node failed",
     "lost": "it ended without a word",
     "preflight": "its preflight failed",
@@ -69,7 +69,10 @@ class PriorEnd:
         reached: int | None,
         in_place: bool = False,
     ) -> PriorEnd:
-        """The end that a report tells of, as the agent knows it that has just seen it. For the arguments see above."""
+        """The end that ``report`` tells of, as the agent knows it that has just seen it.
+
+        ``at``, ``began_at_step``, ``committed``, ``reached`` and ``in_place`` are the fields of the same names.
+        """
         return cls(
             cause=report.cause,
             at=at,
@@ -201,12 +204,12 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
 
 
 def signature(error: str) -> str:
-    """What a failure said, without what differs from one time to the next: numbers, addresses, hashes, pids, spaces.
+    """The text of a failure without what differs from one time to the next: numbers, addresses, hashes, pids, spaces.
 
     Two failures with the same signature are taken for the same one.
     """
-    said = _NUMBER.sub("#", _HEX.sub("#", error))
-    return " ".join(said.split())[:_SIGNATURE_LENGTH].rstrip()
+    text = _NUMBER.sub("#", _HEX.sub("#", error))
+    return " ".join(text.split())[:_SIGNATURE_LENGTH].rstrip()
 
 
 def failure_signature(failures: Sequence[Mapping[str, Any]]) -> str:
@@ -214,8 +217,8 @@ def failure_signature(failures: Sequence[Mapping[str, Any]]) -> str:
     if not failures:
         return ""
     lines = [line for line in failures[0].get("last_lines") or () if str(line).strip()]
-    how = failures[0].get("signal") or failures[0].get("exit_code")
-    return signature(f"{how} {failures[0].get('error') or (lines[-1] if lines else '')}")
+    status = failures[0].get("signal") or failures[0].get("exit_code")
+    return signature(f"{status} {failures[0].get('error') or (lines[-1] if lines else '')}")
 
 
 def is_foreign(cause: str, failures: Sequence[Mapping[str, Any]]) -> bool:
@@ -255,16 +258,17 @@ def _after_failure(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decisio
 
 def _after_nodes(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     last = history[-1]
-    count = sum(past.cause not in _KNOWN for past in _since_progress(history))
+    count = sum(past.cause not in _HANDLED_CAUSES for past in _since_progress(history))
     if count > requeue.max_node_failures:
         return Decision(
             "stop",
             f"nodes failed it {_times(count)} in a row without a new checkpoint {_after(last)}, and "
             f"requeue.max_node_failures is {requeue.max_node_failures}: have the nodes looked at",
         )
-    said = _NODES_WORDS.get(last.cause, f"it ended by {last.cause}")
+    reason = _NODE_REASONS.get(last.cause, f"it ended by {last.cause}")
     return Decision(
-        "requeue", f"{said} ({count} of {requeue.max_node_failures} without a new checkpoint); it goes on {_from(last)}"
+        "requeue",
+        f"{reason} ({count} of {requeue.max_node_failures} without a new checkpoint); it goes on {_from(last)}",
     )
 
 

@@ -132,7 +132,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, wanted: AttemptRequest, 
             if not isinstance(error, Unsure):
                 journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
                 if wanted.follows is not None:
-                    lease.release(wanted.follows, by=_COMMANDS)
+                    lease.release_claim(wanted.follows, by=_COMMANDS)
             raise
         journal.write(submitted)
     workspace.scheduler.forget()
@@ -171,10 +171,10 @@ def _claim(wanted: AttemptRequest, submission: SubmissionDir) -> None:
     after = wanted.follows
     if after is None:
         return
-    said = lease.claimed(after, by=_COMMANDS)
+    said = lease.read_claim(after, by=_COMMANDS)
     if said is not None and _is_void(submission, said):
-        lease.release(after, by=_COMMANDS)
-    if not lease.claim_next(after, _COMMANDS, {"submission": submission.number}):
+        lease.release_claim(after, by=_COMMANDS)
+    if not lease.claim_restart(after, _COMMANDS, {"submission": submission.number}):
         raise RunBusy(f"another command is just starting run {submission.run.id} again; look at it in a moment")
 
 

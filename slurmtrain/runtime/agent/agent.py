@@ -61,9 +61,9 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     attempt = submission.run.attempt(node.job_id, node.restart)
     make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
-        over = lease.over(attempt.run, node.submission)
-        if over is not None:
-            journal.write(SurplusStart(why=f"the run is {over} already"))
+        state = lease.final_state(attempt.run, node.submission)
+        if state is not None:
+            journal.write(SurplusStart(why=f"the run is {state} already"))
             sys.exit(0)
         agent = _Agent(attempt, node, journal, flag, began, queue)
         try:
@@ -101,10 +101,8 @@ class _Agent:
         self._began_at_step = 0
         history = node.launch.history
         # Node 0 asks for all nodes: a thousand of them would keep Slurm's controller busy.
-        asked = queue if node.index == 0 else None
-        self._query = JobQuery(
-            (lambda: asked.record(node.job_id)) if asked is not None else None, history.grace_s if history else None
-        )
+        read_record = (lambda: queue.record(node.job_id)) if queue is not None and node.index == 0 else None
+        self._query = JobQuery(read_record, history.grace_s if history else None)
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
 
     def run(self) -> AttemptOutcome:
@@ -154,7 +152,7 @@ class _Agent:
         """Whether the lease of the run is this attempt's; node 0 claims it for all nodes."""
         submission = self._node.submission
         if self._node.index == 0:
-            return lease.claim(self._attempt, submission)
+            return lease.acquire(self._attempt, submission)
         return lease.granted_to(self._attempt.run) == submission
 
     def _wait_for_turn(self) -> None:

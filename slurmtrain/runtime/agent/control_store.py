@@ -123,8 +123,8 @@ class ControlStore:
             key = f"beat/{other}"
             # A node that has not come yet counts from the first look, as if it had just been heard of.
             beat = self._store.get(key) if self._store.check([key]) else b""
-            known = self._beats.get(other)
-            if known is None or known[0] != beat:
+            last = self._beats.get(other)
+            if last is None or last[0] != beat:
                 self._beats[other] = (beat, now)
 
     # --- messages -------------------------------------------------------------------------------------------------

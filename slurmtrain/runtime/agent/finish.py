@@ -32,10 +32,10 @@ class JobQueue(Protocol):
     def record(self, job_id: str) -> Mapping[str, str]:
         """What the scheduler knows of the job, field by field. Raises SlurmtrainError."""
 
-    def objection(self, job_id: str, without: Sequence[str]) -> str | None:
+    def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job could not start again without these hosts, as a phrase; None if it could."""
 
-    def put_back(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
         """Put the job back into the queue. Returns when all has been asked for. Raises SlurmtrainError.
 
         The scheduler ends what runs of the job meanwhile.
@@ -94,19 +94,19 @@ class AttemptFinish:
         )
         decision = ask_policy(self._attempt, latest, requeue)
         without = attempt.without
-        problem = self._queue.objection(self._node.job_id, without) if without else None
+        problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None
         if problem is not None:
             own, without = amend(own, ExclusionProblem(problem)), ()
         # On the same nodes a preflight would fail again.
-        wanted = decision.again and (attempt.cause != "preflight" or bool(without)) and not attempt.slurm_ends_it
+        restart = decision.again and (attempt.cause != "preflight" or bool(without)) and not attempt.slurm_ends_it
         # Last, since a claim cannot be taken back: whoever has it has to start the run.
-        starts_again = wanted and lease.claim_next(self._attempt, by="agent")
+        starts_again = restart and lease.claim_restart(self._attempt, by="agent")
         if starts_again:
             self._journal.write(
                 JobRequeue(cause=attempt.cause, why=attempt.reason, exclude=list(without), delay_s=decision.delay_s)
             )
         self._close(own, attempt)
-        return starts_again and self._put_back(self._queue, without, decision.delay_s)
+        return starts_again and self._requeue_job(self._queue, without, decision.delay_s)
 
     def _with_stop_cause(self, report: ExitReport) -> ExitReport:
         """The report with what a signal stood for, as far as this node can tell: on Slurm node 0 alone asks."""
@@ -134,9 +134,9 @@ class AttemptFinish:
         if self._node.index == 0 and over:
             lease.close(self._attempt.run, self._node.submission, attempt.cause)
 
-    def _put_back(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
+    def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
         try:
-            queue.put_back(self._node.job_id, without, delay_s, self._attempt.requeue)
+            queue.requeue_job(self._node.job_id, without, delay_s, self._attempt.requeue)
         except SlurmtrainError as error:
             self._journal.write(RequeueFailed(reason=str(error)))
             return False

@@ -47,7 +47,10 @@ class RankMonitor:
     """One node's part. Node 0 compares the ranks of all."""
 
     def __init__(self, config: MonitorConfig, board: Board, control: ControlStore, journal: Journal) -> None:
-        """``board``: the heartbeats of this node's ranks. Ranks of other nodes are heard of through ``control``."""
+        """Watch the ranks that ``config`` tells of, by their heartbeats on ``board``.
+
+        ``control``: through which nodes compare their ranks. ``journal``: this node's.
+        """
         self._config = config
         self._watchdog = Watchdog(board, config.ranks, config.hang_after)
         self._board = board

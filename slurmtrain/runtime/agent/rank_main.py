@@ -19,6 +19,7 @@ _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(argv: list[str]) -> None:
+    """Become this command. Exits as a shell does where that fails: with 127 if there is no such program, else 126."""
     stop = signal.Signals[os.environ.get("SLURMTRAIN_STOP_SIGNAL", "SIGTERM")]
     for each in _SENT_TO_ALL:
         if each != stop:

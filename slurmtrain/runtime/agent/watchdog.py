@@ -1,4 +1,4 @@
-"""Watches the ranks of a node by their beats, and tells when one hangs."""
+"""Watches the ranks of a node by their heartbeats, and notices when one hangs."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Protocol
 
 from slurmtrain.model.diagnosis.hang import Beat, Phase, hang_limit
 
-# The median step is that of the last so many looks at which steps had been finished.
+# The median step is that of so many last looks at which new steps had been finished.
 _KEPT = 120
 _LOOK_S = 1.0
-# Between two looks of an agent that was not stopped itself: by a signal to the whole job, or with its machine.
+# If two looks are further apart than this, the agent itself was stopped: by a signal to the whole job, or its machine.
 _SUSPENDED_S = 5.0
 
 
 class Beats(Protocol):
-    """What a :class:`slurmtrain.runtime.job.heartbeat.Board` is to its reader."""
+    """What the watchdog needs of a :class:`slurmtrain.runtime.job.heartbeat.Board`."""
 
     def read(self) -> list[Beat]:
         """The last beat of each rank, by local rank."""
@@ -30,7 +30,7 @@ class Hang:
     """Ranks that have made no progress for too long.
 
     ``limit_s``: the limit of the first that passed its own, in seconds. ``over``: the global ranks that passed theirs.
-    ``beats``: what each rank of this node said last, by global rank. ``idle_s``: seconds since then.
+    ``beats``: the last heartbeat of each rank of this node, by global rank. ``idle_s``: seconds since then.
     """
 
     limit_s: float
@@ -49,19 +49,22 @@ class Watchdog:
         hang_after: float | None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``ranks``: global ranks by local rank. ``hang_after``: seconds, as the spec has it; None: by their steps."""
+        """Watch ``ranks``, the global ranks by local rank, whose heartbeats are on ``board``.
+
+        ``hang_after``: seconds, as the spec has it; None: judged by their steps. ``now``: the monotonic clock.
+        """
         self._board = board
         self._ranks = tuple(ranks)
         self._hang_after = hang_after
         self._now = now
         self._looked = self._since = now()
-        self._said = False
+        self._reported = False
         self._beats: list[Beat] = []
         self._finished = 0
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
 
     def look(self) -> Hang | None:
-        """Whether a rank hangs; told once. Costs next to nothing when called more often than each second."""
+        """Whether a rank hangs; reported once. Costs next to nothing when called more often than each second."""
         now = self._now()
         if now - self._looked < _LOOK_S:
             return None
@@ -71,10 +74,10 @@ class Watchdog:
         self._looked = now
         self._beats = self._board.read()
         self._note_steps()
-        return None if self._said else self._judge(now)
+        return None if self._reported else self._judge(now)
 
     def paces(self) -> dict[int, tuple[int, float]]:
-        """The ranks that train: finished steps, and what a step takes of a rank's own time (seconds; 0: not known)."""
+        """For each rank that trains: finished steps, and a step's share of its own time (seconds; 0: not known)."""
         return {
             rank: (beat.step, beat.own_s)
             for rank, beat in zip(self._ranks, self._beats, strict=False)
@@ -83,9 +86,9 @@ class Watchdog:
 
     def _note_steps(self) -> None:
         finished = sum(beat.step for beat in self._beats)
-        known = [beat.step_s for beat in self._beats if beat.step_s > 0]
-        if known and finished != self._finished:
-            self._steps_s.append(statistics.median(known))
+        steps_s = [beat.step_s for beat in self._beats if beat.step_s > 0]
+        if steps_s and finished != self._finished:
+            self._steps_s.append(statistics.median(steps_s))
         self._finished = finished
 
     def _judge(self, now: float) -> Hang | None:
@@ -98,7 +101,7 @@ class Watchdog:
         }
         if not over:
             return None
-        self._said = True
+        self._reported = True
         return Hang(
             limit_s=next(iter(over.values())),
             over=tuple(over),

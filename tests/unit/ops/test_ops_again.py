@@ -127,7 +127,7 @@ def test_a_submission_that_fails_leaves_no_claim_behind(workspace: Workspace, sl
     [problem] = sync_again(workspace).problems
     assert "cannot be started again" in problem
     assert load_run(workspace).state == "requeued"
-    assert lease.claimed(run.directory.attempt("7", 0), by="submission") is None
+    assert lease.read_claim(run.directory.attempt("7", 0), by="submission") is None
     slurm.replies("sbatch", "Submitted batch job 8\n")
     assert sync_again(workspace).started == [RUN_ID]
 
@@ -153,7 +153,7 @@ def test_a_start_that_slurm_failed_before_any_agent_began_is_made_up_for(
 def test_a_claim_of_a_command_that_was_killed_is_void(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = crashed(workspace)
     run.directory.submission(2).path.mkdir()
-    assert lease.claim_next(run.directory.attempt("7", 0), "submission", {"submission": 2, "t": 200.0})
+    assert lease.claim_restart(run.directory.attempt("7", 0), "submission", {"submission": 2, "t": 200.0})
     assert sync_again(workspace).started == [RUN_ID]
     assert len(slurm.calls("sbatch")) == 1
     assert lease.granted_to(run.directory) == 3
@@ -163,7 +163,7 @@ def test_what_an_agent_claimed_is_for_commands_to_claim_once_its_job_is_over(
     workspace: Workspace, slurm: SlurmCommands
 ) -> None:
     run = crashed(workspace)
-    assert lease.claim_next(run.directory.attempt("7", 0), "agent")
+    assert lease.claim_restart(run.directory.attempt("7", 0), "agent")
     assert sync_again(workspace).started == [RUN_ID]
     assert len(slurm.calls("sbatch")) == 1
 
@@ -171,7 +171,7 @@ def test_what_an_agent_claimed_is_for_commands_to_claim_once_its_job_is_over(
 def test_a_claim_that_a_submission_came_of_refuses_another(workspace: Workspace, slurm: SlurmCommands) -> None:
     run = crashed(workspace)
     # Somebody else has just submitted it, which is not known here yet.
-    assert lease.claim_next(run.directory.attempt("7", 0), "submission", {"submission": 2})
+    assert lease.claim_restart(run.directory.attempt("7", 0), "submission", {"submission": 2})
     real = starting._new_submission
 
     def late(directory: RunDir) -> Any:
@@ -240,16 +240,16 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
 ) -> None:
     crashed(workspace)
     monkeypatch.setattr(syncing, "locked", _everybody_has_it)
-    claim_next = lease.claim_next
+    claim_restart = lease.claim_restart
     others: list[Synced] = []
 
     def while_another_command_looks(*given: Any) -> bool:
-        monkeypatch.setattr(lease, "claim_next", claim_next)
-        claimed = claim_next(*given)
+        monkeypatch.setattr(lease, "claim_restart", claim_restart)
+        claimed = claim_restart(*given)
         others.append(sync_again(workspace))
         return claimed
 
-    monkeypatch.setattr(lease, "claim_next", while_another_command_looks)
+    monkeypatch.setattr(lease, "claim_restart", while_another_command_looks)
     sync_again(workspace)
     assert [other.started for other in others] == [[]]
     assert len(slurm.calls("sbatch")) == 1

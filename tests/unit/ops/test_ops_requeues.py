@@ -189,7 +189,7 @@ def test_a_job_that_its_agent_left_held_is_let_go(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str, failed: str
 ) -> None:
     repairs = Repairs(done=True)
-    monkeypatch.setattr(requeue, "let_go", repairs)
+    monkeypatch.setattr(requeue, "release_held", repairs)
     refused(workspace, failed=failed)
     slurm.replies("squeue", squeue_line("7", reason, restart=1))
     assert sync_again(workspace).released == [RUN_ID]
@@ -205,7 +205,7 @@ def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     repairs = Repairs(done=False)
-    monkeypatch.setattr(requeue, "let_go", repairs)
+    monkeypatch.setattr(requeue, "release_held", repairs)
     refused(workspace)
     slurm.replies("squeue", squeue_line("7", reason, restart=1))
     assert sync_again(workspace).released == []
@@ -216,7 +216,7 @@ def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stay
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     repairs = Repairs(done=False)
-    monkeypatch.setattr(requeue, "let_go", repairs)
+    monkeypatch.setattr(requeue, "release_held", repairs)
     run = refused(workspace)
     # Another start has begun since, and was preempted.
     run.started(1, host="n2")

@@ -15,7 +15,7 @@ from helpers.site import PATIENCE_S, until
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import requeue
-from slurmtrain.slurm.requeue import InJob, let_go
+from slurmtrain.slurm.requeue import SlurmQueue, release_held
 
 RECORD = """\
 JobId=7 JobName=digits Requeue=9 ExcNodeList=evil
@@ -112,7 +112,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
 
 def put_back(without: Sequence[str] = (), delay_s: float = 0.0, intent: Path = Path("/nowhere/requeue")) -> None:
     """Have the job put back; where nothing is said of it, no intent can be left."""
-    InJob().put_back("7", without, delay_s, intent)
+    SlurmQueue().requeue_job("7", without, delay_s, intent)
 
 
 # --- putting back -------------------------------------------------------------------------------------------------
@@ -195,12 +195,12 @@ def test_where_there_is_no_scontrol_the_batch_script_is_asked(tmp_path: Path, mo
     put_back(["node1"], 30.0, tmp_path / "requeue")
     assert json.loads((tmp_path / "requeue").read_text()) == {"requeue": "7"}
     with pytest.raises(SlurmDown, match="no scontrol"):
-        InJob().record("7")
-    assert InJob().objection("7", ["node1"]) is None
+        SlurmQueue().record("7")
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
 
 
 def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
-    record = InJob().record("7")
+    record = SlurmQueue().record("7")
     assert (record["JobState"], record["Partition"], record["Requeue"]) == ("RUNNING", "spot", "1")
     assert "ExcNodeList" not in record
 
@@ -210,7 +210,7 @@ def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
 
 def test_a_job_that_slurm_would_start_without_the_node_has_no_objection(slurm: Slurm) -> None:
     slurm.job(excluded="node7")
-    assert InJob().objection("7", ["node1"]) is None
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
     [call] = slurm.calls("sbatch")
     # What the script says itself comes from there; the rest may have come from the submitter's environment.
     assert call.args == ["--test-only", "--exclude=node[1,7]", "--partition=spot", "--qos=normal"]
@@ -219,26 +219,29 @@ def test_a_job_that_slurm_would_start_without_the_node_has_no_objection(slurm: S
 
 def test_a_job_that_may_not_be_requeued_cannot_start_again(slurm: Slurm) -> None:
     slurm.job(requeue="0")
-    assert InJob().objection("7", ["node1"]) == "its job may not be put back into the queue (Requeue=0)"
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) == "its job may not be put back into the queue (Requeue=0)"
     assert slurm.calls("sbatch") == []
 
 
 def test_too_few_nodes_are_counted_in_words(slurm: Slurm) -> None:
     slurm.job(excluded="node2")
     slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    said = InJob().objection("7", ["node1"])
+    said = SlurmQueue().exclusion_problem("7", ["node1"])
     assert said == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
 
 
 def test_nodes_that_are_down_are_not_counted(slurm: Slurm) -> None:
     slurm.replies("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(["idle", "mixed", "down*"])))
     slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    assert InJob().objection("7", ["node1"]) == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
+    assert (
+        SlurmQueue().exclusion_problem("7", ["node1"])
+        == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
+    )
 
 
 def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
     slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    said = InJob().objection("7", ["node1"])
+    said = SlurmQueue().exclusion_problem("7", ["node1"])
     assert said == (
         "node1 cannot be left out: Slurm says: allocation failure: Requested node configuration is not available"
     )
@@ -246,12 +249,12 @@ def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
 
 def test_a_node_that_slurm_does_not_know_is_named(slurm: Slurm) -> None:
     slurm.replies("sbatch", stderr="allocation failure: Invalid node name specified\n", code=1)
-    assert InJob().objection("7", ["node9"]) == "node9 cannot be left out: Slurm knows no node node9"
+    assert SlurmQueue().exclusion_problem("7", ["node9"]) == "node9 cannot be left out: Slurm knows no node node9"
 
 
 def test_a_refusal_that_is_not_about_nodes_is_no_objection(slurm: Slurm) -> None:
     slurm.replies("sbatch", stderr="sbatch: error: Job violates accounting/QOS policy (job submit limit)\n", code=1)
-    assert InJob().objection("7", ["node1"]) is None
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
 
 
 # --- releasing ----------------------------------------------------------------------------------------------------
@@ -260,16 +263,16 @@ def test_a_refusal_that_is_not_about_nodes_is_no_objection(slurm: Slurm) -> None
 @pytest.mark.parametrize("reason", ["JobHeldUser", "job_requeued_in_held_state"])
 def test_a_job_that_is_held_with_its_nodes_is_let_go_without_them(slurm: Slurm, reason: str) -> None:
     slurm.job(state="PENDING", reason=reason, excluded="node3")
-    assert let_go("7", ["node1"], always=False)
+    assert release_held("7", ["node1"], always=False)
     assert slurm.verbs == ["show", "update", "release"]
     assert slurm.now["excluded"] == "node[1,3]"
 
 
 def test_a_job_that_a_person_holds_stays_held(slurm: Slurm) -> None:
     slurm.job(state="PENDING", reason="JobHeldUser", excluded="node[0-2]")
-    assert not let_go("7", ["node1"], always=False)
+    assert not release_held("7", ["node1"], always=False)
     assert slurm.verbs == ["show"]
-    assert let_go("7", ["node1"], always=True)
+    assert release_held("7", ["node1"], always=True)
     assert slurm.verbs == ["show", "show", "release"]
 
 
@@ -278,5 +281,5 @@ def test_a_job_that_a_person_holds_stays_held(slurm: Slurm) -> None:
 )
 def test_a_job_that_its_user_cannot_let_go_is_left_alone(slurm: Slurm, state: str, reason: str) -> None:
     slurm.job(state=state, reason=reason)
-    assert not let_go("7", ["node1"], always=True)
+    assert not release_held("7", ["node1"], always=True)
     assert slurm.verbs == ["show"]

@@ -54,17 +54,17 @@ def test_of_nodes_that_all_fail_the_first_ones_are_taken(blamed: list[int]) -> N
 def test_the_chosen_nodes_are_enough_alive_and_the_same_whatever_the_order(
     allocated: int, least: int, more: int, lost: set[int], blamed: list[int]
 ) -> None:
-    wanted = Nodes(least, least + more)
-    chosen = choose_members(allocated, wanted, lost=lost, blamed=blamed)
+    count = Nodes(least, least + more)
+    chosen = choose_members(allocated, count, lost=lost, blamed=blamed)
     alive = set(range(allocated)) - lost
     assert (chosen is None) == (0 in lost or len(alive) < least)
-    assert choose_members(allocated, wanted, lost=sorted(lost, reverse=True), blamed=blamed[::-1]) == chosen
+    assert choose_members(allocated, count, lost=sorted(lost, reverse=True), blamed=blamed[::-1]) == chosen
     if chosen is None:
         return
     assert 0 in chosen
     assert set(chosen) <= alive
     assert chosen == sorted(set(chosen))
-    assert least <= len(chosen) <= wanted.max
-    # Whoever is left out failed often, or is more than is wanted.
-    if len(chosen) < min(wanted.max, len(alive)):
+    assert least <= len(chosen) <= count.max
+    # Whoever is left out failed often, or is one too many.
+    if len(chosen) < min(count.max, len(alive)):
         assert all(blamed.count(node) >= 2 for node in alive - set(chosen))

@@ -35,14 +35,14 @@ def ends(*pasts: PriorEnd, **rules: Any) -> Decision:
     return decide(pasts, replace(RULES, **rules))
 
 
-def past(cause: str, **said: Any) -> PriorEnd:
+def past(cause: str, **fields: Any) -> PriorEnd:
     """An end at an arbitrary time."""
-    return PriorEnd(cause=cause, **{"at": 1.0, **said})
+    return PriorEnd(cause=cause, **{"at": 1.0, **fields})
 
 
-def trained(cause: str, begin: int, committed: int, **said: Any) -> PriorEnd:
+def trained(cause: str, begin: int, committed: int, **fields: Any) -> PriorEnd:
     """The end of an attempt that finished 5 steps more than it saved."""
-    return past(cause, **{"began_at_step": begin, "committed": committed, "reached": committed + 5, **said})
+    return past(cause, **{"began_at_step": begin, "committed": committed, "reached": committed + 5, **fields})
 
 
 # --- each rule --------------------------------------------------------------------------------------------------
@@ -140,9 +140,9 @@ def test_a_pause_is_an_hour_at_most() -> None:
     assert ends(trained("crash", 0, 10), backoff_s=1e9).delay_s == MAX_DELAY_S
 
 
-@pytest.mark.parametrize("said", [{"reached": 0}, {"reached": None}, {"reached": 40, "began_at_step": 40}])
-def test_a_crash_before_the_first_step_ends_a_run_at_once(said: dict[str, Any]) -> None:
-    decision = ends(past("crash", where="NameError: name 'x' is not defined", **said))
+@pytest.mark.parametrize("fields", [{"reached": 0}, {"reached": None}, {"reached": 40, "began_at_step": 40}])
+def test_a_crash_before_the_first_step_ends_a_run_at_once(fields: dict[str, Any]) -> None:
+    decision = ends(past("crash", where="NameError: name 'x' is not defined", **fields))
     assert not decision.again
     assert "before it finished a step" in decision.why
 
@@ -232,9 +232,9 @@ def test_failures_that_differ_in_words_have_different_signatures() -> None:
 
 
 @given(st.text(max_size=300))
-def test_a_signature_is_its_own_signature(said: str) -> None:
-    assert signature(signature(said)) == signature(said)
-    assert len(signature(said)) <= 200
+def test_a_signature_is_its_own_signature(error: str) -> None:
+    assert signature(signature(error)) == signature(error)
+    assert len(signature(error)) <= 200
 
 
 # --- what counts of a run ------------------------------------------------------------------------------------------
@@ -431,12 +431,12 @@ def history(lives: list[Life]) -> list[PriorEnd]:
 
 def lived(lives: list[Life], requeue: RequeueSpec) -> tuple[list[PriorEnd], Decision | None]:
     """How far a run comes that is started again only as long as it is to be, and the last decision."""
-    pasts, done = history(lives), None
+    pasts, decided = history(lives), None
     for index in range(len(pasts)):
-        done = decide(pasts[: index + 1], requeue)
-        if not done.again:
-            return pasts[: index + 1], done
-    return pasts, done
+        decided = decide(pasts[: index + 1], requeue)
+        if not decided.again:
+            return pasts[: index + 1], decided
+    return pasts, decided
 
 
 @given(

@@ -1,4 +1,4 @@
-"""What agents tell each other: that they live, that all must stop, and words that belong to a round."""
+"""What agents exchange: signs of life, requests to stop, and messages that belong to a round."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Clock:
         end = self.now + seconds
         while self.now < end:
             self.now += 1.0
-            for one in alive:
-                one.keep_alive()
+            for agent in alive:
+                agent.keep_alive()
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def agents(count: int) -> list[ControlStore]:
     store = HashStore()
-    found = [ControlStore(store, node, count) for node in range(count)]
-    for one in found:
-        one.begin_round(0, range(count))
-    return found
+    controls = [ControlStore(store, node, count) for node in range(count)]
+    for control in controls:
+        control.begin_round(0, range(count))
+    return controls
 
 
 # --- being alive ----------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def agents(count: int) -> list[ControlStore]:
 def test_agents_that_are_heard_of_are_not_silent(clock: Clock) -> None:
     nodes = agents(3)
     clock.pass_(3 * NODE_SILENCE_S, *nodes)
-    assert [one.silent_nodes() for one in nodes] == [[], [], []]
+    assert [node.silent_nodes() for node in nodes] == [[], [], []]
 
 
 def test_node_0_notices_who_has_fallen_silent_and_the_others_notice_node_0(clock: Clock) -> None:
@@ -112,19 +112,19 @@ def test_nobody_waits_for_those_that_are_lost(clock: Clock) -> None:
 @pytest.mark.usefixtures("clock")
 def test_a_request_to_stop_reaches_all_and_the_first_one_stands() -> None:
     nodes = agents(3)
-    assert [one.stop_request() for one in nodes] == [None, None, None]
+    assert [node.stop_request() for node in nodes] == [None, None, None]
     nodes[1].publish_stop(PREEMPTED)
     nodes[0].publish_stop(CRASH)
-    assert [one.stop_request() for one in nodes] == [PREEMPTED, PREEMPTED, PREEMPTED]
+    assert [node.stop_request() for node in nodes] == [PREEMPTED, PREEMPTED, PREEMPTED]
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_request_is_of_its_round() -> None:
     nodes = agents(2)
     nodes[1].publish_stop(PREEMPTED)
-    for one in nodes:
-        one.begin_round(1, [0, 1])
-    assert [one.stop_request() for one in nodes] == [None, None]
+    for node in nodes:
+        node.begin_round(1, [0, 1])
+    assert [node.stop_request() for node in nodes] == [None, None]
     nodes[0].publish_stop(CRASH)
     assert nodes[1].stop_request() == CRASH
 
@@ -141,8 +141,8 @@ def test_a_node_with_ranks_that_falls_silent_stops_the_others(clock: Clock) -> N
 
 def test_a_spare_node_that_falls_silent_stops_nobody(clock: Clock) -> None:
     first, second, third = agents(3)
-    for one in (first, second, third):
-        one.begin_round(0, [0, 1])
+    for control in (first, second, third):
+        control.begin_round(0, [0, 1])
     clock.pass_(2, first, second, third)
     clock.pass_(NODE_SILENCE_S + 3, first, second)
     assert first.silent_nodes() == [2]
@@ -211,17 +211,17 @@ def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.Monk
     assert looks == [1]
 
 
-# --- words ----------------------------------------------------------------------------------------------------------
+# --- messages -------------------------------------------------------------------------------------------------------
 
 
-def test_words_belong_to_a_round_and_the_newest_one_is_heard() -> None:
+def test_a_message_belongs_to_its_round_and_replaces_the_one_before() -> None:
     first, second = agents(2)
     assert second.read("next") is None
     first.publish("next", {"members": [0, 1], "why": "ü"})
     first.publish("next", {"members": None})
     assert second.read("next") == {"members": None}
-    for one in (first, second):
-        one.begin_round(1, [0, 1])
+    for control in (first, second):
+        control.begin_round(1, [0, 1])
     assert second.read("next") is None
 
 

@@ -111,10 +111,10 @@ class Slurm:
 
     def __init__(self, **fields: str) -> None:
         self.fields = fields
-        self.asked = 0
+        self.questions = 0
 
     def __call__(self) -> Mapping[str, str]:
-        self.asked += 1
+        self.questions += 1
         return self.fields
 
 
@@ -128,13 +128,13 @@ def test_slurm_is_asked_once_however_often_the_answer_is_wanted() -> None:
         assert view is not None
         assert (view.state, view.restarts) == ("RUNNING", 2)
     query.stop_by()
-    assert slurm.asked == 1
+    assert slurm.questions == 1
 
 
 def test_whoever_wants_the_answer_asks() -> None:
     slurm = Slurm(JobState="RUNNING")
     assert JobQuery(slurm, None).view() is not None
-    assert slurm.asked == 1
+    assert slurm.questions == 1
 
 
 def test_a_slurm_that_does_not_answer_says_nothing() -> None:
@@ -196,14 +196,14 @@ def test_an_answer_that_does_not_come_is_not_waited_for_for_long(monkeypatch: py
     over.set()
 
 
-def seen(record: str) -> JobView:
+def view_of(record: str) -> JobView:
     """The view of one of the records above."""
     return read_view(read_job(record))
 
 
-def cause(signal: str, view: JobView | None, now: float = NOW, **said: Any) -> StopCause:
+def cause(signal: str, view: JobView | None, now: float = NOW, **more: Any) -> StopCause:
     """Why a job of Slurm's was asked to stop."""
-    return cause_of_stop(signal, view, now=now, **{"executor": "slurm", "deadline": False, **said})
+    return cause_of_stop(signal, view, now=now, **{"executor": "slurm", "deadline": False, **more})
 
 
 # --- causes -----------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def cause(signal: str, view: JobView | None, now: float = NOW, **said: Any) -> S
 def test_what_slurm_says_of_a_job_tells_what_a_signal_was_for(
     signal: str, record: str, now: float, expected: str, sure: bool
 ) -> None:
-    stop = cause(signal, seen(record), now)
+    stop = cause(signal, view_of(record), now)
     assert (stop.cause, stop.sure) == (expected, sure)
 
 
@@ -285,7 +285,7 @@ def test_without_an_answer_of_slurms_nothing_is_certain() -> None:
 def test_a_time_limit_that_the_agent_keeps_itself_needs_no_signal() -> None:
     assert cause("", None, executor="local", deadline=True).cause == "timeout"
     assert cause("SIGTERM", RUNNING, deadline=True).cause == "timeout"
-    assert cause("SIGTERM", seen(PREEMPTED), 1795294015.0, deadline=True).cause == "preempted"
+    assert cause("SIGTERM", view_of(PREEMPTED), 1795294015.0, deadline=True).cause == "preempted"
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_without_slurm_the_signal_itself_decides(signal: str, expected: str) -> 
 
 
 def test_evidence_says_what_a_cause_was_concluded_from() -> None:
-    evidence = cause("SIGTERM", seen(PREEMPTED), 1795294015.0).evidence
+    evidence = cause("SIGTERM", view_of(PREEMPTED), 1795294015.0).evidence
     assert evidence["signal"] == "SIGTERM"
     assert (evidence["state"], evidence["preempt_time"], evidence["end_time"]) == ("RUNNING", 1795294014, 1795294034)
     assert evidence["time_left_s"] == 19
@@ -335,7 +335,7 @@ def test_whatever_is_seen_has_a_cause_that_is_known(
 
 
 def test_a_record_is_read() -> None:
-    assert seen(PREEMPTED) == JobView(
+    assert view_of(PREEMPTED) == JobView(
         state="RUNNING",
         preempt_time=1795294014.0,
         end_time=1795294034.0,
@@ -344,7 +344,7 @@ def test_a_record_is_read() -> None:
         requeue=True,
         restarts=0,
     )
-    assert seen(AT_LIMIT).reason == "TimeLimit"
+    assert view_of(AT_LIMIT).reason == "TimeLimit"
 
 
 def test_times_may_be_written_as_local_time() -> None:
@@ -376,14 +376,14 @@ def test_any_record_can_be_read(fields: dict[str, str]) -> None:
 
 
 def test_the_end_of_a_preemptions_grace_is_what_is_left() -> None:
-    assert time_left(seen(PREEMPTED), 1795294015.0) == 19
-    assert time_left(seen(NEAR_LIMIT), 1795293829.0) == 50
+    assert time_left(view_of(PREEMPTED), 1795294015.0) == 19
+    assert time_left(view_of(NEAR_LIMIT), 1795293829.0) == 50
     assert time_left(RUNNING, NOW + 1000) == 0
 
 
 def test_of_a_job_that_leaves_or_that_nobody_knows_it_is_not_known_what_is_left() -> None:
-    assert time_left(seen(REQUEUED), 1795294039.7) is None
-    assert time_left(seen(CANCELLED), 1795293931.3) is None
+    assert time_left(view_of(REQUEUED), 1795294039.7) is None
+    assert time_left(view_of(CANCELLED), 1795293931.3) is None
     assert time_left(replace(RUNNING, end_time=None), NOW) is None
     assert time_left(None, NOW) is None
 

@@ -61,8 +61,8 @@ class Node:
         self.board.beats[local] = Beat(step, phase, time.monotonic(), 0.2, own_s, pid=100 + local)
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        told = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
-        return [event for event in told if event["kind"] == kind]
+        events = [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
+        return [event for event in events if event["kind"] == kind]
 
 
 class Clock:
@@ -86,8 +86,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
         return nodes[-1]
 
     yield build
-    for one in nodes:
-        one.journal.close()
+    for node in nodes:
+        node.journal.close()
 
 
 def later(clock: Clock, node: Node, seconds: float) -> Any:
@@ -138,10 +138,10 @@ def test_what_ranks_are_doing_is_noted_for_all_of_the_node(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make(node=1, members=(0, 1))
-    asked: list[Any] = []
+    calls: list[Any] = []
 
     def collect(pids: Any, logs: Any, beats: Any) -> dict[int, list[str]]:
-        asked.append((dict(pids), {rank: path.name for rank, path in logs.items()}, sorted(beats)))
+        calls.append((dict(pids), {rank: path.name for rank, path in logs.items()}, sorted(beats)))
         return {2: ["/w/train.py:4 step"]}
 
     monkeypatch.setattr(stacks, "collect", collect)
@@ -150,7 +150,7 @@ def test_what_ranks_are_doing_is_noted_for_all_of_the_node(
     node.beat(0, 5)
     clock.now += 30.0
     node.monitor.examine_hang()
-    assert asked == [({2: 200, 3: 201}, {2: "rank-2.log", 3: "rank-3.log"}, [2, 3])]
+    assert calls == [({2: 200, 3: 201}, {2: "rank-2.log", 3: "rank-3.log"}, [2, 3])]
     first, second = node.monitor.states
     assert (first.rank, first.node, first.step, first.idle_s, first.state) == (2, 1, 5, 30.0, "S")
     assert first.stack == ("/w/train.py:4 step",)

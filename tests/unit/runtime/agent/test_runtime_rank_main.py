@@ -12,9 +12,9 @@ import pytest
 
 from slurmtrain.runtime.agent import workers
 
-SHIM = Path(workers.__file__).with_name("rank_main.py")
+RANK_MAIN = Path(workers.__file__).with_name("rank_main.py")
 # The command: which signals it ignores, and which one it gets when the node agent dies.
-SAY = """
+REPORT = """
 import ctypes, os, signal
 answer = ctypes.c_int()
 ctypes.CDLL(None).prctl(2, ctypes.byref(answer), 0, 0, 0)
@@ -25,17 +25,17 @@ print(signal.Signals(answer.value).name, "SLURMTRAIN_AGENT_PID" in os.environ, o
 
 
 def run(folder: Path, *command: str, agent: int | None = None, **environ: str) -> tuple[int, list[str]]:
-    """Run a command by way of the shim, as rank 3; returns the exit code and the lines of its log."""
-    told = {
+    """Run a command by way of rank_main.py, as rank 3; returns the exit code and the lines of its log."""
+    variables = {
         "RANK": "3",
         "SLURMTRAIN_LOG_DIR": str(folder),
         "SLURMTRAIN_AGENT_PID": str(os.getpid() if agent is None else agent),
         "SUBMITIT_X": "1",
     }
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", str(SHIM), *command], env={**os.environ, **told, **environ}, check=False
+    process = subprocess.run(
+        [sys.executable, "-I", "-S", str(RANK_MAIN), *command], env={**os.environ, **variables, **environ}, check=False
     )
-    return done.returncode, (folder / "rank-3.log").read_text().splitlines()
+    return process.returncode, (folder / "rank-3.log").read_text().splitlines()
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def run(folder: Path, *command: str, agent: int | None = None, **environ: str) -
 def test_what_is_sent_to_all_processes_is_ignored_but_for_the_chosen_signal(
     chosen: str, ignored: str, tmp_path: Path
 ) -> None:
-    code, said = run(tmp_path, sys.executable, "-c", SAY, SLURMTRAIN_STOP_SIGNAL=chosen)
-    assert (code, said) == (0, [ignored, f"{chosen} False None"])
+    code, lines = run(tmp_path, sys.executable, "-c", REPORT, SLURMTRAIN_STOP_SIGNAL=chosen)
+    assert (code, lines) == (0, [ignored, f"{chosen} False None"])
 
 
 def test_a_script_outlives_the_others_and_is_ended_by_the_chosen_signal(tmp_path: Path) -> None:
     kill = "import os, signal; [os.kill(os.getpid(), s) for s in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1)]"
-    code, said = run(tmp_path, sys.executable, "-c", f"{kill}; print('too far')", SLURMTRAIN_STOP_SIGNAL="SIGUSR1")
-    assert (code, said) == (-signal.SIGUSR1, [])
+    code, lines = run(tmp_path, sys.executable, "-c", f"{kill}; print('too far')", SLURMTRAIN_STOP_SIGNAL="SIGUSR1")
+    assert (code, lines) == (-signal.SIGUSR1, [])
 
 
 def test_a_rank_does_not_begin_without_its_agent(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_rank_does_not_begin_without_its_agent(tmp_path: Path) -> None:
 
 
 def test_a_command_that_cannot_be_run_is_named(tmp_path: Path) -> None:
-    code, said = run(tmp_path, str(tmp_path / "nothing"))
+    code, lines = run(tmp_path, str(tmp_path / "nothing"))
     assert code == 127
-    assert "cannot run" in said[0]
-    assert "No such file" in said[0]
+    assert "cannot run" in lines[0]
+    assert "No such file" in lines[0]

@@ -34,7 +34,7 @@ from slurmtrain.system.journal import Journal
 
 # What ranks of a node do in a round: end by themselves, fail, wait until they are asked to stop, hang, hang with the
 # others in the loop, or die with their agent.
-DONE, CRASH, WAIT, HANG, LOST = "done", "crash", "wait", "hang", "lost"
+COMPLETE, CRASH, WAIT, HANG, LOST = "complete", "crash", "wait", "hang", "lost"
 _POLL_S = 0.002
 
 
@@ -45,16 +45,16 @@ class Gone(BaseException):
 class Process:
     """A rank's process, as far as the agent looks at it."""
 
-    def __init__(self, pid: int, what: str) -> None:
+    def __init__(self, pid: int, behaviour: str) -> None:
         self.pid = pid
-        self.returncode: int | None = {DONE: 0, CRASH: 1}.get(what)
-        self.asked: list[int] = []
+        self.returncode: int | None = {COMPLETE: 0, CRASH: 1}.get(behaviour)
+        self.signals: list[int] = []
 
     def poll(self) -> int | None:
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
-        self.asked.append(number)
+        self.signals.append(number)
         if self.returncode is None:
             self.returncode = STOPPED
 
@@ -75,31 +75,31 @@ class Ranks(Workers):
         self._supervisor = supervisor
         self._first = config.members.index(config.node)
         number, node = config.attempt.round, config.node
-        self.what = self.world.script.get((number, node), DONE)
-        self._own = [Process(1000 + 100 * number + node, self.what)]
+        self.behaviour = self.world.script.get((number, node), COMPLETE)
+        self._own = [Process(1000 + 100 * number + node, self.behaviour)]
         self.world.ranks[number, node] = self
 
     def run(self, role: str = "") -> Any:
-        if self.what == LOST:
+        if self.behaviour == LOST:
             self.world.lose(self._config.node, self._control)
         self._supervisor.started({self._first: self._own[0].pid})
         pulse = Pulse.open(self.world.boards[self._config.node], 0)
         step = 0
         while self.request is None and None in self._exit_codes():
-            step += 0 if self.what == HANG else 1
-            pulse.beat(step if self.what == HANG else 5, Phase.TRAINING, step_s=0.01)
+            step += 0 if self.behaviour == HANG else 1
+            pulse.beat(step if self.behaviour == HANG else 5, Phase.TRAINING, step_s=0.01)
             self.request = self._find_request()
             time.sleep(_POLL_S)
         if pulse.phase is Phase.NONE:
             pulse.beat(5, Phase.LEFT)
-        if self.request is not None or self.what == CRASH:
-            self._end_workers(self.what == CRASH)
+        if self.request is not None or self.behaviour == CRASH:
+            self._end_workers(self.behaviour == CRASH)
 
     def exits(self) -> list[Exit]:
         if self._config.node == 0:
             self.world.when_ended()
         codes = [process.returncode for process in self._own if process.returncode is not None]
-        lines = [self.world.last_line] if self.what == CRASH else []
+        lines = [self.world.last_line] if self.behaviour == CRASH else []
         return [Exit(rank=self._first, pid=1, code=code, at=time.time(), last_lines=lines) for code in codes]
 
     def _processes(self) -> list[Any]:
@@ -178,8 +178,8 @@ class World:
 
     def events(self, kind: str, node: int = 0) -> list[dict[str, Any]]:
         path = self.attempt.node_journal(node)
-        told = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [event for event in told if event["kind"] == kind]
+        events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return [event for event in events if event["kind"] == kind]
 
     def causes(self) -> dict[int, str]:
         return {node: outcome.node.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None}
@@ -191,7 +191,7 @@ class World:
         return outcome.attempt.cause, outcome.attempt.reason
 
     def rounds_of(self, node: int) -> list[int]:
-        return sorted(number for number, one in self.ranks if one == node)
+        return sorted(number for number, member in self.ranks if member == node)
 
     # --- the agents ---------------------------------------------------------------------------------------------------
 
@@ -417,7 +417,7 @@ def test_ranks_of_all_other_nodes_are_asked_to_stop_when_one_is_lost(make: Make)
     script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT}
     world = make({"nodes": {"min": 2, "max": 3}}, script).begin().end()
     for node in (0, 2):
-        assert world.ranks[0, node]._own[0].asked == [signal.SIGTERM]
+        assert world.ranks[0, node]._own[0].signals == [signal.SIGTERM]
 
 
 def test_a_spare_node_takes_the_place_of_one_that_is_lost(make: Make) -> None:
@@ -437,7 +437,7 @@ def test_a_spare_node_that_is_lost_ends_no_round(make: Make) -> None:
         world.ranks[0, node]._own[0].returncode = 0
     world.end()
     assert world.causes()[0] == "completed"
-    assert world.ranks[0, 0]._own[0].asked == []
+    assert world.ranks[0, 0]._own[0].signals == []
 
 
 def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make) -> None:
@@ -460,7 +460,7 @@ def test_a_node_that_was_give_up_though_it_lives_ends_its_ranks_and_itself(
     world.end()
     until(lambda: not world.threads[1].is_alive(), "the end of node 1")
     assert world.causes() == {0: "completed", 1: "node_fail", 2: "completed"}
-    assert world.ranks[0, 1]._own[0].asked == [signal.SIGTERM]
+    assert world.ranks[0, 1]._own[0].signals == [signal.SIGTERM]
     assert world.rounds_of(1) == [0]
 
 
@@ -476,17 +476,17 @@ def test_a_node_on_which_ranks_fail_again_and_again_is_left_out(make: Make) -> N
     world = make({"nodes": 2, "spares": 1}, script, requeue={"restarts_in_place": 3})
     world.committed = 1
     # A failure elsewhere in the program each time, so that it is not taken for the same one.
-    said = iter(["OSError", "KeyError", "x", "y"])
+    lines = iter(["OSError", "KeyError", "x", "y"])
     exits = Ranks.exits
 
-    def told(self: Ranks) -> list[Exit]:
-        found = exits(self)
+    def with_lines(self: Ranks) -> list[Exit]:
+        ended = exits(self)
         return [
-            Exit(rank=e.rank, pid=1, code=e.code, at=e.at, last_lines=[next(said)]) if e.failed else e for e in found
+            Exit(rank=e.rank, pid=1, code=e.code, at=e.at, last_lines=[next(lines)]) if e.failed else e for e in ended
         ]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "exits", told)
+        patch.setattr(Ranks, "exits", with_lines)
         world.begin().end()
     assert [event["members"] for event in world.events("restart")] == [[0, 1], [0, 2]]
     assert world.causes() == {0: "completed", 1: "completed", 2: "completed"}
@@ -524,8 +524,8 @@ def test_a_rank_that_hangs_is_named_and_ranks_start_again(make: Make, monkeypatc
     assert event["cause"] == "hang"
     assert event["why"] == "rank 1 (node 1) has finished 0 steps, others 5"
     for node in range(2):
-        [seen] = world.events("hang", node)
-        assert [state["rank"] for state in seen["ranks"]] == [node]
+        [hang] = world.events("hang", node)
+        assert [state["rank"] for state in hang["ranks"]] == [node]
     assert world.causes() == {0: "completed", 1: "completed"}
 
 
@@ -583,7 +583,7 @@ def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
     world.end()
     assert world.outcomes[1] is None
     assert world.root == ("preempted", "stopped by SIGTERM")
-    assert world.ranks[0, 0]._own[0].asked == [signal.SIGTERM]
+    assert world.ranks[0, 0]._own[0].signals == [signal.SIGTERM]
 
 
 def test_a_node_that_waits_for_node_0_to_begin_ends_as_soon_as_that_leaves(make: Make) -> None:

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.job.lease import claim, claim_next, claimed, close, grant, granted_to, holds, over, release
+from slurmtrain.runtime.job.lease import (
+    acquire,
+    claim_restart,
+    close,
+    final_state,
+    grant,
+    granted_to,
+    holds,
+    read_claim,
+    release_claim,
+)
 
 
 @pytest.fixture
@@ -22,57 +32,57 @@ def run(tmp_path: Path) -> RunDir:
 def test_a_run_that_was_never_submitted_has_no_lease(run: RunDir) -> None:
     assert granted_to(run) is None
     assert not holds(run.attempt("7", 0))
-    assert not claim(run.attempt("7", 0), 1)
+    assert not acquire(run.attempt("7", 0), 1)
 
 
 def test_a_granted_lease_is_claimed_by_an_attempt_of_that_submission(run: RunDir) -> None:
     grant(run.submission(1))
     assert granted_to(run) == 1
     assert not holds(run.attempt("7", 0))
-    assert claim(run.attempt("7", 0), 1)
+    assert acquire(run.attempt("7", 0), 1)
     assert holds(run.attempt("7", 0))
     assert granted_to(run) == 1
 
 
 def test_an_attempt_may_claim_its_lease_again(run: RunDir) -> None:
     grant(run.submission(1))
-    assert claim(run.attempt("7", 0), 1)
-    assert claim(run.attempt("7", 0), 1)
+    assert acquire(run.attempt("7", 0), 1)
+    assert acquire(run.attempt("7", 0), 1)
 
 
 def test_a_job_that_comes_to_life_late_can_neither_train_nor_publish(run: RunDir) -> None:
     grant(run.submission(1))
-    assert claim(run.attempt("7", 0), 1)
+    assert acquire(run.attempt("7", 0), 1)
     grant(run.submission(2))
     assert not holds(run.attempt("7", 0))
-    assert not claim(run.attempt("7", 0), 1)
-    assert claim(run.attempt("8", 0), 2)
-    assert not claim(run.attempt("7", 1), 1)
+    assert not acquire(run.attempt("7", 0), 1)
+    assert acquire(run.attempt("8", 0), 2)
+    assert not acquire(run.attempt("7", 1), 1)
     assert holds(run.attempt("8", 0))
 
 
 def test_a_later_start_of_the_same_job_takes_the_lease_and_the_earlier_one_cannot_take_it_back(run: RunDir) -> None:
     grant(run.submission(1))
-    assert claim(run.attempt("7", 0), 1)
-    assert claim(run.attempt("7", 1), 1)
+    assert acquire(run.attempt("7", 0), 1)
+    assert acquire(run.attempt("7", 1), 1)
     assert not holds(run.attempt("7", 0))
-    assert not claim(run.attempt("7", 0), 1)
+    assert not acquire(run.attempt("7", 0), 1)
     assert holds(run.attempt("7", 1))
 
 
 def test_starts_are_told_apart_by_number_and_not_by_spelling(run: RunDir) -> None:
     grant(run.submission(1))
-    assert claim(run.attempt("7", 9), 1)
-    assert claim(run.attempt("7", 10), 1)
-    assert not claim(run.attempt("7", 9), 1)
+    assert acquire(run.attempt("7", 9), 1)
+    assert acquire(run.attempt("7", 10), 1)
+    assert not acquire(run.attempt("7", 9), 1)
 
 
 @pytest.mark.parametrize("job", ["12_3", "local-abc", "a.b"])
 def test_any_job_id_can_hold_a_lease(run: RunDir, job: str) -> None:
     grant(run.submission(1))
-    assert claim(run.attempt(job, 2), 1)
+    assert acquire(run.attempt(job, 2), 1)
     assert holds(run.attempt(job, 2))
-    assert not claim(run.attempt(job, 1), 1)
+    assert not acquire(run.attempt(job, 1), 1)
 
 
 def test_a_lease_that_cannot_be_read_is_nobodys_to_guess(run: RunDir) -> None:
@@ -86,11 +96,11 @@ moves = st.tuples(st.sampled_from(["grant", "claim"]), st.integers(1, 3), st.int
 
 @given(st.lists(moves, max_size=12))
 def test_the_lease_only_ever_goes_forward(
-    tmp_path_factory: pytest.TempPathFactory, done: list[tuple[str, int, int]]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, int, int]]
 ) -> None:
     run = RunDir(tmp_path_factory.mktemp("lease"))
     current, holder = 0, -1  # the submission, and the restart of its job that has claimed it
-    for move, submission, restart in done:
+    for move, submission, restart in steps:
         attempt = run.attempt(str(submission), restart)
         if move == "grant":
             # Commands give each submission a number of its own, and grant it once.
@@ -99,7 +109,7 @@ def test_the_lease_only_ever_goes_forward(
                 current, holder = submission, -1
         else:
             may = submission == current and restart >= holder
-            assert claim(attempt, submission) is may
+            assert acquire(attempt, submission) is may
             holder = restart if may else holder
         held = [(s, r) for s in range(1, 4) for r in range(4) if holds(run.attempt(str(s), r))]
         assert held == ([(current, holder)] if holder >= 0 else [])
@@ -111,59 +121,59 @@ def test_the_lease_only_ever_goes_forward(
 
 def test_a_run_that_is_over_stays_so_until_the_next_submission(run: RunDir) -> None:
     grant(run.submission(1))
-    assert claim(run.attempt("7", 0), 1)
-    assert over(run, 1) is None
+    assert acquire(run.attempt("7", 0), 1)
+    assert final_state(run, 1) is None
     close(run, 1, "completed")
-    assert (over(run, 1), over(run, 2)) == ("completed", None)
+    assert (final_state(run, 1), final_state(run, 2)) == ("completed", None)
     assert holds(run.attempt("7", 0)), "its last checkpoint may still be on its way"
     grant(run.submission(2))
-    assert (over(run, 1), over(run, 2)) == (None, None)
+    assert (final_state(run, 1), final_state(run, 2)) == (None, None)
 
 
 def test_only_who_has_the_lease_can_say_that_the_run_is_over_but_a_person_always_can(run: RunDir) -> None:
     close(run, None, "cancelled")
-    assert over(run, 1) is None, "there is nothing to end"
+    assert final_state(run, 1) is None, "there is nothing to end"
     grant(run.submission(2))
     close(run, 1, "completed")
-    assert over(run, 2) is None
+    assert final_state(run, 2) is None
     close(run, None, "cancelled")
-    assert over(run, 2) == "cancelled"
+    assert final_state(run, 2) == "cancelled"
 
 
 def test_of_many_who_would_start_a_run_again_one_does(run: RunDir) -> None:
     attempt, won = run.attempt("7", 0), []
     ready = threading.Barrier(8)
 
-    def one(number: int) -> None:
+    def try_to_claim(number: int) -> None:
         ready.wait()
-        if claim_next(attempt, "submission", {"submission": number}):
+        if claim_restart(attempt, "submission", {"submission": number}):
             won.append(number)
 
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    threads = [threading.Thread(target=try_to_claim, args=(number,)) for number in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    said = claimed(attempt, "submission")
-    assert said is not None
-    assert won == [said["submission"]]
+    record = read_claim(attempt, "submission")
+    assert record is not None
+    assert won == [record["submission"]]
     assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
 
 
 def test_agents_and_commands_claim_on_their_own_and_each_attempt_anew(run: RunDir) -> None:
-    assert claim_next(run.attempt("7", 0), "agent")
-    assert claim_next(run.attempt("7", 0), "submission")
-    assert claim_next(run.attempt("7", 1), "agent")
-    assert not claim_next(run.attempt("7", 0), "agent")
+    assert claim_restart(run.attempt("7", 0), "agent")
+    assert claim_restart(run.attempt("7", 0), "submission")
+    assert claim_restart(run.attempt("7", 1), "agent")
+    assert not claim_restart(run.attempt("7", 0), "agent")
 
 
 def test_a_claim_of_which_nothing_came_is_given_up_once(run: RunDir) -> None:
     attempt = run.attempt("7", 0)
-    assert claimed(attempt, "submission") is None
-    assert claim_next(attempt, "submission")
-    assert release(attempt, "submission")
-    assert not release(attempt, "submission")
-    assert claim_next(attempt, "submission")
+    assert read_claim(attempt, "submission") is None
+    assert claim_restart(attempt, "submission")
+    assert release_claim(attempt, "submission")
+    assert not release_claim(attempt, "submission")
+    assert claim_restart(attempt, "submission")
 
 
 # --- runs that are over ---------------------------------------------------------------------------------------------
@@ -171,11 +181,11 @@ def test_a_claim_of_which_nothing_came_is_given_up_once(run: RunDir) -> None:
 
 def test_a_run_that_is_over_says_how_to_the_submission_that_ended_it(run: RunDir) -> None:
     grant(run.submission(1))
-    assert over(run, 1) is None
-    assert claim(run.attempt("7", 0), 1)
+    assert final_state(run, 1) is None
+    assert acquire(run.attempt("7", 0), 1)
     close(run, 1, "completed")
-    assert over(run, 1) == "completed"
-    assert over(run, 2) is None
+    assert final_state(run, 1) == "completed"
+    assert final_state(run, 2) is None
     # What it saves until its end may still be published.
     assert holds(run.attempt("7", 0))
 
@@ -184,21 +194,21 @@ def test_another_submission_begins_anew(run: RunDir) -> None:
     grant(run.submission(1))
     close(run, 1, "completed")
     grant(run.submission(2))
-    assert over(run, 1) is None
-    assert over(run, 2) is None
+    assert final_state(run, 1) is None
+    assert final_state(run, 2) is None
 
 
 def test_a_submission_that_comes_to_its_end_late_closes_no_later_one(run: RunDir) -> None:
     grant(run.submission(2))
     close(run, 1, "completed")
-    assert over(run, 2) is None
+    assert final_state(run, 2) is None
 
 
 def test_a_run_that_is_closed_while_its_job_begins_stays_closed(run: RunDir) -> None:
     grant(run.submission(1))
     close(run, None, "cancelled")
-    assert claim(run.attempt("7", 0), 1)
-    assert over(run, 1) == "cancelled"
+    assert acquire(run.attempt("7", 0), 1)
+    assert final_state(run, 1) == "cancelled"
 
 
 def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
@@ -206,7 +216,7 @@ def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
     assert granted_to(run) is None
     grant(run.submission(3))
     close(run, None, "cancelled")
-    assert over(run, 3) == "cancelled"
+    assert final_state(run, 3) == "cancelled"
 
 
 # --- who starts it again --------------------------------------------------------------------------------------------
@@ -217,7 +227,7 @@ def test_of_many_that_claim_an_attempt_at_once_one_gets_it(run: RunDir) -> None:
 
     def try_it(number: int) -> None:
         together.wait()
-        if claim_next(run.attempt("7", 0), "submission", {"submission": number}):
+        if claim_restart(run.attempt("7", 0), "submission", {"submission": number}):
             won.append(number)
 
     threads = [threading.Thread(target=try_it, args=(number,)) for number in range(20)]
@@ -226,27 +236,27 @@ def test_of_many_that_claim_an_attempt_at_once_one_gets_it(run: RunDir) -> None:
     for thread in threads:
         thread.join()
     [winner] = won
-    said = claimed(run.attempt("7", 0), "submission")
-    assert said is not None
-    assert said["submission"] == winner
+    record = read_claim(run.attempt("7", 0), "submission")
+    assert record is not None
+    assert record["submission"] == winner
     # Nothing else is left lying there.
     assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
 
 
 def test_agents_and_commands_claim_each_for_themselves_and_attempts_are_told_apart(run: RunDir) -> None:
     first, second = run.attempt("7", 0), run.attempt("7", 1)
-    assert claim_next(first, "agent")
-    assert not claim_next(first, "agent")
-    assert claim_next(first, "submission")
-    assert claim_next(second, "agent")
-    assert claimed(second, "submission") is None
+    assert claim_restart(first, "agent")
+    assert not claim_restart(first, "agent")
+    assert claim_restart(first, "submission")
+    assert claim_restart(second, "agent")
+    assert read_claim(second, "submission") is None
 
 
 def test_a_claim_that_was_released_can_be_made_again(run: RunDir) -> None:
     attempt = run.attempt("7", 0)
-    assert not release(attempt, "submission")
-    assert claim_next(attempt, "submission", {"submission": 1})
-    assert release(attempt, "submission")
-    assert not release(attempt, "submission")
-    assert claimed(attempt, "submission") is None
-    assert claim_next(attempt, "submission", {"submission": 2})
+    assert not release_claim(attempt, "submission")
+    assert claim_restart(attempt, "submission", {"submission": 1})
+    assert release_claim(attempt, "submission")
+    assert not release_claim(attempt, "submission")
+    assert read_claim(attempt, "submission") is None
+    assert claim_restart(attempt, "submission", {"submission": 2})

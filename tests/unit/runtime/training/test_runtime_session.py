@@ -62,7 +62,7 @@ def start(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         submission.path.mkdir(parents=True)
         write_json(submission.plan, plan.to_json())
         lease.grant(submission)
-        assert lease.claim(attempt, number)
+        assert lease.acquire(attempt, number)
         monkeypatch.setenv("SLURMTRAIN_SUBMISSION", str(number))
         monkeypatch.setenv("SLURMTRAIN_ATTEMPT_DIR", str(attempt.path))
         monkeypatch.setenv("SLURMTRAIN_ATTEMPT", str(number))

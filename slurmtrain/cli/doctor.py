@@ -14,7 +14,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.root_cause import PatternMatch
-    from slurmtrain.model.interruption.outlook import Outlook, SiteFinding
+    from slurmtrain.model.interruption.outlook import Outlook
+    from slurmtrain.model.interruption.site_findings import SiteFinding
     from slurmtrain.ops.diagnose import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
@@ -23,113 +24,115 @@ _STARTS = {
     "agent": "its own agent",
     "slurm": "Slurm",
     "watch": "slurmtrain watch",
-    "itself": "it goes on",
+    "itself": "resumes by itself",
     "nobody": "nobody",
 }
 _HEADERS = ("PARTITION", "INTERRUPTION", "SECONDS", "STARTED AGAIN BY", "AFTER", "WORST")
+# How many of the other matches are shown.
 _OTHERS = 10
 
 
-@click.command("doctor", short_help="Say whether runs come back here, or why one failed.")
-@click.argument("what", metavar="[SPEC|RUN]", required=False)
+@click.command("doctor", short_help="Say whether runs survive interruptions here, or why one failed.")
+@click.argument("target", metavar="[SPEC|RUN]", required=False)
 @options.overrides_argument
-@click.option("--attempt", type=click.IntRange(min=1), help="This attempt of RUN; by default the last that went wrong.")
+@click.option("--attempt", type=click.IntRange(min=1), help="This attempt of RUN; by default the last that failed.")
 @options.executor_option
 @options.json_option
 @options.in_workspace
 def command(
     workspace: Workspace,
-    what: str | None,
+    target: str | None,
     overrides: tuple[str, ...],
     attempt: int | None,
     executor: str | None,
     as_json: bool,
 ) -> int:
-    """Say what becomes of the run of a SPEC at a preemption, a time limit, the loss of a node; or why a RUN failed.
+    """Say what happens to a SPEC's run at a preemption, a time limit or a node failure; or why a RUN failed.
 
-    Without an argument it tells of each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything
-    else is a RUN. Exits with 1 if something prevents runs from coming back.
+    Without an argument it covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything
+    else is a RUN. Exits with 1 if something prevents runs from being restarted.
     """
-    if what is None or _is_spec(what):
+    if target is None or _is_spec(target):
         if attempt is not None:
             raise click.UsageError("--attempt belongs to a RUN")
-        return _examine(workspace, what, overrides, executor, as_json=as_json)
+        return _examine(workspace, target, overrides, executor, as_json=as_json)
     if overrides or executor:
-        raise click.UsageError(f"KEY=VALUE and --executor belong to a SPEC; {what!r} is no file, and so a RUN")
-    return _diagnose(workspace, what, attempt, as_json=as_json)
+        raise click.UsageError(f"KEY=VALUE and --executor belong to a SPEC; {target!r} is not a file, hence a RUN")
+    return _diagnose(workspace, target, attempt, as_json=as_json)
 
 
-def _is_spec(what: str) -> bool:
-    return what.endswith(_SPECS) or Path(what).is_file()
+def _is_spec(target: str) -> bool:
+    return target.endswith(_SPECS) or Path(target).is_file()
 
 
 # --- doctor SPEC ----------------------------------------------------------------------------------------------------
 
 
 def _examine(
-    workspace: Workspace, what: str | None, overrides: tuple[str, ...], executor: str | None, *, as_json: bool
+    workspace: Workspace, path: str | None, overrides: tuple[str, ...], executor: str | None, *, as_json: bool
 ) -> int:
     from slurmtrain.ops.doctor import examine
 
     chosen = options.default_executor(executor or workspace.config.executor)
-    examined = examine(workspace, Path(what) if what is not None else None, overrides, chosen)
+    report = examine(workspace, Path(path) if path is not None else None, overrides, chosen)
     if as_json:
-        output.print_json(examined.to_dict())
-    elif what is None and examined.executor == "slurm":
-        _print_table(examined)
+        output.print_json(report.to_dict())
+    elif path is None and report.executor == "slurm":
+        _print_table(report)
     else:
-        _print_outlooks(examined)
-    return 0 if examined.good else 1
+        _print_outlooks(report)
+    return 0 if report.good else 1
 
 
-def _print_table(examined: DoctorReport) -> None:
-    from slurmtrain.model.interruption.outlook import worst
+def _print_table(report: DoctorReport) -> None:
+    from slurmtrain.model.interruption.site_findings import worst_severity
 
     rows = [
         (
-            one.partition,
+            outlook.partition,
             case.event,
             "-" if case.seconds is None else f"{case.seconds:.0f}",
             _STARTS[case.starts],
             formatting.duration(case.delay_s),
-            worst(one.findings),
+            worst_severity(outlook.findings),
         )
-        for one in examined.outlooks
-        for case in one.cases
+        for outlook in report.outlooks
+        for case in outlook.cases
     ]
     tables.print_table(_HEADERS, rows)
-    _print_findings(_shared(examined.outlooks))
-    _print_unknown(examined)
+    _print_findings(_merge_findings(report.outlooks))
+    _print_unknown(report)
 
 
-def _shared(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]]:
-    """Findings, each once, with the partitions that it is of; those of all partitions without names."""
-    places: dict[SiteFinding, list[str]] = {}
-    for one in outlooks:
-        for finding in one.findings:
-            places.setdefault(finding, []).append(one.partition)
-    return [("" if len(names) == len(outlooks) else ", ".join(names), one) for one, names in places.items()]
+def _merge_findings(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]]:
+    """Each finding once, with the partitions that have it; empty if that is all of them."""
+    partitions: dict[SiteFinding, list[str]] = {}
+    for outlook in outlooks:
+        for finding in outlook.findings:
+            partitions.setdefault(finding, []).append(outlook.partition)
+    return [("" if len(names) == len(outlooks) else ", ".join(names), finding) for finding, names in partitions.items()]
 
 
-def _print_outlooks(examined: DoctorReport) -> None:
-    for one in examined.outlooks:
-        click.echo(f"partition {one.partition}" if one.partition else "on this machine")
-        for case in one.cases:
+def _print_outlooks(report: DoctorReport) -> None:
+    for outlook in report.outlooks:
+        click.echo(f"partition {outlook.partition}" if outlook.partition else "on this machine")
+        for case in outlook.cases:
             click.echo(_wrapped(f"  {case.event}: {case.text}", "    "))
         click.echo()
-    _print_findings([("", one) for one in examined.findings] + _shared(examined.outlooks))
-    _print_unknown(examined)
+    _print_findings([("", finding) for finding in report.findings] + _merge_findings(report.outlooks))
+    _print_unknown(report)
 
 
 def _print_findings(findings: list[tuple[str, SiteFinding]]) -> None:
-    for where, one in findings:
-        click.echo(_wrapped(f"{one.severity:<5}{f'[{where}] ' if where else ''}{one.text}", " " * 5))
-        if one.fix:
-            click.echo(_wrapped(f"     -> {one.fix}", " " * 8))
+    for partitions, finding in findings:
+        prefix = f"[{partitions}] " if partitions else ""
+        click.echo(_wrapped(f"{finding.severity:<5}{prefix}{finding.text}", " " * 5))
+        if finding.fix:
+            click.echo(_wrapped(f"     -> {finding.fix}", " " * 8))
 
 
 def _wrapped(line: str, indent: str) -> str:
-    """A line as a paragraph on a terminal; elsewhere it stays a line, to be searched."""
+    """The line as a paragraph on a terminal; elsewhere unchanged, so that grep finds all of it."""
     if not tables.is_terminal(sys.stdout):
         return line
     from shutil import get_terminal_size
@@ -138,8 +141,8 @@ def _wrapped(line: str, indent: str) -> str:
     return fill(line, get_terminal_size().columns, subsequent_indent=indent, break_on_hyphens=False)
 
 
-def _print_unknown(examined: DoctorReport) -> None:
-    output.warn(f"not known: {one}" for one in examined.unknown)
+def _print_unknown(report: DoctorReport) -> None:
+    output.warn(f"unknown: {question}" for question in report.unknown)
 
 
 # --- doctor RUN -----------------------------------------------------------------------------------------------------
@@ -162,51 +165,53 @@ def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: 
 def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     from slurmtrain.ops.diagnose import OUTCOME
 
-    run, attempt, found = diagnosed.run, diagnosed.attempt, diagnosed.diagnosis
+    run, attempt, diagnosis = diagnosed.run, diagnosed.attempt, diagnosed.diagnosis
     if attempt is None:
         click.echo(f"run {run.id} is {run.state}, and was never started: {run.reason or 'there is nothing to read'}")
         return
-    said = f": {attempt.reason}" if attempt.reason else ""
-    of = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
-    click.echo(_wrapped(f"run {run.id}, attempt {attempt.number}{of}: {attempt.cause or attempt.state}{said}", "  "))
-    if found.root is not None:
+    reason = f": {attempt.reason}" if attempt.reason else ""
+    total = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
+    end = f"{attempt.cause or attempt.state}{reason}"
+    click.echo(_wrapped(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  "))
+    if diagnosis.root is not None:
         click.echo("\nroot cause")
-        _print_found(found.root)
+        _print_match(diagnosis.root)
     else:
         logs = "1 log was" if diagnosed.read == 1 else f"{diagnosed.read} logs were"
         click.echo(f"\nno known pattern explains it ({logs} read)")
-    if found.laggard is not None:
-        click.echo(f"\nbehind: {found.laggard.why}")
-    if found.root is None and diagnosed.failing is not None:
-        one = diagnosed.failing
-        click.echo(f"\nrank {one.rank}{f' on {one.host}' if one.host else ''} failed first: it {one.description}")
-        for line in one.last_lines:
+    if diagnosis.laggard is not None:
+        click.echo(f"\nbehind: {diagnosis.laggard.why}")
+    if diagnosis.root is None and diagnosed.failing is not None:
+        failing = diagnosed.failing
+        on = f" on {failing.host}" if failing.host else ""
+        click.echo(f"\nrank {failing.rank}{on} failed first: it {failing.description}")
+        for line in failing.last_lines:
             click.echo(f"  | {line}")
-    # What the attempt ended with stands above already.
-    others = [one for one in found.others if one.first.name != OUTCOME]
+    # The end of the attempt is in the first line already.
+    others = [match for match in diagnosis.others if match.first.name != OUTCOME]
     if others:
-        click.echo("\nalso, in order" if found.ordered else "\nalso, by log and line")
+        click.echo("\nalso, in order" if diagnosis.ordered else "\nalso, by log and line")
     for other in others[:_OTHERS]:
-        _print_found(other)
+        _print_match(other)
     if len(others) > _OTHERS:
         click.echo(f"  and {len(others) - _OTHERS} more; --json has them")
-    if not found.ordered:
-        click.echo("\nnot all of these lines say when they were written: which came first is not known for certain")
+    if not diagnosis.ordered:
+        click.echo("\nnot all of these lines have times: which came first is uncertain")
     output.warn(f"not read: {problem}" for problem in diagnosed.problems)
     if diagnosed.partly:
-        click.echo(f"note: of {len(diagnosed.partly)} long log(s) only beginning and end were read", err=True)
+        click.echo(f"note: only the beginning and end of {len(diagnosed.partly)} long log(s) were read", err=True)
 
 
-def _print_found(found: PatternMatch) -> None:
-    first = found.first
+def _print_match(match: PatternMatch) -> None:
+    first = match.first
     where = ", ".join(
         filter(
             None,
             (
                 f"rank {first.rank}" if first.rank is not None else "",
                 f"on {first.host}" if first.host else "",
-                _when(found),
-                f"{found.count} times" if found.count > 1 else "",
+                _when(match),
+                f"{match.count} times" if match.count > 1 else "",
             ),
         )
     )
@@ -217,9 +222,9 @@ def _print_found(found: PatternMatch) -> None:
         click.echo(f"    -> {first.fix}")
 
 
-def _when(found: PatternMatch) -> str:
+def _when(match: PatternMatch) -> str:
     from slurmtrain.ops.shared.views import iso
 
-    if found.first.at is None:
+    if match.first.at is None:
         return ""
-    return f"{'at' if found.first.exact else 'before'} {iso(found.first.at)}"
+    return f"{'at' if match.first.exact else 'before'} {iso(match.first.at)}"

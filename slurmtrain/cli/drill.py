@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
 
 
-@click.command("drill", short_help="Strike runs of a spec with faults, and judge them.")
+@click.command("drill", short_help="Inject faults into runs of a spec, and judge the runs.")
 @options.spec_argument
 @options.overrides_argument
 @click.option(
@@ -26,9 +26,9 @@ HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AG
     "faults",
     type=click.Choice(list(FAULTS)),
     multiple=True,
-    help="Try this one; may be repeated. By default all but hang, which is tried where requeue.hang_after is set.",
+    help="Try this one; may be repeated. By default all but hang, which is tried only if requeue.hang_after is set.",
 )
-@click.option("--twice", is_flag=True, help="Make the undisturbed run twice: does the script end alike at all?")
+@click.option("--twice", is_flag=True, help="Make the undisturbed run twice: is the script deterministic?")
 @options.executor_option
 @options.json_option
 @options.in_workspace
@@ -44,7 +44,7 @@ def command(
     """Run SPEC undisturbed, then once for each fault, and compare: a fire drill with your own script.
 
     KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
-    came through, else with 1.
+    passed, else with 1.
     """
     from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.drill import DrillOptions, drill
@@ -56,9 +56,7 @@ def command(
         with run_progress(workspace) as look:
             report = drill(workspace, drill_options, lambda line: click.echo(line, err=True), look)
     except KeyboardInterrupt:
-        click.echo(
-            "the drill is over; what it has started goes on ('slurmtrain cancel @last' ends the last run)", err=True
-        )
+        click.echo("the drill is over; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
         raise
     if as_json:
         output.print_json(report.to_dict())

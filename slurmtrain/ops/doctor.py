@@ -1,4 +1,4 @@
-"""Whether runs come back here after they were interrupted: what the site's configuration makes of a spec."""
+"""Whether a run survives interruptions here, by its spec and the configuration of the site."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.interruption.outlook import JobFacts, Outlook, SiteFinding, locally, outlook, worst
+from slurmtrain.model.interruption.cases import JobFacts
+from slurmtrain.model.interruption.outlook import Outlook, local_outlook, make_outlook
 from slurmtrain.model.interruption.preemption import may_use
+from slurmtrain.model.interruption.site_findings import SiteFinding, worst_severity
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
@@ -20,15 +22,16 @@ if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
     from slurmtrain.slurm.site import Site
 
-# Stands for the id of a run that is not submitted.
+# A place holder for the id of a run: nothing is submitted.
 _NO_RUN = "RUN-ID"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorReport:
-    """What becomes of a run in each partition it may go to. ``name`` is empty where no spec was given.
+    """The outlook for a run in each partition that it may go to.
 
-    ``config``: what of the site's configuration matters, in its own words. ``unknown``: what could not be asked.
+    ``name``: of the run; empty if there is no spec. ``findings``: those about no single partition. ``config``: the
+    settings of the site that matter, as Slurm prints them. ``unknown``: what could not be asked, and why.
     """
 
     executor: str
@@ -40,9 +43,9 @@ class DoctorReport:
 
     @property
     def good(self) -> bool:
-        """Whether nothing that was found prevents a run from coming back."""
-        found = [*self.findings, *(finding for one in self.outlooks for finding in one.findings)]
-        return worst(found) != "fail"
+        """Whether no finding prevents a run from surviving interruptions."""
+        findings = [*self.findings, *(finding for outlook in self.outlooks for finding in outlook.findings)]
+        return worst_severity(findings) != "fail"
 
     def to_dict(self) -> dict[str, Any]:
         """What ``doctor --json`` prints."""
@@ -51,7 +54,7 @@ class DoctorReport:
             "executor": self.executor,
             "name": self.name or None,
             "good": self.good,
-            "partitions": [one.to_dict() for one in self.outlooks],
+            "partitions": [outlook.to_dict() for outlook in self.outlooks],
             "findings": [finding.to_dict() for finding in self.findings],
             "config": dict(self.config),
             "unknown": list(self.unknown),
@@ -59,14 +62,24 @@ class DoctorReport:
 
 
 def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], executor: str) -> DoctorReport:
-    """What becomes of the run of a spec, of a sweep the first one, when it is interrupted; or of any run here.
+    """Find out what happens to a run when it is interrupted.
 
-    Raises what ``submit`` raises for a spec that is wrong, and SlurmDown where Slurm does not answer.
+    Args:
+        workspace: Where the run would live; its registry knows how long earlier saves took.
+        path: The spec, of whose sweep the first run counts; None: any run, in each partition that this user may use.
+        overrides: Those of the spec.
+        executor: ``local`` or ``slurm``.
+
+    Raises:
+        UserError: The spec cannot be used, as for ``submit``.
+        SlurmDown: Slurm does not answer.
     """
     plan = _plan(path, overrides) if path is not None else None
     name = plan.spec.name if plan else ""
     if executor == "local":
-        return DoctorReport(executor=executor, name=name, outlooks=[locally(_job(workspace, plan, executor, None))])
+        return DoctorReport(
+            executor=executor, name=name, outlooks=[local_outlook(_job_facts(workspace, plan, executor, None))]
+        )
     from slurmtrain.slurm import limits
     from slurmtrain.slurm.site import read_site
 
@@ -75,13 +88,13 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
-    job = _job(workspace, plan, executor, site)
+    job = _job_facts(workspace, plan, executor, site)
     names = limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
-    everywhere = list(site.partitions.values())
+    all_partitions = list(site.partitions.values())
     outlooks = [
-        outlook(site.cluster, site.partitions[one], everywhere, site.qos, job)
-        for one in names
-        if one in site.partitions
+        make_outlook(site.cluster, site.partitions[name], all_partitions, site.qos, job)
+        for name in names
+        if name in site.partitions
     ]
     return DoctorReport(
         executor=executor,
@@ -93,7 +106,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     )
 
 
-# What of the configuration ``doctor --json`` repeats.
+# The settings that ``doctor --json`` repeats.
 _SHOWN = (
     "SLURM_VERSION", "JobRequeue", "PreemptType", "PreemptMode", "PreemptParameters", "PreemptExemptTime", "KillWait",
     "MaxBatchRequeue", "MinJobAge", "AuthInfo", "SlurmdTimeout", "SlurmctldParameters", "OverTimeLimit", "RequeueExit",
@@ -107,8 +120,8 @@ def _plan(path: Path, overrides: Sequence[str]) -> Plan:
     return load(path, overrides, ()).runs[0].plan
 
 
-def _job(workspace: Workspace, plan: Plan | None, executor: str, site: Site | None) -> JobFacts:
-    """What the plan asks for, and what its last save took; without a plan, a run that leaves all to the defaults."""
+def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Site | None) -> JobFacts:
+    """What the plan asks for, and how long its last save took; without a plan, the defaults of a spec."""
     watched = is_watched(workspace.root)
     qos = _default_qos(site, None)
     if plan is None:
@@ -132,23 +145,23 @@ def _job(workspace: Workspace, plan: Plan | None, executor: str, site: Site | No
 
 
 def _lead(workspace: Workspace, plan: Plan) -> float:
-    """How long before its time limit a job has itself warned: what its request says."""
+    """How many seconds before its time limit a job is warned, as its request asks for."""
     from slurmtrain.slurm.request import make_request
 
     return float(make_request(plan, workspace.root.run(_NO_RUN).submission(1)).parameters["signal_delay_s"])
 
 
 def _default_qos(site: Site | None, account: object) -> str | None:
-    """The QOS that a job gets which names none; None where accounting does not tell, or tells of several."""
+    """The QOS of a job that names none; None if accounting does not answer, or knows several."""
     if site is None or not site.associations:
         return None
-    own = [one for one in site.associations if account is None or one.account == account]
-    defaults = {one.default_qos or (one.qos[0] if len(one.qos) == 1 else "") for one in own}
+    own = [each for each in site.associations if account is None or each.account == account]
+    defaults = {each.default_qos or (each.qos[0] if len(each.qos) == 1 else "") for each in own}
     return defaults.pop() or None if len(defaults) == 1 else None
 
 
 def _user() -> str:
-    """This user, as accounting knows them: by the name, where there is one."""
+    """This user's name as accounting has it; the number if the user has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -158,9 +171,9 @@ def _user() -> str:
 def _usable(site: Site) -> list[str]:
     """Partitions that this user may submit to."""
     groups = [_group_name(number) for number in {os.getgid(), *os.getgroups()}]
-    accounts = None if site.associations is None else {one.account for one in site.associations}
+    accounts = None if site.associations is None else {association.account for association in site.associations}
     root = os.getuid() == 0
-    return [name for name, one in site.partitions.items() if may_use(one, groups, accounts, root=root)]
+    return [name for name, part in site.partitions.items() if may_use(part, groups, accounts, root=root)]
 
 
 def _group_name(number: int) -> str:
@@ -171,7 +184,7 @@ def _group_name(number: int) -> str:
 
 
 def is_watched(root: RunsRoot) -> bool:
-    """Whether a ``watch`` starts runs of this root again; one on another machine is believed what it says."""
+    """Whether a ``watch`` starts runs of this root again. One on another machine counts: it cannot be checked."""
     from slurmtrain.ops.watch.lock import read_holder
 
     holder = read_holder(root.watch_lock)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from slurmtrain.model.interruption.cases import JobFacts
+from slurmtrain.model.interruption.outlook import Outlook, make_outlook
 from slurmtrain.model.interruption.preemption import Qos
+from slurmtrain.model.interruption.site_findings import SiteFinding
 from slurmtrain.slurm.parse import read_partitions
 from slurmtrain.slurm.site import Site, read_associations, read_cluster, read_config, read_partition, read_qos
 
@@ -50,3 +54,19 @@ def site(*, qos: str | None = QOS, partition: dict[str, str] | None = None, **ch
         qos=qos_by_name,
         associations=read_associations(ASSOCIATIONS),
     )
+
+
+def outlook_on(cluster: Site | None = None, partition: str = "spot", **job: Any) -> Outlook:
+    """The outlook for a job in a partition of a cluster, by default the captured one."""
+    on = cluster or site()
+    return make_outlook(on.cluster, on.partitions[partition], list(on.partitions.values()), on.qos, JobFacts(**job))
+
+
+def severities(outlook: Outlook, *names: str) -> dict[str, str]:
+    """The severity of each finding by what it is about; of these names only, if there are any."""
+    return {finding.about: finding.severity for finding in outlook.findings if not names or finding.about in names}
+
+
+def finding_about(outlook: Outlook, name: str) -> SiteFinding:
+    """The first finding about a setting."""
+    return next(finding for finding in outlook.findings if finding.about == name)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from slurmtrain.model.interruption.exit_report import ExitReport
-from slurmtrain.model.interruption.statistics import UNNOTICED, kind
+from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind
 from slurmtrain.model.run.run import Attempt, Checkpoint
 from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
 
@@ -223,7 +223,7 @@ def failure_signature(failures: Sequence[Mapping[str, Any]]) -> str:
 
 def is_foreign(cause: str, failures: Sequence[Mapping[str, Any]]) -> bool:
     """Whether such an end came from outside the program."""
-    return kind(cause, failures) == UNNOTICED
+    return interruption_kind(cause, failures) == UNNOTICED
 
 
 def committed(checkpoints: Sequence[Checkpoint], until: float) -> int:

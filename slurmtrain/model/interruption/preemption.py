@@ -1,7 +1,7 @@
-"""What a site's configuration says of interruptions, and whether and how it preempts jobs: pure.
+"""The configuration of a site as far as interruptions go, and whether and how it preempts jobs. Pure.
 
-Sources: the manual pages of slurm.conf and sacctmgr, 22.05 to 25.11; where the grace comes from, the plugins
-preempt/partition_prio and preempt/qos.
+Sources: the manual pages of slurm.conf and sacctmgr, 22.05 to 25.11; for where the grace comes from, the source of the
+plugins preempt/partition_prio and preempt/qos.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from slurmtrain.model.hostlist import expand_hostlist
 
-# Slurm's own values where a configuration does not say.
+# Slurm's defaults, for settings that a configuration leaves out.
 KILL_WAIT_S = 30.0
 CRED_EXPIRE_S = 120.0
 SLURMD_TIMEOUT_S = 300.0
@@ -20,11 +20,11 @@ MAX_REQUEUES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What the configuration of a site says of interruptions. Times are seconds; None: not told, or without end.
+    """The settings of a site that concern interruptions. Times are in seconds; None: unknown, or unlimited.
 
-    ``user_signal``: the setting by which a job that is preempted gets the signal that it asked for in place of SIGTERM;
-    empty: it gets SIGTERM.
-    ``requeue_exit``: exit codes after which Slurm itself puts a job back.
+    ``user_signal``: the setting by which a preempted job gets the signal that it asked for in place of SIGTERM; empty:
+    it gets SIGTERM. ``exempt_s``: how long a job runs before it may be preempted. ``over_limit_s``: how far a job may
+    exceed its time limit. ``requeue_exit``: exit codes after which Slurm itself requeues a job.
     """
 
     version: tuple[int, int] | None = None
@@ -46,13 +46,16 @@ class Cluster:
 
     @property
     def requeue_delay_s(self) -> float:
-        """How long Slurm holds a job back that was put into the queue again."""
+        """How long Slurm holds a requeued job back, in seconds: until the credential of its first start has expired."""
         return self.cred_expire_s + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
-    """What a partition says of interruptions. Times are seconds; None: without end, or not told."""
+    """The settings of a partition that concern interruptions. Times are in seconds; None: unlimited, or not set.
+
+    ``groups``, ``accounts`` and ``qos``: those whose jobs it takes; None: all. ``nodes``: a host list.
+    """
 
     name: str
     up: bool = True
@@ -72,9 +75,11 @@ class Partition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
-    """A quality of service. ``mode``: how its jobs are preempted; None: as the cluster says. ``preempts``: QOS.
+    """A quality of service.
 
-    ``own_limit``: whether its jobs may run for longer than their partition lets others (flag PartitionTimeLimit).
+    ``preempts``: names of the QOS whose jobs it may preempt. ``mode``: how its own jobs are preempted; None: as the
+    cluster says. ``grace_s``: their grace, in seconds. ``own_limit``: whether its jobs may exceed the time limit of
+    their partition (flag PartitionTimeLimit).
     """
 
     name: str
@@ -86,9 +91,10 @@ class Qos:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preemption:
-    """Whether jobs may be preempted (None: not known), how, with what grace, and on what grounds that is said.
+    """Whether jobs may be preempted (None: unknown), how, and why that is so.
 
-    ``mode``: REQUEUE, CANCEL or SUSPEND. ``setting``: where an administrator sets the grace.
+    ``mode``: REQUEUE, CANCEL or SUSPEND. ``grace_s``: the grace, in seconds. ``setting``: where an administrator sets
+    the grace.
     """
 
     possible: bool | None
@@ -99,7 +105,10 @@ class Preemption:
 
 
 def may_use(partition: Partition, groups: Collection[str], accounts: Collection[str] | None, *, root: bool) -> bool:
-    """Whether a person of these groups and accounts (None: not known) may submit to a partition."""
+    """Whether a user may submit to ``partition``.
+
+    ``groups`` and ``accounts``: the user's; accounts that are None are unknown. ``root``: whether the user is root.
+    """
     if root:
         return True
     if partition.root_only or (partition.groups is not None and not partition.groups & set(groups)):
@@ -107,16 +116,21 @@ def may_use(partition: Partition, groups: Collection[str], accounts: Collection[
     return partition.accounts is None or accounts is None or bool(partition.accounts & set(accounts))
 
 
-def preemption(
+def find_preemption(
     cluster: Cluster,
     partition: Partition,
     partitions: Collection[Partition],
     qos: Mapping[str, Qos] | None,
     own_qos: str | None,
 ) -> Preemption:
-    """How a partition's jobs of a QOS are preempted.
+    """How jobs in a partition are preempted.
 
-    ``qos`` is None where accounting does not tell of any, ``own_qos`` where nothing tells which one a job has.
+    Args:
+        cluster: The configuration of the site.
+        partition: Where the jobs are.
+        partitions: All of the site.
+        qos: All of the site, by name; None if accounting does not answer.
+        own_qos: The name of the jobs' QOS; None if unknown.
     """
     if cluster.preempt_type == "none":
         return Preemption(possible=False, why="this site preempts no jobs (PreemptType=preempt/none)")
@@ -124,14 +138,14 @@ def preemption(
         return _by_partition(partition, partitions)
     if cluster.preempt_type == "qos":
         return _by_qos(cluster, qos, own_qos)
-    return Preemption(possible=None, why=f"PreemptType=preempt/{cluster.preempt_type} is not known here")
+    return Preemption(possible=None, why=f"slurmtrain does not know PreemptType=preempt/{cluster.preempt_type}")
 
 
 def _by_partition(partition: Partition, partitions: Collection[Partition]) -> Preemption:
     mode = _mode(partition.preempt_mode)
     if not mode:
         return Preemption(possible=False, why=f"partition {partition.name} has PreemptMode=OFF")
-    above = sorted(one.name for one in partitions if one.tier > partition.tier and _meet(one.nodes, partition.nodes))
+    above = sorted(p.name for p in partitions if p.tier > partition.tier and _overlap(p.nodes, partition.nodes))
     if not above:
         why = f"no partition over the nodes of {partition.name} has a higher PriorityTier"
         return Preemption(possible=False, mode=mode, grace_s=partition.grace_s, why=why)
@@ -146,12 +160,12 @@ def _by_partition(partition: Partition, partitions: Collection[Partition]) -> Pr
 
 def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, own_qos: str | None) -> Preemption:
     if not qos:
-        return Preemption(possible=None, why="jobs are preempted by QOS, and accounting does not tell of any")
+        return Preemption(possible=None, why="jobs are preempted by QOS, and accounting names none")
     if own_qos is None or own_qos not in qos:
-        name = "its QOS is not known" if own_qos is None else f"QOS {own_qos} is not known"
+        name = "its QOS is unknown" if own_qos is None else f"QOS {own_qos} is unknown"
         return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
     own = qos[own_qos]
-    above = sorted(one.name for one in qos.values() if own.name in one.preempts)
+    above = sorted(other.name for other in qos.values() if own.name in other.preempts)
     mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
     if not above or not mode:
         return Preemption(possible=False, mode=mode, grace_s=own.grace_s, why=f"no QOS preempts QOS {own.name}")
@@ -164,15 +178,15 @@ def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, own_qos: str | None
     )
 
 
-def _mode(words: frozenset[str]) -> str:
-    """What a PreemptMode such as ``SUSPEND,GANG`` does to a job; empty for OFF. GANG alone is no preemption."""
-    return next((mode for mode in ("SUSPEND", "REQUEUE", "CANCEL") if mode in words), "")
+def _mode(flags: frozenset[str]) -> str:
+    """What a PreemptMode such as ``SUSPEND,GANG`` does to a job; empty for OFF, and for GANG alone: time slicing."""
+    return next((mode for mode in ("SUSPEND", "REQUEUE", "CANCEL") if mode in flags), "")
 
 
-def _meet(one: str, other: str) -> bool:
-    """Whether two lists of nodes have a node in common; lists that cannot be read may."""
+def _overlap(nodes: str, other_nodes: str) -> bool:
+    """Whether two host lists may share a node: yes if one is empty, or cannot be parsed."""
     try:
-        first, second = set(expand_hostlist(one)), set(expand_hostlist(other))
+        first, second = set(expand_hostlist(nodes)), set(expand_hostlist(other_nodes))
     except ValueError:
         return True
     return bool(first & second) or not first or not second

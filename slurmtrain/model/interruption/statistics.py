@@ -1,14 +1,14 @@
-"""Which ends of attempts speak of the place they ran in, and which of the program: pure.
+"""Which ends of attempts count as interruptions by the cluster, and which are the program's own. Pure.
 
-How often a job is interrupted without notice where it runs tells how often to save. Of the causes of an attempt's end
-(``CAUSES`` in model/run/run.py):
+How often jobs are interrupted without notice on a cluster decides how often to save there. By the cause of an attempt's
+end (``CAUSES`` in model/run/run.py):
 
-* ``node_fail``, ``lost`` and ``hang`` come from nodes, networks and file servers, and without notice.
-* ``crash`` does where a rank was killed by a signal that programs do not raise by themselves, or said that a device or
-  the network failed it. Any other crash is the program's: it says nothing of the next program there.
-* ``preempted`` and ``timeout`` are announced: the job had its grace to save in.
-* ``oom`` is the program's: what it needs does not depend on when it saves, nor another run's memory on this one's.
-* ``completed``, ``cancelled`` and ``preflight`` interrupt no training.
+* ``node_fail``, ``lost`` and ``hang`` come from nodes, networks and file servers, without notice.
+* ``crash`` counts as well if a rank was killed by a signal that programs do not raise by themselves, or if its error
+  blames a device or the network. Any other crash is the program's own and says nothing about the cluster.
+* ``preempted`` and ``timeout`` are announced: the job had a grace in which to save.
+* ``oom`` is the program's own: how much memory it needs does not depend on when it saves, nor on other runs.
+* ``completed``, ``cancelled`` and ``preflight`` do not interrupt training.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from slurmtrain.model.interruption.interval import InterruptionStats
 UNNOTICED = "unnoticed"
 ANNOUNCED = "announced"
 
-_OF_CAUSE = {
+_KIND_BY_CAUSE = {
     "node_fail": UNNOTICED,
     "lost": UNNOTICED,
     "hang": UNNOTICED,
     "preempted": ANNOUNCED,
     "timeout": ANNOUNCED,
 }
-# From outside, and from memory or a mapped file that is gone.
+# SIGKILL comes from outside, SIGBUS from failed memory or a mapped file that is gone, SIGPWR from a power failure.
 _FOREIGN_SIGNALS = frozenset({"SIGKILL", "SIGBUS", "SIGPWR"})
-# What CUDA, NCCL, gloo and the operating system say when not the program is wrong. NCCL's other errors are of its use.
+# Errors of CUDA, NCCL, Gloo and the operating system that are not the program's fault. NCCL's other errors are misuse.
 _FOREIGN_WORDS = re.compile(
     r"uncorrectable (?:ECC|NVLink)|\bECC error|\bXid\b|fallen off the bus|GPU is lost|hardware error"
     r"|nccl(?:SystemError|RemoteError|InternalError)|unhandled system error|collective operation timeout"
@@ -40,40 +40,46 @@ _FOREIGN_WORDS = re.compile(
     r"|input/output error|remote I/O error|stale file handle|transport endpoint",
     re.IGNORECASE,
 )
+# How many of a rank's last lines are searched: the error stands near the end, and earlier lines may be of other errors.
 _LAST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpan:
-    """An attempt as far as it tells of interruptions: for how many node-seconds it ran, and why it ended, if it has."""
+    """An attempt as far as statistics go.
+
+    ``node_seconds``: how long it ran, times its nodes. ``cause``: why it ended; None if it has not. ``failures``: of
+    its ranks as journaled, the first one first.
+    """
 
     node_seconds: float
     cause: str | None
     failures: Sequence[Mapping[str, Any]] = ()
 
 
-def kind(cause: str | None, failures: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    """Whether an end for this cause, with these failures of ranks, was ``unnoticed`` or ``announced``; else None."""
+def interruption_kind(cause: str | None, failures: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """UNNOTICED or ANNOUNCED for an end that interrupted the training; None for any other. ``failures``: of ranks."""
     if cause == "crash":
         return UNNOTICED if any(map(_is_foreign, failures[:1])) else None
-    return _OF_CAUSE.get(cause or "")
+    return _KIND_BY_CAUSE.get(cause or "")
 
 
-def add(history: InterruptionStats, lived: Iterable[AttemptSpan]) -> InterruptionStats:
-    """The history, with these attempts."""
-    for one in lived:
-        found = kind(one.cause, one.failures)
-        history = history.plus(
-            uptime_s=max(0.0, one.node_seconds),
-            interruptions=int(found == UNNOTICED),
-            announced=int(found == ANNOUNCED),
+def add_attempts(stats: InterruptionStats, attempts: Iterable[AttemptSpan]) -> InterruptionStats:
+    """The statistics with these attempts added."""
+    for attempt in attempts:
+        kind = interruption_kind(attempt.cause, attempt.failures)
+        stats = stats.plus(
+            # Clocks of nodes differ: an attempt may seem to end before it began.
+            uptime_s=max(0.0, attempt.node_seconds),
+            interruptions=int(kind == UNNOTICED),
+            announced=int(kind == ANNOUNCED),
         )
-    return history
+    return stats
 
 
 def _is_foreign(failure: Mapping[str, Any]) -> bool:
-    """Whether a rank failed because of something outside the program, as far as it and its signal say."""
+    """Whether a rank failed because of something outside the program, by its signal and its last lines."""
     if failure.get("signal") in _FOREIGN_SIGNALS:
         return True
-    said = [failure.get("error") or "", *(failure.get("last_lines") or ())[-_LAST_LINES:]]
-    return any(_FOREIGN_WORDS.search(str(line)) for line in said)
+    lines = [failure.get("error") or "", *(failure.get("last_lines") or ())[-_LAST_LINES:]]
+    return any(_FOREIGN_WORDS.search(str(line)) for line in lines)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.interval import InterruptionStats, too_slow
-from slurmtrain.model.interruption.statistics import add
+from slurmtrain.model.interruption.statistics import add_attempts
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -35,7 +35,7 @@ def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Par
         since = time.time() - _WINDOW_S
         past = workspace.store.past(run_id, plan.spec.name, executor, partition, since)
         known = InterruptionStats(grace_s=grace_s, stall_s=past.stall_s if past.own else None, save_s=past.save_s)
-        history = add(known, past.lived)
+        history = add_attempts(known, past.lived)
     note = too_slow(history.save_s, grace_s, plan.spec.checkpoint.every, f"partition {partition}")
     return PartitionStats(partition, history, (note,) if note else ())
 

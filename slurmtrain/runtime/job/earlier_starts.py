@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.interruption.statistics import AttemptSpan, add
+from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.layout import AttemptDir, split_attempt
 from slurmtrain.model.run.requeue import PREFLIGHT
@@ -28,11 +28,11 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
     job_id, restart = split_attempt(attempt.path.name) or ("", 0)
     for number in range(max(0, restart - _STARTS), restart):
         earlier = attempt.run.attempt(job_id, number)
-        history = add(history, _lived(earlier))
+        history = add_attempts(history, _lived(earlier))
         saved = [event.data for event in _events(earlier.rank_journal(0)) if event.kind == "saved"]
         if saved and isinstance(saved[-1].get("stall_s"), int | float):
             history = replace(history, stall_s=saved[-1]["stall_s"], save_s=saved[-1].get("seconds"))
-    return add(history, _in_place(_events(attempt.node_journal(0))))
+    return add_attempts(history, _in_place(_events(attempt.node_journal(0))))
 
 
 def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:

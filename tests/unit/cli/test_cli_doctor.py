@@ -69,33 +69,35 @@ def run(tmp_path: Path) -> RunsRoot:
 
 
 def test_a_file_is_a_spec(slurm: SlurmCommands) -> None:
-    done = call("x.yaml")
-    assert code(done) == 0
-    assert "partition spot\n  preemption: by jobs of partition ondemand" in done.output
-    assert "ok   Slurm 22.05 does not put back" in done.output
+    result = call("x.yaml")
+    assert code(result) == 0
+    assert "partition spot\n  preemption: by jobs of partition ondemand" in result.output
+    assert "ok   Slurm 22.05 does not requeue" in result.output
 
 
 def test_a_failure_is_exit_code_1_and_comes_with_what_to_do(slurm: SlurmCommands) -> None:
-    done = call("x.yaml", "resources.time=5:00:00")
-    assert code(done) == 1
-    assert "fail partition spot lets a job run for 4 h, not 5 h\n     -> ask for less in resources.time" in done.output
+    result = call("x.yaml", "resources.time=5:00:00")
+    assert code(result) == 1
+    assert (
+        "fail partition spot lets a job run for 4 h, not 5 h\n     -> ask for less in resources.time" in result.output
+    )
 
 
 def test_without_an_argument_there_is_a_table_of_partitions(slurm: SlurmCommands) -> None:
-    done = call()
-    assert code(done) == 0
-    rows = [line.split() for line in done.output.splitlines()]
+    result = call()
+    assert code(result) == 0
+    rows = [line.split() for line in result.output.splitlines()]
     assert rows[0][:3] == ["PARTITION", "INTERRUPTION", "SECONDS"]
     assert ["spot", "preemption", "30", "its", "own", "agent", "6s", "ok"] in rows
     assert ["ondemand", "preemption", "-", "nobody", "-", "ok"] in rows
 
 
-def test_what_is_not_known_is_a_warning(slurm: SlurmCommands) -> None:
+def test_what_could_not_be_asked_is_a_warning(slurm: SlurmCommands) -> None:
     slurm.replies("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
-    done = call("x.yaml")
-    assert code(done) == 0
-    assert "warning: not known: QOS and accounts: this site keeps no accounting" in done.stderr
-    assert "warn this site keeps no accounting" in done.output
+    result = call("x.yaml")
+    assert code(result) == 0
+    assert "warning: unknown: QOS and accounts: this site keeps no accounting" in result.stderr
+    assert "warn this site keeps no accounting" in result.output
 
 
 def test_json_is_all_there_is_on_standard_output(slurm: SlurmCommands) -> None:
@@ -104,31 +106,31 @@ def test_json_is_all_there_is_on_standard_output(slurm: SlurmCommands) -> None:
 
 
 def test_on_this_machine_there_is_nothing_to_ask(slurm: SlurmCommands) -> None:
-    done = call("x.yaml", "--executor", "local")
-    assert code(done) == 0
-    assert done.output.startswith("on this machine\n  preemption: nothing preempts it\n")
+    result = call("x.yaml", "--executor", "local")
+    assert code(result) == 0
+    assert result.output.startswith("on this machine\n  preemption: nothing preempts it\n")
 
 
 @pytest.mark.parametrize("name", [RUN, "00000", "heard-of", "@last"])
 def test_anything_else_is_a_run(slurm: SlurmCommands, run: RunsRoot, name: str) -> None:
-    done = call(name)
-    assert code(done) == 0
-    assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in done.output
-    assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01T00:16:50" in done.output
-    assert "| OSError: [Errno 28] No space left on device: '/tmp/a'" in done.output
-    assert "-> free some space there, or set TMPDIR" in done.output
+    result = call(name)
+    assert code(result) == 0
+    assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in result.output
+    assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01T00:16:50" in result.output
+    assert "| OSError: [Errno 28] No space left on device: '/tmp/a'" in result.output
+    assert "-> free some space there, or set TMPDIR" in result.output
 
 
 def test_where_no_pattern_explains_it_the_last_lines_are_shown(slurm: SlurmCommands, run: RunsRoot) -> None:
     run.run(RUN).attempt("7", 0).rank_log(0).write_text("step 1\nValueError: odd\n")
-    done = call("@last")
-    assert "no known pattern explains it (1 log was read)" in done.output
-    assert "rank 0 on h failed first: it exited with code 1\n  | oh\n" in done.output
+    result = call("@last")
+    assert "no known pattern explains it (1 log was read)" in result.output
+    assert "rank 0 on h failed first: it exited with code 1\n  | oh\n" in result.output
 
 
 def test_a_diagnosis_is_json_too(slurm: SlurmCommands, run: RunsRoot) -> None:
-    told = json.loads(call("@last", "--json").stdout)
-    assert (told["root"]["name"], told["root"]["at"], told["root"]["at_by"]) == (
+    document = json.loads(call("@last", "--json").stdout)
+    assert (document["root"]["name"], document["root"]["at"], document["root"]["at_by"]) == (
         "disk-full", "1970-01-01T00:16:50.000Z", "exit",
     )  # fmt: skip
 
@@ -145,6 +147,6 @@ def test_a_diagnosis_is_json_too(slurm: SlurmCommands, run: RunsRoot) -> None:
     ],
 )
 def test_mistakes_are_named(slurm: SlurmCommands, arguments: list[str], message: str) -> None:
-    done = call(*arguments)
-    assert code(done) == 2
-    assert message in f"{done.output}{done.exception}"
+    result = call(*arguments)
+    assert code(result) == 2
+    assert message in f"{result.output}{result.exception}"

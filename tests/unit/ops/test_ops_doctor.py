@@ -1,4 +1,4 @@
-"""What becomes of a spec on a site, from what Slurm and the registry say."""
+"""The outlook for a spec on a site, by what Slurm and the registry say."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
-from slurmtrain.model.interruption.outlook import Case, SiteFinding
+from slurmtrain.model.interruption.cases import Case
+from slurmtrain.model.interruption.site_findings import SiteFinding
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
@@ -28,7 +29,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     monkeypatch.chdir(tmp_path)
-    fake.replies("scontrol", CONFIG + PARTITIONS)  # each reader passes over what the other reads
+    fake.replies("scontrol", CONFIG + PARTITIONS)  # each reader ignores the lines for the other
     fake.replies("sacctmgr", QOS)
     return fake
 
@@ -40,56 +41,56 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def preempted(found: DoctorReport) -> Case:
-    [one] = found.outlooks
-    return one.case("preemption")
+def preemption_case(report: DoctorReport) -> Case:
+    [outlook] = report.outlooks
+    return outlook.case("preemption")
 
 
-def about(found: DoctorReport, name: str) -> SiteFinding:
-    everything = [*found.findings, *(finding for one in found.outlooks for finding in one.findings)]
-    return next(one for one in everything if one.about == name)
+def finding_about(report: DoctorReport, name: str) -> SiteFinding:
+    findings = [*report.findings, *(finding for outlook in report.outlooks for finding in outlook.findings)]
+    return next(finding for finding in findings if finding.about == name)
 
 
 def test_a_spec_is_examined_in_the_partition_that_it_goes_to(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    found = examine(workspace, spec, (), "slurm")
-    assert [one.partition for one in found.outlooks] == ["spot"]
-    assert (preempted(found).seconds, preempted(found).starts) == (30, "agent")
-    limit = found.outlooks[0].case("time limit")
+    report = examine(workspace, spec, (), "slurm")
+    assert [outlook.partition for outlook in report.outlooks] == ["spot"]
+    assert (preemption_case(report).seconds, preemption_case(report).starts) == (30, "agent")
+    limit = report.outlooks[0].case("time limit")
     assert limit.seconds == 90
     assert "after 1 h (resources.time)" in limit.text
-    assert found.good
-    assert found.name == "x"
-    assert found.config["KillWait"] == "5 sec"
+    assert report.good
+    assert report.name == "x"
+    assert report.config["KillWait"] == "5 sec"
 
 
 def test_overrides_choose_other_partitions(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    found = examine(workspace, spec, ["slurm.partition=spot-cancel,ondemand"], "slurm")
-    assert [one.partition for one in found.outlooks] == ["ondemand", "spot-cancel"]
+    report = examine(workspace, spec, ["slurm.partition=spot-cancel,ondemand"], "slurm")
+    assert [outlook.partition for outlook in report.outlooks] == ["ondemand", "spot-cancel"]
 
 
 def test_what_no_partition_can_run_is_a_failure(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    found = examine(workspace, spec, ["slurm.partition=sopt"], "slurm")
-    assert not found.good
-    assert "did you mean 'spot'?" in about(found, "request").text
-    assert found.outlooks == []
+    report = examine(workspace, spec, ["slurm.partition=sopt"], "slurm")
+    assert not report.good
+    assert "did you mean 'spot'?" in finding_about(report, "request").text
+    assert report.outlooks == []
 
 
-def test_a_spec_without_a_requeue_is_told_so(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    found = examine(workspace, spec, ["requeue.enabled=false"], "slurm")
-    assert about(found, "requeue.enabled").severity == "warn"
-    assert preempted(found).starts == "nobody"
+def test_a_spec_without_requeue_is_a_warning(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    report = examine(workspace, spec, ["requeue.enabled=false"], "slurm")
+    assert finding_about(report, "requeue.enabled").severity == "warn"
+    assert preemption_case(report).starts == "nobody"
 
 
 def test_without_a_spec_each_partition_is_examined(workspace: Workspace, slurm: SlurmCommands) -> None:
-    found = examine(workspace, None, (), "slurm")
-    assert [one.partition for one in found.outlooks] == ["spot", "spot-cancel", "ondemand"]
-    assert found.name == ""
+    report = examine(workspace, None, (), "slurm")
+    assert [outlook.partition for outlook in report.outlooks] == ["spot", "spot-cancel", "ondemand"]
+    assert report.name == ""
 
 
 @pytest.mark.parametrize("changes", [{"AllowGroups": "no-group-of-mine"}, {"RootOnly": "YES"}])
-def test_partitions_of_others_are_passed_over(
+def test_partitions_that_the_user_may_not_use_are_skipped(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, changes: dict[str, str]
 ) -> None:
     slurm.replies("scontrol", CONFIG + partitions(**changes))
@@ -98,7 +99,7 @@ def test_partitions_of_others_are_passed_over(
     assert examine(workspace, None, (), "slurm").outlooks == []
 
 
-def test_the_last_save_of_a_run_of_that_name_is_held_against_the_grace(
+def test_the_last_save_of_a_run_of_that_name_is_compared_with_the_grace(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     run = workspace.root.run("0000000001")
@@ -106,10 +107,10 @@ def test_the_last_save_of_a_run_of_that_name_is_held_against_the_grace(
     run.journals.mkdir(parents=True)
     attempt.path.mkdir(parents=True)
     at = time.time() - 3600
-    told = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login", "partition": "spot"}
+    submission = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login", "partition": "spot"}
     (run.journals / "submit.jsonl").write_bytes(
         encode(at, "created", {"name": "x", "executor": "slurm"})
-        + encode(at + 1, "submitting", told)
+        + encode(at + 1, "submitting", submission)
         + encode(at + 2, "submitted", {"submission": 1, "job_id": "8"})
     )
     attempt.node_journal(0).write_bytes(
@@ -119,26 +120,26 @@ def test_the_last_save_of_a_run_of_that_name_is_held_against_the_grace(
              "why": "interval", "metrics": {}, "request": None}  # fmt: skip
     attempt.rank_journal(0).write_bytes(encode(at + 9, "saved", saved))
     observe(workspace, ask_slurm=False)
-    found = examine(workspace, spec, (), "slurm")
-    assert not found.good
-    assert "took 45 s, and a preemption leaves 30 s" in about(found, "save").text
+    report = examine(workspace, spec, (), "slurm")
+    assert not report.good
+    assert "took 45 s, and a preemption leaves 30 s" in finding_about(report, "save").text
 
 
-def test_the_qos_of_the_spec_counts_and_else_that_of_the_user(
+def test_the_qos_of_the_spec_counts_before_that_of_the_user(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
     slurm.replies("scontrol", config(PreemptType="preempt/qos") + PARTITIONS)
-    # QOS are read as associations too, which then tell of no one QOS that is the default.
-    assert preempted(examine(workspace, spec, ["slurm.qos=low"], "slurm")).seconds == 60
-    assert "not known" in preempted(examine(workspace, spec, (), "slurm")).text
+    # QOS are read as associations too, which then have no single default QOS.
+    assert preemption_case(examine(workspace, spec, ["slurm.qos=low"], "slurm")).seconds == 60
+    assert "unknown" in preemption_case(examine(workspace, spec, (), "slurm")).text
 
 
 def test_accounting_that_is_down_leaves_things_unknown(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
     slurm.fails("sacctmgr", "sacctmgr: error: Sending PersistInit msg: Connection refused")
-    found = examine(workspace, spec, (), "slurm")
-    assert found.unknown == ("QOS and accounts: sacctmgr: Sending PersistInit msg: Connection refused",)
-    assert about(found, "QOS").severity == "warn"
-    assert found.good
+    report = examine(workspace, spec, (), "slurm")
+    assert report.unknown == ("QOS and accounts: sacctmgr: Sending PersistInit msg: Connection refused",)
+    assert finding_about(report, "QOS").severity == "warn"
+    assert report.good
 
 
 def test_slurm_that_is_down_is_an_error(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
@@ -147,22 +148,22 @@ def test_slurm_that_is_down_is_an_error(workspace: Workspace, slurm: SlurmComman
         examine(workspace, spec, (), "slurm")
 
 
-def test_a_spec_that_is_not_there_is_an_error(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path) -> None:
+def test_a_missing_spec_is_an_error(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path) -> None:
     with pytest.raises(PlaceError):
         examine(workspace, tmp_path / "other.yaml", (), "slurm")
 
 
 def test_on_this_machine_slurm_is_not_asked(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    found = examine(workspace, spec, (), "local")
-    assert [one.partition for one in found.outlooks] == [""]
-    assert found.outlooks[0].case("time limit").starts == "watch"
+    report = examine(workspace, spec, (), "local")
+    assert [outlook.partition for outlook in report.outlooks] == [""]
+    assert report.outlooks[0].case("time limit").starts == "watch"
     assert slurm.calls("scontrol") == []
 
 
-def test_everything_is_json(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    told = json.loads(json.dumps(examine(workspace, spec, (), "slurm").to_dict(), allow_nan=False))
-    assert (told["schema"], told["executor"], told["name"], told["good"]) == (1, "slurm", "x", True)
-    assert set(told["partitions"][0]["cases"][0]) == {"event", "seconds", "starts", "delay_s", "text"}
+def test_a_report_is_json(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    document = json.loads(json.dumps(examine(workspace, spec, (), "slurm").to_dict(), allow_nan=False))
+    assert (document["schema"], document["executor"], document["name"], document["good"]) == (1, "slurm", "x", True)
+    assert set(document["partitions"][0]["cases"][0]) == {"event", "seconds", "starts", "delay_s", "text"}
 
 
 # --- who watches ------------------------------------------------------------------------------------------------------

@@ -8,13 +8,22 @@ import pytest
 from helpers.runs import RunBuilder
 
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.interruption.statistics import ANNOUNCED, UNNOTICED, AttemptSpan, add, kind
+from slurmtrain.model.interruption.statistics import ANNOUNCED, UNNOTICED, AttemptSpan, add_attempts, interruption_kind
 from slurmtrain.model.run.run import CAUSES
 
 
-def failed(**said: Any) -> dict[str, Any]:
+def failed(**fields: Any) -> dict[str, Any]:
     """One rank's failure, as a node agent journals it."""
-    return {"rank": 0, "pid": 1, "exit_code": 1, "signal": None, "at": 1.0, "error": None, "last_lines": [], **said}
+    return {
+        "rank": 0,
+        "pid": 1,
+        "exit_code": 1,
+        "signal": None,
+        "at": 1.0,
+        "error": None,
+        "last_lines": [],
+        **fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -25,11 +34,11 @@ def failed(**said: Any) -> dict[str, Any]:
         ("crash", None), (None, None),
     ],
 )  # fmt: skip
-def test_what_an_attempt_ended_for_decides_whether_it_was_interrupted(cause: str | None, counted: str | None) -> None:
-    assert kind(cause) == counted
+def test_the_cause_of_an_end_decides_whether_it_counts(cause: str | None, counted: str | None) -> None:
+    assert interruption_kind(cause) == counted
 
 
-def test_of_every_cause_it_is_decided() -> None:
+def test_every_cause_is_decided() -> None:
     decided = {
         "node_fail",
         "lost",
@@ -62,7 +71,7 @@ def test_of_every_cause_it_is_decided() -> None:
     ],
 )
 def test_a_crash_that_comes_from_outside_the_program_is_an_interruption(failure: dict[str, Any]) -> None:
-    assert kind("crash", [failure]) == UNNOTICED
+    assert interruption_kind("crash", [failure]) == UNNOTICED
 
 
 @pytest.mark.parametrize(
@@ -76,18 +85,18 @@ def test_a_crash_that_comes_from_outside_the_program_is_an_interruption(failure:
         failed(last_lines=["connection reset by peer", *["later"] * 8]),
     ],
 )
-def test_a_crash_of_the_programs_own_says_nothing_of_where_it_ran(failure: dict[str, Any]) -> None:
-    assert kind("crash", [failure]) is None
+def test_a_crash_of_the_program_itself_does_not_count(failure: dict[str, Any]) -> None:
+    assert interruption_kind("crash", [failure]) is None
 
 
 def test_the_rank_that_failed_first_decides() -> None:
     followed = failed(error="RuntimeError: Connection closed by peer")
-    assert kind("crash", [failed(error="ValueError"), followed]) is None
-    assert kind("crash", [followed, failed(error="ValueError")]) == UNNOTICED
+    assert interruption_kind("crash", [failed(error="ValueError"), followed]) is None
+    assert interruption_kind("crash", [followed, failed(error="ValueError")]) == UNNOTICED
 
 
-def test_a_history_grows_by_what_attempts_have_lived_through() -> None:
-    seen = add(
+def test_attempts_are_added_to_the_statistics() -> None:
+    stats = add_attempts(
         InterruptionStats(uptime_s=10.0, interruptions=1, grace_s=5.0),
         [
             AttemptSpan(100.0, "node_fail"),
@@ -96,15 +105,15 @@ def test_a_history_grows_by_what_attempts_have_lived_through() -> None:
             AttemptSpan(-3.0, "completed"),
         ],
     )
-    assert seen == InterruptionStats(uptime_s=185.0, interruptions=2, announced=1, grace_s=5.0)
+    assert stats == InterruptionStats(uptime_s=185.0, interruptions=2, announced=1, grace_s=5.0)
 
 
-def test_what_a_run_has_been_through_is_told_by_its_attempts() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    story.observed(story.slurm("NODE_FAIL"))
-    [attempt] = story.run.attempts
-    assert kind(attempt.cause, attempt.failures) == UNNOTICED
-    story = RunBuilder().submitted().started().stopped()
-    story.observed(story.slurm("PREEMPTED"))
-    [attempt] = story.run.attempts
-    assert kind(attempt.cause, attempt.failures) == ANNOUNCED
+def test_the_attempts_of_a_run_count_by_their_causes() -> None:
+    builder = RunBuilder().submitted().started().later(100)
+    builder.observed(builder.slurm("NODE_FAIL"))
+    [attempt] = builder.run.attempts
+    assert interruption_kind(attempt.cause, attempt.failures) == UNNOTICED
+    builder = RunBuilder().submitted().started().stopped()
+    builder.observed(builder.slurm("PREEMPTED"))
+    [attempt] = builder.run.attempts
+    assert interruption_kind(attempt.cause, attempt.failures) == ANNOUNCED

@@ -38,11 +38,11 @@ def command(
     from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.preflight import submit_preflight
-    from slurmtrain.ops.shared.interrupt import Stop
+    from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.wait import wait
 
     chosen = options.default_executor(executor or workspace.config.executor)
-    with Stop() as stop:
+    with StopSignal() as stop:
         run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
         output.warn(notes)
         workspace = workspace.looking_again()

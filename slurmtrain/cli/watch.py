@@ -32,7 +32,7 @@ def command(workspace: Workspace, every: float, once: bool, as_json: bool) -> in
     It prints a line for each thing that it did, or that went wrong; a problem once, and once more when it is over. If
     the runs are watched already it says by whom and exits with 0.
     """
-    from slurmtrain.ops.shared.interrupt import Stop
+    from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.watch.loop import watch, watch_once
 
     problems: list[str] = []
@@ -45,7 +45,7 @@ def command(workspace: Workspace, every: float, once: bool, as_json: bool) -> in
     if once:
         _print_holder(workspace, watch_once(workspace.config, every, report))
         return 1 if problems else 0
-    with Stop() as stop:
+    with StopSignal() as stop:
         _print_holder(workspace, watch(workspace.config, every, report, stop))
         return _INTERRUPTED if stop.raised == signal.SIGINT else 0
 

@@ -14,7 +14,8 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.command import SaveRequested
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
-from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
+from slurmtrain.ops.shared.checkpoints import refuse_external
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import describe_os_error, read_json, write_json
@@ -69,7 +70,7 @@ def ask(workspace: Workspace, run_id: str) -> SaveRequest:
     whose script brings its own checkpoints, PlaceError where the run directory cannot be written.
     """
     directory = workspace.root.run(run_id)
-    run = loaded(workspace, run_id, ask_slurm=True)
+    run = observe_run(workspace, run_id, ask_slurm=True)
     attempt = _check_trains(workspace, directory, run)
     wish = SaveRequest(run_id, secrets.token_hex(8), attempt.key, run.step or 0, frozenset(_saves(workspace, run_id)))
     try:
@@ -85,7 +86,7 @@ def ask(workspace: Workspace, run_id: str) -> SaveRequest:
 
 def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
     """The attempt that can be asked. Rank 0 looks for wishes from when it has registered its state on."""
-    refuse_own(directory, run, "nobody can ask it to save")
+    refuse_external(directory, run, "nobody can ask it to save")
     newest = run.newest
     if run.state != "running" or newest is None:
         there = f"its newest checkpoint is that of step {run.checkpoint.step}" if run.checkpoint else "it has none"
@@ -129,7 +130,7 @@ def answer(workspace: Workspace, wish: SaveRequest, timeout_s: float) -> Answer:
     while True:
         # First: whoever has asked since stands for this wish too, and must be known before the save that says so.
         ids |= _stands_for(workspace.root.run(wish.run_id))
-        run = loaded(workspace, wish.run_id)
+        run = observe_run(workspace, wish.run_id, ask_slurm=False)
         found = _answered(workspace, run, wish, ids)
         if found is not None:
             return found

@@ -11,7 +11,8 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError, PlaceError, UserError
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import loaded, pick
+from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import Tell, check
@@ -78,8 +79,8 @@ def export(
     to = to.absolute()
     write = _format_of(to)
     _check_target(to, force=force)
-    run = loaded(workspace, run_id)
-    directory = pick(workspace, run, step, to="export")[0]
+    run = observe_run(workspace, run_id, ask_slurm=False)
+    directory = choose_checkpoints(workspace, run, step, to="export")[0]
     manifest = read_manifest(directory)
     name = _module(directory, manifest, name)
     checked = check(directory, tell)

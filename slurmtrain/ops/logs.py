@@ -12,7 +12,7 @@ from pathlib import Path
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 
 _POLL_S = 0.3
@@ -74,7 +74,7 @@ def read_logs(
     workspace = workspace.looking_again() if follow else workspace
     gc.enable()
     while True:
-        run = _load(workspace, run_id)
+        run = observe_run(workspace, run_id, ask_slurm=True)
         for one in _chosen(run, attempt, follow=follow, seen=bool(tails)):
             place = workspace.root.run(run_id).attempt(one.job_id, one.restart)
             for path, origin in _files(place, one, rank):
@@ -92,13 +92,6 @@ def read_logs(
             waits(run.reason)
             told = len(run.attempts)
         time.sleep(_POLL_S)
-
-
-def _load(workspace: Workspace, run_id: str) -> Run:
-    observe(workspace, [run_id])
-    run = workspace.store.load(run_id)
-    assert run is not None
-    return run
 
 
 def _chosen(run: Run, number: int | None, *, follow: bool, seen: bool) -> Sequence[Attempt]:

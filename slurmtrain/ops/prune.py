@@ -17,9 +17,10 @@ from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, check
 from slurmtrain.model.run.retention import Saved, reasons
 from slurmtrain.model.run.run import PUBLISHED, Run
 from slurmtrain.model.spec.spec import KeepSpec
-from slurmtrain.ops.shared.checkpoints import loaded, refuse_own
+from slurmtrain.ops.shared.checkpoints import refuse_external
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
@@ -84,15 +85,15 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
     cannot be read.
     """
     directory = workspace.root.run(run_id)
-    run = loaded(workspace, run_id, ask_slurm=True)
-    refuse_own(directory, run, "it deletes them itself")
+    run = observe_run(workspace, run_id, ask_slurm=True)
+    refuse_external(directory, run, "it deletes them itself")
     keep = current_plan(directory, run).spec.checkpoint.keep
     if dry:
         left = _leftovers(directory) if _is_over(run) else []
         return Pruned(run, True, _disposable(directory, run, keep), left)
     # As long as this is held, no command starts the next attempt.
     with locked(directory.lock, wait=False) as lock, workspace.journal(directory, "prune") as journal:
-        run = loaded(workspace, run_id)
+        run = observe_run(workspace, run_id, ask_slurm=False)
         pruned = Pruned(run, False)
         idle = lock is not None and _is_over(run)
         if idle:

@@ -10,11 +10,11 @@ from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.current_plan import current_plan, follows, last_start
+from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start import AttemptRequest, check_executor, hidden_values, start
+from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import locked, make_directory
@@ -35,8 +35,7 @@ def resume(
     with locked(directory.lock, wait=False) as lock:
         if lock is None:
             raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
-        observe(workspace, [run_id])
-        run = _loaded(workspace, run_id)
+        run = observe_run(workspace, run_id, ask_slurm=True)
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
         planned = replan(plan, overrides)
@@ -44,27 +43,21 @@ def resume(
         if run.attempts and not from_start:
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
-        hidden = hidden_values(planned.plan, planned.secrets)
+        secret_env = secret_values(planned.plan, planned.secrets)
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
-        wanted = AttemptRequest(
+        wanted = NewAttempt(
             plan=planned.plan,
             executor=run.executor,
             number=len(run.attempts) + 1,
-            hidden=hidden,
+            secrets=secret_env,
             overrides=planned.overrides,
             from_start=from_start,
-            since=last_start(run),
-            follows=follows(directory, run),
+            since=last_fresh_start(run),
+            predecessor=predecessor(directory, run),
         )
         started = start(workspace, directory, lock, wanted, command="resume")
     return run_id, started.notes
-
-
-def _loaded(workspace: Workspace, run_id: str) -> Run:
-    run = workspace.store.load(run_id)
-    assert run is not None
-    return run
 
 
 def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> None:
@@ -83,7 +76,7 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     if pattern is not None:
         from slurmtrain.runtime.checkpoint.external import absolute, newest
 
-        if newest(absolute(pattern, plan.workdir, directory), last_start(run)) is None:
+        if newest(absolute(pattern, plan.workdir, directory), last_fresh_start(run)) is None:
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
         return
     from slurmtrain.runtime.checkpoint.files import newest_published, sweep

@@ -20,7 +20,7 @@ from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start import AttemptRequest, check_executor, hidden_values, start
+from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.specfile import Planned, SpecFile, load_spec
 from slurmtrain.system.files import (
@@ -64,7 +64,7 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
     """Submit all runs of a spec that has been read, as :func:`submit` does."""
     for planned in spec.runs:
         _check_workdir(planned.plan)
-        hidden_values(planned.plan, planned.secrets)
+        secret_values(planned.plan, planned.secrets)
     check_executor(workspace, executor, [planned.plan for planned in spec.runs])
     workspace.prepare()
     if executor == "slurm":
@@ -78,8 +78,8 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
         runs = [(*_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
         for run, lock, planned in runs:
             handed_over = _handed_over(run, planned.plan)
-            hidden = hidden_values(planned.plan, planned.secrets)
-            wanted = AttemptRequest(plan=planned.plan, executor=executor, number=1, hidden=hidden, after=after)
+            secret_env = secret_values(planned.plan, planned.secrets)
+            wanted = NewAttempt(plan=planned.plan, executor=executor, number=1, secrets=secret_env, after=after)
             try:
                 started = start(workspace, run, lock, wanted, command="submit")
             except (LaunchError, Refused) as error:

@@ -17,10 +17,10 @@ from slurmtrain.model.run.job_state import WAITING, base
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.current_plan import current_plan, follows, last_start
+from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.start import AttemptRequest, check_executor, hidden_values, start
+from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process
@@ -93,9 +93,9 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
             try:
                 plan = current_plan(directory, run)
                 check_executor(workspace, run.executor, [plan])
-                hidden = hidden_values(plan, {})
+                secret_env = secret_values(plan, {})
                 after = (after or _under_way(workspace, synced, run.name)) if run.executor == "local" else None
-                wanted = AttemptRequest(plan=plan, executor=run.executor, number=1, hidden=hidden, after=after)
+                wanted = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after)
                 started = start(workspace, directory, lock, wanted, command="sync")
                 synced.notes += started.notes
                 after = (run_id, started.process) if started.process else None
@@ -222,17 +222,19 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
     try:
         if newest.cause == "preflight" and not plan.spec.preflight.exclude:
             raise Refused("preflight.exclude is false")
-        hidden = hidden_values(plan, {})
+        secret_env = secret_values(plan, {})
         check_executor(workspace, run.executor, [plan])
         _end_last_job(workspace, run)
-        wanted = AttemptRequest(
+        wanted = NewAttempt(
             plan=plan,
             executor=run.executor,
             number=len(run.attempts) + 1,
-            hidden=hidden,
-            since=last_start(run),
-            follows=follows(directory, run),
-            without=sorted({host for a in run.attempts if a.submission == newest.submission for host in a.excluded}),
+            secrets=secret_env,
+            since=last_fresh_start(run),
+            predecessor=predecessor(directory, run),
+            excluded_nodes=sorted(
+                {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
+            ),
         )
         synced.notes += start(workspace, directory, lock, wanted, command="sync").notes
     except Refused as error:

@@ -13,7 +13,8 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.run.events.checkpoint import CheckpointVerified
 from slurmtrain.model.run.layout import MANIFEST, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import loaded, pick
+from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
@@ -93,9 +94,9 @@ def verify(
     Nothing is renamed: a run that goes on from its checkpoints puts damaged ones aside itself. Raises NoCheckpoint, and
     NotAvailable for a run whose script brings its own.
     """
-    run = loaded(workspace, run_id)
+    run = observe_run(workspace, run_id, ask_slurm=False)
     directory = workspace.root.run(run_id)
-    paths = pick(workspace, run, step, to="verify")
+    paths = choose_checkpoints(workspace, run, step, to="verify")
     found = [_aside(workspace, run, path) for path in files.damaged(directory.checkpoints)] if step is None else []
     problems: list[str] = []
     with workspace.journal(directory, "verify") as journal, _Looking(hashes, tell) as looking:

@@ -6,7 +6,7 @@ import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.store import Listed
@@ -20,7 +20,7 @@ def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     tell: Callable[[Mapping[str, Listed]], None],
-    stop: Stop | None = None,
+    stop: StopSignal | None = None,
 ) -> tuple[bool, Synced]:
     """Wait until all these runs have ended, telling of each look at them; then mirror them to the tracking store.
 

@@ -1,4 +1,4 @@
-"""The plan that a run has now."""
+"""What the next attempt of a run goes by: the plan that the run has now, and what came before."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ def current_plan(directory: RunDir, run: Run) -> Plan:
     return plan
 
 
-def last_start(run: Run) -> float | None:
-    """When the run last began again on purpose: what its script saved before that is of another life."""
+def last_fresh_start(run: Run) -> float | None:
+    """When the run was last started with --from-start, in seconds since 1970; None if never.
+
+    What its script saved before that must not be restored.
+    """
     return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)
 
 
-def follows(directory: RunDir, run: Run) -> AttemptDir | None:
-    """The attempt that the next one follows: the newest that has a job."""
+def predecessor(directory: RunDir, run: Run) -> AttemptDir | None:
+    """The attempt that the next one comes after: the newest one that has a job; None if there is none."""
     newest = next((attempt for attempt in reversed(run.attempts) if attempt.job_id), None)
     return directory.attempt(newest.job_id, newest.restart) if newest is not None else None

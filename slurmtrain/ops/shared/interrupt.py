@@ -1,4 +1,4 @@
-"""Commands that end what they do in good order when a person, or their system, interrupts them."""
+"""Commands that finish what they are doing when they are interrupted."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ import time
 from types import FrameType, TracebackType
 
 
-class Stop:
-    """While this is entered, the first SIGTERM or SIGINT is only noted; a second one has its usual effect.
+class StopSignal:
+    """While this is entered, the first SIGTERM or SIGINT is only recorded in ``raised``; a second has its usual effect.
 
-    To be entered in the main thread. A command that has something left to do when it is interrupted needs this: an
-    exception that comes anywhere may leave a transaction of the registry open, which locks out the rest of it.
+    To be entered in the main thread, as Python's handlers must be set there. A command that has something left to do
+    when it is interrupted needs this: an exception that comes anywhere may leave a transaction of the registry open,
+    which locks out the rest of it.
     """
 
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
 
-    def __enter__(self) -> Stop:
+    def __enter__(self) -> StopSignal:
+        # A wakeup descriptor: a signal that comes between the look at ``raised`` and select() would not end select(),
+        # since Python retries it (PEP 475); a byte in the pipe does.
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)
@@ -36,7 +39,7 @@ class Stop:
         os.close(self._writer)
 
     def wait(self, seconds: float) -> bool:
-        """Rest, or until the signal comes; returns whether it has come."""
+        """Sleep for ``seconds``, or until the signal comes; returns whether it has come."""
         deadline = time.monotonic() + seconds
         while self.raised is None and (left := deadline - time.monotonic()) > 0:
             if select.select([self._reader], [], [], left)[0]:

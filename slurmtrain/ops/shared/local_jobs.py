@@ -9,7 +9,7 @@ from slurmtrain.model.run.events.command import JobObserved, Submitted, Unstarte
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_line, last_seen
+from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process
@@ -67,7 +67,7 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
                 source="host",
                 state=GONE,
                 reason=_why_gone(attempt, directory.submission(attempt.submission)),
-                last_seen=last_seen(place, attempt),
+                last_seen=last_written_at(place, attempt),
                 checkpoints=checkpoints_on_disk(directory),
             )
         )
@@ -81,5 +81,5 @@ def _has_agents(attempt: AttemptDir) -> bool:
 def _why_gone(attempt: Attempt, submission: SubmissionDir) -> str:
     if attempt.hosts:
         return "its processes are gone without a last word: killed, or the machine went down"
-    said = last_line(submission.controller_log)
+    said = last_error_line(submission.controller_log)
     return "its job ended before it began" + (f": {said}" if said else "")

@@ -101,6 +101,20 @@ def observe(
     return Observed(runs, look.garbage, look.problems)
 
 
+def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
+    """Observe one run, which is known, and return it with its attempts.
+
+    Args:
+        workspace: Where the run is.
+        run_id: Its id.
+        ask_slurm: Ask Slurm, if it may know more of the run.
+    """
+    observe(workspace, [run_id], ask_slurm=ask_slurm)
+    run = workspace.store.load(run_id)
+    assert run is not None
+    return run
+
+
 def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
     """A run with what the registry does not keep."""
     if not has_directory:

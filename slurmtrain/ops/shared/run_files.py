@@ -1,4 +1,4 @@
-"""What the files of a run prove, where nobody journaled it."""
+"""What the files of a run show of an attempt that was killed before it could journal it."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from slurmtrain.model.run.events.checkpoint import CheckpointRecord
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.model.run.run import Attempt
 
+# Of a log, so much of its end is read; of a line of it, so many characters are shown.
 _TAIL_BYTES = 4096
-_LONGEST = 300
+_LINE_CHARACTERS = 300
 
 
-def last_seen(place: AttemptDir, attempt: Attempt | None) -> float:
-    """When the attempt last wrote anything, in seconds since 1970."""
+def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
+    """When the attempt last wrote anything, in seconds since 1970; when it began, if it has written nothing."""
     times = [0.0] if attempt is None else [attempt.started_at or attempt.submitted_at or 0.0]
-    for path in place.path.rglob("*"):
+    for path in directory.path.rglob("*"):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
+    # A node's clock, or a file server's, may be ahead of ours.
     return min(max(times), time.time())
 
 
 def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
-    """What was published, perhaps without a journal's line, since the kill came in between."""
+    """All published checkpoints: some may have no line in a journal, since a kill came in between."""
     from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
 
     records: list[CheckpointRecord] = []
@@ -40,7 +42,7 @@ def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
     return records
 
 
-def last_line(log: Path) -> str:
+def last_error_line(log: Path) -> str:
     """The last line of a log that says what went wrong, or else anything, secrets taken out; empty where there is none.
 
     What srun says comes last: it only repeats that a task failed.
@@ -52,5 +54,5 @@ def last_line(log: Path) -> str:
         lines = [line.strip() for line in reversed(file.read().decode(errors="replace").splitlines()) if line.strip()]
         own = [line for line in lines if not line.startswith("srun: ")]
         chosen = [*(line for line in own if "error" in line.lower()), *own, *lines]
-        return redact(chosen[0])[:_LONGEST] if chosen else ""
+        return redact(chosen[0])[:_LINE_CHARACTERS] if chosen else ""
     return ""

@@ -14,7 +14,7 @@ from slurmtrain.model.run.events.command import JobObserved, Submitted, Unstarte
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Live, Run
-from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_line, last_seen
+from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.launch import is_submitting
@@ -145,7 +145,7 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
     if reason is None and not (attempt and attempt.hosts):
         reason = _why_silent(directory, run, observed)
     checkpoints = checkpoints_on_disk(directory)
-    return replace(observed, last_seen=last_seen(place, attempt), checkpoints=checkpoints, reason=reason)
+    return replace(observed, last_seen=last_written_at(place, attempt), checkpoints=checkpoints, reason=reason)
 
 
 def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
@@ -155,7 +155,7 @@ def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
     submission = directory.submission(run.newest.submission if run.newest else 0)
     logs = sorted(submission.submitit.glob(f"{observed.job_id}_*_log.out"))
     for log in logs:
-        said = last_line(log)
+        said = last_error_line(log)
         if said:
             return said
     if logs:

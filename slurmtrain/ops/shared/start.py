@@ -31,36 +31,37 @@ from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, make_dire
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
-# Whose the claims of commands are, beside those of agents.
+# Under this name commands claim the next attempt, so that their claims stand apart from those of agents.
 _COMMANDS = "submission"
-# From claiming an attempt to saying that it submits the next one takes a command no time to speak of.
+# A command journals its submission within moments of claiming it; an older claim without one is a killed command's.
 _CLAIM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttemptRequest:
+class NewAttempt:
     """An attempt to be started.
 
-    ``number`` is the attempt's. ``hidden``: environment variables that reach the job and are written nowhere.
-    ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
-    they are newer. ``without``: nodes of the cluster that it must not get. ``follows``: the attempt that it follows.
+    ``number``: counts from 1. ``secrets``: environment variables that reach the job and are written nowhere.
+    ``after``: the id of the run, and its controller, that must end first. ``since``: in seconds since 1970, a script's
+    own checkpoints count only if they are newer. ``excluded_nodes``: nodes that it must not get. ``predecessor``: the
+    attempt that it comes after.
     """
 
     plan: Plan
     executor: str
     number: int
-    hidden: Mapping[str, str]
+    secrets: Mapping[str, str]
     overrides: Sequence[str] = ()
     after: tuple[str, Process] | None = None
     from_start: bool = False
     since: float | None = None
-    without: Sequence[str] = ()
-    follows: AttemptDir | None = None
+    excluded_nodes: Sequence[str] = ()
+    predecessor: AttemptDir | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """An attempt that was handed over: its controller, if it is a local one, and what a person should know of it."""
+class StartedAttempt:
+    """An attempt whose job was submitted: its controller, if it is local, and notes for whoever started it."""
 
     process: Process | None
     notes: list[str]
@@ -79,114 +80,124 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -
         check_local(plan)
 
 
-def start(workspace: Workspace, run: RunDir, lock: int, wanted: AttemptRequest, *, command: str) -> Started:
-    """Start an attempt of a run whose lock the caller holds, by this handle.
+def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, command: str) -> StartedAttempt:
+    """Start an attempt of a run.
 
-    Raises LaunchError or Refused; the run is then as if nothing had been tried, but after Unsure. RunBusy where another
-    command has taken it upon itself to start the run after the attempt that this one is to follow.
+    Args:
+        workspace: where the run is.
+        run: its directory.
+        lock: the handle of the run's lock, which the caller holds.
+        attempt: what to start.
+        command: who starts it, for the journal.
+
+    Raises: LaunchError: the job could not be submitted, or Refused: Slurm does not take it. Both leave the run as if
+    nothing had been tried, unless it is Unsure, when the job may exist. RunBusy: another command has claimed the next
+    attempt.
     """
-    excluded = exclusions(workspace, wanted.plan, wanted.without, slurm=wanted.executor == "slurm")
-    seen = outlook(workspace, run.id, wanted.plan, wanted.executor)
-    variables, notes = _server_variables(workspace, run, wanted.plan)
+    excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
+    stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
+    variables, notes = _server_variables(workspace, run, attempt.plan)
     submission = _new_submission(run)
+    # A submission is one only once an event names it: until then its directory is litter that does no harm.
     try:
-        _claim(wanted, submission)
+        _claim(attempt, submission)
     except RunBusy:
         submission.path.rmdir()
         raise
-    write_json(submission.plan, wanted.plan.to_json())
-    told = Launch(
-        attempt=wanted.number,
-        after=wanted.after,
-        from_start=wanted.from_start,
-        since=wanted.since,
-        history=seen.history,
+    write_json(submission.plan, attempt.plan.to_json())
+    launch = Launch(
+        attempt=attempt.number,
+        after=attempt.after,
+        from_start=attempt.from_start,
+        since=attempt.since,
+        history=stats.history,
     )
-    write_json(submission.launch, told.to_dict())
+    write_json(submission.launch, launch.to_dict())
     # Slurm gives its jobs their ids; of a local one it is known before the job exists.
-    job_id = _new_job_id() if wanted.executor == "local" else None
+    job_id = _new_job_id() if attempt.executor == "local" else None
     with workspace.journal(run, command) as journal:
-        nodes = wanted.plan.spec.resources.allocated
+        nodes = attempt.plan.spec.resources.allocated
         journal.write(
             Submitting(
                 submission=submission.number,
                 job_id=job_id,
-                attempt=wanted.number,
-                executor=wanted.executor,
+                attempt=attempt.number,
+                executor=attempt.executor,
                 host=socket.gethostname(),
-                overrides=wanted.overrides,
-                from_start=wanted.from_start,
+                overrides=attempt.overrides,
+                from_start=attempt.from_start,
                 by=command,
-                requeue=write_requeue(wanted.plan.spec.requeue),
+                requeue=write_requeue(attempt.plan.spec.requeue),
                 nodes=(nodes.min, nodes.max),
-                follows=None if wanted.follows is None else wanted.follows.path.name,
+                follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
                 without=excluded.nodes or None,
-                partition=seen.partition or None,
+                partition=stats.partition or None,
             )
         )
+        # Before the job exists: an agent whose submission the lease does not name ends at once.
         lease.grant(submission)
         try:
-            asked = replace(wanted, without=excluded.nodes)
-            submitted = _hand_over(asked, submission, job_id, lock, {**wanted.hidden, **variables})
+            placed = replace(attempt, excluded_nodes=excluded.nodes)
+            submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
         except (LaunchError, Refused) as error:
             if not isinstance(error, Unsure):
                 journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
-                if wanted.follows is not None:
-                    lease.release_claim(wanted.follows, by=_COMMANDS)
+                if attempt.predecessor is not None:
+                    lease.release_claim(attempt.predecessor, by=_COMMANDS)
             raise
         journal.write(submitted)
+    # What it has answered so far is from before this job.
     workspace.scheduler.forget()
     process = submitted.process
-    return Started(Process.from_dict(process) if process else None, [*excluded.notes, *seen.notes, *notes])
+    return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
 
 
-def _hand_over(
-    wanted: AttemptRequest,
+def _submit(
+    attempt: NewAttempt,
     submission: SubmissionDir,
     job_id: str | None,
     lock: int,
     variables: Mapping[str, str],
 ) -> Submitted:
-    """Start the job; returns what is to be journaled of it. ``job_id``: a local job's."""
-    if wanted.executor == "slurm":
+    """Submit the job; returns the event to be journaled. ``job_id``: a local job's."""
+    if attempt.executor == "slurm":
         from slurmtrain.slurm.launch import LaunchRequest
         from slurmtrain.slurm.launch import launch as launch_slurm
 
-        follows = wanted.follows is not None
-        handing = LaunchRequest(wanted.plan, submission, lock, wanted.without, singleton=follows)
-        return Submitted(submission=submission.number, job_id=launch_slurm(handing, variables))
-    from slurmtrain.local.launch import launch as launch_here
+        singleton = attempt.predecessor is not None
+        request = LaunchRequest(attempt.plan, submission, lock, attempt.excluded_nodes, singleton=singleton)
+        return Submitted(submission=submission.number, job_id=launch_slurm(request, variables))
+    from slurmtrain.local.launch import launch as launch_local
 
     assert job_id is not None
-    process = launch_here(wanted.plan, submission, job_id, variables)
+    process = launch_local(attempt.plan, submission, job_id, variables)
     return Submitted(submission=submission.number, job_id=job_id, process=process.to_dict())
 
 
-def _claim(wanted: AttemptRequest, submission: SubmissionDir) -> None:
-    """Be the one that starts the run after the attempt that this one follows. Raises RunBusy where somebody else is.
+def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
+    """Claim the start after this attempt's predecessor. Raises RunBusy where another command has claimed it.
 
-    The run's lock sees to that already, but for file systems without locks. A claim of whoever was killed before it
-    said that it submits is void after a while.
+    With the run's lock held nobody else is here; the claim is for file systems without locks.
     """
-    after = wanted.follows
+    after = attempt.predecessor
     if after is None:
         return
-    said = lease.read_claim(after, by=_COMMANDS)
-    if said is not None and _is_void(submission, said):
+    claim = lease.read_claim(after, by=_COMMANDS)
+    if claim is not None and _is_void(submission, claim):
         lease.release_claim(after, by=_COMMANDS)
     if not lease.claim_restart(after, _COMMANDS, {"submission": submission.number}):
         raise RunBusy(f"another command is just starting run {submission.run.id} again; look at it in a moment")
 
 
-def _is_void(submission: SubmissionDir, said: Mapping[str, Any]) -> bool:
-    """Whether nothing has come of a claim: a submission of which nothing is told, or that never started a job."""
+def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
+    """Whether nothing came of a claim: its command was killed before it journaled a submission."""
     from slurmtrain.runtime.job.run_reader import read_run
 
-    process = said.get("process")
+    process = claim.get("process")
     dead = process is not None and Process.from_dict(process).alive() is False
-    if not dead and abs(time.time() - float(said.get("t", 0.0))) < _CLAIM_S:
+    if not dead and abs(time.time() - float(claim.get("t", 0.0))) < _CLAIM_S:
         return False
-    number = said.get("submission")
+    number = claim.get("submission")
     return all(attempt.submission != number for attempt in read_run(submission.run).attempts)
 
 
@@ -216,13 +227,13 @@ def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[di
         return {}, [f"{error}; the run goes on without MLFLOW_RUN_ID, and 'slurmtrain sync' sends its metrics later"]
 
 
-def hidden_values(plan: Plan, given: Mapping[str, str]) -> dict[str, str]:
-    """Values of the variables that the plan names but does not hold: as given now, or from this environment.
+def secret_values(plan: Plan, overrides: Mapping[str, str]) -> dict[str, str]:
+    """Values of the variables that the plan names but does not record: from ``overrides``, or else this environment.
 
     Raises UserError that names all that are missing.
     """
     names = [name for name, value in plan.spec.env.items() if value == REDACTED]
-    values = {name: given.get(name, os.environ.get(name)) for name in names}
+    values = {name: overrides.get(name, os.environ.get(name)) for name in names}
     missing = sorted(name for name, value in values.items() if value is None)
     if missing:
         raise UserError(

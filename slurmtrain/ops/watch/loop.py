@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.watch.lock import WatchHolder, WatchLock, watch_lock
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
@@ -23,7 +23,7 @@ MOST_PAUSES = 10
 Report = Callable[[WatchEvent], None]
 
 
-def watch(config: Config, every_s: float, report: Report, stop: Stop) -> WatchHolder | None:
+def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> WatchHolder | None:
     """Do rounds until asked to stop, unless another process watches already.
 
     Args:
@@ -102,7 +102,7 @@ def pause_after(failures: int, every_s: float) -> float:
     return every_s * float(min(2 ** min(failures, MOST_PAUSES), MOST_PAUSES))
 
 
-def _rest(pause_s: float, every_s: float, lock: WatchLock, stop: Stop) -> None:
+def _rest(pause_s: float, every_s: float, lock: WatchLock, stop: StopSignal) -> None:
     """Rest for ``pause_s`` or until asked to stop, and touch the lock's file at least every ``every_s`` seconds."""
     until = time.monotonic() + pause_s
     while not stop.raised and (left := until - time.monotonic()) > 0:

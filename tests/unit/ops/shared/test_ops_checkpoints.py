@@ -19,7 +19,8 @@ from slurmtrain.model.run.layout import MANIFEST, RunDir, RunsRoot
 from slurmtrain.ops import ask as asking
 from slurmtrain.ops.ask import SaveRequest, answer, ask
 from slurmtrain.ops.prune import Pruned, prune
-from slurmtrain.ops.shared.checkpoints import loaded, pick
+from slurmtrain.ops.shared.checkpoints import choose_checkpoints
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import Verified, check, verify
 from slurmtrain.runtime.checkpoint import files
@@ -73,16 +74,18 @@ def on_disk(run: RunDir) -> list[str]:
 
 def known(workspace: Workspace, run: RunDir) -> dict[int | None, tuple[bool, bool]]:
     """(complete, verified) of the checkpoints that are told to be on disk, by step."""
-    return {one.step: (one.complete, one.verified) for one in loaded(workspace, run.id).on_disk}
+    return {one.step: (one.complete, one.verified) for one in observe_run(workspace, run.id, ask_slurm=False).on_disk}
 
 
 # --- which checkpoints are meant --------------------------------------------------------------------------------------
 
 
 def test_checkpoints_are_picked_by_their_step(workspace: Workspace, run: RunDir) -> None:
-    known = loaded(workspace, run.id)
-    assert pick(workspace, known, 20, to="verify") == [run.checkpoints / "step-20"]
-    assert [path.name for path in pick(workspace, known, None, to="verify")] == [f"step-{step}" for step in STEPS[::-1]]
+    known = observe_run(workspace, run.id, ask_slurm=False)
+    assert choose_checkpoints(workspace, known, 20, to="verify") == [run.checkpoints / "step-20"]
+    assert [path.name for path in choose_checkpoints(workspace, known, None, to="verify")] == [
+        f"step-{step}" for step in STEPS[::-1]
+    ]
 
 
 def test_a_step_that_is_not_there_is_told_with_those_that_are(workspace: Workspace, run: RunDir) -> None:
@@ -498,7 +501,7 @@ def test_a_run_is_asked_by_a_line_in_a_journal_and_a_file(workspace: Workspace, 
 
 
 def told_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
-    loaded(workspace, run.id)
+    observe_run(workspace, run.id, ask_slurm=False)
     return [dict(event.data) for event in workspace.store.events(run.id, kind)]
 
 
@@ -640,7 +643,7 @@ def test_a_script_that_names_nothing_to_save_is_not_asked(workspace: Workspace) 
 def test_a_directory_that_cannot_be_written_is_told(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded(workspace, trains.id)
+    observe_run(workspace, trains.id, ask_slurm=False)
     full(monkeypatch)
     with pytest.raises(PlaceError, match=f"cannot write to {trains.path}: no space left"):
         ask(workspace, trains.id)

@@ -9,8 +9,8 @@ import torch
 from helpers.checkpoints import end_run, make_checkpoints, make_run, small_objects
 
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.checkpoints import loaded
 from slurmtrain.ops.shared.compare_checkpoints import _differing, compare_checkpoints
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -29,7 +29,7 @@ def two_runs(workspace: Workspace, tmp_path: Path, change: float = 0.0, step: in
                 objects["model"][0].weight[1, 2] += change
         make_checkpoints(target, [step if index else 10], objects=objects, at_step=lambda *_: None)
         end_run(target, "completed")
-        runs.append(loaded(workspace, target.id))
+        runs.append(observe_run(workspace, target.id, ask_slurm=False))
     return runs[0], runs[1]
 
 
@@ -78,7 +78,7 @@ def test_checkpoints_that_a_script_saves_by_itself_are_compared_by_file(
         run.path.rename(target.path)
         (target.checkpoints / "ckpt-5").mkdir()
         (target.checkpoints / "ckpt-5" / "weights").write_text(weights)
-        runs.append(loaded(workspace, target.id))
+        runs.append(observe_run(workspace, target.id, ask_slurm=False))
     comparison = compare_checkpoints(workspace, *runs)
     assert (comparison.identical, comparison.method) == (identical, "files")
 

@@ -17,7 +17,7 @@ from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared import faults
-from slurmtrain.ops.shared.checkpoints import loaded
+from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process, identify
@@ -35,7 +35,7 @@ def note_ranks(run: RunDir, node: int, ranks: dict[int, dict[str, Any]], *, host
 
 
 def load_run(workspace: Workspace, run: RunDir, executor: str = "local") -> Run:
-    return replace(loaded(workspace, run.id), executor=executor)
+    return replace(observe_run(workspace, run.id, ask_slurm=False), executor=executor)
 
 
 @pytest.fixture

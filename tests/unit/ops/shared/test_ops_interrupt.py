@@ -12,7 +12,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.runs import RUN_ID
 from helpers.workspaces import build_run
 
-from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.wait import wait
 from slurmtrain.registry.store import Listed
@@ -20,7 +20,7 @@ from slurmtrain.registry.store import Listed
 
 def test_a_signal_ends_a_rest_at_once_and_handlers_are_as_they_were_before() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with Stop() as stop:
+    with StopSignal() as stop:
         signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
         signal.setitimer(signal.ITIMER_REAL, 0.05)
         try:
@@ -31,11 +31,11 @@ def test_a_signal_ends_a_rest_at_once_and_handlers_are_as_they_were_before() -> 
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-    assert not Stop().raised
+    assert not StopSignal().raised
 
 
 def test_a_rest_that_nobody_ends_lasts_as_long_as_it_should() -> None:
-    with Stop() as stop:
+    with StopSignal() as stop:
         began = time.monotonic()
         assert not stop.wait(0.05)
         assert time.monotonic() - began >= 0.05
@@ -47,7 +47,7 @@ def test_who_waits_for_a_run_is_done_with_its_look_at_it_when_a_signal_has_come(
     build_run(workspace).submitted()
     slurm.replies("squeue", squeue_line("7"))
     states: list[str] = []
-    with Stop() as stop:
+    with StopSignal() as stop:
 
         def tell(runs: Mapping[str, Listed]) -> None:
             os.kill(os.getpid(), signal.SIGINT)

@@ -97,6 +97,6 @@ def test_without_locks_one_that_runs_on_this_machine_keeps_others_away(
 ) -> None:
     without_locks(monkeypatch)
     holder_elsewhere(lock_file, silent_s=1e6, host=socket.gethostname())
-    monkeypatch.setattr(module, "myself", lambda: replace(this_process(), pid=os.getppid()))
+    monkeypatch.setattr(module, "this_process", lambda: replace(this_process(), pid=os.getppid()))
     with watch_lock(lock_file, 60) as lock:
         assert lock.other is not None

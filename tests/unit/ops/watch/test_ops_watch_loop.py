@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.shared.interrupt import Stop
+from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.ops.watch import rounds as rounds_module
@@ -206,7 +206,7 @@ def test_a_single_round_beside_a_watch_does_nothing(workspace: Workspace, monkey
     events: list[WatchEvent] = []
     with watch_lock(workspace.root.watch_lock, 60):
         assert watch_once(workspace.config, 60, events.append) is not None
-        with Stop() as stop:
+        with StopSignal() as stop:
             assert watch(workspace.config, 60, events.append, stop) is not None
     assert events == []
 
@@ -224,7 +224,7 @@ def test_a_signal_lets_the_round_end_and_then_ends_the_watch(
         return synced
 
     monkeypatch.setattr(rounds_module, "sync", sync_with_signal)
-    with Stop() as stop:
+    with StopSignal() as stop:
         assert watch(workspace.config, 3600, events.append, stop) is None
     assert (completed, kinds(events)) == (["round"], ["watching", "stopped"])
     assert events[1].message == "stopped by SIGTERM; runs go on"
@@ -233,7 +233,7 @@ def test_a_signal_lets_the_round_end_and_then_ends_the_watch(
 
 def test_the_file_is_touched_while_the_watch_rests(tmp_path: Path) -> None:
     path = tmp_path / ".watch.lock"
-    with watch_lock(path, 60) as lock, Stop() as stop:
+    with watch_lock(path, 60) as lock, StopSignal() as stop:
         os.utime(path, (1, 1))
         _rest(0.02, 0.01, lock, stop)
         assert path.stat().st_mtime > 1

@@ -1,0 +1,234 @@
+"""The end of an attempt: what each node journals, and when node 0 puts the job back into the queue."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.runs import RunBuilder
+
+from slurmtrain.errors import SlurmDown
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
+from slurmtrain.model.interruption.policy import PriorEnd
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.spec import RequeueSpec
+from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy
+from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job.environment import Launch, Node
+from slurmtrain.system.journal import Journal
+
+RULES = RequeueSpec()
+NODE = Node(
+    index=0, count=2, host="n0", job_id="7", restart=0, executor="slurm", submission=1, launch=Launch(attempt=1)
+)
+COMPLETED = ExitReport(cause="completed", reason="")
+CRASH = ExitReport(cause="crash", reason="rank 0 exited with code 1", failed_at=5.0)
+SIGTERM = report_signal("SIGTERM", at=5.0)
+PREFLIGHT = ExitReport(cause="preflight", reason="n1 has no GPU", failed_at=5.0, without=("n1",))
+# What Slurm says of a job at the moments that matter; its times are words where they do not.
+PREEMPTED = {"JobState": "PREEMPTED"}
+RUNS_ON = {"JobState": "RUNNING", "PreemptTime": "None"}
+REQUEUED = {"JobState": "COMPLETING", "EndTime": "9999999999"}
+
+
+@dataclass
+class Queue:
+    """Slurm, as an agent asks it for its own job. ``log``: the kinds of events in the journal when it was requeued."""
+
+    journal: Path
+    fields: Mapping[str, str] = field(default_factory=dict)
+    problem: str | None = None
+    down: bool = False
+    requeued: list[tuple[list[str], float]] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def record(self, job_id: str) -> Mapping[str, str]:
+        assert job_id == "7"
+        return self.fields
+
+    def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
+        assert (job_id, list(without)) == ("7", ["n1"])
+        return self.problem
+
+    def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
+        assert (job_id, intent.parent) == ("7", self.journal.parent)
+        if self.down:
+            raise SlurmDown("scontrol: Unable to contact slurm controller")
+        self.log = [event["kind"] for event in read(self.journal)]
+        self.requeued.append((list(without), delay_s))
+
+
+def read(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().splitlines()]
+
+
+class End:
+    """The end of the first start of a job."""
+
+    def __init__(self, path: Path, *, node: Node = NODE, **queue: Any) -> None:
+        self.run = RunBuilder(RunDir(path), spec={}).submitted()
+        self.directory = RunDir(path)
+        self.attempt = self.directory.attempt("7", 0)
+        self.attempt.path.mkdir(parents=True)
+        self.node = node
+        self.path = self.attempt.node_journal(node.index)
+        self.queue = Queue(self.path, **queue)
+
+    def finish(self, own: ExitReport, attempt: ExitReport | None = None, **more: Any) -> bool:
+        """Whether the job starts again after these reports."""
+        queue = self.queue if self.node.executor == "slurm" else None
+        query = JobQuery((lambda: self.queue.record("7")) if queue and self.node.index == 0 else None, None)
+        settings = {"requeue": RULES, "began_at_step": 0, "committed_step": lambda: 20, **more}
+        with Journal(self.path) as journal:
+            finish = AttemptFinish(self.attempt, self.node, journal, queue, query)
+            return finish.finish(AttemptOutcome(own, own if attempt is None else attempt), **settings)
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return read(self.path)
+
+    @property
+    def end(self) -> dict[str, Any]:
+        """The event that every node writes last."""
+        assert self.events[-1]["kind"] == "end"
+        return self.events[-1]
+
+
+# --- putting the job back -------------------------------------------------------------------------------------------
+
+
+def test_a_preempted_job_is_claimed_journaled_and_only_then_put_back(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=PREEMPTED)
+    assert end.finish(SIGTERM)
+    assert lease.read_claim(end.attempt, by="agent") is not None
+    assert end.queue.log == ["requeue", "end"]
+    assert end.queue.requeued == [([], 0.0)]
+    assert (end.end["cause"], end.end["reason"]) == ("preempted", "preempted by a job of higher priority")
+    assert (end.end["sure"], end.end["evidence"]["slurm"]["state"]) == (True, "PREEMPTED")
+
+
+def test_the_attempt_decides_and_not_what_the_node_itself_has_seen(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=PREEMPTED)
+    assert end.finish(COMPLETED, SIGTERM)
+    assert end.end["cause"] == "completed"
+    [requeue, _] = end.events
+    assert (requeue["kind"], requeue["cause"]) == ("requeue", "preempted")
+
+
+def test_a_failure_waits_in_the_queue_for_as_long_as_the_policy_says(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    assert end.finish(CRASH, requeue=replace(RULES, backoff_s=30.0))
+    assert end.queue.requeued == [([], 30.0)]
+
+
+@pytest.mark.parametrize("report", [COMPLETED, replace(CRASH, cause="oom")])
+def test_what_the_policy_wants_no_more_of_is_not_put_back(tmp_path: Path, report: ExitReport) -> None:
+    end = End(tmp_path)
+    assert not end.finish(report)
+    assert [event["kind"] for event in end.events] == ["end"]
+    assert lease.read_claim(end.attempt, by="agent") is None
+
+
+def test_a_job_that_slurm_itself_puts_back_is_left_to_slurm(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=REQUEUED)
+    assert not end.finish(SIGTERM)
+    assert (end.end["cause"], end.end["sure"]) == ("preempted", False)
+    assert end.queue.requeued == []
+
+
+def test_an_attempt_that_somebody_else_has_claimed_is_not_put_back(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    assert lease.claim_restart(end.attempt, by="agent")
+    assert not end.finish(CRASH)
+    assert [event["kind"] for event in end.events] == ["end"]
+
+
+def test_a_job_that_slurm_does_not_take_back_is_for_a_command_to_start(tmp_path: Path) -> None:
+    end = End(tmp_path, down=True)
+    assert not end.finish(CRASH)
+    assert [event["kind"] for event in end.events] == ["requeue", "end", "requeue_failed"]
+    assert "Unable to contact" in end.events[-1]["reason"]
+
+
+# --- nodes to blame -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_starts_again_without_the_nodes_that_failed_the_preflight(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    assert end.finish(PREFLIGHT)
+    assert end.events[0]["exclude"] == ["n1"]
+    assert end.queue.requeued[0][0] == ["n1"]
+
+
+def test_on_the_same_nodes_a_preflight_is_not_tried_again(tmp_path: Path) -> None:
+    assert not End(tmp_path).finish(replace(PREFLIGHT, without=()))
+
+
+def test_a_node_that_cannot_be_left_out_ends_the_run_after_a_preflight_and_the_reason_says_so(tmp_path: Path) -> None:
+    end = End(tmp_path, problem="n1 cannot be left out: 2 nodes are needed and 1 would be left")
+    assert not end.finish(PREFLIGHT)
+    assert end.end["reason"] == "n1 has no GPU; n1 cannot be left out: 2 nodes are needed and 1 would be left"
+
+
+def test_a_lost_node_that_cannot_be_left_out_keeps_nobody_from_starting_again(tmp_path: Path) -> None:
+    end = End(tmp_path, problem="no node is left")
+    assert end.finish(replace(CRASH, cause="node_fail", without=("n1",)))
+    assert end.queue.requeued[0][0] == []
+
+
+def test_where_slurm_ends_nothing_a_missing_node_is_the_cause(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=RUNS_ON)
+    assert end.finish(report_signal("SIGTERM", at=5.0, missing=["n1"]))
+    assert end.end["cause"] == "node_fail"
+    assert end.queue.requeued[0][0] == ["n1"]
+
+
+# --- other nodes, local runs ----------------------------------------------------------------------------------------
+
+
+def test_other_nodes_only_journal_their_end_and_ask_slurm_nothing(tmp_path: Path) -> None:
+    end = End(tmp_path, node=replace(NODE, index=1), fields=PREEMPTED)
+    assert not end.finish(SIGTERM)
+    assert [event["kind"] for event in end.events] == ["end"]
+    assert (end.end["reason"], end.end["sure"], end.end["evidence"]) == ("stopped by SIGTERM", False, {})
+
+
+def test_a_local_run_is_started_again_by_commands(tmp_path: Path) -> None:
+    end = End(tmp_path, node=replace(NODE, executor="local"))
+    assert not end.finish(report_signal("SIGINT", at=5.0))
+    assert (end.end["cause"], end.end["sure"]) == ("cancelled", True)
+    assert lease.final_state(end.directory, 1) == "cancelled"
+
+
+def test_a_run_that_completed_starts_no_more_but_only_node_0_says_so(tmp_path: Path) -> None:
+    other = End(tmp_path, node=replace(NODE, index=1))
+    assert not other.finish(COMPLETED)
+    assert lease.final_state(other.directory, 1) is None
+    with Journal(other.attempt.node_journal(0)) as journal:
+        finish = AttemptFinish(other.attempt, NODE, journal, other.queue, JobQuery(None, None))
+        assert not finish.finish(AttemptOutcome(COMPLETED, COMPLETED), RULES, 0, lambda: 20)
+    assert lease.final_state(other.directory, 1) == "completed"
+
+
+# --- the policy -----------------------------------------------------------------------------------------------------
+
+
+def test_the_policy_weighs_what_the_files_of_the_run_tell_of_earlier_starts(tmp_path: Path) -> None:
+    run = RunBuilder(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed(error="KeyError")
+    run.started(restart=1)
+    latest = PriorEnd(cause="crash", at=run.now, reached=9, where="another")
+    attempt = RunDir(tmp_path).attempt("7", 1)
+    assert ask_policy(attempt, latest, replace(RULES, max_failures=2)).again
+    stop = ask_policy(attempt, latest, replace(RULES, max_failures=1))
+    assert stop.why == "it failed twice, and requeue.max_failures is 1"
+
+
+def test_ends_that_other_nodes_have_journaled_already_do_not_count_twice(tmp_path: Path) -> None:
+    run = RunBuilder(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed()
+    latest = PriorEnd(cause="crash", at=run.now, reached=5, where="# ValueError")
+    assert ask_policy(RunDir(tmp_path).attempt("7", 0), latest, RULES).again

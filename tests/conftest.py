@@ -23,11 +23,11 @@ TESTS = Path(__file__).resolve().parent
 LONGEST = (
     "cluster/test_slurm_interruptions.py",
     "cluster/test_slurm_chaos.py",
+    "cluster/test_slurm_runs.py",
     "local/test_runs.py",
     "cluster/test_slurm_ledger.py",
     "local/test_faults.py",
     "cluster/test_slurm_network.py",
-    "cluster/test_slurm_runs.py",
     "cluster/test_slurm_asking.py",
     "cluster/test_slurm_drill.py",
     "local/test_kill_and_resume.py",

@@ -90,7 +90,7 @@ def prune(run: RunDir, attempt: str, keep: KeepSpec, missing: int | None = None)
 
 
 def discard(run: RunDir, attempt: str, step: int) -> None:
-    writer_process.discard({"attempt": str(AttemptDir(run.attempts / attempt).path), "step": step})
+    files.Staging(run.checkpoints, attempt, step).discard()
 
 
 def take_lease(run: RunDir, attempt: str) -> None:

@@ -75,7 +75,7 @@ class InterruptionStats:
         return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
 
     def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> InterruptionStats:
-        """With so much more seen."""
+        """With more node-seconds (``uptime_s``), ``interruptions`` and ``announced`` ones."""
         return replace(
             self,
             uptime_s=self.uptime_s + uptime_s,
@@ -140,29 +140,29 @@ class Cost:
 def choose(
     history: InterruptionStats, *, nodes: int, uptime_s: float, stall_s: float | None, save_s: float | None
 ) -> IntervalChoice:
-    """How often a job on ``nodes`` nodes saves that has run for ``uptime_s``, and whose saves cost this much.
+    """How often a job on ``nodes`` nodes saves, after ``uptime_s`` seconds and with this ``history`` of interruptions.
 
     ``stall_s`` and ``save_s`` are None before the attempt's first save; the run's own earlier ones stand in for it.
     Choose again after every save.
     """
     if stall_s is None and history.stall_s is not None:
         stall_s, save_s = history.stall_s, history.save_s
-    seen = history.interruptions
+    interruptions = history.interruptions
     ahead = bool(history.announced) and fits_grace(save_s or history.save_s, history.grace_s) is False
     if ahead:
-        seen += history.announced
+        interruptions += history.announced
     observed = history.uptime_s + max(0.0, uptime_s) * nodes
-    mtbf = (observed + PRIOR_WEIGHT * PRIOR_MTBF_S) / (seen + PRIOR_WEIGHT) / nodes
+    mtbf = (observed + PRIOR_WEIGHT * PRIOR_MTBF_S) / (interruptions + PRIOR_WEIGHT) / nodes
     best = None if stall_s is None else optimum(stall_s, mtbf)
-    seconds, bound = _bounded(best, stall_s, save_s, seen)
-    risk = _risk(nodes, mtbf, seen, observed, ahead)
+    seconds, bound = _bounded(best, stall_s, save_s, interruptions)
+    risk = _risk(nodes, mtbf, interruptions, observed, ahead)
     return IntervalChoice(
         seconds=seconds,
         optimum_s=best,
         stall_s=stall_s,
         save_s=save_s,
         mtbf_s=mtbf,
-        interruptions=seen,
+        interruptions=interruptions,
         bounded_by=bound,
         why=_why(stall_s, save_s, best, bound, risk),
     )
@@ -184,7 +184,10 @@ def fits_grace(save_s: float | None, grace_s: float | None) -> bool | None:
 
 
 def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: str) -> str | None:
-    """What a person should know where a save does not fit the grace of ``where``; None where it does, or may."""
+    """A warning where a save of ``save_s`` seconds does not fit the ``grace_s`` of ``where``; None where it may.
+
+    ``every``: the spec's ``checkpoint.every``, which decides what to do about it.
+    """
     if fits_grace(save_s, grace_s) is not False:
         return None
     assert save_s is not None
@@ -210,19 +213,19 @@ class SaveReason(IntEnum):
     NONE = 0
     STEPS = 1
     INTERVAL = 2
-    ASKED = 3
+    REQUESTED = 3
 
     @property
     def why(self) -> str:
-        """As a checkpoint's manifest has it."""
-        return self.name.lower()
+        """As manifests and journals have it."""
+        return "asked" if self is SaveReason.REQUESTED else self.name.lower()
 
 
 class Publication(IntEnum):
     """What rank 0 knows of the publication of a checkpoint that all ranks have written."""
 
     NONE = 0
-    DONE = 1
+    PUBLISHED = 1
     FAILED = 2
     FENCED = 3
     """Another attempt has taken over the run."""
@@ -275,11 +278,17 @@ def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) ->
 # --- the interval's parts ---------------------------------------------------------------------------------------------
 
 
-def _bounded(best: float | None, stall_s: float | None, save_s: float | None, seen: int) -> tuple[float, str | None]:
+def _bounded(
+    best: float | None, stall_s: float | None, save_s: float | None, interruptions: int
+) -> tuple[float, str | None]:
     """The optimum within bounds, and the bound that holds. What a save takes counts for more than LONGEST_S."""
     if best is None or stall_s is None:
         return FIRST_SAVE_S, "first"
-    floors = [(SHORTEST_S, "shortest"), (save_s or 0.0, "save"), (0.0 if seen else stall_s / MOST_OVERHEAD, "overhead")]
+    floors = [
+        (SHORTEST_S, "shortest"),
+        (save_s or 0.0, "save"),
+        (0.0 if interruptions else stall_s / MOST_OVERHEAD, "overhead"),
+    ]
     floor, name = max(floors, key=lambda bound: bound[0])
     cap = max(LONGEST_S, stall_s / CHEAP)
     if best < floor:
@@ -287,10 +296,10 @@ def _bounded(best: float | None, stall_s: float | None, save_s: float | None, se
     return (max(cap, floor), "longest") if best > max(cap, floor) else (best, None)
 
 
-def _risk(nodes: int, mtbf_s: float, seen: int, observed_s: float, ahead: bool) -> str:
+def _risk(nodes: int, mtbf_s: float, interruptions: int, observed_s: float, ahead: bool) -> str:
     """How often the job is expected to be interrupted, and on what grounds, in words."""
     count = "1 node" if nodes == 1 else f"{nodes} nodes"
-    grounds = f"{seen or 'none'} seen in {_figure(observed_s / 3600)} node-hours"
+    grounds = f"{interruptions or 'none'} seen in {_figure(observed_s / 3600)} node-hours"
     grounds += ", preemptions included, whose grace is too short for a save" if ahead else ""
     return f"{count} may be interrupted without notice every {_time(mtbf_s)} ({grounds})"
 
@@ -298,14 +307,14 @@ def _risk(nodes: int, mtbf_s: float, seen: int, observed_s: float, ahead: bool) 
 def _why(stall_s: float | None, save_s: float | None, best: float | None, bound: str | None, risk: str) -> str:
     if stall_s is None or best is None:
         return f"the first save comes early, and shows what saving costs; {risk}"
-    said = f"a save stalls training for {_time(stall_s)}, and {risk}"
+    text = f"a save stalls training for {_time(stall_s)}, and {risk}"
     limit = {
         "shortest": "it is never less",
         "save": f"a save takes {_time(save_s or 0.0)}",
         "overhead": f"saving may cost {MOST_OVERHEAD:.1%} of the time until an interruption was seen",
         "longest": "no more work than that is put at risk",
     }
-    return f"{said}; {_time(best)} would be best, but {limit[bound]}" if bound else said
+    return f"{text}; {_time(best)} would be best, but {limit[bound]}" if bound else text
 
 
 def _time(seconds: float) -> str:

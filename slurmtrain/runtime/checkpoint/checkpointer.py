@@ -224,7 +224,7 @@ class Schedule:
     def due(self, step: int) -> SaveReason:
         """Why to save now, after ``step`` finished steps; NONE: nothing is due."""
         if self._is_requested():
-            return SaveReason.ASKED
+            return SaveReason.REQUESTED
         if self._choice is None:
             return SaveReason.NONE
         since_save_s = time.monotonic() - self._saved_at

@@ -29,11 +29,15 @@ class ExternalCheckpoint:
     saved_at: float
 
     def to_dict(self) -> dict[str, Any]:
+        """As it is journaled."""
         return {"path": str(self.path), "step": self.step, "bytes": self.bytes, "saved_at": self.saved_at}
 
 
 def absolute(pattern: str, workdir: str, run: RunDir) -> str:
-    """The pattern of a spec as an absolute one; ``{run_dir}`` and ``{checkpoint_dir}`` are filled in."""
+    """The ``pattern`` of a spec, relative to ``workdir``, as an absolute one.
+
+    ``{run_dir}`` and ``{checkpoint_dir}`` become those of ``run``.
+    """
     filled = pattern.replace("{run_dir}", glob.escape(str(run.path)))
     filled = filled.replace("{checkpoint_dir}", glob.escape(str(run.checkpoints)))
     return os.path.join(glob.escape(workdir), os.path.expanduser(filled))  # noqa: PTH111, PTH118 (a pattern, not a path)
@@ -46,14 +50,14 @@ def newest(pattern: str, since: float | None = None) -> ExternalCheckpoint | Non
     of nodes differ; the latest modification otherwise.
     """
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
-    found = [
+    checkpoints = [
         candidate
         for path in matches
         if (candidate := _look_at(Path(path))) and (since is None or candidate.saved_at >= since)
     ]
-    if all(candidate.step is not None for candidate in found):
-        return max(found, key=lambda candidate: (candidate.step or 0, candidate.saved_at), default=None)
-    return max(found, key=lambda candidate: candidate.saved_at)
+    if all(candidate.step is not None for candidate in checkpoints):
+        return max(checkpoints, key=lambda candidate: (candidate.step or 0, candidate.saved_at), default=None)
+    return max(checkpoints, key=lambda candidate: candidate.saved_at)
 
 
 def _look_at(path: Path) -> ExternalCheckpoint | None:

@@ -45,9 +45,11 @@ _CHUNK = 1 << 22
 class Hasher(Protocol):
     """What hashes a file as it is written."""
 
-    def update(self, data: Any, /) -> None: ...
+    def update(self, data: Any, /) -> None:
+        """Take in more bytes."""
 
-    def hexdigest(self) -> str: ...
+    def hexdigest(self) -> str:
+        """The hash of what has been taken in, in hex."""
 
 
 def new_hasher() -> Hasher:
@@ -81,9 +83,11 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
+        """The size of all files together, the manifest apart."""
         return sum(size for size, _ in self.files.values())
 
     def to_json(self) -> dict[str, Any]:
+        """As it stands in the file, with its own hash."""
         files = {name: {"bytes": size, "xxh3_128": digest} for name, (size, digest) in self.files.items()}
         plain = {"schema": SCHEMA, **asdict(self), "files": files}
         return {**plain, "xxh3_128": _digest(plain)}
@@ -166,13 +170,13 @@ def _plain(name: str) -> str:
 
 def published(checkpoints: Path) -> list[Path]:
     """Directories that have a manifest, newest step first."""
-    found = []
+    checkpoints_by_step = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(checkpoints):
             step = checkpoint_step(entry.name)
             if step is not None and (checkpoints / entry.name / MANIFEST).exists():
-                found.append((step, checkpoints / entry.name))
-    return [path for _, path in sorted(found, reverse=True)]
+                checkpoints_by_step.append((step, checkpoints / entry.name))
+    return [path for _, path in sorted(checkpoints_by_step, reverse=True)]
 
 
 def newest_published(checkpoints: Path) -> Path | None:
@@ -200,9 +204,10 @@ def bytes_of(directory: Path) -> int:
 
 
 def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes: bool = True) -> None:
-    """Check the sizes, and unless told otherwise the hashes, of these files.
+    """Check the sizes, and with ``hashes`` the contents, of the files called ``names`` in the ``directory``.
 
-    Raises CheckpointError that names the first file that differs, is missing, or cannot be read.
+    ``manifest`` says what they must be. Raises CheckpointError that names the first file that differs, is missing, or
+    cannot be read.
     """
     for name in names:
         size, digest = manifest.files[name]
@@ -252,6 +257,7 @@ class Staging:
 
     @property
     def path(self) -> Path:
+        """The temporary directory."""
         return self.checkpoints / staging_name(self.attempt, self.step)
 
     def make(self) -> Path:
@@ -361,11 +367,11 @@ def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
     A checkpoint whose manifest cannot be read counts as one without metrics. Damaged ones stay until there is a newer
     checkpoint.
     """
-    there = published(checkpoints)
-    if not there:
+    paths = published(checkpoints)
+    if not paths:
         return []
-    saved = [retention.Saved(_step(path), _metrics(path)) for path in there]
-    by_step = {_step(path): path for path in there}
+    saved = [retention.Saved(_step(path), _metrics(path)) for path in paths]
+    by_step = {_step(path): path for path in paths}
     newest = max(by_step)
     gone = [
         Disposable(path, step, bytes_of(path), "damaged")

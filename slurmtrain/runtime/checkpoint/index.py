@@ -18,15 +18,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed as dist
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, Metadata, metadata
-from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta, TensorStorageMetadata
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.job.torch_private import find_in_index, index_classes, memory_formats
 
 INDEX = ".metadata"
 _CLASSES: Mapping[tuple[str, str], Any] = {
-    (known.__module__, known.__qualname__): known
-    for known in (
+    (allowed.__module__, allowed.__qualname__): allowed
+    for allowed in (
         metadata.BytesStorageMetadata,
         metadata.ChunkStorageMetadata,
         metadata.Metadata,
@@ -34,8 +34,7 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
         metadata.StorageMeta,
         metadata.TensorProperties,
         metadata.TensorStorageMetadata,
-        metadata._MEM_FORMAT_ENCODING,
-        _StorageInfo,
+        *index_classes(),
         torch.Size,
         collections.OrderedDict,
     )
@@ -43,25 +42,23 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 
 
 def _member(enumeration: Any, name: str) -> Any:
-    """Stands for getattr, by which some versions of Python pickle the members of an enumeration."""
-    if enumeration is not metadata._MEM_FORMAT_ENCODING or name not in enumeration.__members__:
+    """Stands in for getattr, by which some versions of Python pickle the members of an enumeration."""
+    if enumeration is not memory_formats() or name not in enumeration.__members__:
         raise pickle.UnpicklingError("builtins.getattr has no place in it, but for one enumeration")
     return enumeration[name]
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        known = _CLASSES.get((module, name))
-        if known is not None:
-            return known
+        allowed = _CLASSES.get((module, name)) or find_in_index(module, name)
+        if allowed is not None:
+            return allowed
         if (module, name) == ("builtins", "getattr"):
             return _member
         # Types and layouts of tensors are pickled as attributes of torch, or through a function that looks them up.
         value = getattr(torch, name, None) if module == "torch" else None
         if isinstance(value, torch.dtype | torch.layout):
             return value
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return torch.serialization._get_layout
         raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
 
 
@@ -74,25 +71,28 @@ class Index:
         self.metadata = _read(directory / INDEX)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of all tensors, by name."""
-        known = self.metadata.state_dict_metadata
-        return {name: tuple(it.size) for name, it in known.items() if isinstance(it, TensorStorageMetadata)}
+        """The shapes of all tensors, by name."""
+        entries = self.metadata.state_dict_metadata
+        return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
     def value(self, name: str) -> Any:
-        """Something that is no tensor. Raises KeyError where there is no such, whatever torch.load raises, OSError."""
+        """The value called ``name``, which is no tensor. Raises KeyError, OSError, and whatever torch.load raises."""
         info = self.metadata.storage_data[MetadataIndex(name)]
         with (self.directory / info.relative_path).open("rb") as file:
             file.seek(info.offset)
             return torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
 
     def empty(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors on the CPU for what is to be read, as a whole."""
-        known = self.metadata.state_dict_metadata
-        found = {name: it for name in names if isinstance(it := known[name], TensorStorageMetadata)}
-        return {name: torch.empty(it.size, dtype=it.properties.dtype) for name, it in found.items()}
+        """Tensors on the CPU to read these ``names`` into, as a whole. Raises KeyError for one that it lacks."""
+        entries = self.metadata.state_dict_metadata
+        return {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name in names
+            if isinstance(entry := entries[name], TensorStorageMetadata)
+        }
 
     def read(self, tensors: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
-        """Read into these tensors, each rank of the group its parts; called on all of them alike.
+        """Read into these ``tensors``, each rank of the ``group`` its parts; called on all of them alike.
 
         Raises torch's CheckpointException, which has every rank's errors.
         """
@@ -113,15 +113,15 @@ class Index:
 class _Reader(FileSystemReader):
     """Reads tensors by an index that was read before."""
 
-    def __init__(self, directory: Path, known: Metadata) -> None:
+    def __init__(self, directory: Path, metadata: Metadata) -> None:
         super().__init__(directory)
-        self._known = known
+        self._metadata = metadata
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-        if self._known.storage_meta is None:
-            self._known.storage_meta = StorageMeta()
-        self._known.storage_meta.load_id = self.load_id
-        return self._known
+        if self._metadata.storage_meta is None:
+            self._metadata.storage_meta = StorageMeta()
+        self._metadata.storage_meta.load_id = self.load_id
+        return self._metadata
 
 
 def _read(path: Path) -> Metadata:
@@ -130,12 +130,12 @@ def _read(path: Path) -> Metadata:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        found = _Unpickler(io.BytesIO(content)).load()
-        if not isinstance(found, Metadata):
-            raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
+        index = _Unpickler(io.BytesIO(content)).load()
+        if not isinstance(index, Metadata):
+            raise pickle.UnpicklingError(f"it is a {type(index).__name__}")
     except Exception as error:  # a pickle that is not what it should be raises anything
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
-    for info in (found.storage_data or {}).values():
+    for info in (index.storage_data or {}).values():
         if Path(info.relative_path).name != info.relative_path:
             raise CheckpointError(f"{path} is no index of a checkpoint: it leads to {info.relative_path!r}")
-    return found
+    return index

@@ -1,4 +1,4 @@
-"""Rank 0's part of saving: room for a checkpoint, publishing it, pruning others, and saying so in the journal."""
+"""Rank 0's part of saving: room for a checkpoint, publishing it, pruning others, and journaling that."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.events.base import Payload
+from slurmtrain.model.run.events.checkpoint import CheckpointPruned, CheckpointSaved, QuotaExceeded, SaveFailed
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.runtime.checkpoint import files
@@ -25,13 +27,16 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.version import __version__
 
 _log = logging.getLogger("slurmtrain")
-# More than any disk has: what is assumed where nobody says.
+# More than any disk has: what is assumed to be free where the file system does not say.
 _BOUNDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPolicy:
-    """What a spec says of checkpoints, and what their manifests say of the run. ``quota``: bytes that all may take."""
+    """What a spec asks of checkpoints, and what manifests record of the run.
+
+    ``quota``: the bytes that all of them together may take; None: no limit.
+    """
 
     keep: KeepSpec
     quota: int | None = None
@@ -41,12 +46,26 @@ class PublishPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveInfo:
-    """What is said of one save. ``request``: the id of the wish that it fulfils."""
+    """What a manifest records of one save. ``request``: the id of the request that it answers."""
 
     step: int
     why: str
     metrics: Mapping[str, float] = field(default_factory=dict)
     request: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrittenState:
+    """What all ranks have written: a checkpoint, but for its index and its manifest.
+
+    ``answers``: of the ranks' writers, by rank. ``index``: the content of ``.metadata``. ``mesh``: the device meshes
+    that tensors are sharded over. ``objects``: the kinds of what is in it, by name.
+    """
+
+    answers: Sequence[Mapping[str, Any]]
+    index: bytes
+    mesh: Sequence[Mapping[str, Any]]
+    objects: Mapping[str, Any]
 
 
 class Publisher:
@@ -55,6 +74,10 @@ class Publisher:
     def __init__(
         self, attempt: AttemptDir, policy: PublishPolicy, world_size: int, writer: ShardWriter, journal: Journal
     ):
+        """Publish what ``world_size`` ranks of ``attempt`` have written, by the ``policy``.
+
+        ``writer``: rank 0's, which does so. ``journal``: where it is noted.
+        """
         self._attempt = attempt
         self._policy = policy
         self._world_size = world_size
@@ -66,12 +89,13 @@ class Publisher:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def no_room(self, needed: int, settle: Callable[[], None]) -> str:
-        """Why there is no room for a checkpoint of so many bytes; the policy lets go of others before that.
+        """Why there is no room for a checkpoint of ``needed`` bytes, even after pruning others; empty where there is.
 
-        Going beyond the quota is only warned of: work that is lost is worse. ``settle`` waits for what is unanswered.
+        Going beyond the quota is only warned of: work that is lost is worse. ``settle`` waits until the writer has
+        answered all orders.
         """
-        taken = self._taken()
-        missing = max(needed - self._free(), 0 if taken is None else taken + needed - (self._policy.quota or 0))
+        used = self._used_bytes()
+        missing = max(needed - self._free(), 0 if used is None else used + needed - (self._policy.quota or 0))
         if missing > 0:
             settle()
             try:
@@ -85,69 +109,67 @@ class Publisher:
         return f"it needs {in_gb(needed)}, and {in_gb(free)} are free in {self._attempt.run.checkpoints}"
 
     def _warn_of_quota(self, needed: int) -> None:
-        taken, quota = self._taken(), self._policy.quota
-        if taken is None or quota is None or taken + needed <= quota or self._warned:
+        used, quota = self._used_bytes(), self._policy.quota
+        if used is None or quota is None or used + needed <= quota or self._warned:
             return
         self._warned = True
         _log.warning(
             "checkpoint.quota is %s; %s are taken, and one more checkpoint takes %s, and nothing more may be deleted",
-            in_gb(quota), in_gb(taken), in_gb(needed),
+            in_gb(quota), in_gb(used), in_gb(needed),
         )  # fmt: skip
-        self._write("over_quota", bytes=needed, taken=taken, quota=quota)
+        self._write(QuotaExceeded(bytes=needed, taken=used, quota=quota))
 
-    def _taken(self) -> int | None:
+    def _used_bytes(self) -> int | None:
         """The bytes that this run's checkpoints take; None where nothing limits them."""
         if self._policy.quota is None:
             return None
-        there = self._attempt.run.checkpoints
-        return sum(files.bytes_of(path) for path in (*files.published(there), *files.damaged(there)))
+        checkpoints = self._attempt.run.checkpoints
+        return sum(files.bytes_of(path) for path in (*files.published(checkpoints), *files.damaged(checkpoints)))
 
     def _free(self) -> int:
         try:
-            found = os.statvfs(self._attempt.run.path)
+            status = os.statvfs(self._attempt.run.path)
         except OSError:
             # Then writing will tell.
             return _BOUNDLESS
-        return found.f_bavail * found.f_frsize
+        return status.f_bavail * status.f_frsize
 
     # --- orders -------------------------------------------------------------------------------------------------------
 
     def order(
         self,
-        about: SaveInfo,
+        info: SaveInfo,
+        written: WrittenState,
         *,
         began: float,
         stall_s: float,
-        written: Sequence[Mapping[str, Any]],
-        index: bytes,
-        mesh: Sequence[Mapping[str, Any]],
-        objects: Mapping[str, Any],
     ) -> int:
-        """Let the writer publish, then prune. ``written``: the writers' answers, by rank. Raises WriterGone.
+        """Let the writer publish what is ``written``, with ``info`` in its manifest, then prune. Raises WriterGone.
 
+        ``began``: when the save began, of the monotonic clock. ``stall_s``: seconds that training stood still for it.
         Returns the number of the order to publish.
         """
-        self._request = about.request
+        self._request = info.request
         manifest = {
-            "step": about.step,
-            "why": about.why,
-            "metrics": {name: value for name, value in about.metrics.items() if math.isfinite(value)},
+            "step": info.step,
+            "why": info.why,
+            "metrics": {name: value for name, value in info.metrics.items() if math.isfinite(value)},
             "world_size": self._world_size,
-            "mesh": mesh,
+            "mesh": written.mesh,
             "stall_s": stall_s,
             "plan_hash": self._policy.plan_hash,
             "attempt": self._attempt.path.name,
             "versions": versions(),
             "params": dict(self._policy.params),
-            "objects": objects,
+            "objects": written.objects,
         }
         number = self._writer.order(
             "publish",
             attempt=str(self._attempt.path),
             round=self._attempt.round,
-            step=about.step,
-            files={file_name(rank): (one["bytes"], one["xxh3_128"]) for rank, one in enumerate(written)},
-            index=(INDEX, base64.b64encode(index).decode()),
+            step=info.step,
+            files={file_name(rank): (part["bytes"], part["xxh3_128"]) for rank, part in enumerate(written.answers)},
+            index=(INDEX, base64.b64encode(written.index).decode()),
             manifest=manifest,
             began=began,
         )
@@ -157,14 +179,14 @@ class Publisher:
     def _prune_order(self) -> dict[str, Any]:
         return {"attempt": str(self._attempt.path), "keep": asdict(self._policy.keep)}
 
-    def give_up(self, about: SaveInfo, reason: str) -> None:
+    def give_up(self, info: SaveInfo, reason: str) -> None:
         """Clean up after a save that failed; earlier checkpoints are as they were."""
-        files.Staging(self._attempt.run.checkpoints, self._attempt.owner, about.step).discard()
-        self.failed(about, reason)
+        files.Staging(self._attempt.run.checkpoints, self._attempt.owner, info.step).discard()
+        self.failed(info, reason)
 
-    def recover(self, about: SaveInfo) -> float | None:
-        """What became of a publication in which the writer was killed: what the save has taken, if it was published."""
-        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, about.step).finish()
+    def recover(self, info: SaveInfo) -> float | None:
+        """What became of a publication in which the writer was killed: the save's seconds, or None if it failed."""
+        directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, info.step).finish()
         try:
             manifest = files.read_manifest(directory)
         except CheckpointError:
@@ -174,30 +196,30 @@ class Publisher:
         self.take({"saved": manifest.describe(directory)})
         return manifest.seconds
 
-    # --- what is said -------------------------------------------------------------------------------------------------
+    # --- the journal --------------------------------------------------------------------------------------------------
 
     def take(self, answer: Mapping[str, Any]) -> None:
         """Journal what the writer has done."""
         if "saved" in answer:
-            self._write("saved", **answer["saved"], request=self._request)
+            self._write(CheckpointSaved(**answer["saved"], request=self._request))
         for pruned in answer.get("pruned", ()):
-            self._write("pruned", **pruned)
+            self._write(CheckpointPruned(**pruned))
 
-    def failed(self, about: SaveInfo, reason: str) -> None:
+    def failed(self, info: SaveInfo, reason: str) -> None:
         """Journal that a save has failed."""
-        self._write("save_failed", step=about.step, why=about.why, reason=reason, request=about.request)
+        self._write(SaveFailed(step=info.step, why=info.why, reason=reason, request=info.request))
 
-    def _write(self, kind: str, **data: Any) -> None:
+    def _write(self, event: Payload) -> None:
         # A full disk must not end training; what is on disk is found by looking.
         with contextlib.suppress(OSError):
-            self._journal.write(kind, **data)
+            self._journal.write(event)
 
 
 def versions() -> dict[str, str]:
-    """Of what writes checkpoints."""
+    """The versions of what writes checkpoints, by name."""
     return {"slurmtrain": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def in_gb(size: int) -> str:
-    """Bytes, for people."""
+    """A ``size`` in bytes, for people."""
     return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size / 1e6:.2f} MB"

@@ -1,4 +1,4 @@
-"""Going on from a checkpoint, on all ranks together: the newest one whose files are what was written."""
+"""Restoring a checkpoint, on all ranks together: the newest one whose files are what was written."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointRestored
 from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.checkpoint.index import Index
@@ -22,7 +23,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
-# So many differences between a model and a checkpoint are listed.
+# So many differences between a model and a checkpoint are listed, so that a message stays readable.
 _LISTED = 10
 RNG = "rng"
 T = TypeVar("T")
@@ -30,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Where a run goes on: the step, and this rank's generator states (None where they were derived anew).
+    """What a run continues from: the step, and this rank's generator states (None where they were derived anew).
 
     ``rederived``: what was saved by other ranks than these, and could not be carried over as it was.
     """
@@ -42,7 +43,7 @@ class Restored:
 
 
 class Restorer:
-    """Every public method is called on all ranks alike."""
+    """Restores checkpoints of a run. Every public method is called on all ranks alike."""
 
     def __init__(
         self,
@@ -54,7 +55,11 @@ class Restorer:
         hashes: bool,
         plan_hash: str | None,
     ) -> None:
-        """``journal`` is rank 0's; the other ranks have none. ``hashes``: whether files are read to be verified."""
+        """Restore ``objects`` from checkpoints of the run of ``attempt``, on these ``ranks``.
+
+        ``journal`` is rank 0's; the other ranks have none. ``hashes``: whether files are read to be verified.
+        ``plan_hash``: what random numbers are seeded by where those of a rank were not saved.
+        """
         self._run = attempt.run
         self._objects = objects
         self._ranks = ranks
@@ -65,15 +70,17 @@ class Restorer:
     def restore(self) -> Restored | None:
         """Load the newest checkpoint whose files are what was written; None where none was ever published.
 
-        Those that cannot be used are then put aside: what is newer than where training goes on from would else be
-        gone on from later. Raises CheckpointError where there are checkpoints and none can be used, and leaves all of
-        them where they are: silently starting again would hide it. Raises it too where the newest good one does not
-        fit what the script registered.
+        Newer ones that cannot be used are put aside: else a later attempt might continue from one of them. Raises
+        CheckpointError where there are checkpoints and none can be used, and leaves all of them where they are:
+        silently starting again would hide it. Raises it too where the newest good one does not fit what the script
+        registered.
         """
         began = time.monotonic()
-        found = [Path(path) for path in self._ranks.broadcast(list(map(str, files.published(self._run.checkpoints))))]
+        checkpoints = [
+            Path(path) for path in self._ranks.broadcast(list(map(str, files.published(self._run.checkpoints))))
+        ]
         problems: dict[Path, str] = {}
-        for directory in found:
+        for directory in checkpoints:
             problem, manifest = self._check(directory)
             if manifest is not None and not problem:
                 try:
@@ -82,7 +89,7 @@ class Restorer:
                     problem = str(error)
                 else:
                     self._reject(problems)
-                    return self._note(directory, manifest, restored, found[0], began)
+                    return self._note(directory, manifest, restored, checkpoints[0], began)
             problems[directory] = problem
         if problems:
             raise CheckpointError(
@@ -103,7 +110,7 @@ class Restorer:
             files.verify(directory, manifest, share, hashes=self._hashes)
         except CheckpointError as error:
             problem = str(error)
-        problems = [one for one in self._ranks.gather(problem) if one]
+        problems = [text for text in self._ranks.gather(problem) if text]
         return (problems[0] if problems else ""), manifest
 
     def _reject(self, problems: Mapping[Path, str]) -> None:
@@ -114,7 +121,7 @@ class Restorer:
             with contextlib.suppress(OSError):
                 aside = files.relative_path(files.set_aside(directory))
             path = files.relative_path(directory)
-            self._journal.write("rejected", step=_step(directory), path=path, reason=problem, aside=aside)
+            self._journal.write(CheckpointRejected(step=_step(directory), path=path, reason=problem, aside=aside))
 
     # --- loading ------------------------------------------------------------------------------------------------------
 
@@ -122,42 +129,43 @@ class Restorer:
         """Raises _Unreadable where its files are not what they should be, though their sizes, or hashes, are right."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
         unfit = f"{directory} does not fit what the script registered"
-        tensors = self._together(lambda: self._wanted(index, manifest), CheckpointError, unfit)
+        tensors = self._together(lambda: self._targets(index, manifest), CheckpointError, unfit)
         try:
             index.read(tensors, self._ranks.group)
         except CheckpointException as error:
-            raise _Unreadable(f"it cannot be read: {_said(error)}") from error
+            raise _Unreadable(f"it cannot be read: {_describe(error)}") from error
         self._together(lambda: self._give(index, tensors), CheckpointError, unfit)
         own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
         return Restored(manifest.step, own, rederived=rederived)
 
-    def _together(self, work: Callable[[], T], failure: type[CheckpointError], what: str) -> T:
-        """Do something on all ranks; what one of them raises is raised on all, as this failure of that meaning."""
+    def _together(self, work: Callable[[], T], failure: type[CheckpointError], problem: str) -> T:
+        """Do ``work`` on all ranks; where it raises on any, all raise ``failure``, which says ``problem`` and why."""
         result: list[T] = []
         error = ""
         try:
             result.append(work())
-        except Exception as problem:  # noqa: BLE001 (whatever a state raises: the other ranks are waiting)
-            error = _said(problem)
-        errors = [one for one in self._ranks.gather(error) if one]
+        except Exception as raised:  # noqa: BLE001 (whatever a state raises: the other ranks are waiting)
+            error = _describe(raised)
+        errors = [text for text in self._ranks.gather(error) if text]
         if errors:
-            raise failure(f"{what}: {errors[0]}")
+            raise failure(f"{problem}: {errors[0]}")
         return result[0]
 
-    def _wanted(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
+    def _targets(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
         """The tensors to read into. Raises CheckpointError where the checkpoint has others."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
                 raise CheckpointError(f"it holds no {name!r}")
             if manifest.objects[name] != kind:
                 raise CheckpointError(f"its {name!r} is something else: {dict(manifest.objects[name])}, not {kind}")
-        wanted = self._objects.template(index.value(SHARED))
-        mine = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in set(self._objects)}
-        said = differences({name: value.shape for name, value in wanted.items()}, mine, self._objects.optional())
-        if said:
-            more = f"; and {len(said) - _LISTED} more" if len(said) > _LISTED else ""
-            raise CheckpointError("; ".join(said[:_LISTED]) + more)
-        return {name: value for name, value in wanted.items() if name in mine}
+        targets = self._objects.template(index.value(SHARED))
+        saved = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in set(self._objects)}
+        shapes = {name: value.shape for name, value in targets.items()}
+        problems = differences(shapes, saved, self._objects.optional())
+        if problems:
+            more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+            raise CheckpointError("; ".join(problems[:_LISTED]) + more)
+        return {name: value for name, value in targets.items() if name in saved}
 
     def _give(self, index: Index, tensors: Mapping[str, Any]) -> None:
         self._objects.give(tensors, index.value(SHARED))
@@ -195,19 +203,20 @@ class Restorer:
     def _note(
         self, directory: Path, manifest: files.Manifest, restored: Restored, newest: Path, began: float
     ) -> Restored:
-        """Say where training goes on, and what that loses beside the newest checkpoint that there was."""
+        """Journal what training continues from, and what that loses beside the newest checkpoint that there was."""
         if RNG in restored.rederived:
             rng.reseed(self._plan_hash, manifest.step, self._ranks.rank)
         restored = replace(restored, lost_steps=_step(newest) - manifest.step)
         if self._journal is not None:
             self._journal.write(
-                "restored",
-                **manifest.describe(directory),
-                world_size=manifest.world_size,
-                hashed=self._hashes,
-                lost_steps=restored.lost_steps,
-                rederived=list(restored.rederived),
-                took_s=round(time.monotonic() - began, 6),
+                CheckpointRestored(
+                    **manifest.describe(directory),
+                    world_size=manifest.world_size,
+                    hashed=self._hashes,
+                    lost_steps=restored.lost_steps,
+                    rederived=restored.rederived,
+                    took_s=round(time.monotonic() - began, 6),
+                )
             )
         return restored
 
@@ -222,7 +231,7 @@ def _step(directory: Path) -> int:
     return step
 
 
-def _said(problem: BaseException) -> str:
+def _describe(problem: BaseException) -> str:
     if isinstance(problem, CheckpointError):
         return str(problem)
     if isinstance(problem, OSError):
@@ -230,17 +239,17 @@ def _said(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(state: Any, other: Any) -> bool:
     """Whether two loaded states are the same, tensors included."""
-    if isinstance(one, torch.Tensor) or isinstance(other, torch.Tensor):
+    if isinstance(state, torch.Tensor) or isinstance(other, torch.Tensor):
         return (
-            isinstance(one, torch.Tensor)
+            isinstance(state, torch.Tensor)
             and isinstance(other, torch.Tensor)
-            and one.dtype == other.dtype
-            and torch.equal(one, other)
+            and state.dtype == other.dtype
+            and torch.equal(state, other)
         )
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_equal(value, other[key]) for key, value in one.items())
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_equal, one, other))
-    return bool(one == other)
+    if isinstance(state, Mapping) and isinstance(other, Mapping):
+        return state.keys() == other.keys() and all(_equal(value, other[key]) for key, value in state.items())
+    if isinstance(state, list | tuple) and isinstance(other, list | tuple):
+        return len(state) == len(other) and all(map(_equal, state, other))
+    return bool(state == other)

@@ -35,9 +35,9 @@ def restore(states: dict[str, Any], device: torch.device) -> None:
 
 
 def reseed(plan_hash: str | None, step: int, rank: int) -> None:
-    """Seed the generators of a rank that has no saved states, because there were fewer ranks.
+    """Seed the generators of a ``rank`` whose states were not saved, since the number of ranks was another.
 
-    The seed is XXH3-64 of "<plan hash>:<step>:<rank>": different on every rank, the same on every resume.
+    The seed is XXH3-64 of "<``plan_hash``>:<``step``>:<rank>": different on every rank, the same on every resume.
     """
     seed = xxhash.xxh3_64_intdigest(f"{plan_hash}:{step}:{rank}".encode())
     random.seed(seed)

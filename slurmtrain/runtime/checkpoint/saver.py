@@ -22,7 +22,7 @@ from slurmtrain.model.interruption.interval import Publication, Vote
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
-from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo
+from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
 from slurmtrain.runtime.checkpoint.shard_plan import Sharding, Sheet, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
@@ -50,7 +50,7 @@ class SaveOutcome:
 
 
 @dataclass(slots=True)
-class _Taken:
+class _CapturedState:
     """What this rank has to save: tensors, and pickled values, by the names of the index."""
 
     tensors: dict[str, Any]
@@ -69,13 +69,13 @@ class _Taken:
 class _Save:
     """A save under way. ``began``: monotonic. ``places``: (start, length) of values in this rank's file."""
 
-    about: SaveInfo
+    info: SaveInfo
     began: float
     mesh: list[dict[str, Any]]
     places: Mapping[str, tuple[int, int]]
     stall_s: float = 0.0
     order: int = 0
-    """The number of what was ordered last for it: an answer to anything else is not its."""
+    """The number of the last order for it: answers to others do not count."""
     written: Mapping[str, Any] | None = None
     """What this rank's writer has answered."""
     publishing: bool = False
@@ -90,7 +90,10 @@ class Saver:
     def __init__(
         self, attempt: AttemptDir, objects: Objects, policy: PublishPolicy, ranks: RankGroup, journal: Journal | None
     ) -> None:
-        """``journal`` is rank 0's; the other ranks have none."""
+        """Save ``objects`` into the run directory of ``attempt``, by the ``policy``, on all ``ranks`` together.
+
+        ``journal`` is rank 0's; the other ranks have none.
+        """
         self._attempt = attempt
         self._objects = objects
         self._ranks = ranks
@@ -113,7 +116,7 @@ class Saver:
     @property
     def step(self) -> int | None:
         """The step that is being saved; None when nothing is."""
-        return None if self._save is None else self._save.about.step
+        return None if self._save is None else self._save.info.step
 
     # --- what training stands still for -------------------------------------------------------------------------------
 
@@ -123,17 +126,17 @@ class Saver:
         Raises CheckpointError where the state can never be saved: better now than after hours. Other problems are
         those of the first save.
         """
-        taken = self._take_state()
-        if self._ranks.greatest(int(taken.problem != ""))[0]:
-            self._raise_if_final(taken)
+        captured = self._capture()
+        if self._ranks.greatest(int(captured.problem != ""))[0]:
+            self._raise_if_final(captured)
             return
         try:
-            self._sharding.plan(taken.names)
+            self._sharding.plan(captured.names)
         except ValueError:
             return
         try:
             self._writer.memory(self._sharding.sheet.tensor_bytes)
-            # Now, rather than after hours of training, it may be told that a checkpoint will not fit.
+            # Better to warn now than after hours of training that a checkpoint will not fit.
             full = self._no_room()
             self._writer.order("populate", bytes=self._writer.memory_bytes)
         except (WriterGone, OSError):
@@ -141,8 +144,10 @@ class Saver:
         if full:
             _log.warning("there is no room for a checkpoint: %s", full)
 
-    def begin(self, about: SaveInfo) -> str | None:
-        """Copy the state and let it be written. Returns why that failed, or None. No save may be under way.
+    def begin(self, info: SaveInfo) -> str | None:
+        """Copy the state and let it be written, with ``info`` for its manifest. Returns why that failed, or None.
+
+        No save may be under way.
 
         Raises CheckpointError where trying again is no use: the state cannot be loaded safely, or not be saved at all.
         """
@@ -150,31 +155,31 @@ class Saver:
         began = time.monotonic()
         # If the writer has died since, it is better noticed now: what is ordered then goes to a new one.
         self._take_answers(wait=False, until=lambda: False)
-        taken = self._take_state()
-        new = not taken.problem and self._sharding.is_new(taken.names)
-        failed, changed = self._ranks.greatest(int(taken.problem != ""), int(new))
+        captured = self._capture()
+        new = not captured.problem and self._sharding.is_new(captured.names)
+        failed, changed = self._ranks.greatest(int(captured.problem != ""), int(new))
         if failed:
-            reason = self._raise_if_final(taken)
-            self._failed(about, reason)
+            reason = self._raise_if_final(captured)
+            self._failed(info, reason)
             return reason
         if changed:
             try:
-                self._sharding.plan(taken.names)
+                self._sharding.plan(captured.names)
             except ValueError as error:
                 raise CheckpointError(f"the state cannot be saved: {error}") from error
         full = self._ranks.broadcast(self._no_room())
         if full:
-            self._failed(about, full)
+            self._failed(info, full)
             return full
-        save = self._save = _Save(about, began, meshes(taken.tensors), self._sharding.places_of(taken.values))
-        problem = self._stage(taken, save)
+        save = self._save = _Save(info, began, meshes(captured.tensors), self._sharding.places_of(captured.values))
+        problem = self._stage(captured, save)
         if problem:
             save.written = {"error": problem}
         save.stall_s = time.monotonic() - began
         return None
 
-    def _take_state(self) -> _Taken:
-        """The state as it is, or why there is none; what is raised is told instead, since other ranks are waiting."""
+    def _capture(self) -> _CapturedState:
+        """The state as it is, or why there is none: exceptions are kept, since other ranks wait for this one."""
         rank = self._ranks.rank
         try:
             state = self._objects.capture()
@@ -182,10 +187,10 @@ class Saver:
             if rank == 0:
                 values[SHARED] = self._pickled(state.shared)
         except CheckpointError as error:
-            return _Taken({}, {}, str(error), final=True)
+            return _CapturedState({}, {}, str(error), final=True)
         except Exception as error:  # noqa: BLE001 (whatever a state_dict raises)
-            return _Taken({}, {}, f"{type(error).__name__}: {error}")
-        return _Taken(state.tensors, values)
+            return _CapturedState({}, {}, f"{type(error).__name__}: {error}")
+        return _CapturedState(state.tensors, values)
 
     def _pickled(self, value: Any) -> bytes:
         """As torch.save has it; until one was published, prove that it can be loaded. Raises CheckpointError."""
@@ -198,11 +203,11 @@ class Saver:
             _prove_loadable(buffer)
         return buffer.getvalue()
 
-    def _raise_if_final(self, taken: _Taken) -> str:
+    def _raise_if_final(self, captured: _CapturedState) -> str:
         """What went wrong on all ranks; raised where trying again is no use."""
-        said = self._ranks.gather((taken.problem, taken.final))
-        reason = _in_words([problem for problem, _ in said])
-        if any(final for _, final in said):
+        outcomes = self._ranks.gather((captured.problem, captured.final))
+        reason = _problems_by_rank([problem for problem, _ in outcomes])
+        if any(final for _, final in outcomes):
             raise CheckpointError(reason)
         return reason
 
@@ -213,13 +218,13 @@ class Saver:
             self._sharding.sheet.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
         )
 
-    def _stage(self, taken: _Taken, save: _Save) -> str:
+    def _stage(self, captured: _CapturedState, save: _Save) -> str:
         """Copy this rank's part into memory, and let it be written. Returns what went wrong."""
-        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.about.step)
-        size = self._sharding.sheet.tensor_bytes + sum(map(len, taken.values.values()))
+        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.info.step)
+        size = self._sharding.sheet.tensor_bytes + sum(map(len, captured.values.values()))
         try:
             memory = self._writer.memory(size)
-            self._copy(memory, taken)
+            self._copy(memory, captured)
             save.order = self._writer.order("write", path=str(staging.path / file_name(self._ranks.rank)), bytes=size)
         except OSError as error:
             return describe_os_error(error)
@@ -227,19 +232,19 @@ class Saver:
             return str(error)
         return ""
 
-    def _copy(self, memory: torch.Tensor, taken: _Taken) -> None:
+    def _copy(self, memory: torch.Tensor, captured: _CapturedState) -> None:
         device = self._ranks.device
         if device.type == "cuda":
             self._writer.pin()
         sheet = self._sharding.sheet
         self._frame(memory, sheet)
         for place in sheet.places:
-            part = part_of(taken.tensors, place)
+            part = part_of(captured.tensors, place)
             if part.numel():
                 first, last = place.data
                 memory[first:last].view(part.dtype).view(part.shape).copy_(part, non_blocking=True)
-        for name, (start, _) in self._sharding.places_of(taken.values).items():
-            _put(memory, start, taken.values[name])
+        for name, (start, _) in self._sharding.places_of(captured.values).items():
+            _put(memory, start, captured.values[name])
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
@@ -265,7 +270,7 @@ class Saver:
     def advance(self, agreed: Vote) -> SaveOutcome | None:
         """Take the save under way further, as the ranks have ``agreed``; how it ended, once it has.
 
-        Raises CheckpointError where another attempt has taken over the run.
+        Raises CheckpointError where another attempt has captured over the run.
         """
         save = self._save
         if save is None or agreed.writing:
@@ -320,7 +325,7 @@ class Saver:
 
     def _take_publication(self, save: _Save, answer: Mapping[str, Any]) -> None:
         if "saved" in answer:
-            save.publication, save.seconds = Publication.DONE, float(answer["saved"]["seconds"])
+            save.publication, save.seconds = Publication.PUBLISHED, float(answer["saved"]["seconds"])
         elif "fenced" in answer:
             save.publication, save.problem = Publication.FENCED, str(answer["fenced"])
         else:
@@ -333,61 +338,60 @@ class Saver:
         if not save.publishing:
             save.written = save.written or {"error": reason}
         elif self._publisher is not None and save.publication is Publication.NONE:
-            seconds = self._publisher.recover(save.about)
+            seconds = self._publisher.recover(save.info)
             if seconds is None:
                 self._not_published(save, reason)
             else:
-                save.publication, save.seconds = Publication.DONE, seconds
+                save.publication, save.seconds = Publication.PUBLISHED, seconds
 
     def _not_published(self, save: _Save, reason: str) -> None:
         assert self._publisher is not None
         save.publication, save.problem = Publication.FAILED, f"rank 0: {reason}"
-        self._publisher.give_up(save.about, save.problem)
+        self._publisher.give_up(save.info, save.problem)
 
     def _all_written(self, save: _Save) -> SaveOutcome | None:
         """All ranks have written, or failed to: publish, or give up."""
         assert save.written is not None
-        said = self._ranks.gather((save.written, save.places))
-        failed = _in_words([str(written.get("error", "")) for written, _ in said])
+        parts = self._ranks.gather((save.written, save.places))
+        failed = _problems_by_rank([str(answer.get("error", "")) for answer, _ in parts])
         if failed:
             if self._publisher is not None:
-                self._publisher.give_up(save.about, failed)
+                self._publisher.give_up(save.info, failed)
             self._save = None
-            return SaveOutcome(step=save.about.step, problem=failed, stall_s=save.stall_s)
+            return SaveOutcome(step=save.info.step, problem=failed, stall_s=save.stall_s)
         self._proved = save.publishing = True
         if self._publisher is not None:
-            self._publish(save, said)
+            self._publish(save, parts)
         return None
 
-    def _publish(self, save: _Save, said: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
+    def _publish(self, save: _Save, parts: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
+        """Order the publication of what the ranks have written: by rank, the writer's answer and places of values."""
         assert self._publisher is not None
-        placed = {name: (rank, *where) for rank, (_, places) in enumerate(said) for name, where in places.items()}
+        placed = {name: (rank, *place) for rank, (_, places) in enumerate(parts) for name, place in places.items()}
+        written = WrittenState(
+            answers=[answer for answer, _ in parts],
+            index=self._sharding.index(placed),
+            mesh=save.mesh,
+            objects=self._objects.kinds(),
+        )
         try:
-            save.order = self._publisher.order(
-                save.about,
-                began=save.began,
-                stall_s=save.stall_s,
-                written=[written for written, _ in said],
-                index=self._sharding.index(placed),
-                mesh=save.mesh,
-                objects=self._objects.kinds(),
-            )
+            save.order = self._publisher.order(save.info, written, began=save.began, stall_s=save.stall_s)
         except WriterGone as error:
             self._lost_writer(str(error))
 
-    def _failed(self, about: SaveInfo, reason: str) -> None:
+    def _failed(self, info: SaveInfo, reason: str) -> None:
         if self._publisher is not None:
-            self._publisher.failed(about, reason)
+            self._publisher.failed(info, reason)
 
     def _over(self, save: _Save, publication: Publication) -> SaveOutcome:
         self._save = None
-        problem = self._ranks.broadcast(save.problem) if publication is not Publication.DONE else ""
+        problem = self._ranks.broadcast(save.problem) if publication is not Publication.PUBLISHED else ""
         if publication is Publication.FENCED:
             raise CheckpointError(problem)
-        return SaveOutcome(step=save.about.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
+        return SaveOutcome(step=save.info.step, problem=problem, stall_s=save.stall_s, seconds=save.seconds)
 
 
-def _in_words(problems: list[str]) -> str:
+def _problems_by_rank(problems: list[str]) -> str:
     return "; ".join(f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem)
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, Metadata
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION, _StorageInfo
+from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
@@ -21,6 +21,10 @@ from torch.distributed.tensor import DTensor
 
 from slurmtrain.runtime.checkpoint.torch_format import Frame, frame_of
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.runtime.job.torch_private import storage_info
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.job.torch_private import StorageInfo
 
 # What data of a tensor is aligned to, in bytes: as torch.save does it within its own archives.
 _ALIGNMENT = 64
@@ -59,7 +63,7 @@ class Sharding:
         self._signature: object = None
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._metadata: Metadata | None = None
-        self._fixed: dict[MetadataIndex, _StorageInfo] = {}
+        self._fixed: dict[MetadataIndex, StorageInfo] = {}
         self._sheet: Sheet | None = None
 
     def is_new(self, state: Mapping[str, Any]) -> bool:
@@ -71,12 +75,12 @@ class Sharding:
         ranks = self._ranks
         self._sheet = None
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
-        mine = ranks.at_first(self._planner.create_local_plan(), self._share_out)
-        places, end = _lay_out(mine.items, self._planner)
+        local_plan = ranks.at_first(self._planner.create_local_plan(), self._share_out)
+        places, end = _lay_out(local_plan.items, self._planner)
         fixed = {place.item.index: _info(ranks.rank, place.start, place.frame.length) for place in places}
-        told = ranks.gather((fixed, end))
-        self._fixed = {index: info for infos, _ in told for index, info in infos.items()}
-        self._sheet = Sheet(places, end, sum(size for _, size in told))
+        parts = ranks.gather((fixed, end))
+        self._fixed = {index: info for infos, _ in parts for index, info in infos.items()}
+        self._sheet = Sheet(places, end, sum(size for _, size in parts))
         self._signature = _signature(state)
 
     def _share_out(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -107,7 +111,7 @@ class Sharding:
 
 
 def part_of(state: dict[str, Any], place: TensorSlot) -> torch.Tensor:
-    """What of a state is written at a place: this rank's part of a tensor."""
+    """The part of a tensor of ``state`` that is written at ``place``."""
     part: torch.Tensor = find_state_dict_object(state, place.item.index)
     return part.detach()
 
@@ -119,13 +123,13 @@ def file_name(rank: int) -> str:
 
 def meshes(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The device meshes that tensors of a state are sharded over."""
-    found = {v.device_mesh for v in state.values() if isinstance(v, DTensor)}
-    plain = [{"names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)} for mesh in found]
+    used = {value.device_mesh for value in state.values() if isinstance(value, DTensor)}
+    plain = [{"names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)} for mesh in used]
     return sorted(plain, key=str)
 
 
-def _info(rank: int, start: int, length: int) -> _StorageInfo:
-    return _StorageInfo(file_name(rank), start, length)
+def _info(rank: int, start: int, length: int) -> StorageInfo:
+    return storage_info(file_name(rank), start, length)
 
 
 def _lay_out(items: Sequence[WriteItem], planner: DefaultSavePlanner) -> tuple[list[TensorSlot], int]:

@@ -1,4 +1,4 @@
-"""What a script registered, as named tensors and the rest, and back again.
+"""The state of what a script registered, as named tensors and the rest, and back again.
 
 Modules and optimizers go through ``torch.distributed.checkpoint.state_dict``, which gives parameters the same names
 however they are wrapped or sharded (DistributedDataParallel, ``fully_shard``), and optimizer states the names of their
@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
+from slurmtrain.runtime.job.torch_private import compiled_module
 
 # What is the same on all ranks without being a module or an optimizer: rank 0's state stands for all.
 _SHARED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.grad_scaler.GradScaler)
@@ -33,9 +34,11 @@ MODULE, OPTIMIZER, OBJECT = "module", "optimizer", "object"
 class Stateful(Protocol):
     """What can be checkpointed: torch's own objects, and anything with the same two methods."""
 
-    def state_dict(self) -> Any: ...
+    def state_dict(self) -> Any:
+        """The state, as data that ``torch.load(weights_only=True)`` accepts."""
 
-    def load_state_dict(self, state: Any, /) -> Any: ...
+    def load_state_dict(self, state: Any, /) -> Any:
+        """Put a ``state`` back that :meth:`state_dict` gave."""
 
 
 @dataclass(slots=True)
@@ -141,9 +144,9 @@ class Objects:
                 self._put(state, name.partition(".")[0], name, value)
 
     def _capture_optimizer(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
-        taken: Any = get_optimizer_state_dict(self._modules, optimizer)
-        state.shared.setdefault(name, {})["param_groups"] = taken["param_groups"]
-        for parameter, values in taken["state"].items():
+        captured: Any = get_optimizer_state_dict(self._modules, optimizer)
+        state.shared.setdefault(name, {})["param_groups"] = captured["param_groups"]
+        for parameter, values in captured["state"].items():
             for key, value in values.items():
                 self._put(state, name, f"{name}.state.{parameter}.{key}", value)
 
@@ -159,13 +162,13 @@ class Objects:
     def give(self, tensors: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
         """Put a loaded state back into modules, optimizers and what else is shared. Called on all ranks alike."""
         values = dict(tensors)
-        for said in shared.values():
-            if isinstance(said, dict):
-                values.update(said.get("others", {}))
+        for state_dict in shared.values():
+            if isinstance(state_dict, dict):
+                values.update(state_dict.get("others", {}))
         modules = {name for name in self._all if self._kind(name) == MODULE}
         if modules:
-            mine = {name: value for name, value in values.items() if name.partition(".")[0] in modules}
-            set_model_state_dict(self._modules, mine, options=StateDictOptions(strict=True))
+            parameters = {name: value for name, value in values.items() if name.partition(".")[0] in modules}
+            set_model_state_dict(self._modules, parameters, options=StateDictOptions(strict=True))
         for name, optimizer in self._optimizers.items():
             if "options" in shared[name]:
                 _set_options(name, optimizer, shared[name]["options"])
@@ -205,20 +208,22 @@ def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[s
 
 
 def differences(
-    wanted: Mapping[str, Iterable[int]], there: Mapping[str, Iterable[int]], optional: tuple[str, ...] = ()
+    script: Mapping[str, Iterable[int]], saved: Mapping[str, Iterable[int]], optional: tuple[str, ...] = ()
 ) -> list[str]:
-    """How a checkpoint's tensors differ from those that the script has, both shapes by name: pure.
+    """How the tensors that were ``saved`` differ from those of the ``script``, both as shapes by name: pure.
 
     Names that begin with one of ``optional`` may be missing on either side: states of optimizers come with use.
     """
-    said = [f"it has no {name!r}" for name in wanted if name not in there and not name.startswith(optional)]
-    said += [f"{name!r} is not in the script" for name in there if name not in wanted and not name.startswith(optional)]
-    said += [
-        f"{name!r} has shape {_dims(there[name])}, in the script {_dims(shape)}"
-        for name, shape in wanted.items()
-        if name in there and tuple(there[name]) != tuple(shape)
+    problems = [f"it has no {name!r}" for name in script if name not in saved and not name.startswith(optional)]
+    problems += [
+        f"{name!r} is not in the script" for name in saved if name not in script and not name.startswith(optional)
     ]
-    return said
+    problems += [
+        f"{name!r} has shape {_dims(saved[name])}, in the script {_dims(shape)}"
+        for name, shape in script.items()
+        if name in saved and tuple(saved[name]) != tuple(shape)
+    ]
+    return problems
 
 
 def _dims(shape: Iterable[int]) -> str:
@@ -230,8 +235,8 @@ def _is_of(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
 
     LBFGS's cannot: what it has is not by parameter, and it makes no step without a closure.
     """
-    mine = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    return not isinstance(optimizer, torch.optim.LBFGS) and bool(mine) and parameters.issuperset(mine)
+    ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    return not isinstance(optimizer, torch.optim.LBFGS) and bool(ids) and parameters.issuperset(ids)
 
 
 def _unwrapped(obj: Any) -> Any:
@@ -239,8 +244,8 @@ def _unwrapped(obj: Any) -> Any:
     while True:
         if isinstance(obj, nn.parallel.DistributedDataParallel):
             obj = obj.module
-        elif isinstance(getattr(obj, "_orig_mod", None), nn.Module):
-            obj = obj._orig_mod
+        elif (inner := compiled_module(obj)) is not None:
+            obj = inner
         else:
             return obj
 

@@ -24,6 +24,7 @@ class Frame:
 
     @property
     def length(self) -> int:
+        """Bytes of all three together."""
         return len(self.prefix) + self.size + len(self.suffix)
 
 

@@ -75,8 +75,8 @@ class ShardWriter:
         """Let the GPU copy into the memory directly; where CUDA refuses, copies are slower and nothing else."""
         if self._memory is None or self._pinned:
             return
-        done = _cudart().cudaHostRegister(self._memory.data_ptr(), self._bytes, 0)
-        self._pinned = int(done) == 0
+        error = _cudart().cudaHostRegister(self._memory.data_ptr(), self._bytes, 0)
+        self._pinned = int(error) == 0
 
     def _unpin(self) -> None:
         if self._pinned and self._memory is not None:
@@ -85,7 +85,7 @@ class ShardWriter:
 
     # --- orders and answers -----------------------------------------------------------------------------------------
 
-    def order(self, what: str, **more: Any) -> int:
+    def order(self, verb: str, **arguments: Any) -> int:
         """Send an order; the process is started where there is none. Returns its number, which its answer has too.
 
         Raises WriterGone.
@@ -93,7 +93,7 @@ class ShardWriter:
         ours = self._ensure()
         self._number += 1
         try:
-            ours.sendall(json.dumps({"do": what, "number": self._number, **more}).encode() + b"\n")
+            ours.sendall(json.dumps({"do": verb, "number": self._number, **arguments}).encode() + b"\n")
         except OSError as error:
             raise self._gone() from error
         self._unanswered += 1
@@ -109,10 +109,10 @@ class ShardWriter:
         assert answer is not None
         return answer
 
-    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+    def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
         """Send an order and wait for its answer; nothing may be unanswered. Raises WriterGone."""
         assert not self._unanswered
-        self.order(what, **more)
+        self.order(verb, **arguments)
         return self.wait()
 
     def _answer(self, timeout: float | None) -> dict[str, Any] | None:

@@ -35,8 +35,9 @@ FENCED = "another attempt has taken over this run; nothing was published"
 
 
 def main(arguments: list[str]) -> None:
-    for each in IGNORED:
-        signal.signal(each, signal.SIG_IGN)
+    """Obey orders until the rank closes its side; ``arguments`` are the two handles."""
+    for number in IGNORED:
+        signal.signal(number, signal.SIG_IGN)
     # The rank has started this process with them blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     memory = _Memory(int(arguments[0]))
@@ -44,7 +45,6 @@ def main(arguments: list[str]) -> None:
         "populate": memory.populate,
         "write": memory.write,
         "publish": publish,
-        "discard": discard,
         "prune": prune,
     }
     with socket.socket(fileno=int(arguments[1])) as rank, contextlib.suppress(BrokenPipeError, ConnectionError):
@@ -127,12 +127,6 @@ def _write_small(path: Path, content: bytes) -> tuple[int, str]:
     return len(content), hasher.hexdigest()
 
 
-def discard(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Remove what has been written of a checkpoint."""
-    _staging(order).discard()
-    return {}
-
-
 def prune(order: Mapping[str, Any]) -> dict[str, Any]:
     """Delete what the policy lets go, if this attempt holds the lease, and what somebody was deleting when killed.
 
@@ -145,13 +139,15 @@ def prune(order: Mapping[str, Any]) -> dict[str, Any]:
     files.empty_trash(checkpoints)
     missing = order.get("missing")
     pruned = []
-    for each in files.disposable(checkpoints, keep_of(order["keep"])):
+    for checkpoint in files.disposable(checkpoints, keep_of(order["keep"])):
         if missing is not None and missing <= 0:
             break
         with contextlib.suppress(FileNotFoundError):
-            files.delete(each.path)
-            pruned.append({"path": files.relative_path(each.path), "step": each.step, "why": each.why})
-            missing = None if missing is None else missing - each.bytes
+            files.delete(checkpoint.path)
+            pruned.append(
+                {"path": files.relative_path(checkpoint.path), "step": checkpoint.step, "why": checkpoint.why}
+            )
+            missing = None if missing is None else missing - checkpoint.bytes
     return {"pruned": pruned}
 
 

@@ -1,4 +1,4 @@
-"""What the ranks of a node tell its agent while they train: memory that they share, and that outlives none of them.
+"""Heartbeats of a node's ranks, for its agent: in memory that they share, and that outlives none of them.
 
 The agent makes a :class:`Board` without a name in any file system (memfd_create(2)) and tells the ranks its path below
 /proc, which the same user may open; each rank has a record there, which its :class:`Pulse` writes. A beat is a store to
@@ -33,7 +33,7 @@ _TRIES = 5
 
 
 class Board:
-    """The beats of all ranks of this node, for its agent."""
+    """The agent's side: the beats of all ranks of this node."""
 
     def __init__(self, count: int) -> None:
         """``count``: ranks of this node. Raises OSError where the kernel has no memory for it."""
@@ -77,7 +77,7 @@ class Board:
 
 
 class Pulse:
-    """How a rank tells what it does. Where there is no board, beats go into memory that nobody reads."""
+    """A rank's side: it notes what it does. Where there is no board, beats go into memory that nobody reads."""
 
     def __init__(self, memory: mmap.mmap | bytearray, index: int) -> None:
         self._memory = memory
@@ -86,7 +86,7 @@ class Pulse:
         self._pid = os.getpid()
         self._save_s = 0.0
         self.phase = Phase.NONE
-        """What was told last."""
+        """What was noted last."""
 
     @classmethod
     def open(cls, path: str | None, index: int) -> Pulse:
@@ -107,14 +107,15 @@ class Pulse:
         return cls(bytearray(_SIZE * 2), 0)
 
     def beat(self, step: int, phase: Phase, step_s: float = 0.0, own_s: float = 0.0) -> None:
-        """Say that ``step`` steps are finished, and what is done from now on. Times are seconds, 0 what is not known.
+        """Note that ``step`` steps are finished, and the ``phase`` that begins.
 
-        Takes about a microsecond.
+        ``step_s``: seconds that a step takes; ``own_s``: the same without waiting for other ranks; 0: not known. Takes
+        about a microsecond.
         """
         self.phase = phase
         body = _BODY.pack(step, phase, self._pid, time.monotonic(), step_s, own_s, self._save_s)
         self._memory[self._begin : self._end] = body + _CHECKSUM.pack(zlib.adler32(body))
 
     def saved(self, took_s: float) -> None:
-        """Note how long a save has taken; the next beats tell the longest."""
+        """Note that a save has taken ``took_s`` seconds; the next beats carry the longest."""
         self._save_s = max(self._save_s, took_s)

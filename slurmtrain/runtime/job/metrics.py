@@ -32,7 +32,12 @@ class MetricsFile:
         Raises OSError, and TypeError where a metric is no number.
         """
         values = metrics.values()
-        if _all_plain(values):
+        try:
+            # Python writes these as JSON does. A sum is finite only if all of its parts are.
+            plain = are_plain(values) and math.isfinite(sum(values))
+        except OverflowError:
+            plain = False
+        if plain:
             line = _template(tuple(metrics)) % (time.time(), step, *values)
         else:
             texts = [_json_number(name, value) for name, value in metrics.items()]
@@ -61,15 +66,6 @@ def as_number(name: str, value: Any) -> float | int:
         return float(value.item() if hasattr(value, "item") else value)
     except (TypeError, ValueError, RuntimeError):
         raise TypeError(f"the metric {name!r} must be one number, not {type(value).__name__}") from None
-
-
-def _all_plain(values: Iterable[Any]) -> bool:
-    """Whether Python writes all of them as JSON does: infinities and NaN have other names there."""
-    try:
-        # A sum is finite only if all of its parts are; where it overflows, they are looked at one by one.
-        return are_plain(values) and math.isfinite(sum(values))
-    except OverflowError:
-        return False
 
 
 def _json_number(name: str, value: Any) -> bytes:

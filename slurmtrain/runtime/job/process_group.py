@@ -17,6 +17,7 @@ class RankGroup:
     """Collectives of slurmtrain's own, on gloo. With one rank nothing is communicated."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
+        """Make the group, on all ranks alike: this is ``rank`` of ``world_size``, and computes on ``device``."""
         self.rank = rank
         self.world_size = world_size
         self.device = device
@@ -66,16 +67,16 @@ class RankGroup:
         answers: list[Any] | None = None
         if values is not None:
             try:
-                answers = [(answer, None) for answer in decide(values)]
+                answers = [(value, None) for value in decide(values)]
             except Exception as error:  # noqa: BLE001 (whatever it is: the other ranks are waiting)
                 answers = [(None, error)] * self.world_size
         box: list[Any] = [None]
         dist.scatter_object_list(box, answers, src=0, group=self._group)
-        mine: T
-        mine, problem = box[0]
+        answer: T
+        answer, problem = box[0]
         if problem is not None:
             raise problem
-        return mine
+        return answer
 
     def agree(self, vote: Vote) -> Vote:
         """What all ranks act on: of each field of their votes the greatest value."""

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakSet
 
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.job.torch_private import LOADER_WORKERS
 from slurmtrain.system.process import block_signals
 
 # All that Slurm is asked to send, and sends by itself, before a SIGKILL.
@@ -29,8 +30,6 @@ _POKE = signal.SIGURG
 _HANDED_ON = "slurmtrain_guard"
 # A new interpreter has its guard before it knows what it is to run; how long to wait for that.
 _TOLD_S = 5.0
-# The modules of what workers of data loaders run.
-_LOADERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 
 
 class ChildGuard:
@@ -100,7 +99,7 @@ def _is_loader() -> bool:
     while parent_process() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     target = vars(current_process()).get("_target")
-    return getattr(target, "__module__", None) in _LOADERS
+    return getattr(target, "__module__", None) in LOADER_WORKERS
 
 
 # --- what a new interpreter begins with -----------------------------------------------------------------------------

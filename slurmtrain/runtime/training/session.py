@@ -29,6 +29,7 @@ from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.job.torch_private import import_compiler
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.files import read_json
@@ -185,7 +186,7 @@ class Session:
             from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
             from slurmtrain.runtime.checkpoint.state_dicts import Objects
 
-            import_module("torch._dynamo")
+            import_compiler()
 
         self._checkpointer = Checkpointer(
             attempt,
@@ -266,7 +267,7 @@ class Session:
         if self.rank == 0:
             self._write_metrics()
         self._pace.finish_step()
-        self._beat(self._pulse.phase)
+        self._pulse.beat(self.step, self._pulse.phase, self._pace.step_s, self._own_time.s)
         if self.step >= self._agree_at:
             self._agree()
 

@@ -16,6 +16,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
+from slurmtrain.runtime.job.torch_private import compiles_hooks
+
 _SMOOTHING = 0.2
 
 
@@ -80,16 +82,11 @@ def target_of(module: object) -> nn.Module | None:
     if isinstance(module, nn.parallel.DistributedDataParallel):
         # Its own forward pass sends buffers.
         module = module.module
-    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule) or _compiles_hooks(module):
+    if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule) or compiles_hooks(module):
         return None
     if any(isinstance(parameter, DTensor) for parameter in module.parameters()):
         return None
     return None if any(map(_communicates, module.modules())) else module
-
-
-def _compiles_hooks(module: nn.Module) -> bool:
-    """Whether ``module.compile()`` was called, which compiles hooks too; what torch.compile() returns does not."""
-    return getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _communicates(module: nn.Module) -> bool:

@@ -97,14 +97,14 @@ def test_a_wish_is_seen_within_a_second_and_fulfilled_once(run: RunDir, clock: C
     write_json(run.request, {"request": "abc", "t": 1.0})
     assert plan.due(1) is SaveReason.NONE
     clock.now += 1
-    assert plan.due(1) is SaveReason.ASKED
-    assert plan.due(1) is SaveReason.ASKED
+    assert plan.due(1) is SaveReason.REQUESTED
+    assert plan.due(1) is SaveReason.REQUESTED
     assert plan.take_request() == "abc"
     clock.now += 5
     assert (plan.due(1), plan.take_request()) == (SaveReason.NONE, None)
     write_json(run.request, {"request": "def", "t": 2.0})
     clock.now += 1
-    assert (plan.due(1), plan.take_request()) == (SaveReason.ASKED, "def")
+    assert (plan.due(1), plan.take_request()) == (SaveReason.REQUESTED, "def")
 
 
 def test_a_wish_from_before_the_attempt_is_not_its(run: RunDir, clock: Clock) -> None:

@@ -187,7 +187,7 @@ class Store:
 
     def events(self, run_id: str, kind: str) -> list[AnyEvent]:
         """A run's events of one kind, in no order."""
-        from slurmtrain.registry.rows import event_of
+        from slurmtrain.registry.fact_rows import event_of
 
         with reading(self._engine) as connection:
             rows = queries.rows(connection, schema.event, [run_id], schema.event.c.kind == kind)
@@ -195,7 +195,7 @@ class Store:
 
     def ledger(self) -> list[LedgerEntry]:
         """All nodes that failed a preflight, the oldest finding first."""
-        from slurmtrain.registry.rows import LEDGER
+        from slurmtrain.registry.fact_rows import LEDGER
 
         with reading(self._engine) as connection:
             rows = list(queries.rows(connection, schema.ledger))
@@ -225,7 +225,7 @@ class Store:
 
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are no records, by journal."""
-        from slurmtrain.registry.rows import GARBAGE
+        from slurmtrain.registry.fact_rows import GARBAGE
 
         with reading(self._engine) as connection:
             rows = list(queries.rows(connection, schema.garbage, [run_id]))

@@ -20,7 +20,8 @@ from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry import queries, schema
-from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, GARBAGE, LEDGER, PROGRESS, RUNS, Row, event_of, run_row
+from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
+from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Mirrored

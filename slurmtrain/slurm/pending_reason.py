@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+# Reasons of a job that its own user holds, and may release.
+HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
+# Reasons of a job that only an administrator may release.
+HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
 _TEXTS = {
     "None": "Slurm has not looked at it yet",
     "Priority": "jobs of higher priority are before it",

@@ -21,6 +21,7 @@ from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.slurm.command import is_installed, run_command
 from slurmtrain.slurm.limits import describe_too_few
 from slurmtrain.slurm.parse import NODE_FORMAT, NodeInfo, read_job, read_nodes
+from slurmtrain.slurm.pending_reason import HELD_BY_USER
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
 
@@ -34,10 +35,6 @@ _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reser
 _IMPOSSIBLE = ("node configuration", "node count", "invalid node name", "more processors requested")
 # It reaches all processes of a job that is put back, and would end the next command.
 _DISTURBING = frozenset((signal.SIGTERM,))
-# Reasons of a job that its own user holds, and may release.
-HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
-# Reasons of a job that only an administrator may release.
-HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
 
 
 class SlurmQueue:

@@ -88,6 +88,7 @@ def observe(
     suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
     if suspects:
         _read(look, suspects, ask_slurm=ask_slurm)
+    if look.has_written:
         index = workspace.store.index()
     directories = frozenset(present)
 
@@ -128,13 +129,14 @@ def _suspects(
 ) -> list[RunDir]:
     """The runs of which there may be something new."""
     root = workspace.root
-    changed: list[RunDir] = []
-    unchanged: list[RunDir] = []
+    changed: list[str] = []
+    unchanged: list[str] = []
     for run_id in run_ids:
         row = index.get(run_id)
         is_over = row is not None and row.settled and folder_times(f"{root.path}/{run_id}") == row.scanned
-        (unchanged if is_over else changed).append(root.run(run_id))
-    return [*changed, *workspace.store.unread(unchanged)] if thorough else changed
+        (unchanged if is_over else changed).append(run_id)
+    suspects = [root.run(run_id) for run_id in changed]
+    return [*suspects, *workspace.store.unread([root.run(run_id) for run_id in unchanged])] if thorough else suspects
 
 
 def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
@@ -176,6 +178,7 @@ class _Look:
         self.garbage: list[tuple[str, Garbage]] = []
         self.live: dict[str, Live] = {}
         self.problems: list[str] = []
+        self.has_written = False
         self._runs: dict[str, Run] = {}
 
     def runs(self, directories: Iterable[RunDir]) -> dict[RunDir, Run]:
@@ -195,6 +198,7 @@ class _Look:
             return
         from slurmtrain.registry.ingest import ingest
 
+        self.has_written = True
         with self.workspace.store.begin() as transaction:
             for ingested in ingest(transaction, directories, dead=dead):
                 self._runs[ingested.run.id] = ingested.run
@@ -206,5 +210,6 @@ class _Look:
         times = {d.id: folder_times(d.path) for d, run in self.runs(dead).items() if run.ended}
         quiet = {run_id: at for run_id, at in times.items() if at and is_quiet(at, now)}
         if quiet:
+            self.has_written = True
             with self.workspace.store.begin() as transaction:
                 transaction.settle(quiet)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 
@@ -16,12 +16,9 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.launch import is_submitting
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.pending_reason import describe_reason
+from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_USER, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
-from slurmtrain.slurm.requeue import HELD_BY_ADMIN, HELD_BY_USER
 from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job
 from slurmtrain.system.files import locked
 
@@ -35,28 +32,35 @@ class SlurmLook:
     problems: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Answers:
+    """What Slurm has answered. ``asked_at``: not before when, in seconds since 1970."""
+
+    queue: Queue
+    accounting: Accounting | None
+    asked_at: float
+
+
 def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:
     """Ask Slurm about all runs that are open, at once, and journal what is new."""
     look = SlurmLook()
-    wanted = {directory: run for directory, run in runs.items() if may_change(run)}
-    if not wanted:
+    open_runs = {directory: run for directory, run in runs.items() if may_change(run)}
+    if not open_runs:
         return look
     with ExitStack() as locks:
         # Before Slurm is asked: what was not being submitted then, and is unknown to Slurm afterwards, never was.
-        orphans = {d: run for d, run in wanted.items() if _is_orphan(workspace, d, run, locks)}
-        began = time.time()
+        orphans = _orphans(workspace, open_runs, locks)
+        asked_at = time.time()
         queue = workspace.scheduler.queue()
         if not queue.answered:
             look.problems.append(f"{queue.problem}; states are as they were last known")
-        accounting = _accounting(workspace, wanted, queue, orphans)
+        accounting = _accounting(workspace, open_runs, queue, orphans)
         if accounting is not None and not accounting.answered:
             look.problems.append(f"{accounting.problem}; runs whose jobs have ended may be shown as they were before")
-        for directory, run in wanted.items():
-            if directory in orphans:
-                told = _adopt(workspace, directory, run, queue, accounting, began)
-            else:
-                told = _note(workspace, directory, run, queue, accounting)
-            if told:
+        answers = _Answers(queue, accounting, asked_at)
+        for directory, run in open_runs.items():
+            journal_news = _adopt if directory in orphans else _note
+            if journal_news(workspace, directory, run, answers):
                 look.changed.append(directory)
             live = _live(run, queue)
             if live is not None:
@@ -65,10 +69,10 @@ def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook
 
 
 def _accounting(
-    workspace: Workspace, wanted: Mapping[RunDir, Run], queue: Queue, orphans: Mapping[RunDir, Run]
+    workspace: Workspace, open_runs: Mapping[RunDir, Run], queue: Queue, orphans: Collection[RunDir]
 ) -> Accounting | None:
     """sacct's answer, where anything is left that it may know."""
-    asking = [run for d, run in wanted.items() if (run.newest and run.newest.job_id) or d in orphans]
+    asking = [run for d, run in open_runs.items() if (run.newest and run.newest.job_id) or d in orphans]
     asking = [run for run in asking if needs_accounting(run, queue)]
     if not asking or not queue.answered:
         return None
@@ -78,36 +82,51 @@ def _accounting(
     return workspace.scheduler.accounting(ids, by_name=len(ids) < len(newest), since=since)
 
 
-def _is_orphan(workspace: Workspace, directory: RunDir, run: Run, locks: ExitStack) -> bool:
-    """Whether a submission died without a word of its job, and nothing here can still hand it over."""
-    newest = run.newest
-    if newest is None or newest.job_id or newest.handed_over:
-        return False
+def _orphans(workspace: Workspace, runs: Mapping[RunDir, Run], locks: ExitStack) -> frozenset[RunDir]:
+    """Runs whose submission died without a word of its job, and which nothing here can still hand over.
+
+    ``locks`` holds the locks of these runs, so that no submission begins meanwhile.
+    """
+    unlocked = [directory for directory, run in runs.items() if _has_no_job(run) and _take_lock(directory, locks)]
+    # A submission whose journal has more than was read has come to its end since.
+    ended = set(workspace.store.unread(unlocked))
+    return frozenset(directory for directory in unlocked if directory not in ended and not _lives(directory, runs))
+
+
+def _has_no_job(run: Run) -> bool:
+    return run.newest is not None and not run.newest.job_id and not run.newest.handed_over
+
+
+def _take_lock(directory: RunDir, locks: ExitStack) -> bool:
     try:
-        if not directory.path.exists() or locks.enter_context(locked(directory.lock, wait=False)) is None:
-            return False
+        return directory.path.exists() and locks.enter_context(locked(directory.lock, wait=False)) is not None
     except PlaceError:
         return False  # a run that cannot be written to is for its owner to look after
-    if workspace.store.unread([directory]):
-        return False  # the submission has come to its end since the run was read
-    return not (_from_here(newest) and is_submitting(directory.submission(newest.submission)))
 
 
-def _adopt(
-    workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accounting: Accounting | None, began: float
-) -> bool:
+def _lives(directory: RunDir, runs: Mapping[RunDir, Run]) -> bool:
+    """Whether a process here is just handing the run's newest submission to Slurm."""
+    from slurmtrain.slurm.launch import is_submitting
+
+    newest = runs[directory].newest
+    return newest is not None and _from_here(newest) and is_submitting(directory.submission(newest.submission))
+
+
+def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
     """Find the job of a submission that was killed, or note that there is none."""
-    newest = run.newest
+    newest, queue, accounting = run.newest, answers.queue, answers.accounting
     assert newest is not None
-    known = {attempt.job_id for attempt in run.attempts}
+    claimed = {attempt.job_id for attempt in run.attempts}
     starts = accounting.starts if accounting is not None else {}
     listed: dict[str, Job] = {job_id: rows[-1] for job_id, rows in starts.items() if rows}
-    job_id = find_unclaimed_job({**listed, **queue.jobs}, run.id, known)
+    job_id = find_unclaimed_job({**listed, **queue.jobs}, run.id, claimed)
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
         return True
-    sure = queue.answered and accounting is not None and accounting.answered and min(queue.at, accounting.at) >= began
+    # An answer that is older than the look for the submission, from a cache, proves a job but never that there is none.
+    both = queue.answered and accounting is not None and accounting.answered
+    sure = both and accounting is not None and min(queue.at, accounting.at) >= answers.asked_at
     if not sure or not (_from_here(newest) or time.time() - (newest.submitted_at or 0.0) > GIVEN_UP_S):
         return False
     with workspace.journal(directory, "adopt") as journal:
@@ -120,9 +139,9 @@ def _from_here(attempt: Attempt) -> bool:
     return attempt.submitted_from in (None, socket.gethostname())
 
 
-def _note(workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accounting: Accounting | None) -> bool:
+def _note(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
     """Journal what Slurm's answers add to what is known of a run."""
-    observations = new_observations(run, queue, accounting, time.time())
+    observations = new_observations(run, answers.queue, answers.accounting, time.time())
     if not observations:
         return False
     with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
@@ -130,6 +149,8 @@ def _note(workspace: Workspace, directory: RunDir, run: Run, queue: Queue, accou
             journal.write(_with_files(directory, run, observed))
         states = [base(observed.state or "") for observed in observations]
         if any(CAUSE_OF_STATE.get(state) == "cancelled" for state in states) and run.newest:
+            from slurmtrain.runtime.job import lease
+
             # Who cancels a job wants the run ended, also if somebody has Slurm start it again.
             lease.close(directory, run.newest.submission, "cancelled")
     return True
@@ -140,7 +161,7 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
     if not is_final(observed.state or ""):
         return observed
     place = directory.attempt(observed.job_id or "", observed.restart)
-    attempt = next((one for one in run.attempts if one.key == place.path.name), None)
+    attempt = next((attempt for attempt in run.attempts if attempt.key == place.path.name), None)
     reason = observed.reason
     if reason is None and not (attempt and attempt.hosts):
         reason = _why_silent(directory, run, observed)
@@ -155,9 +176,8 @@ def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
     submission = directory.submission(run.newest.submission if run.newest else 0)
     logs = sorted(submission.submitit.glob(f"{observed.job_id}_*_log.out"))
     for log in logs:
-        said = last_error_line(log)
-        if said:
-            return said
+        if line := last_error_line(log):
+            return line
     if logs:
         return "its log is empty"
     return f"it left no log; perhaps the nodes {observed.nodes} cannot see or write to {directory.path}"
@@ -184,8 +204,8 @@ def live_of(job: Job) -> Live:
     """What a person wants to know of a job that is not over."""
     state = base(job.state)
     if state == "PENDING" or state in HELD:
-        words = describe_reason(job.reason, job.id)
-        return Live(state=state, code=job.reason, reason=words, starts_at=job.starts_at, priority=job.priority)
+        reason = describe_reason(job.reason, job.id)
+        return Live(state=state, code=job.reason, reason=reason, starts_at=job.starts_at, priority=job.priority)
     return Live(state=state, nodes=job.nodes, reason=_IN_WORDS.get(state, f"Slurm says {job.state}"))
 
 

@@ -9,17 +9,20 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
-from slurmtrain.model.spec.plan import REDACTED, Plan
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system.files import read_json
 from slurmtrain.system.process import Process
+
+# Commands that only ask Slurm something import this module too, for scrubbed(); these take longer than the rest of it.
+if TYPE_CHECKING:
+    from slurmtrain.model.interruption.interval import InterruptionStats
+    from slurmtrain.model.spec.plan import Plan
+    from slurmtrain.model.spec.spec import Spec
 
 # Seconds after a stop signal at which a rank ends itself: later than a living agent kills it.
 FORCED_EXIT_S = 120.0
@@ -93,6 +96,8 @@ class Launch:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
         """Read what :meth:`to_dict` gave, by this version or one that knew of no history."""
+        from slurmtrain.model.interruption.interval import InterruptionStats
+
         after, history = plain["after"], plain.get("history")
         return cls(
             attempt=int(plain["attempt"]),
@@ -247,7 +252,7 @@ def set_worker_environment(
     ).items():
         environ.setdefault(name, value)
     environ.update(network_variables(interface, address))
-    environ.update({name: value for name, value in plan.spec.env.items() if value != REDACTED})
+    environ.update(_env_of(plan.spec))
     if node.executor == "local":
         environ.update(_shared_gpus(plan, node.index))
     environ.update(
@@ -286,13 +291,20 @@ def network_variables(interface: str, address: str) -> dict[str, str]:
 
 def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
     """The environment of the ranks of this node, as far as it is the user's, and the GPUs they will see."""
-    given = {name: value for name, value in plan.spec.env.items() if value != REDACTED}
+    given = _env_of(plan.spec)
     return {**os.environ, **given, **(_shared_gpus(plan, node.index) if node.executor == "local" else {})}
+
+
+def _env_of(spec: Spec) -> dict[str, str]:
+    """The spec's ``env``, without the secrets that its file does not show: the job has those already."""
+    from slurmtrain.model.spec.plan import REDACTED
+
+    return {name: value for name, value in spec.env.items() if value != REDACTED}
 
 
 def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
     """The environment of processes that try the network as the ranks will use it."""
-    given = {name: value for name, value in spec.env.items() if value != REDACTED}
+    given = _env_of(spec)
     return {**os.environ, **network_variables(interface, address), **given, "OMP_NUM_THREADS": "1"}
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
@@ -101,7 +102,7 @@ class _RunReader:
         for file in self.files:
             if file.size != self.offsets.get(file.name, 0):
                 self._read(transaction, file)
-        folded = fold(self.run.id, self.events, self.progress)
+        folded = with_next_start(fold(self.run.id, self.events, self.progress))
         numbers = {attempt.key: attempt.number for attempt in folded.attempts}
         transaction.put(
             folded,

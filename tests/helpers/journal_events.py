@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.journal import read_event
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import Run
 
 
 def event(time: float, kind: str, record: Mapping[str, Any], source: str, offset: int) -> AnyEvent:
@@ -14,3 +18,8 @@ def event(time: float, kind: str, record: Mapping[str, Any], source: str, offset
     read = read_event({"t": time, "kind": kind, **record}, source, offset)
     assert read is not None, (kind, record)
     return read
+
+
+def read_run(run_id: str, events: Iterable[AnyEvent], progress: Mapping[str, Progress]) -> Run:
+    """The run as commands see it; ``progress`` is by the key of the attempt."""
+    return with_next_start(fold(run_id, events, progress))

@@ -17,10 +17,9 @@ from typing import Any, Self
 
 import pytest
 
-from helpers.journal_events import event
+from helpers.journal_events import event, read_run
 from slurmtrain.model.run.events.base import AnyEvent, encode
 from slurmtrain.model.run.events.command import JobObserved
-from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
@@ -208,7 +207,7 @@ class RunBuilder:
     @property
     def run(self) -> Run:
         """The run as the fold has it."""
-        return fold("RUN", self.events, {key: Progress(step, self.now, {}) for key, step in self.steps.items()})
+        return read_run("RUN", self.events, {key: Progress(step, self.now, {}) for key, step in self.steps.items()})
 
     @property
     def newest(self) -> Attempt:

@@ -1,6 +1,6 @@
 """Where the time of an attempt went: each second of it is of one kind, and goodput is the share that was of use.
 
-Pure arithmetic over the same events that the run is folded from. An attempt that is under way is counted up to the last
+Pure arithmetic over the same events that the run is built from. An attempt that is under way is counted up to the last
 fact that is known of it, never up to now, so that reading the journals again gives the same.
 
 Times are those of node 0 and of rank 0, which share a clock; of another node only a ``hang`` is taken, its time set
@@ -12,9 +12,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
+from slurmtrain.model.run.events.agent import (
+    AgentStarted,
+    ClockMeasured,
+    HangDetected,
+    JobRequeue,
+    NodeEnded,
+    PreflightDone,
+    RanksRestarted,
+    RanksStopping,
+    RendezvousReady,
+    WaitingForRun,
+    WorkersStarted,
+)
+from slurmtrain.model.run.events.base import AnyEvent, Payload, is_number, select
+from slurmtrain.model.run.events.checkpoint import CheckpointRestored
+from slurmtrain.model.run.events.command import JobObserved
+from slurmtrain.model.run.events.rank import ExceptionRaised, RankStopped, SessionStarted, TrainingStarted
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint
@@ -24,10 +40,11 @@ KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lo
 
 # Microseconds, which journals are rounded to: whole numbers, so that the kinds add up to the whole exactly.
 _TICKS = 1_000_000
-# Facts after which an attempt is in another phase from their own time on. Others need a look at what they say.
-_PHASE_AFTER = {
-    "agent": "start", "waiting": "queue", "rendezvous": "start", "restart": "start", "total": "train",
-    "stopping": "stop", "stopped": "stop", "raised": "stop", "requeue": "stop", "end": "stop",
+# Events after which an attempt is in another phase from their own time on. Others need a look at what they say.
+_PHASE_AFTER: Mapping[type[Payload], str] = {
+    AgentStarted: "start", WaitingForRun: "queue", RendezvousReady: "start", RanksRestarted: "start",
+    TrainingStarted: "train", RanksStopping: "stop", RankStopped: "stop", ExceptionRaised: "stop",
+    JobRequeue: "stop", NodeEnded: "stop",
 }  # fmt: skip
 
 
@@ -80,32 +97,36 @@ def account(
     ``goes_on_from``: the step that training goes on from after it; None where nothing of it is, or will be, done again
     as far as is known.
     """
-    return _seconds(_told(events, progress, ended_at), queued_from, goes_on_from)
+    return _seconds(_summary(AttemptFacts.of(events), progress, ended_at), queued_from, goes_on_from)
 
 
 def accounted(
     attempts: Sequence[Attempt],
-    groups: Mapping[str, Sequence[AnyEvent]],
+    facts: Mapping[str, AttemptFacts],
     progress: Mapping[str, Progress],
     checkpoints: Sequence[Checkpoint],
 ) -> list[Attempt]:
     """The attempts of a run, in their order, with what each lost and where its time went.
 
-    ``groups`` and ``progress`` are by the attempt's key. Lost steps are those that were finished and are done again:
-    within the attempt, where its ranks started again in place, and after its end by the next attempt. Until a next one
-    has begun to train, that is counted from the newest checkpoint.
+    Lost steps are those that were finished and are done again: within the attempt, where its ranks started again in
+    place, and after its end by the next attempt. Until a next one has begun to train, that is counted from the newest
+    checkpoint. ``facts`` and ``progress`` are by the attempt's key; ``checkpoints`` are all of the run.
     """
     newest = max((c.step for c in checkpoints if c.on_disk and c.complete and c.step is not None), default=0)
-    told = [_told(groups.get(a.key, ()), progress.get(a.key, Progress()), a.ended_at) for a in attempts]
-    begins = [next((one.begin for one in each.rounds if one.begin is not None), None) for each in told]
+    own = [facts.get(attempt.key, AttemptFacts()) for attempt in attempts]
+    summaries = [
+        _summary(known, progress.get(attempt.key, Progress()), attempt.ended_at)
+        for known, attempt in zip(own, attempts, strict=True)
+    ]
+    begins = [next((each.begin for each in summary.rounds if each.begin is not None), None) for summary in summaries]
     result: list[Attempt] = []
     for index, attempt in enumerate(attempts):
         goes_on_from = None
         if attempt.ended and attempt.cause != "completed":
             goes_on_from = next((step for step in begins[index + 1 :] if step is not None), newest)
         before = result[-1] if result and result[-1].job_id == attempt.job_id else None
-        spent = _seconds(told[index], _queued_from(attempt, before, groups.get(attempt.key, ())), goes_on_from)
-        lost_steps = _lost_steps(attempt, told[index].rounds, goes_on_from)
+        spent = _seconds(summaries[index], _queued_from(attempt, before, own[index]), goes_on_from)
+        lost_steps = _lost_steps(attempt, summaries[index].rounds, goes_on_from)
         result.append(replace(attempt, spent=spent, lost_steps=lost_steps))
     return result
 
@@ -181,117 +202,110 @@ def _ticks(time: float) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """What is known of one attempt, in order, and the time up to which it is."""
+class _Summary:
+    """One attempt: its events in order, its saves, its rounds, and the time up to which anything is known of it."""
 
-    facts: Sequence[AnyEvent]
+    events: Sequence[AnyEvent]
+    saves: SaveLog
     rounds: Sequence[_Round]
     end: float
 
 
-def _told(events: Iterable[AnyEvent], progress: Progress, ended_at: float | None) -> _Told:
-    facts = _of_leader(sorted(events, key=lambda event: event.order))
-    end = ended_at if ended_at is not None else _last_known(facts, progress)
-    return _Told(facts, _rounds(facts, progress, end), end)
+def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) -> _Summary:
+    events = _of_leader(facts.events)
+    saves = facts.saves.with_saves(events)
+    end = ended_at if ended_at is not None else _last_known(events, saves, progress)
+    return _Summary(events, saves, _rounds(events, saves, progress, end), end)
 
 
-def _seconds(told: _Told, queued_from: float, goes_on_from: int | None) -> dict[str, float]:
-    sweep = _Sweep(queued_from, max(queued_from, told.end))
-    for at, phase in _phases(told.facts, told.rounds):
+def _seconds(summary: _Summary, queued_from: float, goes_on_from: int | None) -> dict[str, float]:
+    sweep = _Sweep(queued_from, max(queued_from, summary.end))
+    for at, phase in _phases(summary):
         sweep.begins(at, phase)
-    for since, until in _stalls(told.facts):
+    for since, until in summary.saves.stalls:
         sweep.covers("stall", since, until)
-    for since, until in [*_thrown_away(told.rounds, goes_on_from), *_hung(told.facts)]:
+    for since, until in [*_thrown_away(summary.rounds, goes_on_from), *_hung(summary.events)]:
         sweep.covers("lost", since, until)
     return sweep.seconds()
 
 
-def _of_leader(facts: Sequence[AnyEvent]) -> list[AnyEvent]:
-    """Without what other nodes and ranks say, unless nothing is known of node 0. A hang is told in node 0's time."""
-    if not any(node_of(event.source) == "0" for event in facts):
-        return list(facts)
-    ahead = {node_of(e.source): _number(e.data, "offset_ms") / 1000 for e in facts if e.kind == "clock"}
+def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
+    """Without what other nodes and ranks wrote, unless nothing is known of node 0. A hang gets node 0's time."""
+    if not any(node_of(event.source) == "0" for event in events):
+        return list(events)
+    ahead = {node_of(event.source): event.payload.offset_ms or 0.0 for event in select(events, ClockMeasured)}
     kept = []
-    for event in facts:
+    for event in events:
         node = node_of(event.source)
         if node in ("", "0"):
-            if event.kind != "raised" or event.source.rpartition("/")[2].startswith("rank-0."):
+            is_raised = isinstance(event.payload, ExceptionRaised)
+            if not is_raised or event.source.rpartition("/")[2].startswith("rank-0."):
                 kept.append(event)
-        elif event.kind == "hang":
-            kept.append(replace(event, time=event.time - ahead.get(node, 0.0)))
+        elif isinstance(event.payload, HangDetected):
+            kept.append(replace(event, time=event.time - ahead.get(node, 0.0) / 1000))
     return sorted(kept, key=lambda event: event.order)
 
 
-def _rounds(facts: Sequence[AnyEvent], progress: Progress, end: float) -> list[_Round]:
+def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end: float) -> list[_Round]:
     """The rounds of an attempt, the first one first, which may not have trained."""
     rounds = [_Round(until=end)]
-    for event in facts:
-        newest = rounds[-1]
-        if event.kind == "restart":
-            newest.until, newest.reached = event.time, _step(event.data, "reached")
+    for event in events:
+        newest, payload = rounds[-1], event.payload
+        if isinstance(payload, RanksRestarted):
+            newest.until, newest.reached = event.time, payload.reached
             rounds.append(_Round(until=end))
-        elif event.kind == "session":
+        elif isinstance(payload, SessionStarted):
             newest.has_session = True
-            # A script's session begins at step 0 and is then restored: what it goes on from is not known yet.
-            newest.begin = _step(event.data) or newest.begin
-        elif event.kind == "restored":
-            newest.begin = _step(event.data)
-        elif event.kind == "total" and newest.trained_at is None:
+            # A script's session begins at step 0 and is then restored: what it resumes from is not known yet.
+            newest.begin = payload.step or newest.begin
+        elif isinstance(payload, CheckpointRestored):
+            newest.begin = payload.step
+        elif isinstance(payload, TrainingStarted) and newest.trained_at is None:
             newest.begin, newest.trained_at = newest.begin or 0, event.time
     newest = rounds[-1]
     if progress.last_time is not None and newest.trained_at is not None and progress.last_time >= newest.trained_at:
         newest.reached, newest.reached_at = progress.last_step, progress.last_time
-    for event in facts:
-        step = _step(event.data)
-        # What a round goes on from was saved by one before it, whose own word of that may be missing.
-        if event.kind in ("saved", "restored") and step is not None:
-            at = _captured_at(event)
-            for one in rounds:
-                if one.trained_at is not None and one.trained_at <= at < one.until and step > (one.begin or 0):
-                    one.captures.append((step, at))
+    # What a round resumes from was saved by one before it, whose own event of that may be missing.
+    for step, at in saves.captures:
+        for each in rounds:
+            if each.trained_at is not None and each.trained_at <= at < each.until and step > (each.begin or 0):
+                each.captures.append((step, at))
     return rounds
 
 
-def _phases(facts: Sequence[AnyEvent], rounds: Sequence[_Round]) -> Iterator[tuple[float, str]]:
+def _phases(summary: _Summary) -> Iterator[tuple[float, str]]:
     """When which phase began. Before the first one, the attempt is in the queue."""
-    begun = [float(event.data["started_at"]) for event in facts if event.kind == "observed" and _has_begun(event)]
-    agents = [event.time for event in facts if event.kind == "agent"]
-    # Slurm's times are whole seconds, but no agent speaks before its job begins.
+    begins = [event.payload.started_at or 0.0 for event in select(summary.events, JobObserved)]
+    begun = [began for began in begins if began > 0]
+    agents = [event.time for event in select(summary.events, AgentStarted)]
+    # Slurm's times are whole seconds, but no agent writes before its job begins.
     if begun or agents:
         yield min([*begun[-1:], *agents[:1]]), "start"
+    for at in sorted(summary.saves.stops):
+        yield at, "stop"
     number = 0
-    for event in facts:
-        number += event.kind == "restart"
-        yield from _phases_of(event, rounds[number])
+    for event in summary.events:
+        number += isinstance(event.payload, RanksRestarted)
+        yield from _phases_of(event, summary.rounds[number])
 
 
-def _phases_of(event: AnyEvent, of: _Round) -> Iterator[tuple[float, str]]:
-    if event.kind == "preflight":
-        yield event.time - _number(event.data, "seconds"), "preflight"
+def _phases_of(event: AnyEvent, current: _Round) -> Iterator[tuple[float, str]]:
+    payload = event.payload
+    if isinstance(payload, PreflightDone):
+        yield event.time - payload.seconds, "preflight"
         yield event.time, "start"
-    elif event.kind == "workers":
-        # Nobody tells when a script of the user's own begins to train.
-        yield event.time, "start" if of.has_session else "train"
-    elif event.kind == "restored":
-        yield event.time - _number(event.data, "took_s"), "restore"
+    elif isinstance(payload, WorkersStarted):
+        # Nobody journals when a script of the user's own begins to train.
+        yield event.time, "start" if current.has_session else "train"
+    elif isinstance(payload, CheckpointRestored):
+        yield event.time - payload.took_s, "restore"
         yield event.time, "start"
-    elif event.kind == "saved" and event.data.get("why") == "stop":
-        yield _captured_at(event), "stop"
-    elif event.kind == "hang":
+    elif isinstance(payload, HangDetected):
         yield event.time, "stop"
-    elif event.kind == "end" and event.data.get("cause") != "completed":
-        yield min(event.time, _number(event.data, "failed_at") or event.time), "stop"
-    if event.kind in _PHASE_AFTER:
-        yield event.time, _PHASE_AFTER[event.kind]
-
-
-def _stalls(facts: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
-    """When training stood still for a save: for the last one of all, until that was published."""
-    for event in facts:
-        if event.kind in ("saved", "save_failed") and event.data.get("why") != "stop":
-            since = _captured_at(event)
-            took = "seconds" if event.data.get("why") == "end" else "stall_s"
-            yield since, since + _number(event.data, took)
+    elif isinstance(payload, NodeEnded) and payload.cause != "completed":
+        yield min(event.time, payload.failed_at or event.time), "stop"
+    if type(payload) in _PHASE_AFTER:
+        yield event.time, _PHASE_AFTER[type(payload)]
 
 
 def _thrown_away(rounds: Sequence[_Round], goes_on_from: int | None) -> Iterator[tuple[float, float]]:
@@ -308,56 +322,31 @@ def _thrown_away(rounds: Sequence[_Round], goes_on_from: int | None) -> Iterator
         step = one.begin if step is None else min(step, one.begin or 0)
 
 
-def _hung(facts: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
+def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
     """When no rank finished anything any more, before that was called a hang."""
-    for event in facts:
-        if event.kind == "hang":
-            idle = [_number(rank, "idle_s") for rank in event.data.get("ranks", ())]
-            yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time
+    for event in select(events, HangDetected):
+        idle = [float(rank["idle_s"]) for rank in event.payload.ranks if is_number(rank.get("idle_s"))]
+        yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time
 
 
 def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], goes_on_from: int | None) -> int | None:
     """The steps that an attempt finished and that are done again; None where nothing is known of that yet."""
-    trained = [one for one in rounds if one.trained_at is not None]
-    in_place = sum(max(0, one.last_step() - (after.begin or 0)) for one, after in pairwise(trained))
+    trained = [each for each in rounds if each.trained_at is not None]
+    in_place = sum(max(0, before.last_step() - (after.begin or 0)) for before, after in pairwise(trained))
     if not attempt.ended or attempt.last_step is None:
         return in_place or None
     if goes_on_from is None:
         return in_place
-    # What metrics told last may be of a round before one that has finished no step.
+    # The last line of the metrics may be of a round before one that has finished no step.
     last = trained[-1].last_step() if trained and len(rounds) > 1 else attempt.last_step
     return in_place + max(0, last - goes_on_from)
 
 
-def _queued_from(attempt: Attempt, before: Attempt | None, facts: Sequence[AnyEvent]) -> float:
+def _queued_from(attempt: Attempt, before: Attempt | None, facts: AttemptFacts) -> float:
     known = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
-    first = min((event.time for event in facts), default=0.0)
-    return next((at for at in known if at is not None), first)
+    return next((at for at in known if at is not None), facts.first)
 
 
-def _last_known(facts: Sequence[AnyEvent], progress: Progress) -> float:
-    times = [event.time for event in facts]
-    return max([*times, *([] if progress.last_time is None else [progress.last_time])], default=0.0)
-
-
-def _captured_at(event: AnyEvent) -> float:
-    """When the state was taken that a save wrote: the save began then, and said so when it was over."""
-    data = event.data
-    if "seconds" not in data:
-        return event.time - _number(data, "stall_s")
-    return (_number(data, "saved_at") or event.time) - _number(data, "seconds")
-
-
-def _has_begun(event: AnyEvent) -> bool:
-    return _number(event.data, "started_at") > 0
-
-
-def _number(data: Mapping[str, Any], name: str) -> float:
-    """A number of an event; 0 where it has none."""
-    value = data.get(name)
-    return float(value) if isinstance(value, int | float) and abs(value) < float("inf") else 0.0
-
-
-def _step(data: Mapping[str, Any], name: str = "step") -> int | None:
-    value = data.get(name)
-    return value if isinstance(value, int) else None
+def _last_known(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress) -> float:
+    times = [event.time for event in events]
+    return max([*times, *(time for time in (saves.last, progress.last_time) if time is not None)], default=0.0)

@@ -1,134 +1,184 @@
-"""The checkpoints of a run from its events: a pure fold, like :mod:`slurmtrain.model.run.fold`."""
+"""The checkpoints of a run, from the events that tell of them, in their order."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.base import AnyEvent, Event
+from slurmtrain.model.run.events.checkpoint import (
+    CheckpointFound,
+    CheckpointPruned,
+    CheckpointRecord,
+    CheckpointRejected,
+    CheckpointRestored,
+    CheckpointSaved,
+    CheckpointVerified,
+)
+from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint
 
-
-def checkpoints_of(facts: Sequence[AnyEvent], attempts: Sequence[Attempt]) -> list[Checkpoint]:
-    """All checkpoints that were ever saved or found, by step. ``facts``: all of the run, in their order."""
-    told = _Told(attempts)
-    for event in facts:
-        if event.kind in _TELLERS:
-            _TELLERS[event.kind](told, event)
-    return sorted([*told.here.values(), *told.gone.values()], key=lambda one: one.order)
+# A checkpoint is known by its path and the time at which it was saved: a run that begins anew saves to the same paths.
+_Key = tuple[str, float]
+_FIELDS = [each.name for each in fields(Checkpoint) if each.name != "attempt"]
 
 
-class _Told:
-    """What has been told so far: what is on disk, by path, and what was deleted, by path and time of its save."""
+def tells_of_checkpoints(event: AnyEvent) -> bool:
+    """Whether an event is one for :class:`CheckpointHistory`."""
+    payload = event.payload
+    if isinstance(payload, JobObserved):
+        return payload.checkpoints is not None
+    return isinstance(payload, CheckpointRecord | CheckpointRejected | CheckpointVerified | CheckpointPruned)
 
-    def __init__(self, attempts: Sequence[Attempt]) -> None:
-        self.here: dict[str, Checkpoint] = {}
-        self.gone: dict[tuple[str, float], Checkpoint] = {}
-        self._attempts = attempts
-        self._numbers = {attempt.key: attempt.number for attempt in attempts}
 
-    def put(self, checkpoint: Checkpoint) -> None:
-        """It is on disk, in place of any other at its path."""
-        self.gone.pop((checkpoint.path, checkpoint.saved_at), None)
-        self.here[checkpoint.path] = replace(checkpoint, pruned_at=None)
+class CheckpointHistory:
+    """All checkpoints that were ever saved or found: those on disk by path, and the deleted ones."""
 
-    def take(self, path: str, at: float) -> None:
-        """What is at this path was deleted."""
-        checkpoint = self.here.pop(path, None)
+    def __init__(self) -> None:
+        self._on_disk: dict[str, Checkpoint] = {}
+        self._deleted: dict[_Key, Checkpoint] = {}
+        # The directory of the attempt that saved each; attempts get their numbers only when all of them are known.
+        self._savers: dict[_Key, str] = {}
+
+    def apply(self, event: AnyEvent) -> None:
+        """Take in an event, which comes after all those before in the order of events."""
+        payload = event.payload
+        if isinstance(payload, CheckpointRecord):
+            self._apply_record(payload, event)
+        elif isinstance(payload, JobObserved):
+            self._apply_observed(payload, event)
+        elif isinstance(payload, CheckpointRejected):
+            self._apply_rejected(payload, event)
+        elif isinstance(payload, CheckpointVerified):
+            self._apply_verified(payload, event)
+        elif isinstance(payload, CheckpointPruned):
+            self._delete(payload.path, event.time)
+
+    def checkpoints(self, attempts: Sequence[Attempt]) -> list[Checkpoint]:
+        """All of them by step, each with the number of the attempt that saved it."""
+        numbers = {attempt.key: attempt.number for attempt in attempts}
+        known = [*self._on_disk.values(), *self._deleted.values()]
+        numbered = [replace(checkpoint, attempt=self._attempt(checkpoint, numbers, attempts)) for checkpoint in known]
+        return sorted(numbered, key=lambda checkpoint: checkpoint.order)
+
+    def _attempt(self, checkpoint: Checkpoint, numbers: Mapping[str, int], attempts: Sequence[Attempt]) -> int | None:
+        """The number of the attempt that saved it: the one that says so, or else the one that ran then."""
+        saver = self._savers.get((checkpoint.path, checkpoint.saved_at))
+        if saver is not None and saver in numbers:
+            return numbers[saver]
+        started = (a for a in reversed(attempts) if a.started_at is not None)
+        return next((a.number for a in started if a.started_at <= checkpoint.saved_at), None)  # type: ignore[operator]
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def _apply_record(self, record: CheckpointRecord, event: AnyEvent) -> None:
+        if isinstance(record, CheckpointSaved):
+            self._put(self._describe(record, event))
+            return
+        checkpoint = self._find(record, event)
+        if isinstance(record, CheckpointRestored):
+            # Sizes alone make a checkpoint good enough to resume from, but nothing is known of what is in its files.
+            good = replace(checkpoint, complete=True)
+            checkpoint = _looked_at(checkpoint, event, good=True) if record.hashed else good
+        self._put(checkpoint)
+
+    def _apply_observed(self, observed: JobObserved, event: AnyEvent) -> None:
+        """A kill between deleting a checkpoint, or publishing one, and journaling that: the disk is right."""
+        if observed.checkpoints is None:
+            return
+        records = {record.path: record for record in observed.checkpoints}
+        for path in [path for path in self._on_disk if path.startswith(PUBLISHED) and path not in records]:
+            self._delete(path, event.time)
+        for path, record in records.items():
+            # Of one whose manifest cannot be read, there is nothing to learn.
+            if record.saved_at is not None or path not in self._on_disk:
+                self._put(self._find(record, event))
+
+    def _apply_rejected(self, rejected: CheckpointRejected, event: AnyEvent) -> None:
+        checkpoint = self._on_disk.pop(rejected.path, None)
         if checkpoint is not None:
-            self.gone[path, checkpoint.saved_at] = replace(checkpoint, pruned_at=at)
+            moved = replace(checkpoint, path=rejected.aside or checkpoint.path)
+            self._savers[moved.path, moved.saved_at] = self._savers.get((checkpoint.path, checkpoint.saved_at), "")
+            self._put(_looked_at(moved, event, good=False))
 
-    def named(self, event: AnyEvent, data: Mapping[str, Any]) -> Checkpoint:
-        """The checkpoint that these fields describe: as it is known, even as a deleted one, or else a new one."""
-        described = self.described(event, data)
-        here = self.here.get(described.path)
-        if here is not None and here.saved_at == described.saved_at:
-            return here
-        return self.gone.get((described.path, described.saved_at), described)
+    def _apply_verified(self, verified: CheckpointVerified, event: AnyEvent) -> None:
+        checkpoint = self._on_disk.get(verified.path)
+        if checkpoint is None:
+            return
+        looked_at = _looked_at(checkpoint, event, good=verified.reason is None)
+        # One that was set aside is not resumed from, though its files should turn out to be good.
+        aside = not checkpoint.complete and not checkpoint.path.startswith(PUBLISHED)
+        self._put(replace(looked_at, complete=False) if aside else looked_at)
 
-    def described(self, event: AnyEvent, data: Mapping[str, Any]) -> Checkpoint:
-        """A new checkpoint with these fields."""
-        saved_at = float(data.get("saved_at", event.time))
+    # --- what is on disk ----------------------------------------------------------------------------------------------
+
+    def _put(self, checkpoint: Checkpoint) -> None:
+        """It is on disk, in place of any other at its path."""
+        self._deleted.pop((checkpoint.path, checkpoint.saved_at), None)
+        self._on_disk[checkpoint.path] = replace(checkpoint, pruned_at=None)
+
+    def _delete(self, path: str, at: float) -> None:
+        """What is at this path was deleted."""
+        checkpoint = self._on_disk.pop(path, None)
+        if checkpoint is not None:
+            self._deleted[path, checkpoint.saved_at] = replace(checkpoint, pruned_at=at)
+
+    def _find(self, record: CheckpointRecord, event: AnyEvent) -> Checkpoint:
+        """The checkpoint of this record: as it is known, even as a deleted one, or else a new one."""
+        saved_at = _saved_at(record, event)
+        on_disk = self._on_disk.get(record.path)
+        if on_disk is not None and on_disk.saved_at == saved_at:
+            return on_disk
+        return self._deleted.get((record.path, saved_at)) or self._describe(record, event)
+
+    def _describe(self, record: CheckpointRecord, event: AnyEvent) -> Checkpoint:
+        """A new checkpoint with what the record says."""
+        saved_at = _saved_at(record, event)
+        saver = record.attempt or (attempt_of(event.source) if isinstance(record, CheckpointSaved) else "")
+        self._savers[record.path, saved_at] = saver
         return Checkpoint(
-            step=data.get("step"),
-            path=str(data["path"]),
-            bytes=int(data.get("bytes", 0)),
+            step=record.step,
+            path=record.path,
+            bytes=record.bytes,
             saved_at=saved_at,
-            seconds=data.get("seconds"),
-            stall_s=data.get("stall_s"),
-            why="found" if event.kind == "found" else str(data.get("why") or ""),
-            metrics=data.get("metrics") or {},
-            attempt=self._attempt(event, data, saved_at),
+            seconds=record.seconds,
+            stall_s=record.stall_s,
+            why="found" if isinstance(record, CheckpointFound) else record.why or "",
+            metrics=record.metrics or {},
         )
 
-    def _attempt(self, event: AnyEvent, data: Mapping[str, Any], saved_at: float) -> int | None:
-        """The number of the attempt that saved it: the one that says so, or else the one that ran then."""
-        key = data.get("attempt") or (attempt_of(event.source) if event.kind == "saved" else None)
-        ran = (a.number for a in reversed(self._attempts) if a.started_at is not None and a.started_at <= saved_at)
-        return self._numbers[key] if key in self._numbers else next(ran, None)
+    # --- kept between two readings ------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it: a row for each checkpoint, the newest on disk last."""
+        return {"on_disk": self._rows(self._on_disk.values()), "deleted": self._rows(self._deleted.values())}
+
+    def _rows(self, checkpoints: Iterable[Checkpoint]) -> list[list[Any]]:
+        return [
+            [self._savers.get((each.path, each.saved_at), ""), *(getattr(each, name) for name in _FIELDS)]
+            for each in checkpoints
+        ]
+
+    @classmethod
+    def from_dict(cls, record: Mapping[str, Any]) -> CheckpointHistory:
+        """Read what :meth:`to_dict` gave."""
+        history = cls()
+        for saver, *values in record["on_disk"]:
+            checkpoint = Checkpoint(**dict(zip(_FIELDS, values, strict=True)))
+            history._on_disk[checkpoint.path] = checkpoint
+            history._savers[checkpoint.path, checkpoint.saved_at] = saver
+        for saver, *values in record["deleted"]:
+            checkpoint = Checkpoint(**dict(zip(_FIELDS, values, strict=True)))
+            history._deleted[checkpoint.path, checkpoint.saved_at] = checkpoint
+            history._savers[checkpoint.path, checkpoint.saved_at] = saver
+        return history
 
 
-def _told_saved(told: _Told, event: AnyEvent) -> None:
-    told.put(told.described(event, event.data))
-
-
-def _told_found(told: _Told, event: AnyEvent) -> None:
-    told.put(told.named(event, event.data))
-
-
-def _told_restored(told: _Told, event: AnyEvent) -> None:
-    checkpoint = told.named(event, event.data)
-    # Sizes alone make a checkpoint good enough to go on from, but nothing is known of what is in its files.
-    hashed = event.data.get("hashed", True)
-    told.put(_looked_at(checkpoint, event, good=True) if hashed else replace(checkpoint, complete=True))
-
-
-def _told_observed(told: _Told, event: AnyEvent) -> None:
-    """A kill between deleting a checkpoint, or publishing one, and saying so: the disk is right."""
-    if "checkpoints" not in event.data:
-        return
-    there = {str(found["path"]): found for found in event.data["checkpoints"]}
-    for path in [path for path in told.here if path.startswith(PUBLISHED) and path not in there]:
-        told.take(path, event.time)
-    for path, found in there.items():
-        # Of one whose manifest cannot be read, there is nothing to learn.
-        if "saved_at" in found or path not in told.here:
-            told.put(told.named(event, found))
-
-
-def _told_rejected(told: _Told, event: AnyEvent) -> None:
-    checkpoint = told.here.pop(str(event.data["path"]), None)
-    if checkpoint is not None:
-        path = str(event.data.get("aside") or checkpoint.path)
-        told.put(_looked_at(replace(checkpoint, path=path), event, good=False))
-
-
-def _told_verified(told: _Told, event: AnyEvent) -> None:
-    checkpoint = told.here.get(str(event.data["path"]))
-    if checkpoint is None:
-        return
-    looked_at = _looked_at(checkpoint, event, good=event.data.get("reason") is None)
-    # One that was set aside is not gone on from, though its files should turn out to be good.
-    aside = not checkpoint.complete and not checkpoint.path.startswith(PUBLISHED)
-    told.put(replace(looked_at, complete=False) if aside else looked_at)
-
-
-def _told_pruned(told: _Told, event: AnyEvent) -> None:
-    told.take(str(event.data["path"]), event.time)
+def _saved_at(record: CheckpointRecord, event: Event[Any]) -> float:
+    return event.time if record.saved_at is None else record.saved_at
 
 
 def _looked_at(checkpoint: Checkpoint, event: AnyEvent, *, good: bool) -> Checkpoint:
     return replace(checkpoint, complete=good, verified=good, verified_at=event.time)
-
-
-_TELLERS: Mapping[str, Callable[[_Told, AnyEvent], None]] = {
-    "saved": _told_saved,
-    "found": _told_found,
-    "restored": _told_restored,
-    "observed": _told_observed,
-    "rejected": _told_rejected,
-    "verified": _told_verified,
-    "pruned": _told_pruned,
-}

@@ -30,7 +30,7 @@ ABSENT = "ABSENT"
 # Neither the scheduler nor the machine knows anything of it, and it has had its time to say something.
 GONE = "gone"
 
-_IN_WORDS = {
+_DESCRIPTIONS = {
     "BOOT_FAIL": "a node could not be started",
     "CANCELLED": "cancelled in Slurm",
     "DEADLINE": "it missed its deadline",
@@ -56,6 +56,6 @@ def is_final(state: str) -> bool:
     return base(state) in CAUSE_OF_STATE or state == GONE
 
 
-def in_words(state: str) -> str:
+def describe_state(state: str) -> str:
     """A final state as a person would put it."""
-    return _IN_WORDS.get(base(state), f"Slurm says {state}")
+    return _DESCRIPTIONS.get(base(state), f"Slurm says {state}")

@@ -1,30 +1,32 @@
-"""A start of a run that its agent puts back into the queue, or whose nodes were not fit to train: pure.
+"""A start of a run whose agent puts its job back into the queue, or whose nodes were not fit to train: pure.
 
-Node 0 says that it is about to put the job back into the queue (``requeue``), without which nodes and why, then ends,
-then does it. It can be killed anywhere, so what became of the job is for Slurm to say: there is a later start of it, or
-it is over.
+Node 0 journals that it is about to put the job back (:class:`JobRequeue`), without which nodes and why, then ends, then
+does it. It can be killed anywhere in between, so what became of the job is for Slurm to say: there is a later start of
+it, or it is over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
+from slurmtrain.model.run.events.base import AnyEvent, Event, select
+from slurmtrain.model.run.events.command import JobObserved, JobReplaced
 from slurmtrain.model.run.job_state import base, is_final
 
 PREFLIGHT = "preflight"
-# Where the word of commands is kept, which comes after all that the agents have said.
+# Where commands journal, which look at a start only after its agents have written their last.
 _COMMANDS = "journal/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueRecord:
-    """What is known of it.
+    """A start that was put back into the queue, or was to be, or whose preflight failed.
 
-    ``asked``: whether it is, or was, to be put back into the queue. ``excluded``: nodes that the next start goes
-    without. ``problem``: why it could not be put back, as long as nobody has done so since. ``given_up``: why no
-    command will. Times are seconds since 1970.
+    ``asked``: whether it was, or was to be, put back. ``excluded``: nodes that the next start goes without.
+    ``problem``: why it could not be put back, as long as nobody has done so since. ``given_up``: why no command will.
+    Times are seconds since 1970.
     """
 
     cause: str
@@ -45,50 +47,53 @@ class RequeueRecord:
         return "sync" if self.over else "slurm"
 
 
-def requeue_of(events: Sequence[AnyEvent]) -> RequeueRecord | None:
-    """What the events of a start tell of its being put back, or of a preflight that failed; None if neither.
+def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
+    """What the events of a start say of its requeue, or of a preflight that failed; None if of neither.
 
-    A start whose node 0 did not live to say more than ``requeue`` was to be put back too.
+    A start whose node 0 did not live to journal more than its intention was to be put back, too.
     """
-    asked = [event for event in events if event.kind == "requeue"]
-    refusals = [event for event in events if event.kind == "end" and event.data.get("cause") == PREFLIGHT]
-    if not asked and not refusals:
-        return None
-    first = asked[0] if asked else None
-    root = next(
-        (end for end in refusals if not end.data.get("cascade", False)), refusals[0] if first and refusals else None
-    )
+    requeues = select(events, JobRequeue)
+    refusals = [event for event in select(events, NodeEnded) if event.payload.cause == PREFLIGHT]
+    first = requeues[0] if requeues else None
+    root = next((end for end in refusals if not end.payload.cascade), refusals[0] if first and refusals else None)
     if first is None and root is None:
         return None
-    cause = str(first.data.get("cause", PREFLIGHT)) if first is not None else PREFLIGHT
+    cause = (first.payload.cause or PREFLIGHT) if first is not None else PREFLIGHT
     end = root if cause == PREFLIGHT else None
-    failed = [event for event in events if event.kind == "requeue_failed"]
-    repaired = any(event.source.startswith(_COMMANDS) for event in asked)
+    was_repaired = any(_is_of_command(event) for event in requeues)
+    failures = [event for event in select(events, RequeueFailed) if not _is_of_command(event)]
     return RequeueRecord(
         cause=cause,
-        reason=str(end.data.get("reason", "") if end else first.data.get("why", "") if first else ""),
-        at=float((end.data.get("failed_at") if end else None) or _time(end, first)),
-        asked=bool(asked),
-        excluded=tuple(dict.fromkeys(str(host) for event in asked for host in event.data.get("exclude", ()))),
-        problem="" if repaired else _reason([one for one in failed if not one.source.startswith(_COMMANDS)]),
-        given_up=given_up(events),
+        reason=end.payload.reason if end else first.payload.why if first else "",
+        at=(end.payload.failed_at or end.time) if end else first.time if first else 0.0,
+        asked=bool(requeues),
+        excluded=tuple(dict.fromkeys(host for event in requeues for host in event.payload.exclude)),
+        problem="" if was_repaired else _last_reason(failures),
+        given_up=reason_given_up(events),
         over=is_over(events),
     )
 
 
-def given_up(events: Sequence[AnyEvent]) -> str:
+def reason_given_up(events: Iterable[AnyEvent]) -> str:
     """Why no command starts the run again after this start; empty where one may."""
-    failed = [one for one in events if one.kind == "requeue_failed" and one.source.startswith(_COMMANDS)]
-    return _reason(failed)
+    return _last_reason([event for event in select(events, RequeueFailed) if _is_of_command(event)])
 
 
-def is_over(events: Sequence[AnyEvent]) -> bool:
+def is_over(events: Iterable[AnyEvent]) -> bool:
     """Whether Slurm has said that the job ended, and was not put back, or a command has ended it to start another."""
-    return any(event.kind == "replaced" or _is_over(event) for event in events)
+    return any(isinstance(event.payload, JobReplaced) or _is_final(event) for event in events)
 
 
-def in_words(reason: str, excluded: Sequence[str], restarted_by: str, problem: str = "", after: str = "") -> str:
-    """Why a run that was interrupted waits, and who starts it again. ``after``: from when on, in words."""
+def describe_wait(reason: str, excluded: Sequence[str], restarted_by: str, problem: str = "", after: str = "") -> str:
+    """Why a run that was interrupted waits, and who starts it again, in words.
+
+    Args:
+        reason: Why it was interrupted.
+        excluded: The nodes that it goes without from now on.
+        restarted_by: ``slurm`` or ``sync``.
+        problem: Why its job could not be put back into the queue; empty if it could.
+        after: From when on it may start, in words.
+    """
     without = f" without {', '.join(excluded)}" if excluded else ""
     if restarted_by == "sync":
         return f"{reason}; 'slurmtrain sync' or 'watch' starts it again{without}{after}"
@@ -97,16 +102,15 @@ def in_words(reason: str, excluded: Sequence[str], restarted_by: str, problem: s
     return f"{reason}; starts again{without}{after}"
 
 
-def _time(end: AnyEvent | None, first: AnyEvent | None) -> float:
-    return end.time if end is not None else first.time if first is not None else 0.0
+def _is_of_command(event: AnyEvent) -> bool:
+    return event.source.startswith(_COMMANDS)
 
 
-def _is_over(event: AnyEvent) -> bool:
-    if event.kind != "observed":
+def _is_final(event: AnyEvent) -> bool:
+    if not isinstance(event.payload, JobObserved) or event.payload.state is None:
         return False
-    state = str(event.data.get("state"))
-    return is_final(state) and base(state) != "REQUEUED"
+    return is_final(event.payload.state) and base(event.payload.state) != "REQUEUED"
 
 
-def _reason(events: Sequence[AnyEvent]) -> str:
-    return next((str(event.data.get("reason", "")) for event in reversed(events)), "")
+def _last_reason(failures: Sequence[Event[RequeueFailed]]) -> str:
+    return failures[-1].payload.reason if failures else ""

@@ -177,6 +177,11 @@ class Run:
     goodput: float | None = None
     """The share, 0 to 1, of its time on nodes in which it trained what it kept; None while it was on none."""
 
+    job_over: bool = False
+    """Whether the newest attempt's job is over: it ended without being put back into the queue, or was replaced."""
+    given_up: str = ""
+    """Why no command starts the run again after its newest attempt; empty where one may."""
+
     @property
     def ended(self) -> bool:
         return self.state in ENDED

@@ -27,7 +27,7 @@ from typing import Any
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import StopCause
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
-from slurmtrain.model.run.job_state import CAUSE_OF_STATE, base, in_words
+from slurmtrain.model.run.job_state import CAUSE_OF_STATE, base, describe_state
 
 # How long an answer is waited for when there is nothing else left to do.
 PATIENCE_S = 6.0
@@ -158,7 +158,7 @@ def cause_of_stop(signal: str, view: JobView | None, *, now: float, executor: st
     if by_record is not None:
         cause, why = by_record
         # Put back into the queue: by whom, and so why, only Slurm's accounting tells.
-        sure = why != in_words("REQUEUED")
+        sure = why != describe_state("REQUEUED")
     else:
         cause, why, sure = _cause_by_signal(signal, view, executor=executor, deadline=deadline)
     return StopCause(cause=cause, why=why, sure=sure, job_runs_on=runs_on, evidence=evidence)
@@ -187,25 +187,25 @@ def budget(left_s: float | None, grace_s: float | None) -> float:
 def _cause_by_record(view: JobView, now: float) -> tuple[str, str] | None:
     """Cause and reason, as far as the job's record says."""
     if view.state in ("CANCELLED", "REVOKED"):
-        return "cancelled", in_words(view.state)
+        return "cancelled", describe_state(view.state)
     if _is_preempted(view, now):
-        return "preempted", in_words("PREEMPTED")
+        return "preempted", describe_state("PREEMPTED")
     if view.state in _OVER:
-        return CAUSE_OF_STATE[view.state], in_words(view.state)
+        return CAUSE_OF_STATE[view.state], describe_state(view.state)
     ended = view.end_time is not None and view.end_time <= now + _NOW_S
     if view.state == "COMPLETING" and ended:
         # A job that ends by itself has another reason; without any, somebody has ended it.
         state = _STATE_OF_REASON.get(view.reason, "") if view.reason else "CANCELLED"
-        return (CAUSE_OF_STATE[state], in_words(state)) if state else None
+        return (CAUSE_OF_STATE[state], describe_state(state)) if state else None
     if view.state in _LEAVING:
-        return "preempted", in_words("REQUEUED")
-    return ("timeout", in_words("TIMEOUT")) if ended and _has_used_its_limit(view) else None
+        return "preempted", describe_state("REQUEUED")
+    return ("timeout", describe_state("TIMEOUT")) if ended and _has_used_its_limit(view) else None
 
 
 def _cause_by_signal(signal: str, view: JobView | None, *, executor: str, deadline: bool) -> tuple[str, str, bool]:
     """Cause and reason by the signal, and whether that is certain."""
     if deadline:
-        return "timeout", in_words("TIMEOUT"), True
+        return "timeout", describe_state("TIMEOUT"), True
     if signal in _WARNINGS:
         return "timeout", f"the time limit is near ({signal})", executor == "local" or view is not None
     if executor == "local":

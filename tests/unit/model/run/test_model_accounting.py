@@ -7,14 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from helpers.journal_events import event
+from helpers.journal_events import event, read_run
 from helpers.runs import RunBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.accounting import KINDS, account, goodput, summed
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Run
 
@@ -191,7 +190,7 @@ def test_a_hang_that_another_node_tells_of_is_put_right_by_its_clock() -> None:
 
 
 def run_of(*events: AnyEvent, **steps: Progress) -> Run:
-    return fold("RUN", events, {f"7.{name[1:]}": progress for name, progress in steps.items()})
+    return read_run("RUN", events, {f"7.{name[1:]}": progress for name, progress in steps.items()})
 
 
 def test_an_attempt_counts_the_steps_that_its_restarts_in_place_did_again() -> None:

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from helpers.journal_events import event
+from helpers.journal_events import event, read_run
 from helpers.runs import RunBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE, Run
 
@@ -66,11 +65,11 @@ class History:
 
     def fold(self, **steps: int) -> Run:
         progress = {f"{job}.0": Progress(step, 1.0, {"loss": step / 10}) for job, step in steps.items()}
-        return fold("RUN", self.events, progress)
+        return read_run("RUN", self.events, progress)
 
 
 def test_a_run_without_any_event_is_created() -> None:
-    run = fold("RUN", [], {})
+    run = read_run("RUN", [], {})
     assert (run.id, run.name, run.state, run.attempts) == ("RUN", "RUN", "created", [])
 
 
@@ -450,12 +449,14 @@ subsets = st.lists(st.sampled_from(EVENTS), unique_by=id)
 @given(subsets, st.integers())
 def test_the_fold_does_not_depend_on_the_order_in_which_facts_became_known(events: list[AnyEvent], seed: int) -> None:
     shuffled = random.Random(seed).sample(events, len(events))
-    assert fold("RUN", shuffled, PROGRESS) == fold("RUN", sorted(events, key=lambda event: event.order), PROGRESS)
+    assert read_run("RUN", shuffled, PROGRESS) == read_run(
+        "RUN", sorted(events, key=lambda event: event.order), PROGRESS
+    )
 
 
 @given(subsets, st.sampled_from([PROGRESS, {}]))
 def test_any_subset_of_facts_folds_into_a_run(events: list[AnyEvent], progress: dict[str, Progress]) -> None:
-    run = fold("RUN", events, progress)
+    run = read_run("RUN", events, progress)
     assert run.state in RUN_STATES
     assert [attempt.number for attempt in run.attempts] == list(range(1, len(run.attempts) + 1))
     for attempt in run.attempts:
@@ -469,8 +470,8 @@ def test_any_subset_of_facts_folds_into_a_run(events: list[AnyEvent], progress: 
 
 @given(st.permutations(range(len(EVENTS))), st.integers(0, len(EVENTS)))
 def test_an_attempt_that_has_ended_stays_ended_whatever_is_learned_later(order: list[int], known: int) -> None:
-    before = {a.key: a for a in fold("RUN", [EVENTS[i] for i in order[:known]], PROGRESS).attempts if a.ended}
-    after = {a.key: a for a in fold("RUN", EVENTS, PROGRESS).attempts}
+    before = {a.key: a for a in read_run("RUN", [EVENTS[i] for i in order[:known]], PROGRESS).attempts if a.ended}
+    after = {a.key: a for a in read_run("RUN", EVENTS, PROGRESS).attempts}
     assert all(after[key].ended for key in before if key != "j2.0")
 
 

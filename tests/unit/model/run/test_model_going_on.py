@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from helpers.journal_events import read_run
 from helpers.runs import BEGIN, RunBuilder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.spec.spec import RequeueSpec, write_requeue
@@ -396,16 +396,16 @@ def test_the_order_in_which_journals_are_read_does_not_matter(random: Any, count
     story = long_story()
     events: list[AnyEvent] = story.events[:count]
     progress = {key: Progress(step, story.now, {}) for key, step in story.steps.items()}
-    expected = fold("RUN", events, progress)
+    expected = read_run("RUN", events, progress)
     shuffled = list(events)
     random.shuffle(shuffled)
-    assert fold("RUN", shuffled, progress) == expected
+    assert read_run("RUN", shuffled, progress) == expected
 
 
 @given(st.integers(1, 40))
 def test_whoever_is_to_start_a_run_again_the_run_is_not_over(count: int) -> None:
     story = long_story()
-    run = fold("RUN", story.events[:count], {key: Progress(step, 1.0, {}) for key, step in story.steps.items()})
+    run = read_run("RUN", story.events[:count], {key: Progress(step, 1.0, {}) for key, step in story.steps.items()})
     by = [attempt.restarted_by for attempt in run.attempts]
     assert by[:-1] == [None] * len(by[:-1])
     if by and by[-1] is not None:

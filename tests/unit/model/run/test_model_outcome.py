@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.runs import LIMIT_S, RunBuilder
 
-from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, in_words, is_final
+from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, describe_state, is_final
 from slurmtrain.model.run.run import CAUSES
 
 # --- states of Slurm's ------------------------------------------------------------------------------------------
@@ -39,9 +39,9 @@ def test_every_final_state_has_a_cause_that_there_is_and_every_held_job_waits() 
     assert HELD <= WAITING
 
 
-def test_a_final_state_is_told_in_words() -> None:
-    assert in_words("CANCELLED by 1001") == "cancelled in Slurm"
-    assert in_words("SOMETHING_NEW") == "Slurm says SOMETHING_NEW"
+def test_a_final_state_is_told_describe_state() -> None:
+    assert describe_state("CANCELLED by 1001") == "cancelled in Slurm"
+    assert describe_state("SOMETHING_NEW") == "Slurm says SOMETHING_NEW"
 
 
 # --- what nobody but Slurm says ---------------------------------------------------------------------------------

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.journal_events import event
+from helpers.journal_events import event, read_run
 from helpers.runs import RunBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE
-from slurmtrain.model.run.requeue import requeue_of
+from slurmtrain.model.run.requeue import requeue_record
 
 WHY = "n1: clock: 5.003 s ahead of n0 (limit 1 s)"
 AGAIN = f"{WHY}; starts again without n1"
@@ -237,12 +236,12 @@ def test_any_part_of_the_story_in_any_order_gives_the_same_run(data: st.DataObje
     chosen = data.draw(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
     events = [event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen]
     base = RunBuilder().submitted().started(0, 2).events
-    assert fold("R", [*base, *events], {}) == fold("R", [*events[::-1], *base[::-1]], {})
+    assert read_run("R", [*base, *events], {}) == read_run("R", [*events[::-1], *base[::-1]], {})
 
 
 @given(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
 def test_a_run_is_restarted_by_nobody_it_has_given_up_and_by_sync_only_when_its_job_is_over(chosen: list[int]) -> None:
-    found = requeue_of([event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
+    found = requeue_record([event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
     if found is None:
         assert not {0, 1, 4} & set(chosen)
         return

@@ -1,0 +1,30 @@
+"""Who starts a run again after its newest attempt, and from when on: the policy, asked about what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from slurmtrain.model.interruption.policy import decision
+from slurmtrain.model.run.fold import with_state
+from slurmtrain.model.run.requeue import PREFLIGHT
+from slurmtrain.model.run.run import Attempt, Run
+
+
+def with_next_start(run: Run) -> Run:
+    """The run that a fold gives, with who starts it again, and the state that follows from that."""
+    if run.newest is None:
+        return run
+    return with_state(replace(run, attempts=[*run.attempts[:-1], _decided(run.newest, run)]))
+
+
+def _decided(newest: Attempt, run: Run) -> Attempt:
+    is_over = newest.executor == "local" or run.job_over
+    is_requeued = newest.restarted_by is not None
+    if not newest.ended or newest.policy is None or newest.cause in ("completed", "cancelled"):
+        return replace(newest, restarted_by="sync") if is_requeued and is_over else newest
+    decided = decision(run.attempts, run.checkpoints)
+    if not is_requeued and (newest.cause == PREFLIGHT or run.given_up or not decided.again):
+        why = "" if newest.cause == PREFLIGHT else run.given_up or decided.why
+        return replace(newest, reason="; ".join(filter(None, (newest.reason, why))))
+    at = (newest.ended_at or 0.0) + decided.delay_s if decided.delay_s else None
+    return replace(newest, restarted_by="sync" if is_over else "slurm", again_at=at)

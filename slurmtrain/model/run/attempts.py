@@ -1,0 +1,277 @@
+"""What the events of an attempt say of it, each kind by itself; how it ended is for :mod:`.outcome`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import singledispatch
+
+from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
+from slurmtrain.model.run.events.agent import (
+    AgentStarted,
+    ClockMeasured,
+    HangDetected,
+    JobRequeue,
+    NetworkElected,
+    NodeEnded,
+    PreflightDone,
+    RanksRestarted,
+    RendezvousReady,
+    RequeueFailed,
+    StragglerDetected,
+    SurplusStart,
+    WaitingForRun,
+    WorkersStarted,
+)
+from slurmtrain.model.run.events.base import AnyEvent, Payload, select
+from slurmtrain.model.run.events.checkpoint import CheckpointRestored
+from slurmtrain.model.run.events.command import JobObserved, JobReplaced, Submitted, Submitting, Unstarted
+from slurmtrain.model.run.events.rank import SessionStarted
+from slurmtrain.model.run.job_state import ABSENT, is_final
+from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
+from slurmtrain.model.run.outcome import begin, superseded, with_outcome
+from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.run import Attempt
+
+# What of a clock, and of a finding, is kept with the attempt; the evidence stays in the journal.
+_CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
+_FINDING = ("check", "status", "summary")
+
+
+def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -> dict[str, AttemptFacts]:
+    """Events (in order) and ``saves`` by the attempt: that of the journal's folder, or the one that a command names.
+
+    What is journaled of a submission belongs to every start of its job, or to an attempt without a job as long as none
+    is known.
+    """
+    groups: dict[str, AttemptFacts] = {key: AttemptFacts(saves=log) for key, log in saves.items()}
+    submissions: dict[int, list[AnyEvent]] = {}
+    for event in events:
+        payload = event.payload
+        if folder := attempt_of(event.source):
+            groups.setdefault(folder, AttemptFacts()).events.append(event)
+        elif isinstance(payload, Submitting | Submitted | Unstarted):
+            submissions.setdefault(payload.submission, []).append(event)
+        elif isinstance(payload, JobObserved | JobRequeue | RequeueFailed | JobReplaced) and payload.job_id is not None:
+            key = attempt_key(payload.job_id, payload.restart or 0)
+            groups.setdefault(key, AttemptFacts()).events.append(event)
+    # Where nothing else tells which attempt was first, their events do.
+    groups = dict(sorted(groups.items(), key=lambda item: (item[1].first, item[0])))
+    for number, about in submissions.items():
+        jobs = {job for event in about if (job := _job_id(event.payload))}
+        jobs |= {key.rpartition(".")[0] for key, facts in groups.items() if _submission(facts.events) == number}
+        keys = [key for key in groups if key.rpartition(".")[0] in jobs] or [attempt_key(job, 0) for job in jobs]
+        for key in keys or [f"{number}?"]:
+            facts = groups.setdefault(key, AttemptFacts())
+            facts.events = sorted([*facts.events, *about], key=lambda event: event.order)
+    return groups
+
+
+def _job_id(payload: Payload) -> str | None:
+    return payload.job_id if isinstance(payload, Submitting | Submitted | Unstarted) else None
+
+
+def _submission(events: Iterable[AnyEvent]) -> int | None:
+    """Which submission an attempt's own agents name."""
+    agents = (event.payload for event in select(events, AgentStarted))
+    return next((agent.submission for agent in agents if agent.submission is not None), None)
+
+
+def never_started(facts: AttemptFacts) -> bool:
+    """Whether handing this attempt over failed, so that it never was one."""
+    if select(facts.events, AgentStarted):
+        return False
+    return any(isinstance(event.payload, Unstarted | JobReplaced | SurplusStart) for event in facts.events)
+
+
+def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Sequence[float]) -> Attempt:
+    """One attempt by itself, not numbered yet.
+
+    Args:
+        key: The name of its directory.
+        facts: What is known of it.
+        progress: What its metrics say.
+        cancels: When a person cancelled the run, in seconds since 1970.
+    """
+    job_id, restart = split_attempt(key) or ("", 0)
+    hosts = {str(event.payload.node): event.payload.host for event in select(facts.events, AgentStarted)}
+    attempt = Attempt(
+        number=0,
+        job_id=job_id,
+        restart=restart,
+        state="requeued" if restart else "pending",
+        hosts=hosts,
+        save_problem=facts.saves.problem,
+        interval=facts.saves.interval,
+    )
+    for event in facts.events:
+        attempt = _apply(event.payload, attempt, event)
+    if progress.last_step is not None:
+        attempt = replace(attempt, last_step=progress.last_step)
+    return with_outcome(attempt, facts.events, cancels)
+
+
+def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, AttemptFacts]) -> list[Attempt]:
+    """In the order in which they were started, numbered from 1; of one job only the last start can be under way.
+
+    Both mappings are by the attempt's key. Nodes that one start of a job excluded, all later ones start without.
+    """
+    last = {attempt.job_id: attempt.restart for attempt in sorted(attempts.values(), key=lambda a: a.restart)}
+    closed = [
+        superseded(attempt, facts[key]) if attempt.restart < last[attempt.job_id] else attempt
+        for key, attempt in attempts.items()
+    ]
+    ordered = sorted(closed, key=lambda a: (a.submission, begin(a), a.restart, a.number))
+    numbered = []
+    excluded: dict[str, tuple[str, ...]] = {}
+    for index, attempt in enumerate(ordered, 1):
+        before = excluded.get(attempt.job_id, ())
+        excluded[attempt.job_id] = (*before, *attempt.excluded)
+        # Only of the newest attempt it matters who starts the run again.
+        by = attempt.restarted_by if index == len(ordered) else None
+        without = tuple(dict.fromkeys((*attempt.without, *before)))
+        numbered.append(replace(attempt, number=index, restarted_by=by, without=without))
+    return numbered
+
+
+# --- one kind of event each -------------------------------------------------------------------------------------------
+
+
+@singledispatch
+def _apply(_payload: Payload, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    """The attempt as an event leaves it; of most kinds, as it was."""
+    return attempt
+
+
+@_apply.register
+def _apply_submitting(payload: Submitting, attempt: Attempt, event: AnyEvent) -> Attempt:
+    return replace(
+        attempt,
+        number=payload.attempt + attempt.restart,
+        submission=payload.submission,
+        submitted_at=event.time,
+        overrides=tuple(payload.overrides),
+        from_start=payload.from_start,
+        submitted_from=payload.host,
+        without=tuple(payload.without or ()),
+        executor=payload.executor,
+        asked_by=payload.by,
+        policy=payload.requeue,
+    )
+
+
+@_apply.register
+def _apply_submitted(payload: Submitted, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    processes = (*attempt.processes, payload.process) if payload.process else attempt.processes
+    return replace(attempt, handed_over=True, processes=processes)
+
+
+@_apply.register
+def _apply_agent(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
+    # The processes of a job of Slurm's are Slurm's to look after.
+    is_ours = payload.executor == "local" and payload.process
+    return replace(
+        attempt,
+        state="running",
+        handed_over=True,
+        number=attempt.number or payload.attempt,
+        submission=attempt.submission or payload.submission or 0,
+        started_at=event.time if attempt.started_at is None else min(attempt.started_at, event.time),
+        processes=(*attempt.processes, payload.process) if is_ours and payload.process else attempt.processes,
+        absent_since=None,
+    )
+
+
+@_apply.register
+def _apply_waiting(payload: WaitingForRun, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, state="pending", reason=f"waits until run {payload.run} has ended")
+
+
+@_apply.register
+def _apply_rendezvous(payload: RendezvousReady, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    node = str(payload.node)
+    return replace(
+        attempt,
+        state="running",
+        reason="",
+        master_addr=payload.master_addr,
+        master_port=payload.master_port,
+        interfaces={**attempt.interfaces, attempt.hosts.get(node, node): str(payload.interface)},
+    )
+
+
+@_apply.register
+def _apply_election(payload: NetworkElected, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, network=payload.to_json())
+
+
+@_apply.register
+def _apply_clock(payload: ClockMeasured, attempt: Attempt, event: AnyEvent) -> Attempt:
+    clock = {name: getattr(payload, name) for name in _CLOCK}
+    return replace(attempt, clock={**attempt.clock, _host(attempt, event): clock})
+
+
+@_apply.register
+def _apply_preflight(payload: PreflightDone, attempt: Attempt, event: AnyEvent) -> Attempt:
+    findings = [{name: finding.get(name) for name in _FINDING} for finding in payload.findings]
+    return replace(attempt, checks={**attempt.checks, _host(attempt, event): findings})
+
+
+def _host(attempt: Attempt, event: AnyEvent) -> str:
+    """The host whose agent's journal this event stands in, or that journal's node where its host is not known."""
+    node = node_of(event.source)
+    return attempt.hosts.get(node, f"node {node}")
+
+
+@_apply.register
+def _apply_workers(payload: WorkersStarted, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    # Slurm looks after the processes of its jobs: then none is known here before its workers.
+    workers = payload.processes.values() if attempt.processes else ()
+    return replace(attempt, processes=(*attempt.processes, *workers))
+
+
+@_apply.register
+def _apply_session(payload: SessionStarted, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return _at_step(attempt, payload.step)
+
+
+@_apply.register
+def _apply_restored(payload: CheckpointRestored, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return _at_step(attempt, payload.step or 0)
+
+
+def _at_step(attempt: Attempt, step: int) -> Attempt:
+    """The attempt, whose ranks begin at this step; the first ranks that do so say where the attempt begins."""
+    if attempt.restarts:
+        return replace(attempt, round_step=step)
+    return replace(attempt, first_step=step, last_step=step, round_step=step)
+
+
+@_apply.register
+def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> Attempt:
+    if payload.state == ABSENT:
+        return replace(attempt, absent_since=attempt.absent_since or event.time)
+    if not is_final(payload.state or ""):
+        return replace(attempt, handed_over=True, absent_since=None)
+    # Slurm knows when a job began that did not live to say so itself.
+    return replace(attempt, started_at=attempt.started_at or payload.started_at)
+
+
+@_apply.register
+def _apply_restart(payload: RanksRestarted, attempt: Attempt, event: AnyEvent) -> Attempt:
+    return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.to_json()}))
+
+
+@_apply.register
+def _apply_hang(payload: HangDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
+    return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **payload.to_json()}))
+
+
+@_apply.register
+def _apply_straggler(payload: StragglerDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
+    return replace(attempt, stragglers=(*attempt.stragglers, {"at": event.time, **payload.to_json()}))
+
+
+@_apply.register
+def _apply_end(payload: NodeEnded, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, last_word=True, evidence={**attempt.evidence, **payload.evidence})

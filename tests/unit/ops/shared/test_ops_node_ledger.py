@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import FakeScheduler
+from helpers.runs import RUN_ID, RunBuilder, make_test_plan
+from helpers.workspaces import make_workspace
 
-from slurmtrain.config import Config
 from slurmtrain.errors import LaunchError, Refused, UserError
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.node_ledger import Exclusions, exclusions, forgive, listed, nodes_json
 from slurmtrain.ops.shared.observe import observe
@@ -30,40 +29,26 @@ def slurm() -> FakeScheduler:
 
 @pytest.fixture
 def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
-    config = Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None)
-    return Workspace(config, scheduler=slurm)
+    return make_workspace(tmp_path, slurm)
 
 
 def plan(nodes: int = 1, **keys: Any) -> Plan:
-    data = {"name": "x", "command": "python x.py", "resources": {"nodes": nodes}, **keys}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="python", template=data)[0]
+    return make_test_plan(resources={"nodes": nodes}, **keys)
 
 
-def against(workspace: Workspace, *hosts: str, ago: float = 60.0, run_id: str = "0123456789", job: str = "7") -> RunDir:
-    """A run whose preflight blamed these nodes, as its journals tell."""
-    run = workspace.root.run(run_id)
-    run.journals.mkdir(parents=True, exist_ok=True)
-    attempt = run.attempt(job, 0)
-    attempt.path.mkdir(parents=True)
-    at = time.time() - ago
-    (run.journals / "submit.jsonl").write_bytes(encode(at - 5, "created", {"name": "n", "executor": "slurm"}))
-    for index, host in enumerate(("n0", *hosts)):
-        said = {
-            "node": index,
-            "nodes": len(hosts) + 1,
-            "host": host,
-            "executor": "slurm",
-            "submission": 1,
-            "attempt": 1,
-        }
-        found = [{"check": "clock", "status": "fail", "summary": f"{index} s ahead", "evidence": {"offset_ms": index}}]
-        judged = {"blamed": index > 0, "findings": found if index else []}
-        end = {"cause": "preflight", "reason": "x", "failed_at": at, "cascade": index > 0}
-        lines = encode(at - 1, "agent", said) + encode(at, "preflight", judged) + encode(at, "end", end)
-        attempt.node_journal(index).write_bytes(lines)
+def against(workspace: Workspace, *hosts: str, ago: float = 60.0, run_id: str = RUN_ID, job: str = "7") -> RunDir:
+    """A run whose preflight has blamed these nodes."""
+    directory = workspace.root.run(run_id)
+    failed_at = time.time() - ago
+    run = RunBuilder(directory, job=job, now=failed_at - 10).created()
+    for node, host in enumerate(("n0", *hosts)):
+        finding = {"check": "clock", "status": "fail", "summary": f"{node} s ahead", "evidence": {"offset_ms": node}}
+        agent = {"node": node, "nodes": len(hosts) + 1, "host": host, "executor": "slurm", "submission": 1}
+        run.node("agent", node, at=failed_at - 1, **agent, attempt=1)
+        run.node("preflight", node, at=failed_at, blamed=node > 0, findings=[finding] if node else [])
+        run.ended("preflight", node, at=failed_at, reason="x", failed_at=failed_at, cascade=node > 0)
     observe(workspace, ask_slurm=False)
-    return run
+    return directory
 
 
 def states(workspace: Workspace) -> list[tuple[str, str]]:
@@ -184,8 +169,8 @@ def test_a_plan_that_wants_no_node_excluded_and_one_for_this_machine_get_all(
     workspace: Workspace, slurm: FakeScheduler, slurm_: bool
 ) -> None:
     against(workspace, "n1")
-    wanted = plan(preflight={"exclude": False}) if slurm_ else plan()
-    assert exclusions(workspace, wanted, (), slurm=slurm_) == Exclusions()
+    message = plan(preflight={"exclude": False}) if slurm_ else plan()
+    assert exclusions(workspace, message, (), slurm=slurm_) == Exclusions()
     assert slurm.questions == []
 
 

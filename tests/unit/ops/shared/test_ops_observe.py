@@ -6,14 +6,12 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from helpers.runs import RUN_ID, RunBuilder
+from helpers.workspaces import make_workspace
 
-from slurmtrain.config import Config
 from slurmtrain.errors import RunBusy, RunNotFound
-from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.shared.find import choose
 from slurmtrain.ops.shared.observe import observe
@@ -22,31 +20,21 @@ from slurmtrain.ops.sync import sync
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, this_process
 
-RUN_ID = "0123456789"
-
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    return Workspace(Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None))
+    return make_workspace(tmp_path)
 
 
 @pytest.fixture
-def run(workspace: Workspace) -> RunDir:
-    directory = workspace.root.run(RUN_ID)
-    directory.journals.mkdir(parents=True)
-    directory.attempts.mkdir()
-    directory.checkpoints.mkdir()
-    tell(directory, 1.0, "created", name="n", executor="local")
-    return directory
+def run(workspace: Workspace) -> RunBuilder:
+    """A run of this machine's executor that was created long ago."""
+    return RunBuilder(workspace.root.run(RUN_ID), executor="local", job="job").created()
 
 
-def tell(run: RunDir, at: float, kind: str, journal: str = "submit", **data: Any) -> None:
-    with (run.journals / f"{journal}.jsonl").open("ab") as file:
-        file.write(encode(at, kind, data))
-
-
-def submitting(run: RunDir, host: str) -> None:
-    tell(run, 2.0, "submitting", submission=1, job_id="job", attempt=1, host=host)
+def submitted(run: RunBuilder, process: Process) -> None:
+    """A submission that has told which process its job is."""
+    run.submitted(host=process.host, process=process.to_dict())
 
 
 def state(workspace: Workspace) -> tuple[str, str]:
@@ -54,68 +42,63 @@ def state(workspace: Workspace) -> tuple[str, str]:
     return listed.state, listed.reason
 
 
-def test_a_submission_that_died_before_its_job_began_never_was_an_attempt(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, socket.gethostname())
+def test_a_submission_that_died_before_its_job_began_never_was_an_attempt(
+    workspace: Workspace, run: RunBuilder
+) -> None:
+    run.submitting(host=socket.gethostname())
     assert state(workspace) == ("created", "its submission was killed before the job began")
     assert observe(workspace).runs[RUN_ID].attempt == 0
 
 
-def test_a_submission_that_still_holds_its_lock_is_left_alone(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, socket.gethostname())
-    with locked(run.lock):
+def test_a_submission_that_still_holds_its_lock_is_left_alone(workspace: Workspace, run: RunBuilder) -> None:
+    run.submitting(host=socket.gethostname())
+    with locked(run.directory.lock):
         assert state(workspace)[0] == "pending"
 
 
-def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, "elsewhere")
+def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run: RunBuilder) -> None:
+    run.submitting(host="elsewhere")
     assert state(workspace)[0] == "pending"
 
 
-def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, socket.gethostname())
+def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(
+    workspace: Workspace, run: RunBuilder
+) -> None:
     me = this_process()
     dead = Process(me.host, me.boot, me.pid, me.start + 1)
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=dead.to_dict())
+    submitted(run, dead)
     assert state(workspace)[0] == "lost"
     assert state(workspace)[0] == "lost"
-    assert len(list(run.journals.glob("observe-*.jsonl"))) == 1
+    assert len(list(run.directory.journals.glob("observe-*.jsonl"))) == 1
 
 
-def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, socket.gethostname())
+def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunBuilder) -> None:
     me = this_process()
-    tell(
-        run,
-        3.0,
-        "submitted",
-        submission=1,
-        job_id="job",
-        process=Process(me.host, "before", me.pid, me.start).to_dict(),
-    )
+    submitted(run, Process(me.host, "before", me.pid, me.start))
     assert state(workspace)[0] == "lost"
 
 
-def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, socket.gethostname())
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=this_process().to_dict())
+def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunBuilder) -> None:
+    submitted(run, this_process())
     assert state(workspace)[0] == "pending"
 
 
-def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(workspace: Workspace, run: RunDir) -> None:
-    submitting(run, "elsewhere")
-    tell(run, 3.0, "submitted", submission=1, job_id="job", process=Process("elsewhere", "b", 1, 2).to_dict())
+def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(
+    workspace: Workspace, run: RunBuilder
+) -> None:
+    submitted(run, Process("elsewhere", "b", 1, 2))
     assert state(workspace)[0] == "pending"
     with pytest.raises(RunBusy, match="is on elsewhere"):
         cancel(workspace, [RUN_ID])
-    assert not list(run.journals.glob("cancel-*"))
+    assert not list(run.directory.journals.glob("cancel-*"))
 
 
-def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: RunDir) -> None:
+def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: RunBuilder) -> None:
     cancel(workspace, [RUN_ID])
     assert state(workspace)[0] == "cancelled"
 
 
-def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace: Workspace, run: RunDir) -> None:
+def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace: Workspace, run: RunBuilder) -> None:
     old, young, held = (workspace.root.unborn(run_id) for run_id in ("2123456789", "3123456789", "4123456789"))
     for directory in (old, young, held):
         directory.path.mkdir()
@@ -127,10 +110,10 @@ def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace:
     assert [directory.path.exists() for directory in (old, young, held)] == [False, True, True]
 
 
-def test_a_name_means_the_newest_run_and_goes_before_the_beginning_of_an_id(workspace: Workspace, run: RunDir) -> None:
-    later = workspace.root.run("1123456789")
-    later.journals.mkdir(parents=True)
-    tell(later, 1.0, "created", name="0", executor="local")
+def test_a_name_means_the_newest_run_and_goes_before_the_beginning_of_an_id(
+    workspace: Workspace, run: RunBuilder
+) -> None:
+    RunBuilder(workspace.root.run("1123456789"), executor="local").created(name="0")
     runs = observe(workspace).runs
     assert choose(runs, "0") == "1123456789"
     assert choose(runs, "01") == RUN_ID

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import FakeScheduler, job
+from helpers.runs import DOWN, RUN_ID, RunBuilder
+from helpers.workspaces import load_run, make_workspace
 
-from slurmtrain.config import Config
-from slurmtrain.model.run.events.base import encode
-from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Live, Run
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.slurm_jobs import live_of, look_at_slurm
@@ -23,10 +22,8 @@ from slurmtrain.slurm.reconcile import GIVEN_UP_S
 from slurmtrain.slurm.scheduler import Queue
 from slurmtrain.system.files import locked
 
-RUN_ID = "0123456789"
 OTHER_ID = "1123456789"
-HERE = socket.gethostname()
-DOWN = "squeue: Unable to contact slurm controller"
+THIS_HOST = socket.gethostname()
 
 
 @pytest.fixture
@@ -36,98 +33,64 @@ def slurm() -> FakeScheduler:
 
 @pytest.fixture
 def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
-    config = Config(runs=tmp_path, executor=None, registry=tmp_path / "registry.db", mlflow_uri=None)
-    return Workspace(config, scheduler=slurm)
+    return make_workspace(tmp_path, slurm)
 
 
-def make_run(workspace: Workspace, run_id: str = RUN_ID, executor: str = "slurm") -> RunDir:
-    directory = workspace.root.run(run_id)
-    directory.journals.mkdir(parents=True)
-    directory.attempts.mkdir()
-    directory.checkpoints.mkdir()
-    directory.submission(1).path.mkdir(parents=True)
-    tell(directory, "created", at=1.0, name="digits", executor=executor)
-    return directory
+def make_run(workspace: Workspace, run_id: str = RUN_ID, **builder: Any) -> RunBuilder:
+    """A run that was created a few seconds ago."""
+    return RunBuilder(workspace.root.run(run_id), now=time.time() - 20.0, **builder).created()
 
 
 @pytest.fixture
-def run(workspace: Workspace) -> RunDir:
+def run(workspace: Workspace) -> RunBuilder:
     return make_run(workspace)
 
 
-def tell(run: RunDir, kind: str, journal: str = "submit", *, at: float | None = None, **data: Any) -> None:
-    with (run.journals / f"{journal}.jsonl").open("ab") as file:
-        file.write(encode(time.time() - 10.0 if at is None else at, kind, data))
-
-
-def agent_speaks(run: RunDir, job: str = "7", restart: int = 0, **end: Any) -> None:
-    attempt = run.attempt(job, restart)
-    attempt.path.mkdir(exist_ok=True)
-    now = time.time()
-    said = {"node": 0, "nodes": 1, "host": "n0", "executor": "slurm", "submission": 1, "attempt": 1 + restart}
-    with attempt.node_journal(0).open("ab") as file:
-        file.write(encode(now - 5.0, "agent", said))
-        if end:
-            file.write(encode(now - 1.0, "end", {"reason": "", "signal": None, **end}))
-
-
-def submitting(run: RunDir, host: str = HERE, *, submission: int = 1, at: float | None = None) -> None:
-    """A submission that was killed before it could say which job it has."""
-    tell(run, "submitting", at=at, submission=submission, attempt=submission, executor="slurm", host=host)
-
-
-def submitted(run: RunDir, job: str = "7", submission: int = 1) -> None:
-    submitting(run, submission=submission)
-    tell(run, "submitted", submission=submission, job_id=job)
+def journals(run: RunBuilder, command: str) -> list[Path]:
+    """The journals of commands of this name."""
+    assert run.directory is not None
+    return sorted(run.directory.journals.glob(f"{command}-*.jsonl"))
 
 
 def look(workspace: Workspace) -> Run:
     observe(workspace)
-    return loaded(workspace)
-
-
-def loaded(workspace: Workspace) -> Run:
-    run = workspace.store.load(RUN_ID)
-    assert run is not None
-    return run
-
-
-def journals(run: RunDir, kind: str) -> list[Path]:
-    return sorted(run.journals.glob(f"{kind}-*.jsonl"))
+    return load_run(workspace)
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
-def test_slurm_is_not_asked_where_nothing_is_open(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitted(run)
-    agent_speaks(run, cause="completed")
+def test_slurm_is_not_asked_where_nothing_is_open(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+    run.submitted(host=THIS_HOST)
+    run.started().ended(cause="completed")
     make_run(workspace, OTHER_ID, executor="local")
     observe(workspace)
     assert slurm.questions == []
-    assert loaded(workspace).state == "completed"
+    assert load_run(workspace).state == "completed"
 
 
 def test_slurm_is_not_asked_by_a_look_that_shall_not_ask(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitted(run)
+    run.submitted(host=THIS_HOST)
     observe(workspace, ask_slurm=False)
     assert slurm.questions == []
 
 
-def test_a_job_that_squeue_knows_costs_one_question(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitted(run)
+def test_a_job_that_squeue_knows_costs_one_question(
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+) -> None:
+    run.submitted(host=THIS_HOST)
     slurm.jobs = [job("PENDING")]
     assert look(workspace).state == "pending"
     assert slurm.questions == ["squeue"]
     assert journals(run, "observe") == []
 
 
-def test_many_runs_cost_two_questions(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitted(run)
+def test_many_runs_cost_two_questions(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+    run.submitted(host=THIS_HOST)
     for number in range(5):
-        submitted(make_run(workspace, f"{number}223456789"), f"1{number}")
+        make_run(workspace, f"{number}223456789", job=f"1{number}").submitted()
     slurm.jobs = [job("RUNNING", "10", "0223456789")]
     observe(workspace)
     assert [one if isinstance(one, str) else one[:3] for one in slurm.questions] == [
@@ -136,17 +99,19 @@ def test_many_runs_cost_two_questions(workspace: Workspace, run: RunDir, slurm: 
     ]
 
 
-def test_sacct_is_asked_from_the_first_submission_on(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitting(run, at=5000.0)
-    tell(run, "submitted", submission=1, job_id="7")
-    submitted(make_run(workspace, OTHER_ID), "8")
+def test_sacct_is_asked_from_the_first_submission_on(
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+) -> None:
+    run.submitting(host=THIS_HOST, at=5000.0)
+    run.command("submitted", submission=1, job_id="7")
+    make_run(workspace, OTHER_ID, job="8").submitted()
     observe(workspace)
     assert slurm.questions[1] == ("sacct", ["7", "8"], False, 5000.0)
 
 
-def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitting(run)
-    submitted(make_run(workspace, OTHER_ID), "8")
+def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+    run.submitting(host=THIS_HOST)
+    make_run(workspace, OTHER_ID, job="8").submitted()
     observe(workspace)
     assert slurm.questions[1][:3] == ("sacct", ["8"], True)
 
@@ -154,40 +119,45 @@ def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: RunDir, slur
 # --- what is told -----------------------------------------------------------------------------------------------
 
 
-def test_what_slurm_says_of_an_end_is_journaled_once(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitted(run)
-    agent_speaks(run)
+def test_what_slurm_says_of_an_end_is_journaled_once(
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+) -> None:
+    run.submitted(host=THIS_HOST)
+    run.started()
     slurm.starts = {"7": [job("OUT_OF_MEMORY", ends_at=time.time() - 1)]}
     for _ in range(3):
-        found = look(workspace)
-        assert (found.state, found.attempts[0].cause) == ("failed", "oom")
+        current = look(workspace)
+        assert (current.state, current.attempts[0].cause) == ("failed", "oom")
     assert len(journals(run, "observe")) == 1
 
 
 def test_a_job_that_was_put_back_into_the_queue_is_requeued(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitted(run)
-    agent_speaks(run, cause="cancelled", signal="SIGTERM", failed_at=time.time() - 2)
+    run.submitted(host=THIS_HOST)
+    run.started().ended(cause="cancelled", signal="SIGTERM", failed_at=time.time() - 2)
     slurm.jobs = [job("PENDING", restart=1, reason="BeginTime")]
     slurm.starts = {"7": [job("PREEMPTED", restart=None)]}
-    found = look(workspace)
-    assert (found.state, [attempt.cause for attempt in found.attempts]) == ("requeued", ["preempted", None])
+    current = look(workspace)
+    assert (current.state, [attempt.cause for attempt in current.attempts]) == ("requeued", ["preempted", None])
     slurm.jobs = [job("RUNNING", restart=1)]
-    agent_speaks(run, restart=1)
+    run.started(1)
     assert look(workspace).state == "running"
 
 
 def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitted(run)
-    agent_speaks(run)
-    agent_speaks(run, restart=1, cause="completed")
+    run.submitted(host=THIS_HOST)
+    run.started()
+    run.started(1).ended(restart=1, cause="completed")
     slurm.starts = {"7": [job("NODE_FAIL", starts_at=1.0), job("COMPLETED", starts_at=2.0)]}
     for _ in range(3):
-        found = look(workspace)
-        assert (found.state, [attempt.cause for attempt in found.attempts]) == ("completed", ["node_fail", "completed"])
+        current = look(workspace)
+        assert (current.state, [attempt.cause for attempt in current.attempts]) == (
+            "completed",
+            ["node_fail", "completed"],
+        )
     assert len(slurm.questions) == 2
 
 
@@ -201,42 +171,42 @@ def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
     ],
 )
 def test_a_job_that_never_spoke_is_told_by_its_log(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler, log: str | None, reason: str
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, log: str | None, reason: str
 ) -> None:
-    submitted(run)
-    folder = run.submission(1).submitit
-    folder.mkdir()
+    run.submitted(host=THIS_HOST)
+    folder = run.directory.submission(1).submitit
+    folder.mkdir(parents=True)
     if log is not None:
         (folder / "7_0_log.out").write_text(log)
     slurm.jobs = [job("FAILED", exit_code=2, nodes="node0")]
-    found = look(workspace)
-    assert found.reason.startswith(f"Slurm says FAILED with exit code 2: {reason}")
+    current = look(workspace)
+    assert current.reason.startswith(f"Slurm says FAILED with exit code 2: {reason}")
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED", "CANCELLED by 0"])
 def test_a_job_that_slurm_ended_needs_no_log(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler, state: str
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, state: str
 ) -> None:
-    submitted(run)
+    run.submitted(host=THIS_HOST)
     slurm.jobs = [job(state)]
     assert "log" not in look(workspace).reason
 
 
 def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitted(run)
-    slurm.squeue_problem = DOWN
-    assert observe(workspace).problems == [f"{DOWN}; states are as they were last known"]
+    run.submitted(host=THIS_HOST)
+    slurm.squeue_problem = DOWN.problem
+    assert observe(workspace).problems == [f"{DOWN.problem}; states are as they were last known"]
     assert slurm.questions == ["squeue"]
     slurm.squeue_problem, slurm.sacct_problem = "", "sacct: down"
     assert observe(workspace).problems == ["sacct: down; runs whose jobs have ended may be shown as they were before"]
-    assert loaded(workspace).state == "pending"
+    assert load_run(workspace).state == "pending"
     assert journals(run, "observe") == []
 
 
-def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitted(run)
+def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+    run.submitted(host=THIS_HOST)
     slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
     assert observe(workspace).problems == []
 
@@ -245,14 +215,14 @@ def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: RunD
 
 
 def state(workspace: Workspace) -> tuple[str, str]:
-    found = look(workspace)
-    return found.state, found.newest.job_id if found.newest else ""
+    current = look(workspace)
+    return current.state, current.newest.job_id if current.newest else ""
 
 
 def test_the_job_of_a_submission_that_was_killed_is_found_in_squeue(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run)
+    run.submitting(host=THIS_HOST)
     slurm.jobs = [job("RUNNING", "6", OTHER_ID), job("PENDING", "7")]
     for _ in range(2):
         assert state(workspace) == ("pending", "7")
@@ -260,90 +230,92 @@ def test_the_job_of_a_submission_that_was_killed_is_found_in_squeue(
 
 
 def test_the_job_of_a_submission_that_was_killed_is_found_in_sacct_and_then_how_it_ended(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run)
+    run.submitting(host=THIS_HOST)
     slurm.starts = {"6": [job("FAILED", "6", OTHER_ID)], "7": [job("NODE_FAIL", restart=None)]}
     assert state(workspace) == ("pending", "7")
     assert state(workspace) == ("failed", "7")
-    assert loaded(workspace).attempts[0].cause == "node_fail"
+    assert load_run(workspace).attempts[0].cause == "node_fail"
 
 
 def test_a_job_that_an_earlier_submission_has_claimed_is_not_taken_for_the_orphans(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitted(run)
-    agent_speaks(run, cause="crash", failed_at=time.time() - 2)
-    submitting(run, submission=2, at=time.time())
+    run.submitted(host=THIS_HOST)
+    run.started().ended(cause="crash", failed_at=time.time() - 2)
+    run.submitting(2, host=THIS_HOST, at=time.time())
     slurm.jobs = [job("COMPLETING", "7"), job("PENDING", "8")]
     assert state(workspace) == ("pending", "8")
-    assert [attempt.job_id for attempt in loaded(workspace).attempts] == ["7", "8"]
+    assert [attempt.job_id for attempt in load_run(workspace).attempts] == ["7", "8"]
 
 
 def test_a_submission_whose_agents_speak_needs_no_adoption(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run)
-    agent_speaks(run)
+    run.submitting(host=THIS_HOST)
+    run.started()
     slurm.jobs = [job("RUNNING")]
     assert state(workspace) == ("running", "7")
     assert journals(run, "adopt") == []
 
 
 def test_a_submission_that_died_before_slurm_had_its_job_never_was_one(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run)
-    found = look(workspace)
-    assert (found.state, found.attempts) == ("created", [])
-    assert found.reason == "its submission was killed before Slurm had the job"
+    run.submitting(host=THIS_HOST)
+    current = look(workspace)
+    assert (current.state, current.attempts) == ("created", [])
+    assert current.reason == "its submission was killed before Slurm had the job"
     look(workspace)
     assert len(journals(run, "adopt")) == 1
 
 
 def test_a_site_without_accounting_is_sure_by_squeue_alone(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run)
+    run.submitting(host=THIS_HOST)
     slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
     assert state(workspace)[0] == "created"
 
 
 @pytest.mark.parametrize(
     "answers",
-    [{"age": 500.0}, {"squeue_problem": DOWN}, {"sacct_problem": "sacct: down"}],
+    [{"age": 500.0}, {"squeue_problem": DOWN.problem}, {"sacct_problem": "sacct: down"}],
     ids=["old", "squeue", "sacct"],
 )
 def test_no_submission_is_given_up_without_two_answers_from_after_the_look_began(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler, answers: dict[str, Any]
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, answers: dict[str, Any]
 ) -> None:
-    submitting(run, at=time.time() - 1000.0)
+    run.submitting(host=THIS_HOST, at=time.time() - 1000.0)
     for name, value in answers.items():
         setattr(slurm, name, value)
     assert state(workspace) == ("pending", "")
     assert journals(run, "adopt") == []
 
 
-def test_a_job_is_adopted_also_by_an_old_answer(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitting(run)
+def test_a_job_is_adopted_also_by_an_old_answer(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+    run.submitting(host=THIS_HOST)
     slurm.age, slurm.jobs = 5.0, [job("PENDING")]
     assert state(workspace) == ("pending", "7")
 
 
 def test_a_submission_that_still_holds_its_lock_is_left_alone(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run)
+    run.submitting(host=THIS_HOST)
     slurm.jobs = [job("PENDING")]
-    with locked(run.lock):
+    with locked(run.directory.lock):
         assert state(workspace) == ("pending", "")
     assert journals(run, "adopt") == []
     assert state(workspace) == ("pending", "7")
 
 
-def test_a_submission_whose_sbatch_lives_is_left_alone(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitting(run)
-    script = str(run.submission(1).submitit / ".submission_file_1.sh")
+def test_a_submission_whose_sbatch_lives_is_left_alone(
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+) -> None:
+    run.submitting(host=THIS_HOST)
+    script = str(run.directory.submission(1).submitit / ".submission_file_1.sh")
     code = "import time; print(flush=True); time.sleep(600)"
     sbatch = subprocess.Popen(["sbatch", "-c", code, script], executable=sys.executable, stdout=subprocess.PIPE)
     try:
@@ -357,13 +329,13 @@ def test_a_submission_whose_sbatch_lives_is_left_alone(workspace: Workspace, run
 
 
 def test_the_lock_of_an_orphan_is_held_while_slurm_is_asked_and_free_afterwards(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submitting(run)
+    run.submitting(host=THIS_HOST)
     free = []
 
     def is_free() -> bool:
-        with locked(run.lock, wait=False) as lock:
+        with locked(run.directory.lock, wait=False) as lock:
             return lock is not None
 
     def queue() -> Queue:
@@ -377,23 +349,21 @@ def test_the_lock_of_an_orphan_is_held_while_slurm_is_asked_and_free_afterwards(
 
 
 def test_a_submission_from_another_machine_is_given_up_only_after_a_while(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run, "elsewhere")
+    run.submitting(host="elsewhere")
     assert state(workspace) == ("pending", "")
     old = make_run(workspace, OTHER_ID)
-    submitting(old, "elsewhere", at=time.time() - GIVEN_UP_S - 5)
+    old.submitting(host="elsewhere", at=time.time() - GIVEN_UP_S - 5)
     look(workspace)
     assert state(workspace) == ("pending", "")
-    other = workspace.store.load(OTHER_ID)
-    assert other is not None
-    assert other.state == "created"
+    assert load_run(workspace, OTHER_ID).state == "created"
 
 
 def test_the_job_of_a_submission_from_another_machine_is_adopted_at_once(
-    workspace: Workspace, run: RunDir, slurm: FakeScheduler
+    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
 ) -> None:
-    submitting(run, "elsewhere")
+    run.submitting(host="elsewhere")
     slurm.jobs = [job("PENDING")]
     assert state(workspace) == ("pending", "7")
 
@@ -401,12 +371,12 @@ def test_the_job_of_a_submission_from_another_machine_is_adopted_at_once(
 # --- what a job is doing ----------------------------------------------------------------------------------------
 
 
-def live(seen: Observed) -> Live | None:
-    return seen.runs[RUN_ID].live
+def live(observed: Observed) -> Live | None:
+    return observed.runs[RUN_ID].live
 
 
-def test_a_job_that_waits_tells_why_and_until_when(workspace: Workspace, run: RunDir, slurm: FakeScheduler) -> None:
-    submitted(run)
+def test_a_job_that_waits_tells_why_and_until_when(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+    run.submitted(host=THIS_HOST)
     slurm.jobs = [job("PENDING", reason="Priority", starts_at=5e9, priority=10)]
     assert live(observe(workspace)) == Live(
         state="PENDING",
@@ -418,8 +388,8 @@ def test_a_job_that_waits_tells_why_and_until_when(workspace: Workspace, run: Ru
 
 
 @pytest.mark.parametrize("over", ["COMPLETED", "FAILED"])
-def test_a_job_that_is_over_is_not_live(workspace: Workspace, run: RunDir, slurm: FakeScheduler, over: str) -> None:
-    submitted(run)
+def test_a_job_that_is_over_is_not_live(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, over: str) -> None:
+    run.submitted(host=THIS_HOST)
     slurm.jobs = [job(over)]
     assert live(observe(workspace)) is None
 
@@ -444,10 +414,10 @@ def test_a_job_that_is_held_tells_how_to_let_it_go(state: str) -> None:
     assert "'scontrol release 7' releases it" in held.reason
 
 
-def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: RunDir) -> None:
-    submitting(run)
+def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: RunBuilder) -> None:
+    run.submitting(host=THIS_HOST)
     observe(workspace, ask_slurm=False)
-    before = loaded(workspace)
-    tell(run, "submitted", submission=1, job_id="7")
-    look_at_slurm(workspace, {run: before})
+    before = load_run(workspace)
+    run.command("submitted", submission=1, job_id="7")
+    look_at_slurm(workspace, {run.directory: before})
     assert journals(run, "adopt") == []

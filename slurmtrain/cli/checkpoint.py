@@ -10,7 +10,7 @@ from slurmtrain.cli.shared import formatting, options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.ask import Answer, SaveRequest
+    from slurmtrain.ops.checkpoint import RequestOutcome, SaveRequest
 
 
 @click.command("checkpoint", short_help="Let a run save now.")
@@ -31,36 +31,36 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
 
     The run goes on. Exits with 1 if it could not save, ended without, or has not saved in time.
     """
-    from slurmtrain.ops.ask import Answer, answer, ask
+    from slurmtrain.ops.checkpoint import RequestOutcome, request_checkpoint, wait_for_checkpoint
     from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
-    wish = ask(workspace, run_id)
+    request = request_checkpoint(workspace, run_id)
     try:
-        given = Answer("asked") if no_wait else answer(workspace, wish, timeout)
+        outcome = RequestOutcome("asked") if no_wait else wait_for_checkpoint(workspace, request, timeout)
     except KeyboardInterrupt:
         click.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
         raise
     if as_json:
-        output.print_json(given.to_dict(workspace, wish))
-    elif given.checkpoint is not None:
-        click.echo(str(workspace.root.run(run_id).path / given.checkpoint.path))
-    click.echo(_words(given, wish, timeout), err=True)
-    return 0 if given.outcome in ("asked", "saved") or given.checkpoint is not None else 1
+        output.print_json(outcome.to_dict(workspace, request))
+    elif outcome.checkpoint is not None:
+        click.echo(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
+    click.echo(_describe(outcome, request, timeout), err=True)
+    return 0 if outcome.outcome in ("asked", "saved") or outcome.checkpoint is not None else 1
 
 
-def _words(given: Answer, wish: SaveRequest, timeout: float) -> str:
-    run_id, saved = wish.run_id, given.checkpoint
+def _describe(outcome: RequestOutcome, request: SaveRequest, timeout: float) -> str:
+    run_id, saved = request.run_id, outcome.checkpoint
     if saved is not None:
         stall = f"; training stood still for {formatting.number(saved.stall_s)} s" if saved.stall_s is not None else ""
-        ended = f"{given.reason}; it saved in leaving: " if given.outcome == "ended" else ""
+        ended = f"{outcome.reason}; it saved before it left: " if outcome.outcome == "ended" else ""
         return f"{ended}step {saved.step}, {formatting.size(saved.bytes)}{stall}"
-    listed = f"'slurmtrain checkpoints {run_id}' lists what it has saved"
+    hint = f"'slurmtrain checkpoints {run_id}' lists what it has saved"
     return {
-        "asked": f"run {run_id} was asked; {listed}",
+        "asked": f"run {run_id} was asked; {hint}",
         "saved": f"run {run_id} has saved",
-        "failed": f"run {run_id} could not save: {given.reason}; it trains on, earlier checkpoints are as they were",
-        "ended": f"{given.reason}, and has saved nothing since it was asked; {listed}",
-        "late": f"run {run_id} has not saved within {timeout:g} s; it still does so at the end of a step: {listed}. "
-        f"If it comes to the end of no step, 'slurmtrain logs {run_id}' may tell why",
-    }[given.outcome]
+        "failed": f"run {run_id} could not save: {outcome.reason}; it trains on, with its earlier checkpoints intact",
+        "ended": f"{outcome.reason}, and has saved nothing since it was asked; {hint}",
+        "late": f"run {run_id} has not saved within {timeout:g} s; it still does so at the end of a step: {hint}. "
+        f"If its steps never end, 'slurmtrain logs {run_id}' may show why",
+    }[outcome.outcome]

@@ -20,8 +20,8 @@ from slurmtrain.cli.shared.progress import byte_progress
 from slurmtrain.errors import RunBusy
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
-from slurmtrain.ops import ask as asking
-from slurmtrain.ops.ask import Answer
+from slurmtrain.ops import checkpoint as checkpoint_verb
+from slurmtrain.ops.checkpoint import RequestOutcome
 from slurmtrain.runtime.checkpoint import files
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -237,9 +237,9 @@ def trains(run: RunDir) -> RunDir:
     return run
 
 
-def ask(run: RunDir, monkeypatch: pytest.MonkeyPatch, given: Answer, *arguments: str) -> Result:
+def ask(run: RunDir, monkeypatch: pytest.MonkeyPatch, given: RequestOutcome, *arguments: str) -> Result:
     """Call ``checkpoint``, with this answer of the run's."""
-    monkeypatch.setattr(asking, "answer", lambda *_: given)
+    monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: given)
     return call(checkpoint_module.command, run, *arguments)
 
 
@@ -248,13 +248,13 @@ def saved() -> Checkpoint:
 
 
 def test_a_checkpoint_that_was_asked_for_is_printed(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = ask(trains, monkeypatch, Answer("saved", saved()))
+    result = ask(trains, monkeypatch, RequestOutcome("saved", saved()))
     assert (result.return_value, result.stdout) == (0, f"{trains.checkpoints / 'step-31'}\n")
     assert result.stderr == "step 31, 2.0 KiB; training stood still for 0.25 s\n"
 
 
 def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = json.loads(ask(trains, monkeypatch, Answer("saved", saved()), "--json").stdout)
+    facts = json.loads(ask(trains, monkeypatch, RequestOutcome("saved", saved()), "--json").stdout)
     asked = json.loads(trains.request.read_text())["request"]
     assert facts["checkpoint"]["path"] == str(trains.checkpoints / "step-31")
     assert {**facts, "checkpoint": facts["checkpoint"]["step"]} == {
@@ -270,17 +270,17 @@ def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("given", "code", "said"),
     [
-        (Answer("failed", None, "no space left"), 1, "could not save: no space left; it trains on"),
+        (RequestOutcome("failed", None, "no space left"), 1, "could not save: no space left; it trains on"),
         (
-            Answer("ended", None, "run X is failed: it broke"),
+            RequestOutcome("ended", None, "run X is failed: it broke"),
             1,
             "run X is failed: it broke, and has saved nothing since",
         ),
-        (Answer("late"), 1, "has not saved within 600 s; it still does so at the end of a step"),
+        (RequestOutcome("late"), 1, "has not saved within 600 s; it still does so at the end of a step"),
     ],
 )
 def test_what_keeps_a_run_from_saving_is_told(
-    trains: RunDir, monkeypatch: pytest.MonkeyPatch, given: Answer, code: int, said: str
+    trains: RunDir, monkeypatch: pytest.MonkeyPatch, given: RequestOutcome, code: int, said: str
 ) -> None:
     result = ask(trains, monkeypatch, given)
     assert (result.return_value, result.stdout) == (code, "")
@@ -288,13 +288,13 @@ def test_what_keeps_a_run_from_saving_is_told(
 
 
 def test_a_run_that_saved_in_leaving_has_saved(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = ask(trains, monkeypatch, Answer("ended", saved(), "run X is cancelled"))
+    result = ask(trains, monkeypatch, RequestOutcome("ended", saved(), "run X is cancelled"))
     assert result.return_value == 0
-    assert result.stderr.startswith("run X is cancelled; it saved in leaving: step 31, ")
+    assert result.stderr.startswith("run X is cancelled; it saved before it left: step 31, ")
 
 
 def test_nobody_needs_to_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "answer", lambda *_: pytest.fail("it waits"))
+    monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: pytest.fail("it waits"))
     result = call(checkpoint_module.command, trains, "--no-wait")
     assert (result.return_value, result.stdout) == (0, "")
     assert f"run {trains.id} was asked" in result.stderr
@@ -302,10 +302,10 @@ def test_nobody_needs_to_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_who_stops_waiting_is_told_that_the_run_still_saves(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: object) -> Answer:
+    def interrupt(*_: object) -> RequestOutcome:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(asking, "answer", interrupt)
+    monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", interrupt)
     arguments = (trains.id, "--runs", str(trains.path.parent))
     result = CliRunner().invoke(checkpoint_module.command, arguments, standalone_mode=False)
     assert isinstance(result.exception, click.Abort | KeyboardInterrupt | SystemExit)

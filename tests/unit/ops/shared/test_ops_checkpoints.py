@@ -16,8 +16,8 @@ from helpers.checkpoints import ATTEMPT, end_run, gone, make_checkpoints, make_r
 
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PlaceError, RunBusy
 from slurmtrain.model.run.layout import MANIFEST, RunDir, RunsRoot
-from slurmtrain.ops import ask as asking
-from slurmtrain.ops.ask import SaveRequest, answer, ask
+from slurmtrain.ops import checkpoint as checkpoint_verb
+from slurmtrain.ops.checkpoint import SaveRequest, request_checkpoint, wait_for_checkpoint
 from slurmtrain.ops.prune import Pruned, prune
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
@@ -112,7 +112,7 @@ def test_a_run_without_checkpoints_says_where_it_has_none(workspace: Workspace) 
         verify(workspace, run.id)
 
 
-@pytest.mark.parametrize("command", [verify, prune, ask])
+@pytest.mark.parametrize("command", [verify, prune, request_checkpoint])
 def test_what_a_script_saves_itself_is_left_to_it(workspace: Workspace, command: Callable[..., object]) -> None:
     run = make_run(workspace.config.runs, glob="out/*.pt")
     with pytest.raises(NotAvailable, match=r"brings its own checkpoints \('checkpoint.glob: out/\*.pt'\): "):
@@ -484,20 +484,20 @@ def saved(run: RunDir, step: int, **more: Any) -> None:
 
 
 def answered(
-    workspace: Workspace, wish: SaveRequest, monkeypatch: pytest.MonkeyPatch, *acts: Act, timeout_s: float = 60.0
+    workspace: Workspace, request: SaveRequest, monkeypatch: pytest.MonkeyPatch, *acts: Act, timeout_s: float = 60.0
 ) -> tuple[str, int | None, str]:
-    monkeypatch.setattr(asking, "time", Clock(list(acts)))
-    given = answer(workspace, wish, timeout_s)
+    monkeypatch.setattr(checkpoint_verb, "time", Clock(list(acts)))
+    given = wait_for_checkpoint(workspace, request, timeout_s)
     return given.outcome, given.checkpoint.step if given.checkpoint else None, given.reason
 
 
 def test_a_run_is_asked_by_a_line_in_a_journal_and_a_file(workspace: Workspace, trains: RunDir) -> None:
-    wish = ask(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
     [asked] = told_of(workspace, trains, "asked")
-    assert asked["request"] == wish.id
+    assert asked["request"] == request.id
     assert "@" in asked["by"]
-    assert (read_json(trains.request) or {})["request"] == wish.id
-    assert wish.id != ask(workspace, trains.id).id
+    assert (read_json(trains.request) or {})["request"] == request.id
+    assert request.id != request_checkpoint(workspace, trains.id).id
 
 
 def told_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
@@ -509,13 +509,13 @@ def test_the_save_that_names_the_wish_fulfils_it(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(trains, 3, request="another")
-    wish = ask(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
     told = answered(
         workspace,
-        wish,
+        request,
         monkeypatch,
         lambda: saved(trains, 4, why="interval"),
-        lambda: saved(trains, 5, request=wish.id),
+        lambda: saved(trains, 5, request=request.id),
     )
     assert told == ("saved", 5, "")
 
@@ -523,13 +523,13 @@ def test_the_save_that_names_the_wish_fulfils_it(
 def test_who_asked_later_stands_for_those_before(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = ask(workspace, trains.id)
+    first = request_checkpoint(workspace, trains.id)
     later: list[SaveRequest] = []
     told = answered(
         workspace,
         first,
         monkeypatch,
-        lambda: later.append(ask(workspace, trains.id)),
+        lambda: later.append(request_checkpoint(workspace, trains.id)),
         lambda: saved(trains, 5, request=later[0].id),
     )
     assert told == ("saved", 5, "")
@@ -538,9 +538,9 @@ def test_who_asked_later_stands_for_those_before(
 def test_a_save_for_somebody_before_does_not_fulfil_a_wish(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = ask(workspace, trains.id)
-    wish = ask(workspace, trains.id)
-    told = answered(workspace, wish, monkeypatch, lambda: saved(trains, 5, request=before.id), timeout_s=3)
+    before = request_checkpoint(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
+    told = answered(workspace, request, monkeypatch, lambda: saved(trains, 5, request=before.id), timeout_s=3)
     assert told == ("late", None, "")
 
 
@@ -549,13 +549,13 @@ def test_a_save_that_fails_is_told_with_its_reason(
 ) -> None:
     full = "no space left on the device"
     write_rank_event(trains, "save_failed", step=2, why="asked", reason="an older one")
-    wish = ask(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
     told = answered(
         workspace,
-        wish,
+        request,
         monkeypatch,
         lambda: write_rank_event(trains, "save_failed", step=4, why="interval", reason="of no concern", request=None),
-        lambda: write_rank_event(trains, "save_failed", step=5, why="steps", reason=full, request=wish.id),
+        lambda: write_rank_event(trains, "save_failed", step=5, why="steps", reason=full, request=request.id),
     )
     assert told == ("failed", None, full)
 
@@ -563,8 +563,10 @@ def test_a_save_that_fails_is_told_with_its_reason(
 def test_a_run_that_ends_first_has_saved_in_leaving(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = ask(workspace, trains.id)
-    told = answered(workspace, wish, monkeypatch, lambda: (saved(trains, 9, why="stop"), end_run(trains, "cancelled")))
+    request = request_checkpoint(workspace, trains.id)
+    told = answered(
+        workspace, request, monkeypatch, lambda: (saved(trains, 9, why="stop"), end_run(trains, "cancelled"))
+    )
     assert told == ("ended", 9, f"run {trains.id} is cancelled")
 
 
@@ -573,9 +575,9 @@ def test_a_run_that_ends_without_a_save_says_so(
 ) -> None:
     write_rank_event(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
     saved(trains, 9)
-    wish = ask(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
     told = answered(
-        workspace, wish, monkeypatch, lambda: (saved(trains, 4), end_run(trains, "crash", reason="it broke"))
+        workspace, request, monkeypatch, lambda: (saved(trains, 4), end_run(trains, "crash", reason="it broke"))
     )
     assert told == ("ended", None, f"run {trains.id} is failed: it broke")
 
@@ -583,8 +585,8 @@ def test_a_run_that_ends_without_a_save_says_so(
 def test_the_next_attempt_knows_nothing_of_a_wish(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = ask(workspace, trains.id)
-    told = answered(workspace, wish, monkeypatch, lambda: (start_again(trains), saved(trains, 5, attempt="1.1")))
+    request = request_checkpoint(workspace, trains.id)
+    told = answered(workspace, request, monkeypatch, lambda: (start_again(trains), saved(trains, 5, attempt="1.1")))
     assert told == ("ended", None, f"the attempt of run {trains.id} that was asked has ended, and the run is running")
 
 
@@ -597,16 +599,16 @@ def start_again(run: RunDir) -> None:
 def test_nobody_waits_for_longer_than_told(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wish = ask(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
     clock = Clock([])
-    monkeypatch.setattr(asking, "time", clock)
-    assert answer(workspace, wish, 7.2).outcome == "late"
+    monkeypatch.setattr(checkpoint_verb, "time", clock)
+    assert wait_for_checkpoint(workspace, request, 7.2).outcome == "late"
     assert clock.now == 1007.2
 
 
 def test_only_a_run_that_trains_is_asked(workspace: Workspace, over: RunDir) -> None:
     with pytest.raises(RunBusy, match=r"is failed, and only one that trains can save; its newest .* step 40$"):
-        ask(workspace, over.id)
+        request_checkpoint(workspace, over.id)
     assert not over.request.exists()
     assert not list(over.journals.glob("checkpoint-*"))
 
@@ -614,30 +616,30 @@ def test_only_a_run_that_trains_is_asked(workspace: Workspace, over: RunDir) -> 
 def test_a_run_that_is_not_at_its_steps_yet_is_not_asked(workspace: Workspace) -> None:
     run = make_run(workspace.config.runs, every={"steps": 5})
     with pytest.raises(RunBusy, match="still starting, or its script does not use"):
-        ask(workspace, run.id)
+        request_checkpoint(workspace, run.id)
     write_rank_event(run, "session", step=0)
     write_rank_event(run, "registered", objects=["model"])
     with pytest.raises(RunBusy, match="not come to its first step"):
-        ask(workspace, run.id)
+        request_checkpoint(workspace, run.id)
     assert not run.request.exists()
     write_rank_event(run, "total", total_steps=5)
-    ask(workspace, run.id)
+    request_checkpoint(workspace, run.id)
 
 
 def test_what_an_earlier_attempt_said_does_not_count(workspace: Workspace, trains: RunDir) -> None:
     start_again(trains)
     with pytest.raises(RunBusy, match="not come to its first step"):
-        ask(workspace, trains.id)
+        request_checkpoint(workspace, trains.id)
 
 
 def test_a_script_that_names_nothing_to_save_is_not_asked(workspace: Workspace) -> None:
     run = make_run(workspace.config.runs)
     write_rank_event(run, "session", step=0)
     write_rank_event(run, "total", total_steps=5)
-    with pytest.raises(NotAvailable, match=r"has named nothing to save so far: .* run.checkpoint\(\)$"):
-        ask(workspace, run.id)
+    with pytest.raises(NotAvailable, match=r"has registered nothing to save so far: .* run.checkpoint\(\)$"):
+        request_checkpoint(workspace, run.id)
     write_rank_event(run, "registered", objects=["model"])
-    ask(workspace, run.id)
+    request_checkpoint(workspace, run.id)
 
 
 def test_a_directory_that_cannot_be_written_is_told(
@@ -646,5 +648,5 @@ def test_a_directory_that_cannot_be_written_is_told(
     observe_run(workspace, trains.id, ask_slurm=False)
     full(monkeypatch)
     with pytest.raises(PlaceError, match=f"cannot write to {trains.path}: no space left"):
-        ask(workspace, trains.id)
+        request_checkpoint(workspace, trains.id)
     assert not trains.request.exists()

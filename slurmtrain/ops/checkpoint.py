@@ -1,0 +1,183 @@
+"""Asking a run that trains to save now."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.command import SaveRequested
+from slurmtrain.model.run.layout import RunDir, attempt_of
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run
+from slurmtrain.ops.shared.checkpoints import refuse_external
+from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json
+from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.system.files import describe_os_error, read_json, write_json
+
+# How often the run's journals are read while waiting, in seconds.
+_POLL_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class SaveRequest:
+    """A checkpoint that somebody wants of a run now.
+
+    ``step``: where the run was then. ``before``: what had been journaled of saves by then, by its place in a journal:
+    times do not tell, since the clocks of nodes differ.
+    """
+
+    run_id: str
+    id: str
+    attempt: str
+    step: int
+    before: frozenset[tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutcome:
+    """What became of a request.
+
+    ``outcome``: ``asked``: nobody has waited; ``saved``; ``failed``; ``ended``: the attempt ended first, with a
+    checkpoint if it saved in leaving; ``late``: not known in time.
+    """
+
+    outcome: str
+    checkpoint: Checkpoint | None = None
+    reason: str = ""
+
+    def to_dict(self, workspace: Workspace, request: SaveRequest) -> dict[str, Any]:
+        """What ``checkpoint --json`` prints."""
+        directory = workspace.root.run(request.run_id)
+        return {
+            "schema": SCHEMA,
+            "run_id": request.run_id,
+            "request": request.id,
+            "outcome": self.outcome,
+            "checkpoint": checkpoint_json(directory, self.checkpoint) if self.checkpoint else None,
+            "reason": self.reason or None,
+        }
+
+
+def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
+    """Ask a run that trains for a checkpoint. It saves at the end of a step: see :func:`wait_for_checkpoint`.
+
+    Killed at any moment, this has asked or has not. Raises RunBusy for a run that does not train, NotAvailable for one
+    whose script writes its own checkpoints, PlaceError where the run directory cannot be written.
+    """
+    directory = workspace.root.run(run_id)
+    run = observe_run(workspace, run_id, ask_slurm=True)
+    attempt = _check_trains(workspace, directory, run)
+    before = frozenset(_save_events(workspace, run_id))
+    request = SaveRequest(run_id, secrets.token_hex(8), attempt.key, run.step or 0, before)
+    try:
+        with workspace.journal(directory, "checkpoint") as journal:
+            journal.write(SaveRequested(request=request.id, by=person()))
+        write_json(directory.request, {"request": request.id, "t": time.time()})
+    except OSError as error:
+        problem = describe_os_error(error)
+        raise PlaceError(f"cannot write to {directory.path}: {problem}; ask as the run's owner") from error
+    return request
+
+
+def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
+    """The attempt that can be asked. Rank 0 looks for requests once its script has registered what to save."""
+    refuse_external(directory, run, "it cannot be asked to save")
+    newest = run.newest
+    if run.state != "running" or newest is None:
+        saved = f"its newest checkpoint is that of step {run.checkpoint.step}" if run.checkpoint else "it has none"
+        raise RunBusy(f"run {run.id} is {run.state}, and only one that trains can save; {saved}")
+    hint = f"'slurmtrain logs {run.id}' shows how far it is"
+    if not _has_journaled(workspace, run.id, newest, "session"):
+        raise RunBusy(
+            f"run {run.id} is still starting, or its script does not use slurmtrain.session() and cannot be asked; "
+            f"{hint}"
+        )
+    if not _has_journaled(workspace, run.id, newest, "total"):
+        raise RunBusy(
+            f"run {run.id} has not come to its first step yet (run.steps()), and does not save before; {hint}"
+        )
+    if not _has_journaled(workspace, run.id, newest, "registered"):
+        raise NotAvailable(
+            f"the script of run {run.id} has registered nothing to save so far: it does so with run.checkpoint()"
+        )
+    return newest
+
+
+def _has_journaled(workspace: Workspace, run_id: str, attempt: Attempt, kind: str) -> bool:
+    """Whether a rank of this attempt has journaled an event of this kind."""
+    return any(attempt_of(event.source) == attempt.key for event in workspace.store.events(run_id, kind))
+
+
+def _save_events(workspace: Workspace, run_id: str) -> dict[tuple[str, int], AnyEvent]:
+    """Events of saves of a run, good and bad, by their place in a journal."""
+    events = [event for kind in ("saved", "save_failed") for event in workspace.store.events(run_id, kind)]
+    return {(event.source, event.offset): event for event in events}
+
+
+def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: float) -> RequestOutcome:
+    """Wait until a request is fulfilled, or cannot be any more. Slurm is not asked.
+
+    Args:
+        workspace: where the run is.
+        request: what :func:`request_checkpoint` gave.
+        timeout_s: for how many seconds to wait at most.
+    """
+    # The command line turns it off, for commands that are over in a moment.
+    gc.enable()
+    workspace = workspace.looking_again()
+    deadline = time.monotonic() + timeout_s
+    ids = {request.id}
+    while True:
+        # First the file, then the journals: a later request replaces this one, and the save that fulfils both names
+        # only the later one.
+        ids |= _current_request(workspace.root.run(request.run_id))
+        run = observe_run(workspace, request.run_id, ask_slurm=False)
+        outcome = _outcome(workspace, run, request, ids)
+        if outcome is not None:
+            return outcome
+        left = deadline - time.monotonic()
+        if left <= 0:
+            return RequestOutcome("late")
+        time.sleep(min(_POLL_S, left))
+
+
+def _current_request(directory: RunDir) -> set[str]:
+    """The request that the run sees when it next looks: the last one, which has replaced those before it."""
+    with contextlib.suppress(PlaceError):
+        return {str(request)} if (request := (read_json(directory.request) or {}).get("request")) else set()
+    return set()
+
+
+def _outcome(workspace: Workspace, run: Run, request: SaveRequest, ids: set[str]) -> RequestOutcome | None:
+    """What became of a request that a save may name by any of these ids; None while that is open."""
+    new = [event for place, event in _save_events(workspace, run.id).items() if place not in request.before]
+    own = [event for event in new if attempt_of(event.source) == request.attempt]
+    events = sorted(own, key=lambda event: event.order)
+    for event in events:
+        if event.kind == "saved" and event.data.get("request") in ids:
+            return RequestOutcome("saved", _checkpoint(run, event))
+        if event.kind == "save_failed" and event.data.get("request") in ids:
+            return RequestOutcome("failed", reason=str(event.data.get("reason")))
+    newest = run.newest
+    if newest is not None and newest.key == request.attempt and run.state == "running":
+        return None
+    late = [event for event in events if event.kind == "saved" and int(event.data.get("step") or 0) >= request.step]
+    return RequestOutcome("ended", _checkpoint(run, late[-1]) if late else None, _describe_end(run))
+
+
+def _describe_end(run: Run) -> str:
+    if not run.ended:
+        return f"the attempt of run {run.id} that was asked has ended, and the run is {run.state}"
+    return f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
+
+
+def _checkpoint(run: Run, event: AnyEvent) -> Checkpoint | None:
+    """The checkpoint that a save has made."""
+    path, saved_at = event.data.get("path"), event.data.get("saved_at", event.time)
+    return next((saved for saved in run.checkpoints if (saved.path, saved.saved_at) == (path, saved_at)), None)

@@ -41,7 +41,7 @@ def test_workers_that_all_exit_with_zero_have_completed() -> None:
     assert report_exits([exited(0, 0), exited(1, 0)], None, 0) == ExitReport(cause="completed", reason="")
 
 
-def test_the_first_worker_to_fail_is_the_cause_and_all_failures_are_told() -> None:
+def test_the_first_worker_to_fail_is_the_cause_and_all_failures_are_listed() -> None:
     exits = [exited(0, -signal.SIGTERM, 102.0), exited(1, 3, 101.0, last_lines=["a", "ValueError: no", " "])]
     report = report_exits(exits, None, 0)
     assert (report.cause, report.failed_at) == ("crash", 101.0)
@@ -56,24 +56,24 @@ def test_the_time_of_an_exception_counts_not_that_of_the_exit() -> None:
     assert report.failed_at == 100.5
 
 
-def test_a_worker_that_was_killed_is_told_with_the_signals_name() -> None:
+def test_a_killed_worker_is_described_with_the_name_of_the_signal() -> None:
     report = report_exits([exited(0, -signal.SIGKILL)], None, 0)
     assert report.reason == "rank 0 was killed by SIGKILL"
     [failure] = report.failures
     assert (failure["signal"], failure["exit_code"]) == ("SIGKILL", None)
 
 
-def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+def test_a_signal_without_a_name_is_described_by_its_number() -> None:
     assert exited(0, -100).describe() == "rank 0 was killed by signal 100"
 
 
 @pytest.mark.parametrize("codes", [(STOPPED, STOPPED), (STOPPED, 0), (1, STOPPED), (-signal.SIGKILL, 3)])
-def test_what_workers_exit_with_after_a_request_follows_from_it(codes: tuple[int, int]) -> None:
+def test_exit_codes_after_a_request_follow_from_it(codes: tuple[int, int]) -> None:
     report = report_exits([exited(rank, code) for rank, code in enumerate(codes)], STOP, 0)
     assert report == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=50.0)
 
 
-def test_the_reason_lies_with_the_node_that_has_it() -> None:
+def test_only_the_node_with_the_reason_has_a_time_of_failure() -> None:
     assert report_exits([exited(0, STOPPED)], STOP, 1) == ExitReport(
         cause="preempted", reason="SIGUSR2", failed_at=None
     )
@@ -249,7 +249,7 @@ def test_a_report_is_amended_by_what_is_learned_later_and_stays_the_same_otherwi
     assert (amended is report) == (not changed)
 
 
-def test_what_was_known_before_stays_known() -> None:
+def test_new_evidence_joins_what_was_known() -> None:
     report = ExitReport(cause="crash", reason="x", evidence={"slurm": {}})
     assert amend(report, KernelEvidence(xids=[XID])).evidence == {"slurm": {}, "xids": [XID]}
 
@@ -273,7 +273,9 @@ def test_errors_of_a_gpu_itself_are_told_from_those_of_programs(code: int, blame
 @pytest.mark.parametrize(
     ("sure", "state", "expected"), [(True, "COMPLETING", False), (False, "COMPLETING", True), (False, "", False)]
 )
-def test_slurm_ends_a_job_where_it_says_that_it_does_and_not_why(sure: bool, state: str, expected: bool) -> None:
+def test_slurm_ends_the_job_if_its_record_says_so_without_a_certain_reason(
+    sure: bool, state: str, expected: bool
+) -> None:
     report = amend(SIGNALLED, StopCause(cause="preempted", why="x", sure=sure, evidence={"state": state}))
     assert report.slurm_ends_it is expected
     assert not amend(CRASH, StopCause(cause="crash", why="x", sure=False, evidence={"state": "x"})).slurm_ends_it

@@ -12,7 +12,7 @@ from slurmtrain.model.spec.spec import Nodes
 numbers = st.integers(0, 7)
 
 
-def test_all_nodes_that_are_wanted_take_part_and_spare_ones_stand_by() -> None:
+def test_as_many_nodes_as_the_spec_asks_for_take_part_and_spare_ones_stand_by() -> None:
     assert choose_members(4, Nodes(4, 4), lost=(), blamed=()) == [0, 1, 2, 3]
     assert choose_members(6, Nodes(4, 4), lost=(), blamed=()) == [0, 1, 2, 3]
     assert choose_members(3, Nodes(2, 4), lost=(), blamed=()) == [0, 1, 2]
@@ -22,12 +22,12 @@ def test_a_spare_node_comes_in_for_one_that_is_lost() -> None:
     assert choose_members(5, Nodes(4, 4), lost={2}, blamed=()) == [0, 1, 3, 4]
 
 
-def test_a_run_goes_on_with_fewer_nodes_down_to_its_least() -> None:
+def test_a_run_continues_with_fewer_nodes_down_to_its_minimum() -> None:
     assert choose_members(4, Nodes(2, 4), lost={1, 3}, blamed=()) == [0, 2]
     assert choose_members(4, Nodes(2, 4), lost={1, 2, 3}, blamed=()) is None
 
 
-def test_nothing_goes_on_without_node_0() -> None:
+def test_there_are_no_members_without_node_0() -> None:
     assert choose_members(4, Nodes(1, 4), lost={0}, blamed=()) is None
 
 
@@ -46,7 +46,7 @@ def test_node_0_stays_however_often_it_fails() -> None:
 
 
 @pytest.mark.parametrize("blamed", [[1, 1, 2, 2], [2, 1, 2, 1]])
-def test_of_nodes_that_all_fail_the_first_ones_are_taken(blamed: list[int]) -> None:
+def test_if_all_nodes_fail_the_first_ones_are_chosen(blamed: list[int]) -> None:
     assert choose_members(3, Nodes(2, 3), lost=(), blamed=blamed) == [0, 1]
 
 

@@ -50,14 +50,14 @@ def trained(cause: str, begin: int, committed: int, **fields: Any) -> PriorEnd:
 
 @pytest.mark.parametrize("enabled", [True, False])
 @pytest.mark.parametrize("cause", ["completed", "cancelled"])
-def test_what_completed_or_was_cancelled_is_never_started_again(cause: str, enabled: bool) -> None:
+def test_completed_and_cancelled_runs_are_never_started_again(cause: str, enabled: bool) -> None:
     decision = ends(trained(cause, 0, 10), enabled=enabled)
     assert not decision.again
     assert cause in decision.why
 
 
 @pytest.mark.parametrize("cause", sorted({*CAUSES, "unheard-of"} - {"completed", "cancelled"}))
-def test_nothing_is_started_again_where_the_spec_does_not_want_it(cause: str) -> None:
+def test_nothing_is_started_again_if_the_spec_disables_it(cause: str) -> None:
     assert ends(trained(cause, 0, 10), enabled=False) == Decision("stop", "requeue.enabled is false")
 
 
@@ -171,7 +171,7 @@ def test_the_same_failure_at_the_same_step_twice_ends_a_run() -> None:
     assert ends(replace(first, where=""), replace(again, where="")).again
 
 
-def test_a_checkpoint_between_two_failures_at_the_same_step_lets_the_run_go_on() -> None:
+def test_a_checkpoint_between_two_failures_at_the_same_step_lets_the_run_continue() -> None:
     first = trained("crash", 0, 10, where="E", reached=17)
     assert ends(first, trained("preempted", 10, 16), trained("crash", 16, 16, where="E", reached=17)).again
 
@@ -187,7 +187,7 @@ def test_three_ends_in_a_row_without_a_new_checkpoint_end_a_run() -> None:
     assert ends(saved, *row, replace(last, committed=12)).again
 
 
-def test_a_preemption_between_is_none_of_the_three() -> None:
+def test_a_preemption_in_between_is_not_one_of_the_three() -> None:
     crash, preempted = trained("crash", 10, 10, foreign=True), trained("preempted", 10, 10)
     assert ends(trained("preempted", 0, 10), crash, preempted, replace(crash, reached=11)).again
 
@@ -265,7 +265,7 @@ def test_every_end_counts_and_an_attempt_under_way_has_none() -> None:
     assert causes() == []
 
 
-def test_what_was_before_a_person_started_the_run_again_counts_no_more() -> None:
+def test_ends_before_a_person_started_the_run_again_do_not_count() -> None:
     by_hand = attempt("oom", job_id="8", submission=2, asked_by="resume")
     assert causes(attempt("crash"), by_hand, attempt("hang", job_id="9", submission=3, asked_by="sync")) == [
         "oom",
@@ -273,7 +273,7 @@ def test_what_was_before_a_person_started_the_run_again_counts_no_more() -> None
     ]
 
 
-def test_a_later_start_of_a_job_is_nobodys_wish() -> None:
+def test_a_later_start_of_the_same_job_is_not_a_start_by_a_person() -> None:
     first = attempt("crash", asked_by="resume")
     assert causes(first, attempt("preempted", restart=1, asked_by="resume")) == ["crash", "preempted"]
 
@@ -286,11 +286,11 @@ def test_restarts_in_place_count_before_the_end_of_their_attempt() -> None:
     assert causes(attempt(None, restarts=(restart(), restart("node_fail")))) == ["crash", "node_fail"]
 
 
-def test_a_restart_of_another_version_that_tells_nothing_is_passed_over() -> None:
+def test_a_restart_without_details_is_skipped() -> None:
     assert causes(attempt("oom", restarts=({"at": 1.0, "round": 1},))) == ["oom"]
 
 
-def test_an_end_that_has_just_happened_takes_the_place_of_what_journals_say_of_its_attempt() -> None:
+def test_an_end_that_has_just_happened_replaces_the_journaled_one_of_its_attempt() -> None:
     """Other nodes may have journaled their ends before node 0 asks the policy."""
     earlier, own = attempt("node_fail"), attempt("crash", restart=1, restarts=(restart("hang"),))
     latest = PriorEnd(cause="preempted", at=101.0)
@@ -324,7 +324,7 @@ def test_an_end_without_a_cause_was_lost() -> None:
     assert (past.cause, past.foreign) == ("lost", True)
 
 
-def test_a_checkpoint_that_was_deleted_meanwhile_was_saved_all_the_same_and_a_damaged_one_never() -> None:
+def test_deleted_checkpoints_count_as_committed_and_damaged_ones_do_not() -> None:
     saved = [checkpoint(10, 1.0, pruned_at=2.0), checkpoint(20, 1.0, complete=False)]
     assert committed(saved, 5.0) == 10
     assert committed([], 5.0) == 0
@@ -339,7 +339,7 @@ def test_a_checkpoint_that_was_deleted_meanwhile_was_saved_all_the_same_and_a_da
         ({"signal": "SIGSEGV", "last_lines": None}, "SIGSEGV"),
     ],
 )
-def test_a_failure_is_known_again_by_its_error_or_its_last_words(failure: dict[str, Any], where: str) -> None:
+def test_a_failure_is_recognized_by_its_error_or_the_last_line_of_its_log(failure: dict[str, Any], where: str) -> None:
     assert failure_signature([failure, {"error": "another"}]) == where
     assert failure_signature([]) == ""
 
@@ -365,7 +365,7 @@ restarted_ends = st.builds(
 
 
 @given(restarted_ends)
-def test_what_is_journaled_of_an_end_gives_the_same_end(past: PriorEnd) -> None:
+def test_an_end_survives_the_journal(past: PriorEnd) -> None:
     assert PriorEnd.from_restart(past.to_dict(), past.at) == past
 
 
@@ -501,7 +501,7 @@ def test_three_ends_of_the_program_without_a_checkpoint_always_end_a_run(lives: 
 
 
 @given(st.lists(LIVES, min_size=1, max_size=10), REQUEUES, st.data())
-def test_a_new_checkpoint_never_ends_a_run_that_would_go_on_without_it(
+def test_a_new_checkpoint_never_ends_a_run_that_would_continue_without_it(
     lives: list[Life], requeue: RequeueSpec, data: st.DataObject
 ) -> None:
     index = data.draw(st.integers(0, len(lives) - 1))

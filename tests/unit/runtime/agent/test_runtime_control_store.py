@@ -49,13 +49,13 @@ def agents(count: int) -> list[ControlStore]:
 # --- being alive ----------------------------------------------------------------------------------------------------
 
 
-def test_agents_that_are_heard_of_are_not_silent(clock: Clock) -> None:
+def test_agents_that_send_heartbeats_are_not_silent(clock: Clock) -> None:
     nodes = agents(3)
     clock.pass_(3 * NODE_SILENCE_S, *nodes)
     assert [node.silent_nodes() for node in nodes] == [[], [], []]
 
 
-def test_node_0_notices_who_has_fallen_silent_and_the_others_notice_node_0(clock: Clock) -> None:
+def test_node_0_notices_silent_nodes_and_the_others_notice_node_0(clock: Clock) -> None:
     first, second, third = agents(3)
     clock.pass_(5, first, second, third)
     clock.pass_(NODE_SILENCE_S + 3, first, third)
@@ -74,7 +74,7 @@ def test_an_agent_that_never_came_is_silent_after_the_same_time(clock: Clock) ->
     assert first.silent_nodes() == [1]
 
 
-def test_an_agent_that_is_heard_of_again_is_silent_no_more(clock: Clock) -> None:
+def test_an_agent_whose_heartbeats_return_is_no_longer_silent(clock: Clock) -> None:
     first, second = agents(2)
     clock.pass_(NODE_SILENCE_S + 3, first)
     assert first.silent_nodes() == [1]
@@ -93,7 +93,7 @@ def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -
     assert store.get("agents/beat/0") == b"2"
 
 
-def test_nobody_waits_for_those_that_are_lost(clock: Clock) -> None:
+def test_nobody_waits_for_lost_nodes(clock: Clock) -> None:
     first, second, third = agents(3)
     clock.pass_(2, first, second, third)
     clock.pass_(NODE_SILENCE_S + 3, first, third)
@@ -110,7 +110,7 @@ def test_nobody_waits_for_those_that_are_lost(clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_request_to_stop_reaches_all_and_the_first_one_stands() -> None:
+def test_a_stop_request_reaches_all_nodes_and_the_first_one_stands() -> None:
     nodes = agents(3)
     assert [node.stop_request() for node in nodes] == [None, None, None]
     nodes[1].publish_stop(PREEMPTED)
@@ -119,7 +119,7 @@ def test_a_request_to_stop_reaches_all_and_the_first_one_stands() -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_request_is_of_its_round() -> None:
+def test_a_stop_request_holds_for_its_round_only() -> None:
     nodes = agents(2)
     nodes[1].publish_stop(PREEMPTED)
     for node in nodes:
@@ -149,7 +149,7 @@ def test_a_spare_node_that_falls_silent_stops_nobody(clock: Clock) -> None:
     assert first.stop_request() is None
 
 
-def test_a_spare_node_that_comes_in_is_watched(clock: Clock) -> None:
+def test_a_spare_node_that_gets_ranks_is_watched(clock: Clock) -> None:
     first, second = agents(2)
     first.begin_round(0, [0])
     clock.pass_(2, first, second)
@@ -159,7 +159,7 @@ def test_a_spare_node_that_comes_in_is_watched(clock: Clock) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_one_node_alone_is_asked_by_nobody() -> None:
+def test_a_single_node_gets_no_stop_request() -> None:
     [alone] = agents(1)
     alone.publish_stop(CRASH)
     assert alone.stop_request() is None
@@ -187,7 +187,7 @@ def test_agents_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert through.is_set()
 
 
-def test_a_place_is_of_its_round() -> None:
+def test_agents_gather_anew_in_each_round() -> None:
     first, second = agents(2)
     second.publish("here/1", {})
     second.begin_round(1, [0, 1])
@@ -197,7 +197,7 @@ def test_a_place_is_of_its_round() -> None:
     assert list(looks) == []
 
 
-def test_who_waits_gives_up_when_it_is_to() -> None:
+def test_a_wait_ends_when_the_agent_gives_up() -> None:
     first, second = agents(2)
     first.gather("here", give_up=lambda: True)
     assert second.read("here/1") is None
@@ -214,7 +214,7 @@ def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.Monk
 # --- messages -------------------------------------------------------------------------------------------------------
 
 
-def test_a_message_belongs_to_its_round_and_replaces_the_one_before() -> None:
+def test_a_message_holds_for_its_round_and_replaces_the_one_before() -> None:
     first, second = agents(2)
     assert second.read("next") is None
     first.publish("next", {"members": [0, 1], "why": "ü"})
@@ -251,7 +251,7 @@ def _is_dead(store: TCPStore) -> bool:
     return False
 
 
-def test_a_node_whose_node_0_is_gone_is_to_stop_and_nothing_else_fails(orphan: ControlStore) -> None:
+def test_a_node_without_node_0_is_asked_to_stop_and_nothing_else_fails(orphan: ControlStore) -> None:
     request = orphan.stop_request()
     assert request is not None
     assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)

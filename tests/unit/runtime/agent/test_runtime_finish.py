@@ -112,7 +112,7 @@ def test_a_preempted_job_is_claimed_journaled_and_only_then_put_back(tmp_path: P
     assert (end.end["sure"], end.end["evidence"]["slurm"]["state"]) == (True, "PREEMPTED")
 
 
-def test_the_attempt_decides_and_not_what_the_node_itself_has_seen(tmp_path: Path) -> None:
+def test_the_report_of_the_attempt_decides_and_not_that_of_node_0(tmp_path: Path) -> None:
     end = End(tmp_path, fields=PREEMPTED)
     assert end.finish(COMPLETED, SIGTERM)
     assert end.end["cause"] == "completed"
@@ -120,14 +120,14 @@ def test_the_attempt_decides_and_not_what_the_node_itself_has_seen(tmp_path: Pat
     assert (requeue["kind"], requeue["cause"]) == ("requeue", "preempted")
 
 
-def test_a_failure_waits_in_the_queue_for_as_long_as_the_policy_says(tmp_path: Path) -> None:
+def test_a_failed_job_is_put_back_with_the_delay_of_the_policy(tmp_path: Path) -> None:
     end = End(tmp_path)
     assert end.finish(CRASH, requeue=replace(RULES, backoff_s=30.0))
     assert end.queue.requeued == [([], 30.0)]
 
 
 @pytest.mark.parametrize("report", [COMPLETED, replace(CRASH, cause="oom")])
-def test_what_the_policy_wants_no_more_of_is_not_put_back(tmp_path: Path, report: ExitReport) -> None:
+def test_a_job_is_not_put_back_against_the_policy(tmp_path: Path, report: ExitReport) -> None:
     end = End(tmp_path)
     assert not end.finish(report)
     assert [event["kind"] for event in end.events] == ["end"]
@@ -148,7 +148,7 @@ def test_an_attempt_that_somebody_else_has_claimed_is_not_put_back(tmp_path: Pat
     assert [event["kind"] for event in end.events] == ["end"]
 
 
-def test_a_job_that_slurm_does_not_take_back_is_for_a_command_to_start(tmp_path: Path) -> None:
+def test_a_requeue_that_fails_is_journaled(tmp_path: Path) -> None:
     end = End(tmp_path, down=True)
     assert not end.finish(CRASH)
     assert [event["kind"] for event in end.events] == ["requeue", "end", "requeue_failed"]

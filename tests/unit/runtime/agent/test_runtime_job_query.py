@@ -118,7 +118,7 @@ class Slurm:
         return self.fields
 
 
-def test_slurm_is_asked_once_however_often_the_answer_is_wanted() -> None:
+def test_slurm_is_asked_once_however_often_the_answer_is_read() -> None:
     slurm = Slurm(JobState="RUNNING", Restarts="2")
     query = JobQuery(slurm, None)
     query.begin()
@@ -131,13 +131,13 @@ def test_slurm_is_asked_once_however_often_the_answer_is_wanted() -> None:
     assert slurm.questions == 1
 
 
-def test_whoever_wants_the_answer_asks() -> None:
+def test_reading_the_answer_asks_the_question() -> None:
     slurm = Slurm(JobState="RUNNING")
     assert JobQuery(slurm, None).view() is not None
     assert slurm.questions == 1
 
 
-def test_a_slurm_that_does_not_answer_says_nothing() -> None:
+def test_there_is_no_answer_where_slurm_is_down() -> None:
     def down() -> Mapping[str, str]:
         raise SlurmDown("down")
 
@@ -146,20 +146,20 @@ def test_a_slurm_that_does_not_answer_says_nothing() -> None:
 
 @pytest.mark.usefixtures("now")
 @pytest.mark.parametrize(("grace_s", "left_s"), [(None, DEFAULT_GRACE_S), (120.0, 120.0), (2.0, PUT_BACK_S + 1.0)])
-def test_without_anybody_to_ask_there_is_what_the_site_leaves(grace_s: float | None, left_s: float) -> None:
+def test_without_a_scheduler_ranks_have_the_grace_of_the_site(grace_s: float | None, left_s: float) -> None:
     query = JobQuery(None, grace_s)
     assert query.view() is None
     assert query.stop_by() == 100.0 + left_s - PUT_BACK_S
 
 
-def test_the_time_counts_from_the_first_question(now: dict[str, float]) -> None:
+def test_the_grace_counts_from_the_first_question(now: dict[str, float]) -> None:
     query = JobQuery(None, 60.0)
     query.begin()
     now["monotonic"] += 20.0
     assert query.stop_by() == 100.0 + 60.0 - PUT_BACK_S
 
 
-def test_a_machine_that_has_just_started_asks_once_too(now: dict[str, float]) -> None:
+def test_a_monotonic_clock_near_zero_makes_no_difference(now: dict[str, float]) -> None:
     now["monotonic"] = 0.5
     query = JobQuery(None, 60.0)
     query.begin()
@@ -167,7 +167,7 @@ def test_a_machine_that_has_just_started_asks_once_too(now: dict[str, float]) ->
     assert query.stop_by() == 0.5 + 60.0 - PUT_BACK_S
 
 
-def test_ranks_have_until_the_grace_that_slurm_tells_is_over_whenever_it_answers(now: dict[str, float]) -> None:
+def test_ranks_have_the_grace_that_slurm_tells_however_late_it_answers(now: dict[str, float]) -> None:
     answer = threading.Event()
 
     def slow() -> Mapping[str, str]:
@@ -184,7 +184,7 @@ def test_ranks_have_until_the_grace_that_slurm_tells_is_over_whenever_it_answers
     assert query.stop_by() == 100.0 + 90.0 - PUT_BACK_S
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_does_not_come_is_waited_for_briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_query, "PATIENCE_S", 0.01)
     over = threading.Event()
 
@@ -223,7 +223,7 @@ def cause(signal: str, view: JobView | None, now: float = NOW, **more: Any) -> S
         ("SIGTERM", SIGNALLED, 1795293931.3, "preempted", True),
     ],
 )
-def test_what_slurm_says_of_a_job_tells_what_a_signal_was_for(
+def test_the_record_of_a_job_tells_what_a_signal_was_for(
     signal: str, record: str, now: float, expected: str, sure: bool
 ) -> None:
     stop = cause(signal, view_of(record), now)
@@ -238,7 +238,7 @@ def test_what_slurm_says_of_a_job_tells_what_a_signal_was_for(
         ("REQUEUED", "preempted"), ("RUNNING", "preempted"),
     ],
 )  # fmt: skip
-def test_a_state_that_says_it_all_decides(state: str, expected: str) -> None:
+def test_an_unambiguous_state_decides(state: str, expected: str) -> None:
     assert cause("SIGTERM", replace(RUNNING, state=state)).cause == expected
 
 
@@ -262,7 +262,7 @@ def test_a_cancel_outranks_a_preemption_and_a_time_limit() -> None:
 @pytest.mark.parametrize(
     ("at", "expected"), [(NOW - 20, True), (NOW + 30, True), (NOW - 200, False), (NOW + 99, False)]
 )
-def test_a_preemption_of_an_earlier_start_or_of_later_is_none_of_this(at: float, expected: bool) -> None:
+def test_a_preemption_of_an_earlier_or_later_start_does_not_count(at: float, expected: bool) -> None:
     stop = cause("SIGUSR2", replace(RUNNING, preempt_time=at))
     assert stop.cause == ("preempted" if expected else "timeout")
 
@@ -274,7 +274,7 @@ def test_a_running_job_at_its_limit_timed_out_though_slurm_does_not_say_so_yet()
     assert cause("SIGTERM", replace(at_limit, end_time=NOW + 400, time_limit_s=500.0)).cause == "preempted"
 
 
-def test_without_an_answer_of_slurms_nothing_is_certain() -> None:
+def test_without_an_answer_from_slurm_nothing_is_certain() -> None:
     stop = cause("SIGTERM", None)
     assert (stop.cause, stop.sure) == ("preempted", False)
     assert "Slurm does not say" in stop.why
@@ -298,7 +298,7 @@ def test_without_slurm_the_signal_itself_decides(signal: str, expected: str) -> 
     assert signal in stop.why
 
 
-def test_evidence_says_what_a_cause_was_concluded_from() -> None:
+def test_the_evidence_holds_what_a_cause_was_concluded_from() -> None:
     evidence = cause("SIGTERM", view_of(PREEMPTED), 1795294015.0).evidence
     assert evidence["signal"] == "SIGTERM"
     assert (evidence["state"], evidence["preempt_time"], evidence["end_time"]) == ("RUNNING", 1795294014, 1795294034)
@@ -321,9 +321,7 @@ TIMES = st.none() | st.floats(NOW - 1e6, NOW + 1e6)
     st.sampled_from(["slurm", "local"]),
     st.booleans(),
 )  # fmt: skip
-def test_whatever_is_seen_has_a_cause_that_is_known(
-    signal: str, view: JobView | None, executor: str, deadline: bool
-) -> None:
+def test_every_combination_has_a_known_cause(signal: str, view: JobView | None, executor: str, deadline: bool) -> None:
     stop = cause(signal, view, executor=executor, deadline=deadline)
     assert stop.cause in CAUSES
     assert stop.why
@@ -356,12 +354,12 @@ def test_times_may_be_written_as_local_time() -> None:
 @pytest.mark.parametrize(
     "word", ["None", "Unknown", "UNLIMITED", "N/A", "", "0", "inf", "nan", "-1", "Partition_Limit"]
 )
-def test_words_are_no_times(word: str) -> None:
+def test_words_and_zero_are_not_taken_for_times(word: str) -> None:
     view = read_view({"StartTime": word, "EndTime": word, "PreemptTime": word, "TimeLimit": word, "Requeue": word})
     assert (view.start_time, view.end_time, view.preempt_time, view.time_limit_s) == (None,) * 4
 
 
-def test_a_state_is_read_without_what_slurm_appends() -> None:
+def test_a_state_is_read_without_suffixes() -> None:
     assert read_view({"JobState": "CANCELLED+", "Requeue": "0", "Reason": "None"}) == JobView(
         state="CANCELLED", requeue=False
     )
@@ -375,13 +373,13 @@ def test_any_record_can_be_read(fields: dict[str, str]) -> None:
 # --- how long ---------------------------------------------------------------------------------------------------
 
 
-def test_the_end_of_a_preemptions_grace_is_what_is_left() -> None:
+def test_the_time_left_is_that_until_slurm_ends_the_job() -> None:
     assert time_left(view_of(PREEMPTED), 1795294015.0) == 19
     assert time_left(view_of(NEAR_LIMIT), 1795293829.0) == 50
     assert time_left(RUNNING, NOW + 1000) == 0
 
 
-def test_of_a_job_that_leaves_or_that_nobody_knows_it_is_not_known_what_is_left() -> None:
+def test_the_time_left_is_unknown_for_a_job_that_is_ending() -> None:
     assert time_left(view_of(REQUEUED), 1795294039.7) is None
     assert time_left(view_of(CANCELLED), 1795293931.3) is None
     assert time_left(replace(RUNNING, end_time=None), NOW) is None
@@ -392,7 +390,7 @@ def test_of_a_job_that_leaves_or_that_nobody_knows_it_is_not_known_what_is_left(
     ("left_s", "grace_s", "expected"),
     [(19.0, 100.0, 15.0), (None, 100.0, 96.0), (None, None, 26.0), (3.0, None, 1.0), (0.0, 100.0, 1.0)],
 )
-def test_ranks_may_take_what_is_left_but_for_what_putting_back_takes(
+def test_ranks_may_take_the_time_left_less_that_of_a_requeue(
     left_s: float | None, grace_s: float | None, expected: float
 ) -> None:
     assert budget(left_s, grace_s) == expected

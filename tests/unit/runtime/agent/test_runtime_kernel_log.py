@@ -75,7 +75,7 @@ def test_kills_and_the_limit_of_the_job_are_read_from_version_1(machine: Machine
     assert memory_events(machine.root).since(before).kills == 1
 
 
-def test_no_limit_is_no_number(machine: Machine) -> None:
+def test_a_cgroup_without_a_limit_has_none(machine: Machine) -> None:
     machine.v1(kills=0)
     machine.write(f"sys/fs/cgroup/memory/{TASK}/memory.limit_in_bytes", "9223372036854771712\n")
     assert memory_events(machine.root).limit_bytes is None
@@ -92,7 +92,7 @@ def test_the_smallest_limit_around_a_process_holds(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize("cgroup", ["0::/../outside\n", "0::/docker/abc\n", "0::/\n"])
-def test_in_a_container_its_own_part_of_the_hierarchy_counts(machine: Machine, cgroup: str) -> None:
+def test_a_container_reads_its_own_part_of_the_hierarchy(machine: Machine, cgroup: str) -> None:
     machine.v2(kills=0, cgroup=cgroup)
     machine.write("proc/self/mountinfo", V2_MOUNT.replace(" / ", " /docker/abc ", 1))
     machine.write("sys/fs/cgroup/memory.events", "oom_kill 5\n")
@@ -100,7 +100,7 @@ def test_in_a_container_its_own_part_of_the_hierarchy_counts(machine: Machine, c
     assert memory_events(machine.root) == MemoryEvents(kills=5, limit_bytes=GIB)
 
 
-def test_where_no_cgroup_tells_the_whole_machine_counts(machine: Machine) -> None:
+def test_without_a_cgroup_the_kills_of_the_whole_machine_are_counted(machine: Machine) -> None:
     machine.v2(kills=7)
     machine.write(f"sys/fs/cgroup/{TASK}/memory.events", "low 0\n")
     machine.write("proc/vmstat", "nr_free_pages 5\noom_kill 2\n")
@@ -110,13 +110,13 @@ def test_where_no_cgroup_tells_the_whole_machine_counts(machine: Machine) -> Non
     assert memory_events(machine.root).since(before) == MemoryEvents(kills=1, own=False)
 
 
-def test_where_nothing_is_readable_nothing_is_known(machine: Machine) -> None:
+def test_unreadable_files_give_unknown_counts(machine: Machine) -> None:
     nothing = memory_events(machine.root)
     assert nothing == MemoryEvents(own=False)
     assert nothing.since(nothing).kills == 0
 
 
-def test_numbers_of_different_origin_are_not_compared() -> None:
+def test_counts_of_a_cgroup_and_of_the_machine_are_not_compared() -> None:
     assert MemoryEvents(kills=50, own=False).since(MemoryEvents(kills=1)).kills == 0
     assert MemoryEvents(kills=50).since(MemoryEvents()).kills == 0
     assert MemoryEvents(kills=1).since(MemoryEvents(kills=2)).kills == 0
@@ -125,7 +125,7 @@ def test_numbers_of_different_origin_are_not_compared() -> None:
 @given(cgroup=st.text(), mountinfo=st.text() | st.text().map(lambda text: f"1 2 3 {text} / - cgroup2 {text}"))
 @example(cgroup="x" * 300, mountinfo="1 2 3 / / - cgroup2 x")
 @example(cgroup="x", mountinfo="1 2 3 / /\0 - cgroup2 x")
-def test_looking_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str) -> None:
+def test_reading_cgroups_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str) -> None:
     machine = Machine(tmp_path_factory.mktemp("machine"))
     (machine.root / "proc/self").mkdir(parents=True)
     (machine.root / "proc/self/cgroup").write_bytes(f"0::/{cgroup}".encode("utf-8", "surrogatepass"))
@@ -142,7 +142,7 @@ LOG = (
 LATER = "4,102,9,-;NVRM: Xid (PCI:0000:2b:00): 31, pid=77, name=python\n"
 
 
-def test_errors_of_gpus_since_a_record_are_told(tmp_path: Path) -> None:
+def test_errors_of_gpus_after_a_record_are_returned(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(LOG)
     before = last_record(log)
@@ -152,7 +152,7 @@ def test_errors_of_gpus_since_a_record_are_told(tmp_path: Path) -> None:
     assert [(xid["bus"], xid["code"], xid["times"]) for xid in xids(before, log)] == [("0000:2b:00", 31, 1)]
 
 
-def test_a_kernel_log_that_is_not_readable_tells_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_kernel_log_gives_no_errors(tmp_path: Path) -> None:
     assert last_record(tmp_path / "none") is None
     assert xids(None, tmp_path / "none") == []
     assert xids(5, tmp_path / "none") == []
@@ -162,7 +162,7 @@ def test_a_kernel_log_that_is_not_readable_tells_nothing(tmp_path: Path) -> None
 # --- since the ranks started ------------------------------------------------------------------------------------
 
 
-def test_what_the_kernel_noted_before_the_ranks_started_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_kernel_logged_before_the_ranks_started_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     xid = {"bus": "0000:3b:00", "code": 31, "times": 1}
     monkeypatch.setattr(kernel_log, "memory_events", lambda: MemoryEvents(kills=3, limit_bytes=GIB))
     monkeypatch.setattr(kernel_log, "last_record", lambda: 40)

@@ -120,7 +120,7 @@ def test_a_rank_that_hangs_is_named_by_its_number_in_the_run_once(make: Make, cl
     assert later(clock, node, 100) is None
 
 
-def test_one_rank_alone_is_named_alone(make: Make, clock: Clock) -> None:
+def test_a_single_hanging_rank_is_named_alone(make: Make, clock: Clock) -> None:
     node = make()
     node.beat(0, 5)
     for step in range(80):
@@ -134,7 +134,7 @@ def test_ranks_of_a_script_without_a_session_never_hang(make: Make, clock: Clock
     assert later(clock, make(), 5_000) is None
 
 
-def test_what_ranks_are_doing_is_noted_for_all_of_the_node(
+def test_the_states_of_all_ranks_of_the_node_are_journaled(
     make: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = make(node=1, members=(0, 1))
@@ -164,7 +164,7 @@ def test_what_ranks_are_doing_is_noted_for_all_of_the_node(
 # --- how far --------------------------------------------------------------------------------------------------------
 
 
-def test_the_last_step_is_that_of_the_rank_that_is_furthest_and_unknown_without_a_word(make: Make) -> None:
+def test_the_last_step_is_that_of_the_fastest_rank_and_unknown_without_a_heartbeat(make: Make) -> None:
     node = make()
     assert node.monitor.last_step() is None
     node.beat(0, 0)
@@ -200,7 +200,7 @@ def test_a_slow_rank_is_named_with_its_host_wherever_it_is(make: Make, clock: Cl
     assert second.events("straggler") == []
 
 
-def test_what_a_node_has_not_said_yet_is_not_compared(make: Make, clock: Clock) -> None:
+def test_nodes_that_have_published_no_pace_are_not_compared(make: Make, clock: Clock) -> None:
     first = make(0, (0, 5))
     first.beat(0, 1, 0.1)
     first.beat(1, 1, 0.1)

@@ -47,14 +47,14 @@ def run(folder: Path, *command: str, agent: int | None = None, **environ: str) -
         ("SIGINT", "SIGTERM SIGUSR1 SIGUSR2"),
     ],
 )
-def test_what_is_sent_to_all_processes_is_ignored_but_for_the_chosen_signal(
+def test_signals_sent_to_all_processes_are_ignored_except_the_stop_signal(
     chosen: str, ignored: str, tmp_path: Path
 ) -> None:
     code, lines = run(tmp_path, sys.executable, "-c", REPORT, SLURMTRAIN_STOP_SIGNAL=chosen)
     assert (code, lines) == (0, [ignored, f"{chosen} False None"])
 
 
-def test_a_script_outlives_the_others_and_is_ended_by_the_chosen_signal(tmp_path: Path) -> None:
+def test_a_script_survives_other_signals_and_is_ended_by_the_stop_signal(tmp_path: Path) -> None:
     kill = "import os, signal; [os.kill(os.getpid(), s) for s in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1)]"
     code, lines = run(tmp_path, sys.executable, "-c", f"{kill}; print('too far')", SLURMTRAIN_STOP_SIGNAL="SIGUSR1")
     assert (code, lines) == (-signal.SIGUSR1, [])

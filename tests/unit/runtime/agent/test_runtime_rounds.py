@@ -360,14 +360,14 @@ def test_the_same_failure_at_the_same_step_twice_ends_the_attempt(make: Make) ->
     assert world.root[0] == "crash"
 
 
-def test_what_earlier_attempts_went_through_counts(make: Make) -> None:
+def test_ends_of_earlier_attempts_count(make: Make) -> None:
     earlier = PriorEnd(cause="crash", at=1.0, reached=5, committed=3, where="other")
     script = {(0, 0): WAIT, (0, 1): CRASH}
     world = make({"nodes": 2}, script, before=[earlier], requeue={"max_failures": 1}).begin().end()
     assert world.events("restart") == []
 
 
-def test_other_ends_than_failures_end_the_attempt(make: Make) -> None:
+def test_ends_that_are_not_failures_end_the_attempt(make: Make) -> None:
     world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): WAIT}).begin()
     world.until_running(0, 0, 1)
     world.signal()
@@ -402,7 +402,7 @@ def test_ranks_are_asked_to_stop_before_the_time_limit_and_not_started_again(mak
 # --- nodes that are lost --------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_can_do_with_fewer_nodes_goes_on_without_the_one_that_is_lost(make: Make) -> None:
+def test_an_elastic_run_continues_without_a_lost_node(make: Make) -> None:
     script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT}
     world = make({"nodes": {"min": 2, "max": 3}}, script).begin().end()
     assert world.causes() == {0: "completed", 2: "completed"}
@@ -449,9 +449,7 @@ def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make)
     assert not ending.cascade
 
 
-def test_a_node_that_was_give_up_though_it_lives_ends_its_ranks_and_itself(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_living_node_that_was_given_up_ends_its_ranks_and_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     # It waits for node 0 to leave this round, which goes on to another.
     monkeypatch.setattr(rounds, "_LEAVING_S", 0.2)
     world = make({"nodes": {"min": 2, "max": 3}}, {(0, node): WAIT for node in range(3)}).begin()

@@ -60,7 +60,7 @@ def test_a_rank_that_finishes_no_step_hangs() -> None:
     assert hang.beats == dict(zip((4, 5), node.beats, strict=True))
 
 
-def test_a_hang_is_told_once() -> None:
+def test_a_hang_is_reported_once() -> None:
     node = training()
     assert node.wait(70) is not None
     assert node.wait(200) is None
@@ -75,7 +75,7 @@ def test_long_steps_have_time_by_their_median() -> None:
     assert hang.limit_s == 200
 
 
-def test_the_limit_of_the_spec_stands() -> None:
+def test_the_limit_of_the_spec_overrides_the_measured_one() -> None:
     hang = training(hang_after=3.0, step_s=20).wait(10)
     assert hang is not None
     assert (hang.limit_s, hang.over) == (3, (4, 5))
@@ -112,7 +112,7 @@ def test_looks_come_at_most_once_a_second() -> None:
     assert 8 <= node.reads - before <= 10
 
 
-def test_paces_are_told_of_ranks_that_train() -> None:
+def test_paces_are_those_of_ranks_that_train() -> None:
     node = Node()
     assert node.watchdog.paces() == {}
     node.beat(0, 7, step_s=0.5)

@@ -50,7 +50,7 @@ def test_an_attempt_may_claim_its_lease_again(run: RunDir) -> None:
     assert acquire(run.attempt("7", 0), 1)
 
 
-def test_a_job_that_comes_to_life_late_can_neither_train_nor_publish(run: RunDir) -> None:
+def test_a_job_that_starts_late_can_neither_train_nor_publish(run: RunDir) -> None:
     grant(run.submission(1))
     assert acquire(run.attempt("7", 0), 1)
     grant(run.submission(2))
@@ -85,7 +85,7 @@ def test_any_job_id_can_hold_a_lease(run: RunDir, job: str) -> None:
     assert not acquire(run.attempt(job, 1), 1)
 
 
-def test_a_lease_that_cannot_be_read_is_nobodys_to_guess(run: RunDir) -> None:
+def test_an_unreadable_lease_raises(run: RunDir) -> None:
     run.lease.write_text("{")
     with pytest.raises(PlaceError, match=r"lease\.json"):
         holds(run.attempt("7", 0))
@@ -116,70 +116,10 @@ def test_the_lease_only_ever_goes_forward(
         assert granted_to(run) == (current or None)
 
 
-# --- the end of a run, and who starts it again ----------------------------------------------------------------------
-
-
-def test_a_run_that_is_over_stays_so_until_the_next_submission(run: RunDir) -> None:
-    grant(run.submission(1))
-    assert acquire(run.attempt("7", 0), 1)
-    assert final_state(run, 1) is None
-    close(run, 1, "completed")
-    assert (final_state(run, 1), final_state(run, 2)) == ("completed", None)
-    assert holds(run.attempt("7", 0)), "its last checkpoint may still be on its way"
-    grant(run.submission(2))
-    assert (final_state(run, 1), final_state(run, 2)) == (None, None)
-
-
-def test_only_who_has_the_lease_can_say_that_the_run_is_over_but_a_person_always_can(run: RunDir) -> None:
-    close(run, None, "cancelled")
-    assert final_state(run, 1) is None, "there is nothing to end"
-    grant(run.submission(2))
-    close(run, 1, "completed")
-    assert final_state(run, 2) is None
-    close(run, None, "cancelled")
-    assert final_state(run, 2) == "cancelled"
-
-
-def test_of_many_who_would_start_a_run_again_one_does(run: RunDir) -> None:
-    attempt, won = run.attempt("7", 0), []
-    ready = threading.Barrier(8)
-
-    def try_to_claim(number: int) -> None:
-        ready.wait()
-        if claim_restart(attempt, "submission", {"submission": number}):
-            won.append(number)
-
-    threads = [threading.Thread(target=try_to_claim, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    record = read_claim(attempt, "submission")
-    assert record is not None
-    assert won == [record["submission"]]
-    assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
-
-
-def test_agents_and_commands_claim_on_their_own_and_each_attempt_anew(run: RunDir) -> None:
-    assert claim_restart(run.attempt("7", 0), "agent")
-    assert claim_restart(run.attempt("7", 0), "submission")
-    assert claim_restart(run.attempt("7", 1), "agent")
-    assert not claim_restart(run.attempt("7", 0), "agent")
-
-
-def test_a_claim_of_which_nothing_came_is_given_up_once(run: RunDir) -> None:
-    attempt = run.attempt("7", 0)
-    assert read_claim(attempt, "submission") is None
-    assert claim_restart(attempt, "submission")
-    assert release_claim(attempt, "submission")
-    assert not release_claim(attempt, "submission")
-    assert claim_restart(attempt, "submission")
-
-
 # --- runs that are over ---------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_over_says_how_to_the_submission_that_ended_it(run: RunDir) -> None:
+def test_the_final_state_is_known_to_the_submission_that_ended_the_run(run: RunDir) -> None:
     grant(run.submission(1))
     assert final_state(run, 1) is None
     assert acquire(run.attempt("7", 0), 1)
@@ -190,7 +130,7 @@ def test_a_run_that_is_over_says_how_to_the_submission_that_ended_it(run: RunDir
     assert holds(run.attempt("7", 0))
 
 
-def test_another_submission_begins_anew(run: RunDir) -> None:
+def test_another_submission_opens_the_run_again(run: RunDir) -> None:
     grant(run.submission(1))
     close(run, 1, "completed")
     grant(run.submission(2))
@@ -198,7 +138,7 @@ def test_another_submission_begins_anew(run: RunDir) -> None:
     assert final_state(run, 2) is None
 
 
-def test_a_submission_that_comes_to_its_end_late_closes_no_later_one(run: RunDir) -> None:
+def test_an_earlier_submission_cannot_close_a_later_one(run: RunDir) -> None:
     grant(run.submission(2))
     close(run, 1, "completed")
     assert final_state(run, 2) is None
@@ -222,7 +162,7 @@ def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
 # --- who starts it again --------------------------------------------------------------------------------------------
 
 
-def test_of_many_that_claim_an_attempt_at_once_one_gets_it(run: RunDir) -> None:
+def test_exactly_one_of_many_processes_gets_a_claim(run: RunDir) -> None:
     together, won = threading.Barrier(20), []
 
     def try_it(number: int) -> None:
@@ -243,7 +183,7 @@ def test_of_many_that_claim_an_attempt_at_once_one_gets_it(run: RunDir) -> None:
     assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
 
 
-def test_agents_and_commands_claim_each_for_themselves_and_attempts_are_told_apart(run: RunDir) -> None:
+def test_claims_differ_by_owner_and_attempt(run: RunDir) -> None:
     first, second = run.attempt("7", 0), run.attempt("7", 1)
     assert claim_restart(first, "agent")
     assert not claim_restart(first, "agent")

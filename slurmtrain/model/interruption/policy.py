@@ -17,22 +17,27 @@ from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kin
 from slurmtrain.model.run.run import Attempt, Checkpoint
 from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
 
+# What fails for longer than that is not waited for but looked at.
 MAX_DELAY_S = 3600.0
 # So many ends in a row without a new checkpoint, or failures at one step, are the program's doing or the data's.
 POISON_STREAK = 3
 
+# What counts against max_failures, and what may be the program's doing.
 _FAILURES = frozenset({"crash", "hang"})
 _OF_PROGRAM = frozenset({"crash", "hang", "timeout"})
 # A preflight trains nothing, and a preemption is announced: neither says that a run cannot get past its checkpoint.
 _NO_POISON = frozenset({"completed", "cancelled", "preempted", "preflight"})
+# All others count against max_node_failures, among them causes that only a newer version knows.
 _HANDLED_CAUSES = frozenset({"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang"})
 _NODE_REASONS = {
     "node_fail": "a node failed",
     "lost": "it ended without a word",
     "preflight": "its preflight failed",
 }
+# Addresses and hashes; a word counts as one if it has digits among its letters.
 _HEX = re.compile(r"0[xX][0-9a-fA-F]+|\b(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*(?:[eE][+-]?\d+)?")
+# Messages may hold whole tensors.
 _SIGNATURE_LENGTH = 200
 # From here on a doubled pause is at its longest anyway, whatever it began with.
 _MAX_DOUBLINGS = 60
@@ -144,6 +149,7 @@ def prior_ends(
     )
     ends: list[PriorEnd] = []
     for attempt in attempts[by_hand:]:
+        # Restarts in place came before the end of their attempt, and count while it is under way, too.
         ends += [
             PriorEnd.from_restart(restart["past"], float(restart["at"]))
             for restart in attempt.restarts
@@ -192,6 +198,7 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     if last.cause == "preempted":
         return Decision("requeue", f"a preemption costs nothing; it goes on {_from(last)}")
     if last.cause == "oom":
+        # Before poison, since no number of tries would change it.
         return Decision("stop", "it ran out of memory, and would again")
     stop = _poison(history)
     if stop is not None:

@@ -188,6 +188,7 @@ class _Agent:
         from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
 
         index, nodes = self._node.index, self._node.count
+        # The port was bound during the preflight, and nobody has been able to take it since.
         point = open_store(master, index, nodes, preflight.listener)
         self._journal.write(
             RendezvousReady(
@@ -227,6 +228,7 @@ class _Agent:
     def find_checkpoint(self) -> str | None:
         """The newest complete checkpoint to resume from: of the script's own kind, or of ours; journals the former."""
         self._rounds_begun += 1
+        # A later round resumes from what the first one has saved, though the run was started from the beginning.
         if self._node.from_start and self._rounds_begun == 1:
             return None
         if self._checkpoints.is_external:

@@ -82,6 +82,7 @@ class AttemptFinish:
         ranks started from. ``committed_step``: finds the step of the newest checkpoint, 0 for none.
         """
         own, attempt = self._with_stop_cause(outcome.node), self._with_stop_cause(outcome.attempt)
+        # Local runs are started again by commands: nothing of a local job is left that could.
         if self._node.index != 0 or self._queue is None:
             self._close(own, attempt)
             return False
@@ -93,6 +94,7 @@ class AttemptFinish:
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)
+        # Slurm can change the nodes of a job only while it waits, so what it would refuse is found out before.
         without = attempt.without
         problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None
         if problem is not None:
@@ -105,6 +107,7 @@ class AttemptFinish:
             self._journal.write(
                 JobRequeue(cause=attempt.cause, why=attempt.reason, exclude=list(without), delay_s=decision.delay_s)
             )
+        # Before the requeue: Slurm ends this process then, with nothing but KillWait left to it.
         self._close(own, attempt)
         return starts_again and self._requeue_job(self._queue, without, decision.delay_s)
 

@@ -19,6 +19,7 @@ from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_
 _ROOT = Path("/")
 # "No limit" of version 1 is the largest number of whole pages (PAGE_COUNTER_MAX); no machine has as much as this.
 _NO_LIMIT = 1 << 60
+# The most that a number of 64 bits has.
 _DIGITS = 20
 _RECORD = re.compile(r"\d+,(\d{1,20}),\d+,[^;\n]*;")
 
@@ -127,6 +128,7 @@ def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
     A limit of any of them holds. Slurm gives a job, a step and a task one each.
     """
     mounts = _mounts(_read(root / "proc/self/mountinfo"))
+    # Version 1 first: where both are mounted, version 2 ("0::") mostly has no memory controller.
     for line in sorted(_read(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")

@@ -98,6 +98,7 @@ class RankMonitor:
         own_s: dict[int, float] = {}
         for node in config.members:
             try:
+                # Nodes publish at their own times: this may be the pace of ten seconds ago, which does for stragglers.
                 message = self._control.read(f"pace/{node}") or {}
             except RuntimeError:
                 return

@@ -3,8 +3,8 @@
 Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, asks the
 kernel for a stop signal should the node agent die, takes away the launcher's own variables, and becomes the command.
 
-A script that does not use ``slurmtrain.session()`` is told to stop by one signal, from the agent. Slurm sends others to
-all processes of a step, and their default is to kill: they are ignored here. That outlives exec, and is inherited by
+A script that does not use ``slurmtrain.session()`` is asked to stop by one signal, from the agent. Slurm sends others
+to all processes of a step, and their default is to kill: they are ignored here. That outlives exec, and is inherited by
 what the script starts, unless it sets handlers: where the chosen signal is not SIGTERM, ``Process.terminate()`` has no
 effect on its children. The session sets handlers of its own, and its children have the default action again.
 """
@@ -14,7 +14,9 @@ import os
 import signal
 import sys
 
+# prctl(2).
 _PR_SET_PDEATHSIG = 1
+# By Slurm, at a preemption, a cancel or a time limit.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -30,9 +32,12 @@ def main(argv: list[str]) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    # It stays set across exec, unlike signal handlers.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
+    # Only now: an agent that died before the call above would leave this process without a signal for ever.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
+    # Libraries take these for a job of submitit's own, of which the ranks are none.
     for name in [name for name in os.environ if name.startswith("SUBMITIT_")]:
         del os.environ[name]
     try:

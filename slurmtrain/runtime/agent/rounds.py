@@ -257,9 +257,11 @@ class Rounds:
             self._publish_result(own)
         decided = self._control.wait_for("next")
         if decided is None:
+            # Node 0 is gone. Work that was done stays done.
             completed = own is not None and own.report.cause == "completed"
             report = own.report if own is not None and completed else self._report_without_node_0()
             return AttemptOutcome(report, report)
+        # Node 0 may have given this node up, as after a long outage of the network: others do its work then.
         if decided["members"] is None or self._config.node in decided["lost"]:
             attempt = ExitReport.from_dict(decided["report"])
             return AttemptOutcome(own.report if own is not None else report_standby(attempt), attempt)
@@ -337,6 +339,7 @@ class Rounds:
         )
         if not self._control.call_alive(lambda: self._host.ask_policy(end)).again:
             return None
+        # Before it is known whether there is a next round: members are chosen by all failures so far.
         self._blamed += blamed
         members = choose_members(self._config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
         if members is None:

@@ -48,6 +48,7 @@ def close(run: RunDir, submission: int | None, state: str) -> None:
     later one has the lease by now; None to close the run anyway.
     """
     held = read_json(run.lease) or {}
+    # Without a lease nothing was ever submitted, and nothing can start.
     if held and (submission is None or held.get("submission") == submission):
         write_json(run.lease, {**held, "over": state})
 
@@ -69,6 +70,7 @@ def claim_restart(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None 
     make_directory(run.claims)
     draft = run.claims / f".{secrets.token_hex(8)}"
     write_json(draft, {"t": time.time(), "process": this_process().to_dict(), **(about or {})})
+    # Written first and linked whole: nobody ever reads half a claim.
     try:
         os.link(draft, _claim_file(attempt, by))
     except FileExistsError:

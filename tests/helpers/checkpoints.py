@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.runs import RunBuilder
+from helpers.runs import ELSEWHERE, RunBuilder
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
 from slurmtrain.model.spec.spec import KeepSpec
@@ -31,8 +31,6 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import this_process
 
 ATTEMPT = "1.0"
-# A process of another machine: nobody here can say that it is gone.
-ELSEWHERE = {"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
 _ALL = KeepSpec(last=1000)
 
 

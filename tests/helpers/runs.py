@@ -12,6 +12,7 @@ Each call appends what a writer would have written, a second after the event bef
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -37,6 +38,8 @@ JOB = "7"
 # Where every run begins, in seconds since 1970: so long ago that nothing is waited for. And its jobs' time limit.
 BEGIN = 1_000.0
 LIMIT_S = 3_600.0
+# A process of another machine: nobody here can say that it is gone.
+ELSEWHERE = {"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
 CRASHED = "rank 0 exited with code 1"
 DOWN = Queue(problem="squeue: Unable to contact slurm controller")
 
@@ -150,14 +153,14 @@ class RunBuilder:
             self.node("agent", node, restart, **{**defaults, **fields})
         return self
 
-    def reached(self, step: int, restart: int = 0, **metrics: float) -> Self:
-        """Training has finished so many steps, and rank 0 has logged these metrics."""
+    def reached(self, step: int, restart: int = 0, at: float | None = None, **metrics: float) -> Self:
+        """Training has finished so many steps, and rank 0 has logged these metrics, at this time or now."""
         attempt = f"{self.job}.{restart}"
         self.steps[attempt] = step
         if self.directory is not None:
-            line = encode(self.now, "", {"step": step, "metrics": metrics}).replace(b'"kind":"",', b"")
+            line = {"t": self.now if at is None else at, "step": step, "metrics": metrics}
             with AttemptDir(self.directory.attempts / attempt).metrics.open("ab") as file:
-                file.write(line)
+                file.write(json.dumps(line).encode() + b"\n")
         return self
 
     def saved(self, step: int, restart: int = 0, **fields: Any) -> Self:
@@ -185,11 +188,12 @@ class RunBuilder:
         """A person wants the run ended."""
         return self.command("cancel", at=at)
 
-    def observed(self, job: Job, restart: int = 0) -> Self:
+    def observed(self, job: Job, restart: int = 0, at: float | None = None) -> Self:
         """A command has journaled what sacct says of a job."""
         return self.write(
             "journal/observe.jsonl",
             "observed",
+            at=at,
             job_id=job.id,
             restart=restart,
             source="sacct",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from helpers.runs import ELSEWHERE, RunBuilder
 
 from slurmtrain.cli import checkpoints, show, status
 from slurmtrain.cli.shared import formatting
@@ -23,50 +25,48 @@ SPEC = """
 command: python train.py
 checkpoint: {keep: {last: 2, every_steps: 100, best: {metric: val_loss}}, every: {steps: 50}}
 """
-# A process of another machine: nobody here can say that it is gone.
-ELSEWHERE = {"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
 FULL = "no space left on the device"
 
-Tell = Callable[..., None]
+Write = Callable[..., None]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunDir:
+def builder(tmp_path: Path) -> RunBuilder:
     """A run of this machine's executor that trains, on another machine, and has a plan."""
     directory = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))
-    directory.journals.mkdir(parents=True)
-    (directory.attempts / "j1.0").mkdir(parents=True)
+    run = RunBuilder(directory, executor="local", job="j1", now=time.time() - 60)
+    run.created(name="digits", plan_hash="h", by="me").submitted(process=ELSEWHERE, host="elsewhere")
+    run.started(host="elsewhere", process=ELSEWHERE)
     (tmp_path / "exp.yaml").write_text(SPEC)
     [planned] = load_spec(tmp_path / "exp.yaml", cwd=tmp_path, python="/usr/bin/python3").runs
     write_json(directory.plan, planned.plan.to_json())
-    with Journal(directory.journals / "submit.jsonl") as journal:
-        journal.write("created", name="digits", plan_hash="h", executor="local", by="me", git=None)
-        number = {"submission": 1, "job_id": "j1"}
-        journal.write("submitting", **number, attempt=1, executor="local", host="elsewhere", overrides=[])
-        journal.write("submitted", **number, process=ELSEWHERE)
-    with Journal(directory.attempts / "j1.0" / "node-0.jsonl") as journal:
-        journal.write("agent", node=0, nodes=1, host="elsewhere", process=ELSEWHERE, executor="local", submission=1)
-    return directory
+    return run
 
 
 @pytest.fixture
-def tell(run: RunDir) -> Tell:
+def run(builder: RunBuilder) -> RunDir:
+    """Its directory."""
+    assert builder.directory is not None
+    return builder.directory
+
+
+@pytest.fixture
+def write(builder: RunBuilder) -> Write:
     """Write an event into rank 0's journal."""
 
-    def tell(kind: str, **data: Any) -> None:
-        with Journal(run.attempts / "j1.0" / "rank-0.jsonl") as journal:
-            journal.write(kind, **data)
+    def write(kind: str, **fields: Any) -> None:
+        builder.rank(kind, **fields)
 
-    return tell
+    return write
 
 
 @pytest.fixture
-def saved(tell: Tell) -> Tell:
-    """Tell of a save."""
+def saved(builder: RunBuilder) -> Write:
+    """Journal a save."""
 
-    def saved(step: int, **more: Any) -> None:
-        said = {"bytes": step << 20, "seconds": 2.134, "stall_s": 0.1, "saved_at": 1_700_000_000.0 + step}
-        tell("saved", step=step, path=f"checkpoints/step-{step}", **{**said, "why": "steps", "metrics": {}, **more})
+    def saved(step: int, **fields: Any) -> None:
+        defaults = {"bytes": step << 20, "seconds": 2.134, "stall_s": 0.1, "saved_at": 1_700_000_000.0 + step}
+        builder.saved(step, **{**defaults, "why": "steps", **fields})
 
     return saved
 
@@ -90,7 +90,7 @@ def rows(result: Result) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in result.stdout.splitlines()]
 
 
-def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunDir, saved: Tell) -> None:
+def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunDir, saved: Write) -> None:
     saved(50, metrics={"val_loss": 0.305})
     saved(100, metrics={"val_loss": 0.5})
     saved(150, metrics={"val_loss": None})
@@ -105,7 +105,7 @@ def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunD
     }
 
 
-def test_a_checkpoint_in_json_says_all_that_is_known_of_it(run: RunDir, saved: Tell) -> None:
+def test_a_checkpoint_in_json_says_all_that_is_known_of_it(run: RunDir, saved: Write) -> None:
     saved(50, why="asked", metrics={"val_loss": 0.5, "lr": float("nan")})
     [one] = listed(run)
     assert one == {
@@ -126,12 +126,12 @@ def test_a_checkpoint_in_json_says_all_that_is_known_of_it(run: RunDir, saved: T
 
 
 def test_pruned_checkpoints_are_listed_on_demand_and_damaged_ones_are_kept_for_no_reason(
-    run: RunDir, saved: Tell, tell: Tell
+    run: RunDir, saved: Write, write: Write
 ) -> None:
     for step in (50, 60, 70, 80):
         saved(step)
-    tell("pruned", step=50, path="checkpoints/step-50", why="not kept")
-    tell("rejected", step=80, path="checkpoints/step-80", reason="hash", aside="checkpoints/damaged-step-80")
+    write("pruned", step=50, path="checkpoints/step-50", why="not kept")
+    write("rejected", step=80, path="checkpoints/step-80", reason="hash", aside="checkpoints/damaged-step-80")
     shown = [(one["step"], one["complete"], one["kept"]) for one in listed(run)]
     assert shown == [(60, True, "one of the last 2"), (70, True, "newest"), (80, False, None)]
     first, *others = listed(run, "--all")
@@ -139,12 +139,12 @@ def test_pruned_checkpoints_are_listed_on_demand_and_damaged_ones_are_kept_for_n
     assert [one["pruned_at"] for one in others] == [None] * 3
 
 
-def test_checkpoints_are_a_table(run: RunDir, saved: Tell, tell: Tell) -> None:
+def test_checkpoints_are_a_table(run: RunDir, saved: Write, write: Write) -> None:
     saved(50)
     saved(60, stall_s=None, why="")
     saved(70)
-    tell("pruned", step=50, path="checkpoints/step-50", why="not kept")
-    tell("rejected", step=70, path="checkpoints/step-70", reason="hash", aside=None)
+    write("pruned", step=50, path="checkpoints/step-50", why="not kept")
+    write("rejected", step=70, path="checkpoints/step-70", reason="hash", aside=None)
     assert rows(call(checkpoints.command, run, "@last", "--all")) == [
         ["STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT"],
         ["50", "50.0 MiB", "2023-11-14T22:14:10.000Z", "2.134", "0.1", "steps", "pruned", "-"],
@@ -165,13 +165,13 @@ def test_files_of_a_users_script_are_listed_and_no_policy_looks_at_them(run: Run
     assert (one["path"], one["why"], one["seconds"], one["kept"]) == ("/out/ckpt-3.pt", "found", None, None)
 
 
-def test_without_a_plan_checkpoints_are_listed_and_nobody_knows_which_stay(run: RunDir, saved: Tell) -> None:
+def test_without_a_plan_checkpoints_are_listed_and_nobody_knows_which_stay(run: RunDir, saved: Write) -> None:
     saved(50)
     run.plan.unlink()
     assert [(one["step"], one["kept"]) for one in listed(run)] == [(50, None)]
 
 
-def test_the_policy_is_that_of_the_newest_submission(run: RunDir, saved: Tell) -> None:
+def test_the_policy_is_that_of_the_newest_submission(run: RunDir, saved: Write) -> None:
     for step in (10, 20, 30):
         saved(step)
     assert [one["kept"] for one in listed(run)] == [None, "one of the last 2", "newest"]
@@ -183,12 +183,12 @@ def test_the_policy_is_that_of_the_newest_submission(run: RunDir, saved: Tell) -
     assert [one["kept"] for one in listed(run)] == ["one of the last 3", "one of the last 3", "newest"]
 
 
-def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir, saved: Tell, tell: Tell) -> None:
-    tell("interval", seconds=30.0, why="no save was measured yet")
+def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir, saved: Write, write: Write) -> None:
+    write("interval", seconds=30.0, why="no save was measured yet")
     saved(50)
     saved(60)
-    tell("pruned", step=50, path="checkpoints/step-50", why="not kept")
-    tell("interval", seconds=312.4, optimum_s=312.4, stall_s=0.8, why="optimum 312 s for a stall of 0.8 s")
+    write("pruned", step=50, path="checkpoints/step-50", why="not kept")
+    write("interval", seconds=312.4, optimum_s=312.4, stall_s=0.8, why="optimum 312 s for a stall of 0.8 s")
     facts = json.loads(call(show.command, run, "@last", "--json").stdout)["run"]
     assert [one["step"] for one in facts["checkpoints"]] == [60]
     assert facts["attempts"][0]["interval"]["stall_s"] == 0.8
@@ -197,9 +197,9 @@ def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir
     assert ["60", "60.0 MiB", "2023-11-14T22:14:20.000Z", "complete", str(run.checkpoints / "step-60")] in lines
 
 
-def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Tell, tell: Tell) -> None:
+def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, write: Write) -> None:
     saved(400)
-    tell("save_failed", step=500, reason=FULL, why="interval")
+    write("save_failed", step=500, reason=FULL, why="interval")
     problem = f"the checkpoint of step 500 failed: {FULL}"
     [one] = json.loads(call(status.command, run, "--json").stdout)["runs"]
     assert (one["state"], one["reason"], one["checkpoint"]["step"]) == ("running", problem, 400)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
+from helpers.runs import RUN_ID, RunBuilder
 
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace
@@ -51,16 +51,8 @@ def plan_of(workspace: Workspace, run_id: str) -> Plan:
 
 def blame(workspace: Workspace, host: str) -> None:
     """A run that no command has read yet, and that has found something against a node."""
-    run = workspace.root.run("0123456789")
-    attempt = run.attempt("7", 0)
-    run.journals.mkdir(parents=True)
-    attempt.path.mkdir(parents=True)
-    (run.journals / "submit.jsonl").write_bytes(encode(1.0, "created", {"name": "n", "executor": "slurm"}))
-    said = {"node": 0, "nodes": 1, "host": host, "executor": "slurm", "submission": 1, "attempt": 1}
-    found = [{"check": "disk", "status": "fail", "summary": "no room"}]
-    now = time.time()
-    lines = [encode(now, "agent", said), encode(now, "preflight", {"blamed": True, "findings": found})]
-    attempt.node_journal(0).write_bytes(b"".join(lines))
+    run = RunBuilder(workspace.root.run(RUN_ID), now=time.time()).created().started(host=host)
+    run.node("preflight", blamed=True, findings=[{"check": "disk", "status": "fail", "summary": "no room"}])
 
 
 def test_a_sweep_asks_for_partitions_once_where_nothing_is_known_against_any_node(

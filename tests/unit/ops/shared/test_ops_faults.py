@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.checkpoints import ELSEWHERE, make_run
+from helpers.checkpoints import make_run
 from helpers.fakeslurm import SlurmCommands
+from helpers.runs import ELSEWHERE
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.layout import AttemptDir, RunDir

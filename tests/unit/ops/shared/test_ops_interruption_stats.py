@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
+from helpers.runs import RunBuilder, make_test_plan
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.ops.shared.interruption_stats import outlook
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
+from slurmtrain.slurm.parse import Job
 
 PARTITIONS = (
     "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4 GraceTime=60 PreemptMode=REQUEUE\n"
@@ -41,14 +41,8 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     return fake
 
 
-def plan(**keys: Any) -> Plan:
-    data = {"name": "x", "command": "python x.py", **keys}
-    spec = read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-    return make_plan(spec, workdir="/w", python="python", template=data)[0]
-
-
 class Lives:
-    """Runs as their journals tell of them, each a day long on two nodes unless something else is said."""
+    """Runs as their journals have them, each a day long on two nodes unless something else is said."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
@@ -68,45 +62,24 @@ class Lives:
         **end: Any,
     ) -> RunDir:
         self.count += 1
-        run = self.workspace.root.run(f"{self.count:010d}")
-        job = str(100 + self.count)
-        attempt = run.attempt(job, 0)
-        run.journals.mkdir(parents=True)
-        attempt.path.mkdir(parents=True)
+        directory = self.workspace.root.run(f"{self.count:010d}")
         at = time.time() - ago - lasted
         where = {"partition": partition} if partition else {}
-        submitting = {"submission": 1, "attempt": 1, "executor": executor, "host": "login", **where}
-        (run.journals / "submit.jsonl").write_bytes(
-            encode(at - 9, "created", {"name": name, "executor": executor})
-            + encode(at - 8, "submitting", submitting)
-            + encode(at - 7, "submitted", {"submission": 1, "job_id": job})
-        )
-        for node in range(2):
-            agent = {"node": node, "nodes": 2, "host": f"n{node}", "executor": executor, "submission": 1, "attempt": 1}
-            lines = encode(at, "agent", agent)
-            if cause in ("crash", "completed", "hang"):
-                said = {"cause": cause, "reason": "", "failed_at": at + lasted, "signal": None, **end}
-                lines += encode(at + lasted, "end", said)
-            attempt.node_journal(node).write_bytes(lines)
-        attempt.rank_journal(0).write_bytes(
-            b"".join(
-                encode(at + 1 + step, "saved", {
-                    "step": step, "path": f"checkpoints/step-{step}", "bytes": 1, "seconds": seconds,
-                    "stall_s": stall, "saved_at": at + 1 + step, "why": "interval", "metrics": {}, "request": None,
-                })
-                for step, (stall, seconds) in enumerate(saves, 1)
-            )
-        )  # fmt: skip
+        run = RunBuilder(directory, executor=executor, job=str(100 + self.count), now=at - 10)
+        run.created(name=name).submitted(**where).later(6).started(nodes=2)
+        for step, (stall_s, seconds) in enumerate(saves, 1):
+            run.saved(step, at=at + 1 + step, saved_at=at + 1 + step, stall_s=stall_s, seconds=seconds)
         if metrics_at is not None:
-            line = {"t": at + metrics_at, "step": 1, "metrics": {"loss": 1.0}}
-            attempt.metrics.write_text(json.dumps(line) + "\n")
+            run.reached(1, at=at + metrics_at, loss=1.0)
+        if cause in ("crash", "completed", "hang"):
+            for node in range(2):
+                run.ended(cause, node, at=at + lasted, failed_at=at + lasted, **end)
         if cause in ("node_fail", "preempted", "timeout", "oom"):
             state = {"node_fail": "NODE_FAIL", "oom": "OUT_OF_MEMORY"}.get(cause, cause.upper())
-            told = {"job_id": job, "restart": 0, "source": "sacct", "state": state, "started_at": at,
-                    "ended_at": at + lasted}  # fmt: skip
-            (run.journals / "observe.jsonl").write_bytes(encode(at + lasted + 1, "observed", told))
-        observe(self.workspace, [run.id], ask_slurm=False)
-        return run
+            ended = Job(id=run.job, name="", state=state, starts_at=at, ends_at=at + lasted)
+            run.observed(ended, at=at + lasted + 1)
+        observe(self.workspace, [directory.id], ask_slurm=False)
+        return directory
 
 
 @pytest.fixture
@@ -115,7 +88,7 @@ def lives(workspace: Workspace, slurm: SlurmCommands) -> Lives:
 
 
 def known(workspace: Workspace, executor: str = "slurm", run_id: str = "9999999999", **keys: Any) -> InterruptionStats:
-    return outlook(workspace, run_id, plan(**keys), executor).history
+    return outlook(workspace, run_id, make_test_plan(**keys), executor).history
 
 
 # --- what was seen --------------------------------------------------------------------------------------------------

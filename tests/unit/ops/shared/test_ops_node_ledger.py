@@ -169,8 +169,8 @@ def test_a_plan_that_wants_no_node_excluded_and_one_for_this_machine_get_all(
     workspace: Workspace, slurm: FakeScheduler, slurm_: bool
 ) -> None:
     against(workspace, "n1")
-    message = plan(preflight={"exclude": False}) if slurm_ else plan()
-    assert exclusions(workspace, message, (), slurm=slurm_) == Exclusions()
+    submitted = plan(preflight={"exclude": False}) if slurm_ else plan()
+    assert exclusions(workspace, submitted, (), slurm=slurm_) == Exclusions()
     assert slurm.questions == []
 
 

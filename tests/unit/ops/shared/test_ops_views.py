@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+from helpers.runs import RUN_ID, RunBuilder
+
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.accounting import KINDS
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.ops.shared.run_details import attempt_json, show_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.ingest import ingest
-
-RUN_ID = "0123456789"
 
 
 def state(rank: int, letter: str = "S") -> dict[str, Any]:
@@ -22,18 +21,8 @@ def state(rank: int, letter: str = "S") -> dict[str, Any]:
 
 def test_a_run_tells_what_its_time_on_nodes_was_spent_on(workspace: Workspace) -> None:
     directory = workspace.root.run(RUN_ID)
-    place = directory.attempt("job", 0)
-    place.path.mkdir(parents=True)
-    directory.journals.mkdir()
-    (directory.journals / "submit.jsonl").write_bytes(
-        encode(1.0, "created", {"name": "n", "executor": "local"})
-        + encode(2.0, "submitting", {"job_id": "job", "submission": 1, "attempt": 1})
-    )
-    place.node_journal(0).write_bytes(
-        encode(12.0, "agent", {"node": 0, "nodes": 1, "host": "n0", "attempt": 1})
-        + encode(15.0, "workers", {"processes": {}})
-        + encode(24.0, "end", {"cause": "completed", "reason": "", "failures": []})
-    )
+    builder = RunBuilder(directory, executor="local", job="job", now=0.0).created().submitting().later(9).started()
+    builder.node("workers", at=15.0, processes={}).ended("completed", at=24.0, failures=[])
     with workspace.store.begin() as writing:
         ingest(writing, [directory], dead=False)
     listed, run = workspace.store.listed()[RUN_ID], workspace.store.load(RUN_ID)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -29,9 +29,8 @@ def rows(
         where: What else the rows must meet.
     """
     names = table.columns.keys()
-    statement, ids = (_all(table), {}) if run_ids is None else (_of_runs(table), {"ids": json.dumps(list(run_ids))})
     # Plain dicts of plain tuples: SQLAlchemy's own mapping of a row takes three times as long.
-    return (dict(zip(names, row, strict=True)) for row in connection.execute(statement.where(*where), ids).all())
+    return (dict(zip(names, row, strict=True)) for row in _execute(connection, table, run_ids, *where))
 
 
 def rows_by_run(
@@ -58,11 +57,28 @@ def offsets(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, di
     return by_run
 
 
+def spent_seconds(connection: sa.Connection, run_ids: Collection[str]) -> dict[tuple[str, int], dict[str, float]]:
+    """What the time of attempts was spent on, in seconds by kind: by run and number of the attempt."""
+    spent: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+    # Eight rows an attempt: these are by far the most, so no dict is made of each.
+    for run_id, attempt, kind, seconds in _execute(connection, schema.attempt_seconds, run_ids):
+        spent[run_id, attempt][kind] = seconds
+    return spent
+
+
 def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
     """That a row belongs to one of the runs whose ids, as a JSON array, are the parameter ``ids``."""
     ids = sa.func.json_each(sa.bindparam("ids")).table_valued("value")
     key = table.c.id if table is schema.run else table.c.run_id
     return key.in_(sa.select(ids.c.value))
+
+
+def _execute(
+    connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
+) -> Sequence[Any]:
+    if run_ids is None:
+        return connection.execute(_all(table).where(*where)).all()
+    return connection.execute(_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
 
 
 @cache

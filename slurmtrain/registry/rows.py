@@ -7,7 +7,6 @@ times as long as SQLite itself, which a command feels that reads a thousand runs
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from operator import attrgetter
@@ -92,7 +91,7 @@ def run_of(
     row: Mapping[str, Any],
     attempts: Sequence[Mapping[str, Any]],
     checkpoints: Sequence[Mapping[str, Any]],
-    seconds: Sequence[Mapping[str, Any]],
+    spent: Mapping[tuple[str, int], Mapping[str, float]],
 ) -> Run:
     """A run from its rows, which come in any order.
 
@@ -100,14 +99,11 @@ def run_of(
         row: Its own row.
         attempts: The rows of its attempts.
         checkpoints: The rows of its checkpoints.
-        seconds: The rows that say what the time of its attempts was spent on.
+        spent: What the time of attempts was spent on, in seconds by kind: by run and number of the attempt.
     """
-    spent: dict[int, dict[str, float]] = defaultdict(dict)
-    for each in seconds:
-        spent[each["attempt"]][each["kind"]] = each["seconds"]
     ordered = sorted(attempts, key=lambda attempt: int(attempt["number"]))
     return RUNS.read(
         row,
-        attempts=[ATTEMPTS.read(attempt, spent=spent[attempt["number"]]) for attempt in ordered],
+        attempts=[ATTEMPTS.read(attempt, spent=spent.get((row["id"], attempt["number"]), {})) for attempt in ordered],
         checkpoints=sorted(map(CHECKPOINTS.read, checkpoints), key=lambda checkpoint: checkpoint.order),
     )

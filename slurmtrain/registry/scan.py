@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,7 +72,7 @@ def _lines_in(folder: str) -> list[os.DirEntry[str]]:
 def _entries(folder: str) -> list[os.DirEntry[str]]:
     """Sorted, so that a rebuild reads files in the same order as the commands before it."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return sorted(entries, key=lambda entry: entry.name)
+        return sorted(entries, key=attrgetter("name"))
     return []
 
 

@@ -180,10 +180,8 @@ class Store:
             runs = list(queries.rows(connection, schema.run, run_ids))
             attempts = queries.rows_by_run(connection, schema.attempt, run_ids)
             checkpoints = queries.rows_by_run(connection, schema.checkpoint, run_ids)
-            seconds = queries.rows_by_run(connection, schema.attempt_seconds, run_ids)
-        return {
-            row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds[row["id"]]) for row in runs
-        }
+            seconds = queries.spent_seconds(connection, run_ids)
+        return {row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
 
     def events(self, run_id: str, kind: str) -> list[AnyEvent]:
         """A run's events of one kind, in no order."""

@@ -128,12 +128,12 @@ def _suspects(
     workspace: Workspace, index: Mapping[str, IndexRow], run_ids: Sequence[str], thorough: bool
 ) -> list[RunDir]:
     """The runs of which there may be something new."""
-    root = workspace.root
+    root, path = workspace.root, str(workspace.root.path)
     changed: list[str] = []
     unchanged: list[str] = []
     for run_id in run_ids:
         row = index.get(run_id)
-        is_over = row is not None and row.settled and folder_times(f"{root.path}/{run_id}") == row.scanned
+        is_over = row is not None and row.settled and folder_times(f"{path}/{run_id}") == row.scanned
         (unchanged if is_over else changed).append(run_id)
     suspects = [root.run(run_id) for run_id in changed]
     return [*suspects, *workspace.store.unread([root.run(run_id) for run_id in unchanged])] if thorough else suspects

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ import click
 
 from slurmtrain.cli.lazy import LazyGroup
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.system.interpreter import leave_quickly
+from slurmtrain.system.interpreter import collect_rarely, leave_quickly
 from slurmtrain.version import __version__
 
 INTERRUPTED = 130
@@ -63,8 +62,7 @@ def cli(context: click.Context, runs: str | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 fine, 1 it failed, 2 the input is wrong, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    # Most commands are over before there is garbage worth collecting; those that go on turn it on again.
-    gc.disable()
+    collect_rarely()
     leave_quickly()
     try:
         sys.exit(cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0)

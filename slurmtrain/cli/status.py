@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -39,7 +38,6 @@ def command(
     if not watch:
         _print(workspace, names, everything=everything or as_json, as_json=as_json)
         return 0
-    gc.enable()
     workspace = workspace.looking_again()
     if tables.is_terminal(sys.stdout) and not as_json:
         return _live(workspace, names, everything, interval)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import secrets
 import time
 from dataclasses import dataclass
@@ -128,8 +127,6 @@ def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: f
         request: what :func:`request_checkpoint` gave.
         timeout_s: for how many seconds to wait at most.
     """
-    # The command line turns it off, for commands that are over in a moment.
-    gc.enable()
     workspace = workspace.looking_again()
     deadline = time.monotonic() + timeout_s
     ids = {request.id}

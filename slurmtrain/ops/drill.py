@@ -8,7 +8,6 @@ they are.
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -115,8 +114,6 @@ def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> 
         UserError: The spec or the options cannot be used; nothing was created.
         SlurmtrainError: The undisturbed run could not be submitted.
     """
-    # The command line turns the collector off for the sake of short commands; a drill may run for hours.
-    gc.enable()
     plan = _DrillPlan.load(options)
     drill_runs = _DrillRuns(workspace, options, plan, say, look)
     reference = drill_runs.undisturbed(REFERENCE)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -72,7 +71,6 @@ def read_logs(
     told = 0
     tails: dict[Path, _Tail] = {}
     workspace = workspace.looking_again() if follow else workspace
-    gc.enable()
     while True:
         run = observe_run(workspace, run_id, ask_slurm=True)
         for one in _chosen(run, attempt, follow=follow, seen=bool(tails)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -27,7 +26,6 @@ def wait(
     ``stop`` ends the waiting early, between two looks. Returns whether all completed, and what the last sync found,
     with the notes of all syncs if nothing ended it early.
     """
-    gc.enable()
     notes: list[str] = []
     pause = FIRST_LOOK_S
     while True:

@@ -1,4 +1,4 @@
-"""What beginning and ending cost a process that imports as much as torch: mostly looking for garbage where is none."""
+"""What beginning and ending cost a process that imports as much as torch: mostly collecting garbage where is none."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
+# Objects that are made before the youngest are looked at; Python's own limit of 700 is for small machines.
+_YOUNG = 100_000
+
+
+def collect_rarely() -> None:
+    """Collect garbage so rarely that a short command is over before, and often enough for one that stays.
+
+    ``slurmtrain status`` with 1,000 runs takes 4 to 8 % less of a processor so, as with no collecting at all.
+    """
+    gc.set_threshold(_YOUNG, 20, 100)
+
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Look for no garbage meanwhile: what is imported stays. A third of the time goes into it otherwise.
+    """Collect no garbage meanwhile: what is imported stays. With torch a sixth of the time goes into it otherwise.
 
     It is for the whole process, as Python's switch is.
     """
@@ -24,9 +35,10 @@ def importing() -> Iterator[None]:
 
 
 def leave_quickly() -> None:
-    """Have this process end without looking for garbage among all that it has imported.
+    """Have this process end without collecting garbage among all that it has imported.
 
-    That takes 0.8 s of a processor with torch 2.13 on Python 3.11, and 0.1 s so. Cycles that are left are not broken
-    up: ``__del__`` of what is in one is not called, which Python does not promise either.
+    With torch 2.13 on Python 3.11 that saves 0.4 s of a processor a process, of 2.0 s that it takes to import what a
+    rank imports and to end. Cycles that are left are not broken up: ``__del__`` of what is in one is not called, which
+    Python does not promise either.
     """
     atexit.register(gc.freeze)

@@ -5,7 +5,6 @@ From round to round only what was reported is kept, so a process that lives for 
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable
 
@@ -38,8 +37,6 @@ def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> W
     Raises:
         PlaceError: the runs root cannot be written. Only before the first round: later this is an event.
     """
-    # The command line turns it off, for commands that are over in a moment.
-    gc.enable()
     Workspace(config).prepare()
     with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:
         if lock.other is not None:

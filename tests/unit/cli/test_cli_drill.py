@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,7 +51,7 @@ def call(
 
     monkeypatch.setattr(module, "drill", drill)
     # This process goes on afterwards, with other tests.
-    monkeypatch.setattr(gc, "disable", lambda: None)
+    monkeypatch.setattr(cli, "collect_rarely", lambda: None)
     monkeypatch.setattr(cli, "leave_quickly", lambda: None)
     monkeypatch.setenv("SLURMTRAIN_RUNS", str(tmp_path / "runs"))
     with pytest.raises(SystemExit) as ended:

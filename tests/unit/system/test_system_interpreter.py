@@ -38,3 +38,23 @@ sys.exit(75)
     ) as one:
         assert [one.line(), one.line()] == ["here", "True"]
         assert one.ended() == (75, "")
+
+
+def test_a_command_that_stays_collects_its_garbage() -> None:
+    with program(
+        """
+import gc, weakref
+from slurmtrain.system.interpreter import collect_rarely
+class Node: pass
+def cycle():
+    node = Node()
+    node.itself = node
+    return weakref.ref(node)
+collect_rarely()
+first = cycle()
+kept = [[] for _ in range(200_000)]
+print(first() is None, flush=True)
+"""
+    ) as process:
+        assert process.line() == "True"
+        assert process.ended() == (0, "")

@@ -2,7 +2,7 @@
 
 A report never changes. It is made by :func:`report_exits` from how the ranks ended and what they had been asked, and
 :func:`amend` returns another one for each thing that is learned later. Node 0 takes the report of the node that all
-others follow from (:func:`attempt_report`) as that of the attempt.
+others follow from (:func:`report_attempt`) as that of the attempt.
 """
 
 from __future__ import annotations
@@ -201,8 +201,8 @@ class ExitReport:
 class AttemptOutcome:
     """How an attempt ended: on this node, and as a whole, as far as this node knows."""
 
-    node: ExitReport
-    attempt: ExitReport
+    node_report: ExitReport
+    attempt_report: ExitReport
 
 
 def report_exits(exits: Sequence[Exit], request: StopRequest | None, node: int) -> ExitReport:
@@ -251,12 +251,12 @@ def report_signal(
     )
 
 
-def report_standby(attempt: ExitReport) -> ExitReport:
+def report_standby(attempt_report: ExitReport) -> ExitReport:
     """The report of a spare node that never had ranks, in an attempt that ended like this: no blame lies with it."""
-    return replace(attempt, cascade=attempt.cause != "completed", failed_at=None)
+    return replace(attempt_report, cascade=attempt_report.cause != "completed", failed_at=None)
 
 
-def attempt_report(
+def report_attempt(
     reports: Sequence[ExitReport], hang: HangEvidence | None = None, lost: LostNodes | None = None
 ) -> ExitReport:
     """The report that all others follow from, with what only node 0 knows.

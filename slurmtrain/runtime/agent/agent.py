@@ -77,7 +77,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
             journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
         starts_again = agent.finish(outcome)
-    succeeded = outcome.node.cause in _NO_FAILURE or starts_again
+    succeeded = outcome.node_report.cause in _NO_FAILURE or starts_again
     sys.exit(0 if succeeded or (node.index != 0 and queue is not None) else 1)
 
 

@@ -81,35 +81,43 @@ class AttemptFinish:
         ``outcome``: how the attempt ended. ``requeue``: the spec's rules. ``began_at_step``: the step that the last
         ranks started from. ``committed_step``: finds the step of the newest checkpoint, 0 for none.
         """
-        own, attempt = self._with_stop_cause(outcome.node), self._with_stop_cause(outcome.attempt)
+        node_report = self._with_stop_cause(outcome.node_report)
+        attempt_report = self._with_stop_cause(outcome.attempt_report)
         # Local runs are started again by commands: nothing of a local job is left that could.
         if self._node.index != 0 or self._queue is None:
-            self._close(own, attempt)
+            self._close(node_report, attempt_report)
             return False
         latest = PriorEnd.of_report(
-            attempt,
+            attempt_report,
             at=time.time(),
             began_at_step=began_at_step,
-            committed=0 if attempt.cause in _FINAL else committed_step(),
+            committed=0 if attempt_report.cause in _FINAL else committed_step(),
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)
         # Slurm can change the nodes of a job only while it waits, so what it would refuse is found out before.
-        without = attempt.without
+        without = attempt_report.without
         problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None
         if problem is not None:
-            own, without = amend(own, ExclusionProblem(problem)), ()
-        # On the same nodes a preflight would fail again.
-        restart = decision.again and (attempt.cause != "preflight" or bool(without)) and not attempt.slurm_ends_it
-        # Last, since a claim cannot be taken back: whoever has it has to start the run.
-        starts_again = restart and lease.claim_restart(self._attempt, by="agent")
-        if starts_again:
-            self._journal.write(
-                JobRequeue(cause=attempt.cause, why=attempt.reason, exclude=list(without), delay_s=decision.delay_s)
-            )
+            node_report, without = amend(node_report, ExclusionProblem(problem)), ()
+        starts_again = self._claim_restart(attempt_report, decision, without)
         # Before the requeue: Slurm ends this process then, with nothing but KillWait left to it.
-        self._close(own, attempt)
+        self._close(node_report, attempt_report)
         return starts_again and self._requeue_job(self._queue, without, decision.delay_s)
+
+    def _claim_restart(self, report: ExitReport, decision: Decision, without: Sequence[str]) -> bool:
+        """Claim and journal that the job is about to be put back; False where it is not to be, or not by this agent."""
+        # On the same nodes a preflight would fail again.
+        hopeless = report.cause == "preflight" and not without
+        if not decision.again or hopeless or report.slurm_ends_it:
+            return False
+        # Last, since whoever has the claim has to start the run.
+        if not lease.claim_restart(self._attempt, by="agent"):
+            return False
+        self._journal.write(
+            JobRequeue(cause=report.cause, why=report.reason, exclude=list(without), delay_s=decision.delay_s)
+        )
+        return True
 
     def _with_stop_cause(self, report: ExitReport) -> ExitReport:
         """The report with what a signal stood for, as far as this node can tell: on Slurm node 0 alone asks."""
@@ -119,23 +127,23 @@ class AttemptFinish:
         view, timed_out = self._query.view(), report.cause == "timeout"
         return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
 
-    def _close(self, own: ExitReport, attempt: ExitReport) -> None:
+    def _close(self, node_report: ExitReport, attempt_report: ExitReport) -> None:
         """Journal the end of this node; a run that is over starts no more, whoever puts its job back."""
         self._journal.write(
             NodeEnded(
-                cause=own.cause,
-                reason=own.reason,
-                failed_at=own.failed_at,
-                cascade=own.cascade,
-                signal=own.signal,
-                sure=own.sure,
-                failures=list(own.failures),
-                evidence=dict(own.evidence),
+                cause=node_report.cause,
+                reason=node_report.reason,
+                failed_at=node_report.failed_at,
+                cascade=node_report.cascade,
+                signal=node_report.signal,
+                sure=node_report.sure,
+                failures=list(node_report.failures),
+                evidence=dict(node_report.evidence),
             )
         )
-        over = attempt.cause == "completed" or (attempt.cause == "cancelled" and attempt.sure)
+        over = attempt_report.cause == "completed" or (attempt_report.cause == "cancelled" and attempt_report.sure)
         if self._node.index == 0 and over:
-            lease.close(self._attempt.run, self._node.submission, attempt.cause)
+            lease.close(self._attempt.run, self._node.submission, attempt_report.cause)
 
     def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
         try:

@@ -23,7 +23,7 @@ from slurmtrain.model.interruption.exit_report import (
     LostNodes,
     StopRequest,
     amend,
-    attempt_report,
+    report_attempt,
     report_exits,
     report_signal,
     report_standby,
@@ -238,16 +238,17 @@ class Rounds:
         """At node 0: learn how the round ended on all nodes, and have another one, if it may be."""
         assert own is not None  # node 0 always has ranks
         results, lost = self._collect(own)
-        attempt = self._report_attempt(results, lost)
+        attempt_report = self._report_attempt(results, lost)
         self._lost |= set(lost)
         members = None
-        if attempt.cause in _RESTARTABLE:
-            members = self._restart(attempt, own.reached, self._nodes_to_blame(attempt, results), lost)
-        self._control.publish("next", {"members": members, "lost": sorted(lost), "report": attempt.to_dict()})
+        if attempt_report.cause in _RESTARTABLE:
+            members = self._restart(attempt_report, own.reached, self._nodes_to_blame(attempt_report, results), lost)
+        self._control.publish("next", {"members": members, "lost": sorted(lost), "report": attempt_report.to_dict()})
         self._control.drop_nodes(lost)
         if members is None:
             # Lost nodes write no report, and the nodes of a hang only know of themselves: node 0 reports for them.
-            return AttemptOutcome(attempt if lost or attempt.cause == "hang" else own.report, attempt)
+            all_nodes = bool(lost) or attempt_report.cause == "hang"
+            return AttemptOutcome(attempt_report if all_nodes else own.report, attempt_report)
         self._begin_next(members)
         return None
 
@@ -263,8 +264,9 @@ class Rounds:
             return AttemptOutcome(report, report)
         # Node 0 may have given this node up, as after a long outage of the network: others do its work then.
         if decided["members"] is None or self._config.node in decided["lost"]:
-            attempt = ExitReport.from_dict(decided["report"])
-            return AttemptOutcome(own.report if own is not None else report_standby(attempt), attempt)
+            attempt_report = ExitReport.from_dict(decided["report"])
+            node_report = own.report if own is not None else report_standby(attempt_report)
+            return AttemptOutcome(node_report, attempt_report)
         self._begin_next(decided["members"])
         return None
 
@@ -305,16 +307,18 @@ class Rounds:
             hosts=[hosts[node] for node in members if node in hosts],
             at=time.time(),
         )
-        return attempt_report(
+        return report_attempt(
             [result.report for result in results.values()],
             hang=HangEvidence(find_culprits(states)[1]) if states else None,
             lost=lost_nodes if members else None,
         )
 
-    def _nodes_to_blame(self, attempt: ExitReport, results: Mapping[int, _NodeResult]) -> Collection[int]:
+    def _nodes_to_blame(self, attempt_report: ExitReport, results: Mapping[int, _NodeResult]) -> Collection[int]:
         """The nodes on which ranks have failed, or hang while those of others wait for them."""
-        blamed = {node for node, result in results.items() if result.report is attempt or result.report.gpu_failed}
-        if attempt.cause == "hang":
+        blamed = {
+            node for node, result in results.items() if result.report is attempt_report or result.report.gpu_failed
+        }
+        if attempt_report.cause == "hang":
             states = _states_of(results)
             ranks = find_culprits(states)[0]
             hanging = {state.node for state in states if state.rank in ranks}
@@ -323,14 +327,14 @@ class Rounds:
         return blamed
 
     def _restart(
-        self, attempt: ExitReport, reached: int | None, blamed: Collection[int], lost: Sequence[int]
+        self, attempt_report: ExitReport, reached: int | None, blamed: Collection[int], lost: Sequence[int]
     ) -> list[int] | None:
         """The nodes that have ranks in the next round; None if there is to be none. Journals why there is."""
         spec = self._config.spec
         if not self._has_restarts_left():
             return None
         end = PriorEnd.of_report(
-            attempt,
+            attempt_report,
             at=time.time(),
             began_at_step=self._began_at_step,
             committed=self._control.call_alive(self._host.committed_step),
@@ -348,9 +352,9 @@ class Rounds:
             RanksRestarted(
                 round=self._number + 1,
                 members=members,
-                cause=attempt.cause,
-                why=attempt.reason,
-                failures=list(attempt.failures),
+                cause=attempt_report.cause,
+                why=attempt_report.reason,
+                failures=list(attempt_report.failures),
                 lost=list(lost),
                 reached=reached,
                 past=end.to_dict(),

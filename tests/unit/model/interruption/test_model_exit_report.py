@@ -20,8 +20,8 @@ from slurmtrain.model.interruption.exit_report import (
     StopCause,
     StopRequest,
     amend,
-    attempt_report,
     oom_reason,
+    report_attempt,
     report_exits,
     report_signal,
     report_standby,
@@ -286,16 +286,16 @@ def test_slurm_ends_the_job_if_its_record_says_so_without_a_certain_reason(
 
 def test_the_attempt_ends_by_the_earliest_failure_that_does_not_follow_from_another() -> None:
     cascade = ExitReport(cause="crash", reason="a", failed_at=0.5, cascade=True)
-    assert attempt_report([COMPLETED, SIGNALLED, cascade, CRASH]) is CRASH
-    assert attempt_report([COMPLETED, SIGNALLED]) is SIGNALLED
-    assert attempt_report([COMPLETED, COMPLETED]) is COMPLETED
+    assert report_attempt([COMPLETED, SIGNALLED, cascade, CRASH]) is CRASH
+    assert report_attempt([COMPLETED, SIGNALLED]) is SIGNALLED
+    assert report_attempt([COMPLETED, COMPLETED]) is COMPLETED
 
 
 def test_ranks_that_hang_are_named_even_where_nodes_were_lost_meanwhile() -> None:
     hang = HangEvidence("rank 1 is stopped by a signal")
-    assert attempt_report([HANG], hang, NODE_1).reason == hang.reason
-    assert attempt_report([HANG], None, NODE_1).cause == "node_fail"
-    assert attempt_report([CRASH], hang) is CRASH
+    assert report_attempt([HANG], hang, NODE_1).reason == hang.reason
+    assert report_attempt([HANG], None, NODE_1).cause == "node_fail"
+    assert report_attempt([CRASH], hang) is CRASH
 
 
 def test_no_blame_lies_with_a_spare_node() -> None:

@@ -182,13 +182,15 @@ class World:
         return [event for event in events if event["kind"] == kind]
 
     def causes(self) -> dict[int, str]:
-        return {node: outcome.node.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None}
+        return {
+            node: outcome.node_report.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None
+        }
 
     @property
     def root(self) -> tuple[str, str]:
         outcome = self.outcomes[0]
         assert outcome is not None
-        return outcome.attempt.cause, outcome.attempt.reason
+        return outcome.attempt_report.cause, outcome.attempt_report.reason
 
     def rounds_of(self, node: int) -> list[int]:
         return sorted(number for number, member in self.ranks if member == node)
@@ -310,7 +312,7 @@ def test_a_spare_node_that_stands_by_all_the_time_completes(make: Make) -> None:
     assert world.rounds_of(1) == []
     outcome = world.outcomes[1]
     assert outcome is not None
-    assert not outcome.node.cascade
+    assert not outcome.node_report.cascade
 
 
 # --- restarts in place ----------------------------------------------------------------------------------------------
@@ -342,8 +344,8 @@ def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make)
     assert world.causes() == {0: "crash", 1: "crash"}
     assert world.root[1].startswith("rank 1 exited with code 1")
     # Node 0's own end follows from the other's.
-    ending = world.outcomes[0].node  # type: ignore[union-attr]
-    assert ending.failed_at is None
+    report = world.outcomes[0].node_report  # type: ignore[union-attr]
+    assert report.failed_at is None
 
 
 @pytest.mark.parametrize("requeue", [{"enabled": False}, {"restarts_in_place": 0}, {"max_failures": 0}])
@@ -444,9 +446,9 @@ def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make)
     world = make({"nodes": 3}, {(0, 0): WAIT, (0, 1): WAIT, (0, 2): LOST}).begin().end()
     assert world.causes()[0] == "node_fail"
     assert world.root == ("node_fail", "n2 is gone: its agent has not been heard of any more")
-    ending = world.outcomes[0].node  # type: ignore[union-attr]
-    assert list(ending.without) == ["n2"]
-    assert not ending.cascade
+    report = world.outcomes[0].node_report  # type: ignore[union-attr]
+    assert list(report.without) == ["n2"]
+    assert not report.cascade
 
 
 def test_a_living_node_that_was_given_up_ends_its_ranks_and_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -496,7 +498,7 @@ def test_the_others_end_when_node_0_is_gone(make: Make) -> None:
     for node in (1, 2, 3):
         outcome = world.outcomes[node]
         assert outcome is not None
-        assert outcome.node.cascade
+        assert outcome.node_report.cascade
 
 
 # --- hangs ----------------------------------------------------------------------------------------------------------
@@ -593,5 +595,5 @@ def test_a_node_that_waits_for_node_0_to_begin_ends_as_soon_as_that_leaves(make:
     assert world.outcomes[0] is None
     outcome = world.outcomes[1]
     assert outcome is not None
-    assert (outcome.node.cause, outcome.node.signal) == ("preempted", "SIGTERM")
+    assert (outcome.node_report.cause, outcome.node_report.signal) == ("preempted", "SIGTERM")
     assert world.ranks == {}

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
-from slurmtrain.model.spec import fields as kinds
-from slurmtrain.model.spec.fields import Optional, Section, option
+from slurmtrain.model.spec import kinds
+from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
 
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
@@ -27,31 +27,31 @@ NODE_EXPIRY_H = 24.0
 class Settings:
     """The keys of ``slurmtrain.yaml``. Paths in a file count from that file's directory."""
 
-    runs: str | None = option(
+    runs: str | None = declare_key(
         None,
-        Optional(kinds.text("directory")),
+        Nullable(kinds.text("directory")),
         "Where runs live; by default `runs` beside the nearest slurmtrain.yaml, or here.",
     )
-    executor: str | None = option(
+    executor: str | None = declare_key(
         None,
-        Optional(kinds.choice(*EXECUTORS)),
+        Nullable(kinds.choice(*EXECUTORS)),
         "What starts runs; by default slurm where sbatch is found, else local.",
     )
-    registry: str | None = option(
-        None, Optional(kinds.text("file")), "The registry's SQLite file; by default `registry.db` in the runs root."
+    registry: str | None = declare_key(
+        None, Nullable(kinds.text("file")), "The registry's SQLite file; by default `registry.db` in the runs root."
     )
-    slurm_interval: float | None = option(
+    slurm_interval: float | None = declare_key(
         None,
-        Optional(kinds.number(10)),
+        Nullable(kinds.number(10)),
         "Seconds between two questions to Slurm of a command that looks again and again; by default 30, at least 10.",
     )
-    node_expiry_hours: float | None = option(
+    node_expiry_hours: float | None = declare_key(
         None,
-        Optional(kinds.number(0)),
+        Nullable(kinds.number(0)),
         "Hours for which a node that failed a preflight is left out of new submissions; by default 24, 0: never.",
     )
-    mlflow_uri: str | None = option(
-        None, Optional(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
+    mlflow_uri: str | None = declare_key(
+        None, Nullable(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
     )
 
 

@@ -1,20 +1,20 @@
 """Every error that slurmtrain raises on purpose.
 
 SlurmtrainError            something failed                                        exit code 1
-+-- UserError              what was asked for cannot be done as asked              exit code 2
++-- UserError              the user's input is wrong, or cannot be carried out     exit code 2
 |   +-- SpecError          mistakes in a spec, a config file or an override
 |   +-- RunNotFound        a name that matches no run, or several
-|   +-- RunBusy            a run that is in a state in which this cannot be done
-|   +-- NoCheckpoint       a run that has nothing to go on from
+|   +-- RunBusy            a run whose state does not allow this
+|   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
-|   +-- Refused            a request that the scheduler cannot ever satisfy
-|   +-- PlaceError         a directory that cannot be used
-|   +-- RegistryUnusable   a registry file that is no registry, or a newer one
+|   +-- Refused            a request that the scheduler can never satisfy
+|   +-- PlaceError         a file or directory that cannot be used
+|   +-- RegistryUnusable   a file that is not a registry, or was made by a newer version
 +-- LaunchError            a job that could not be started
-|   +-- Unsure             a job that the scheduler may have taken or not
-+-- SlurmDown              one of Slurm's commands that failed
+|   +-- Unsure             a job that the scheduler may or may not have accepted
++-- SlurmDown              a command of Slurm that failed
 +-- CheckpointError        a checkpoint that could not be written or read
-+-- TrackingError          the MLflow store did not take what it was sent
++-- TrackingError          the MLflow store did not accept what it was sent
 
 A message is a sentence that names what is wrong, where, and what to do.
 """
@@ -39,7 +39,7 @@ class UserError(SlurmtrainError):
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """One thing that is wrong in a file or on the command line.
+    """One mistake in a file or on the command line.
 
     ``where`` is ``file:line`` or the command-line argument, ``key`` the dotted path in the file, or empty.
     """
@@ -53,7 +53,7 @@ class Mistake:
 
 
 class SpecError(UserError):
-    """All mistakes that were found, in the order in which they stand in the file."""
+    """All mistakes of a spec, a configuration file or a command line, in the order of the file."""
 
     def __init__(self, mistakes: Sequence[Mistake]) -> None:
         self.mistakes = tuple(mistakes)
@@ -61,19 +61,19 @@ class SpecError(UserError):
 
 
 class RunNotFound(UserError):
-    """No run, or more than one, goes by this name."""
+    """No run, or more than one, has this name."""
 
 
 class RunBusy(UserError):
-    """The run is in a state in which this cannot be done."""
+    """The state of the run does not allow what was requested."""
 
 
 class NoCheckpoint(UserError):
-    """The run has no complete checkpoint to go on from."""
+    """The run has no complete checkpoint to resume from."""
 
 
 class NotAvailable(UserError):
-    """This executor, or this machine, does not have what was asked for."""
+    """This executor, or this machine, does not have what was requested."""
 
 
 class Refused(UserError):
@@ -85,7 +85,7 @@ class PlaceError(UserError):
 
 
 class RegistryUnusable(UserError):
-    """The registry file is not a registry of ours, or was made by a newer version."""
+    """The file is not a registry of slurmtrain, or was made by a newer version."""
 
 
 class LaunchError(SlurmtrainError):
@@ -93,7 +93,7 @@ class LaunchError(SlurmtrainError):
 
 
 class Unsure(LaunchError):
-    """The scheduler did not say whether it took the job; ``sync`` finds out."""
+    """The scheduler did not say whether it accepted the job; ``sync`` finds out."""
 
 
 class SlurmDown(SlurmtrainError):
@@ -105,4 +105,4 @@ class CheckpointError(SlurmtrainError):
 
 
 class TrackingError(SlurmtrainError):
-    """The tracking store did not take what it was sent; the next ``sync`` sends it again."""
+    """The tracking store did not accept what it was sent; the next ``sync`` sends it again."""

@@ -30,7 +30,7 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args and args[0] not in self._at and not args[0].startswith("-"):
-            from slurmtrain.model.spec.fields import suggestion
+            from slurmtrain.model.spec.kinds import suggestion
 
             ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self._at)}")
         return super().resolve_command(ctx, args)

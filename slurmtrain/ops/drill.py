@@ -27,8 +27,8 @@ from slurmtrain.model.diagnosis.drill_verdict import judge_fault, not_hit_verdic
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.names import NAME_LIMIT
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import NAME_LIMIT
 from slurmtrain.ops.shared.compare_checkpoints import compare_checkpoints
 from slurmtrain.ops.shared.faults import find_target, inject
 from slurmtrain.ops.shared.views import SCHEMA

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from slurmtrain.model.spec.plan import make_plan
-from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, Nodes, RequeueSpec, Spec, TrackingSpec, write_spec
+from slurmtrain.model.spec.spec import CheckpointSpec, MlflowSpec, RequeueSpec, Spec, TrackingSpec, write_spec
+from slurmtrain.model.spec.values import Nodes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
-from slurmtrain.specfile import Planned, SpecFile, replan
+from slurmtrain.specfile import PlannedRun, SpecFile, replan
 
 NAME = "preflight"
 # More than the checks ever take, and so little that the job fits into a gap.
@@ -31,12 +32,12 @@ def submit_preflight(
     spec = _checks_only(planned.plan.spec, nodes)
     plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
     text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
-    one = SpecFile(text=text, runs=(Planned(plan, planned.overrides, planned.secrets),))
+    one = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
     [run_id], notes = submit_spec(workspace, one, executor=executor)
     return run_id, notes
 
 
-def _planned(path: Path | None, overrides: Sequence[str]) -> Planned:
+def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
     """The spec of a file, of a sweep the first run; or one that asks for nothing."""
     if path is not None:
         return load(path, overrides, ()).runs[0]

@@ -22,7 +22,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.specfile import Planned, SpecFile, load_spec
+from slurmtrain.specfile import PlannedRun, SpecFile, load_spec
 from slurmtrain.system.files import (
     DIRECTORY_MODE,
     describe_os_error,
@@ -153,7 +153,12 @@ def _check_workdir(plan: Plan) -> None:
 
 
 def _create(
-    workspace: Workspace, spec: SpecFile, planned: Planned, executor: str, git: dict[str, Any] | None, locks: ExitStack
+    workspace: Workspace,
+    spec: SpecFile,
+    planned: PlannedRun,
+    executor: str,
+    git: dict[str, Any] | None,
+    locks: ExitStack,
 ) -> tuple[RunDir, int]:
     """Build a run directory aside and rename it into place, with its lock held from before it is seen."""
     while True:
@@ -199,7 +204,7 @@ def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:
     return PlaceError(f"cannot write to the runs root {workspace.root.path}: {describe_os_error(error)}")
 
 
-def _spec_text(spec: SpecFile, planned: Planned) -> str:
+def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:
     said = "".join(f"# override: {override}\n" for override in planned.overrides)
     return spec.text if not said else spec.text.rstrip("\n") + "\n" + said
 

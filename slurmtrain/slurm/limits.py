@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.spec.fields import suggestion
+from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import canonical
+from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]
@@ -77,7 +77,9 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
         nodes: every node, once for each of its partitions.
         unwanted: names of nodes, the least wanted one first; those that no partition of the plan has are passed over.
     """
-    options = {canonical(name): str(value) for name, value in plan.spec.slurm.items() if value not in (None, False)}
+    options = {
+        canonical_option(name): str(value) for name, value in plan.spec.slurm.items() if value not in (None, False)
+    }
     names = _named_partitions(plan, partitions)
     present = {node.name for node in nodes if node.partition in names}
     candidates = [name for name in dict.fromkeys(unwanted) if name in present]

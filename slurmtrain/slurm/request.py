@@ -13,7 +13,7 @@ from typing import Any
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import canonical
+from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
 
@@ -62,7 +62,9 @@ def make_request(
     """
     resources, run = plan.spec.resources, submission.run
     options = {
-        canonical(name): value for name, value in plan.spec.slurm.items() if value is not None and value is not False
+        canonical_option(name): value
+        for name, value in plan.spec.slurm.items()
+        if value is not None and value is not False
     }
     if singleton:
         # Of jobs of one name and user Slurm lets one run at a time (sbatch, --dependency=singleton).

@@ -1,5 +1,5 @@
 """From a YAML file and overrides to Plans, with every mistake found at once, each with its file and line."""
 
-from slurmtrain.specfile.load import Planned, SpecFile, load_spec, replan
+from slurmtrain.specfile.load import PlannedRun, SpecFile, load_spec, replan
 
-__all__ = ["Planned", "SpecFile", "load_spec", "replan"]
+__all__ = ["PlannedRun", "SpecFile", "load_spec", "replan"]

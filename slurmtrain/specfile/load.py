@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.plan import Plan, make_plan
-from slurmtrain.model.spec.spec import check_name, read_spec
-from slurmtrain.model.spec.sweep import check_sweep, expand
+from slurmtrain.model.spec.spec import read_spec
+from slurmtrain.model.spec.sweep import check_sweep, expand_sweep
 from slurmtrain.specfile.interpolate import interpolate
-from slurmtrain.specfile.overrides import Override, apply, check_path, chosen, parse_overrides, parse_sweeps
-from slurmtrain.specfile.secrets import leaks, without_secrets
+from slurmtrain.specfile.overrides import (
+    Override,
+    apply_overrides,
+    check_path,
+    override_for_value,
+    parse_overrides,
+    parse_sweeps,
+)
+from slurmtrain.specfile.secrets import find_leaks, without_secrets
 from slurmtrain.system.yaml_file import Document, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
@@ -21,7 +29,7 @@ _COMMAND_LINE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
+class PlannedRun:
     """One run to be: its plan, what was said beside the file, and what must not be written anywhere."""
 
     plan: Plan
@@ -34,7 +42,7 @@ class SpecFile:
     """All runs of a spec, and its text with secrets left out."""
 
     text: str
-    runs: tuple[Planned, ...]
+    runs: tuple[PlannedRun, ...]
 
 
 class _Mistakes:
@@ -94,13 +102,13 @@ def load_spec(
     return SpecFile(text=without_secrets(text, document), runs=runs)
 
 
-def replan(plan: Plan, overrides: Sequence[str]) -> Planned:
+def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
     """The plan of a run's next attempt: the old one with overrides. Raises SpecError with all mistakes.
 
     Interpolations are evaluated again, so that ``--steps ${params.steps}`` follows ``params.steps=400``.
     """
     if not overrides:
-        return Planned(plan, (), {})
+        return PlannedRun(plan, (), {})
     document = Document("plan.json", dict(plan.template))
     [planned] = _plan_all(document, overrides, (), default_name=None, cwd=Path(plan.workdir), python=plan.python)
     if planned.plan.spec.name != plan.spec.name:
@@ -117,7 +125,7 @@ def _plan_all(
     default_name: str | None,
     cwd: Path,
     python: str,
-) -> tuple[Planned, ...]:
+) -> tuple[PlannedRun, ...]:
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     overrides, wrong = parse_overrides(override_texts, data)
     swept, wrong_too = parse_sweeps(sweep_texts, data)
@@ -127,9 +135,9 @@ def _plan_all(
     if default_name is not None and "name" not in data:
         data["name"] = _name_from_file(default_name, mistakes)
     runs = []
-    for combination in expand(sweep):
-        said = [*overrides, *(chosen(key, value) for key, value in combination.items())]
-        template = apply(said, data)
+    for combination in expand_sweep(sweep):
+        said = [*overrides, *(override_for_value(key, value) for key, value in combination.items())]
+        template = apply_overrides(said, data)
         planned = _plan_one(template, said, mistakes, cwd=cwd, python=python)
         if planned is not None:
             runs.append(planned)
@@ -139,7 +147,7 @@ def _plan_all(
 
 def _plan_one(
     template: dict[str, Any], said: Sequence[Override], mistakes: _Mistakes, *, cwd: Path, python: str
-) -> Planned | None:
+) -> PlannedRun | None:
     """One run; None if there is any mistake so far."""
     failed: set[KeyPath] = set()
 
@@ -149,13 +157,13 @@ def _plan_one(
 
     resolved = interpolate(template, failed_at)
     spec = read_spec(resolved, lambda at, message: None if at in failed else mistakes.add(at, message))
-    for path, message in leaks(template, resolved):
+    for path, message in find_leaks(template, resolved):
         mistakes.add(path, message)
     if mistakes.found:
         return None
     workdir = (cwd / Path(spec.workdir or ".").expanduser()).resolve()
     plan, secrets = make_plan(spec, workdir=str(workdir), python=python, template=template)
-    return Planned(plan, tuple(override.text for override in said), secrets)
+    return PlannedRun(plan, tuple(override.text for override in said), secrets)
 
 
 def _name_from_file(stem: str, mistakes: _Mistakes) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from slurmtrain.errors import Mistake
-from slurmtrain.model.spec.fields import Entries, Scalar, Section, Short, suggestion
+from slurmtrain.model.spec.kinds import Entries, Scalar, Section, ShorthandSection, suggestion
 from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value
@@ -37,13 +37,13 @@ def parse_sweeps(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Ov
     return _parse_all(texts, data, multiple=True)
 
 
-def chosen(key: str, value: Any) -> Override:
+def override_for_value(key: str, value: Any) -> Override:
     """The override that gives one of a sweep's values to its key."""
     flow = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
     return Override(tuple(key.split(".")), value, redact_assignment(key, value if isinstance(value, str) else flow))
 
 
-def apply(overrides: Sequence[Override], data: Mapping[str, Any]) -> dict[str, Any]:
+def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> dict[str, Any]:
     """The data with these overrides, later ones winning; what was there is left as it was."""
     result: dict[str, Any] = dict(data)
     for override in overrides:
@@ -127,7 +127,7 @@ def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
     for length, key in enumerate(way, 1):
         inside = data.get(key)
         field = _SCHEMA.get(path[:length])
-        if field is not None and isinstance(field.metadata["kind"], Short):
+        if field is not None and isinstance(field.metadata["kind"], ShorthandSection):
             inside = field.metadata["kind"].expand(inside)
         data[key] = dict(inside) if isinstance(inside, Mapping) else {}
         data = data[key]

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.plan import REDACTED
-from slurmtrain.model.spec.spec import is_secret_variable
 from slurmtrain.system.yaml_file import Document
 
 KeyPath = tuple[str, ...]
@@ -42,7 +42,7 @@ def _is_secret(path: KeyPath) -> bool:
     return len(path) == 2 and path[0] == "sweep" and path[1].startswith("env.") and is_secret_variable(path[1])
 
 
-def leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
+def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Keys outside of secret variables that would record a secret, with the reason: nothing is to be repeated there."""
     for path, value in _leaves(template, ()):
         named = [name for name in _FROM_ENVIRONMENT.findall(value) if is_secret_variable(name)]

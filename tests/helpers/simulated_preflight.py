@@ -15,7 +15,8 @@ from typing import Any
 from unittest import mock
 
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
-from slurmtrain.model.spec.spec import PreflightSpec, Spec, read_spec
+from slurmtrain.model.spec.preflight_checks import PreflightSpec
+from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.preflight import probe
 from slurmtrain.runtime.preflight.channel import Channel, connect
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError, SlurmtrainError, SpecError
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.specfile import Planned, SpecFile, load_spec, replan
+from slurmtrain.specfile import PlannedRun, SpecFile, load_spec, replan
 
 PYTHON = "/usr/bin/python3"
 Load = Callable[..., SpecFile]
@@ -47,7 +47,7 @@ def mistakes(load: Load, tmp_path: Path) -> Mistakes:
     return mistakes
 
 
-def only(planned: SpecFile) -> Planned:
+def only(planned: SpecFile) -> PlannedRun:
     [run] = planned.runs
     return run
 
@@ -381,8 +381,8 @@ def test_what_is_kept_may_be_varied_by_a_sweep(load: Load) -> None:
 @pytest.mark.parametrize(
     ("text", "line", "key", "message"),
     [
-        ("checkpoint:\n  every: auto\n  keep: 0\n", "4", "checkpoint.keep", "which must stay"),
-        ("checkpoint:\n  keep:\n    last: 0\n", "4", "checkpoint.keep.last", "which must stay"),
+        ("checkpoint:\n  every: auto\n  keep: 0\n", "4", "checkpoint.keep", "which must be kept"),
+        ("checkpoint:\n  keep:\n    last: 0\n", "4", "checkpoint.keep.last", "which must be kept"),
         ("checkpoint:\n  keep:\n    best:\n      mode: max\n", "4", "checkpoint.keep.best.metric", "required"),
         ("checkpoint:\n  quota: 5\n", "3", "checkpoint.quota", "has no unit"),
     ],
@@ -671,7 +671,7 @@ def test_a_run_is_named_for_its_file_unless_the_spec_names_it(load: Load) -> Non
 
 def test_planning_again_without_overrides_is_the_same_plan(load: Load) -> None:
     plan = only(load(SWEPT)).plan
-    assert replan(plan, ()) == Planned(plan, (), {})
+    assert replan(plan, ()) == PlannedRun(plan, (), {})
 
 
 def test_planning_again_follows_interpolations(load: Load) -> None:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-from slurmtrain.model.spec.spec import Every, EveryAuto
+from slurmtrain.model.spec.checkpoint_every import Every, EveryAuto
 
 # Mean time between unnoticed interruptions of one node where nothing is known: six hours, as spot instances have it.
 # It weighs as much as one interruption that was seen: a hundred nodes that run undisturbed outweigh it in minutes.

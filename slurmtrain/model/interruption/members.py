@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from slurmtrain.model.spec.spec import Nodes
+from slurmtrain.model.spec.values import Nodes
 
 # A node on which ranks have failed so often is left out, where others can take its place.
 _TOO_OFTEN = 2

@@ -12,7 +12,8 @@ from statistics import median_low
 from typing import Any
 
 from slurmtrain.model.preflight.finding import Finding, apply_level
-from slurmtrain.model.spec.spec import PreflightSpec, Spec
+from slurmtrain.model.spec.preflight_checks import PreflightSpec
+from slurmtrain.model.spec.spec import Spec
 
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.

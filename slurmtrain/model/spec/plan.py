@@ -10,24 +10,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmtrain.model.spec.spec import Spec, is_secret_variable, read_spec, write_spec
+from slurmtrain.model.spec.names import is_secret_variable
+from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 
 SCHEMA = 1
 REDACTED = "<redacted>"
 
 
 def canonical_json(data: object) -> str:
-    """JSON with one spelling for one content: sorted keys, no blanks, no NaN."""
+    """JSON that is the same for the same content: sorted keys, no blanks, no NaN. Raises ValueError for NaN."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A spec without anything left to fill in, and the two facts of the machine that it was submitted on.
+    """A spec with all defaults filled in, and the two paths that depend on the machine that it was submitted on.
 
-    ``workdir`` and ``python`` are absolute paths; they stand beside the hashed content, so that the same spec has the
-    same hash on any machine. ``template`` is the spec before interpolation, from which a later attempt with overrides
-    is planned.
+    ``workdir`` and ``python`` are absolute paths; they are not part of the hashed content, so that the same spec has
+    the same hash on any machine. ``template`` is the spec before interpolation, from which a later attempt with
+    overrides is planned.
     """
 
     spec: Spec
@@ -37,7 +38,7 @@ class Plan:
 
     @property
     def content(self) -> dict[str, Any]:
-        """The spec as plain data: what the hash is taken of."""
+        """The spec as plain data, which is hashed."""
         return write_spec(self.spec)
 
     @property
@@ -46,7 +47,7 @@ class Plan:
         return hashlib.sha256(canonical_json(self.content).encode()).hexdigest()
 
     def to_json(self) -> dict[str, Any]:
-        """What ``plan.json`` holds."""
+        """The contents of ``plan.json``."""
         return {
             "schema": SCHEMA,
             "hash": self.hash,
@@ -58,20 +59,27 @@ class Plan:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Read ``plan.json`` back. Raises ValueError where it is not a plan, or was made by a newer version."""
+        """Read ``plan.json`` back. Raises ValueError if it is not a plan, or was made by a newer version."""
         if data.get("schema") != SCHEMA:
             raise ValueError(f"the plan has schema {data.get('schema')!r}, this version reads {SCHEMA}")
-        wrong: list[str] = []
-        spec = read_spec(data["spec"], lambda at, message: wrong.append(f"{'.'.join(at)}: {message}"))
-        if wrong:
-            raise ValueError("; ".join(wrong))
+        mistakes: list[str] = []
+        spec = read_spec(data["spec"], lambda at, message: mistakes.append(f"{'.'.join(at)}: {message}"))
+        if mistakes:
+            raise ValueError("; ".join(mistakes))
         return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=data["template"])
 
 
 def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, Any]) -> tuple[Plan, dict[str, str]]:
     """Fill in what depends on other keys, and take the secrets out.
 
-    Returns the plan, and the environment variables whose values must reach the job without being written anywhere.
+    Args:
+        spec: As the user wrote it, interpolated.
+        workdir: Where the command runs, absolute.
+        python: What the word ``python`` in the command stands for, absolute.
+        template: The spec before interpolation.
+
+    Returns:
+        The plan, and the secret environment variables, which must reach the job without being written to any file.
     """
     secrets = {name: value for name, value in spec.env.items() if is_secret_variable(name) and value != REDACTED}
     tracking = spec.tracking
@@ -87,6 +95,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
 
 
 def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
+    # An interpolation such as ${oc.env:TOKEN} is no secret, and the next attempt needs it to find the value.
     env = {
         name: REDACTED if is_secret_variable(name) and "${" not in str(value) else value
         for name, value in (template.get("env") or {}).items()
@@ -100,8 +109,8 @@ _PLACEHOLDER = re.compile(r"\{(resume_from|run_dir|checkpoint_dir|run_id|attempt
 def fill_command(plan: Plan, facts: Mapping[str, str | None]) -> list[str]:
     """The command as an argument vector, its placeholders filled in from ``facts``.
 
-    Where a fact is None, as ``resume_from`` is at a first start, the argument that holds it is left out, and so is the
-    option that stands before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish.
+    If a fact is None, as ``resume_from`` is at a first start, the argument that holds it is left out together with the
+    option before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish.
     """
     argv: list[str] = []
     for word in shlex.split(plan.spec.command):

@@ -5,7 +5,7 @@ Source: ``sbatch --help`` and the manual pages of Slurm 22.05 to 25.11.
 
 from __future__ import annotations
 
-from slurmtrain.model.spec.fields import suggestion, type_name
+from slurmtrain.model.spec.kinds import suggestion, type_name
 
 OPTIONS = frozenset(
     """
@@ -23,7 +23,7 @@ OPTIONS = frozenset(
     """.split()  # noqa: SIM905 (a list of names to read, not of strings)
 )
 
-# Options that another part of the spec or slurmtrain itself decides, with the place where to say it instead.
+# Options that slurmtrain sets itself, or from another key of the spec, and what to use instead.
 OWNED = {
     "array": "use 'sweep'",
     "chdir": "use 'workdir'; the job itself is submitted from the run directory",
@@ -52,17 +52,17 @@ OWNED = {
 }
 
 
-def check_option(name: object) -> None:
+def check_sbatch_option(name: object) -> None:
     """Raise ValueError unless this names an option of sbatch that a spec may set (``-`` or ``_`` between words)."""
     if not isinstance(name, str):
         raise ValueError(f"expected the long name of an sbatch option, found {type_name(name)} ({name!r})")
-    option = canonical(name)
+    option = canonical_option(name)
     if option in OWNED:
         raise ValueError(f"slurmtrain sets this option itself: {OWNED[option]}")
     if option not in OPTIONS:
         raise ValueError(f"sbatch has no option --{option}{suggestion(option, OPTIONS - OWNED.keys())}")
 
 
-def canonical(name: str) -> str:
+def canonical_option(name: str) -> str:
     """The name as sbatch writes it: dashes, no leading ones."""
     return name.replace("_", "-").lstrip("-")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.model.spec.fields import suggestion
+from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 

@@ -20,8 +20,8 @@ from slurmtrain.model.interruption.interval import (
 )
 from slurmtrain.model.run.events.checkpoint import SaveIntervalChosen
 from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.model.spec.checkpoint_every import Every, EveryAuto, EverySteps, SaveMoment
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import Every, EveryAuto, EverySteps, SaveMoment
 from slurmtrain.runtime.checkpoint.publisher import PublishPolicy, SaveInfo
 from slurmtrain.runtime.checkpoint.restorer import Restored, Restorer
 from slurmtrain.runtime.checkpoint.saver import SaveOutcome, Saver

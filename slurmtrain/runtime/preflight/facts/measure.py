@@ -24,7 +24,7 @@ from typing import Any
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, describe_overruled
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import PreflightSpec
+from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.interruption.members import choose_members
-from slurmtrain.model.spec.spec import Nodes
+from slurmtrain.model.spec.values import Nodes
 
 numbers = st.integers(0, 7)
 

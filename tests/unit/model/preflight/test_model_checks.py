@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.spec import spec as schema
-from slurmtrain.model.spec.fields import Levelled, default_of
-from slurmtrain.model.spec.spec import NetworkSpec, PreflightSpec, Spec
+from slurmtrain.model.spec.kinds import LevelSection, default_of
+from slurmtrain.model.spec.preflight_checks import LEVELS, PreflightSpec
+from slurmtrain.model.spec.spec import NetworkSpec, Spec
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
 HOSTS = {node: f"node{node}" for node in range(8)}
@@ -94,7 +94,7 @@ def test_a_good_node_passes_every_check_in_the_order_of_the_spec() -> None:
 
 def test_every_check_of_the_spec_is_judged_here_or_with_the_network() -> None:
     elsewhere = {"clock", "network", "port", "bandwidth"}
-    checks = {field.name for field in fields(PreflightSpec) if isinstance(field.metadata["kind"], Levelled)}
+    checks = {field.name for field in fields(PreflightSpec) if isinstance(field.metadata["kind"], LevelSection)}
     assert set(OWN) | elsewhere == checks
 
 
@@ -554,7 +554,7 @@ def rows() -> dict[str, tuple[str, str]]:
 def test_the_page_names_every_check_with_its_level_and_limits() -> None:
     expected = {}
     for field in fields(PreflightSpec):
-        if isinstance(field.metadata["kind"], Levelled):
+        if isinstance(field.metadata["kind"], LevelSection):
             keys = [inner for inner in fields(field.metadata["kind"].cls) if inner.name != "level"]
             said = ", ".join(f"`{inner.name}: {plain(default_of(inner))}`" for inner in keys)
             expected[field.name] = (default_of(field).level, said)
@@ -568,7 +568,7 @@ def plain(value: object) -> str:
 def test_the_page_names_the_keys_that_hold_for_all_checks() -> None:
     text = PAGE.read_text()
     for field in fields(PreflightSpec):
-        if not isinstance(field.metadata["kind"], Levelled):
+        if not isinstance(field.metadata["kind"], LevelSection):
             assert f"`preflight.{field.name}`" in text
     assert f"{default_of(next(f for f in fields(PreflightSpec) if f.name == 'timeout_s')):g} s" in text
     assert [code for code in sorted(FATAL_XIDS) if str(code) not in text] == []
@@ -576,4 +576,4 @@ def test_the_page_names_the_keys_that_hold_for_all_checks() -> None:
 
 def test_the_levels_of_the_page_are_those_of_the_spec() -> None:
     text = PAGE.read_text()
-    assert [level for level in schema.LEVELS if f"| `{level}` |" not in text] == []
+    assert [level for level in LEVELS if f"| `{level}` |" not in text] == []

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.clock import ADVICE, ClockOffset, judge_clocks, offset_from_stamps
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.spec.spec import ClockCheck
+from slurmtrain.model.spec.preflight_checks import ClockCheck
 
 KEPT = {"disciplined": True, "source": "adjtimex", "said": "error at most 2 ms by the kernel"}
 ASTRAY = {"disciplined": False, "source": "chrony", "said": "chrony follows no source"}

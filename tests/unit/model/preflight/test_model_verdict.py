@@ -13,8 +13,9 @@ from slurmtrain.model.preflight.clock import ClockOffset
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem, NodeAddresses, ProbedNetwork
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import PreflightReports, Verdict, absence_verdict, judge_bandwidth, judge_nodes
-from slurmtrain.model.spec.spec import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec, ResourcesSpec, Spec
+from slurmtrain.model.spec.preflight_checks import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
 from slurmtrain.model.spec.spec import NetworkSpec as NetworkSection
+from slurmtrain.model.spec.spec import ResourcesSpec, Spec
 
 KEPT = {"disciplined": True, "source": "chrony", "said": "chrony follows 10.0.0.1"}
 

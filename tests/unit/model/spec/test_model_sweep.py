@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.sweep import LIMIT, check_sweep, expand
+from slurmtrain.model.spec.sweep import MAX_RUNS, check_sweep, expand_sweep
 
 
 def test_all_combinations_follow_with_the_last_key_varying_fastest() -> None:
-    assert expand({"a": [1, 2], "b": ["x", "y"]}) == [
+    assert expand_sweep({"a": [1, 2], "b": ["x", "y"]}) == [
         {"a": 1, "b": "x"},
         {"a": 1, "b": "y"},
         {"a": 2, "b": "x"},
@@ -17,7 +17,7 @@ def test_all_combinations_follow_with_the_last_key_varying_fastest() -> None:
 
 
 def test_no_sweep_is_one_run_without_variation() -> None:
-    assert expand({}) == [{}]
+    assert expand_sweep({}) == [{}]
 
 
 @pytest.mark.parametrize("sweep", [{}, {"a": [1]}, {"a": [1, 1.5], "b": [True, False]}, {"a": [[1], [2]]}])
@@ -47,7 +47,7 @@ def test_a_value_that_stands_twice_is_refused() -> None:
 
 def test_a_sweep_of_too_many_runs_is_refused_and_one_at_the_limit_is_not() -> None:
     hundred = list(range(100))
-    assert LIMIT == 100 * 100
+    assert MAX_RUNS == 100 * 100
     assert check_sweep({"a": hundred, "b": hundred}) == []
     [(key, message)] = check_sweep({"a": hundred, "b": hundred, "c": [1, 2]})
     assert key == ""

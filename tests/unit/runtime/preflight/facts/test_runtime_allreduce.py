@@ -13,7 +13,9 @@ from unittest import mock
 import pytest
 from helpers.site import PATIENCE_S
 
-from slurmtrain.model.spec.spec import BandwidthCheck, Nodes, PreflightSpec, ResourcesSpec, Spec
+from slurmtrain.model.spec.preflight_checks import BandwidthCheck, PreflightSpec
+from slurmtrain.model.spec.spec import ResourcesSpec, Spec
+from slurmtrain.model.spec.values import Nodes
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import allreduce
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce

@@ -22,9 +22,10 @@ import torch
 import slurmtrain
 from slurmtrain.model.preflight import checks
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.model.spec.fields import Levelled
+from slurmtrain.model.spec.kinds import LevelSection
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.spec import PreflightSpec, ResourcesSpec, Spec
+from slurmtrain.model.spec.preflight_checks import PreflightSpec
+from slurmtrain.model.spec.spec import ResourcesSpec, Spec
 from slurmtrain.runtime.preflight.facts import gpus, measure, plugins
 from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file
 
@@ -107,7 +108,7 @@ def test_what_is_measured_can_be_judged(here: Place) -> None:
     findings = checks.judge_checks({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
     assert [finding.check for finding in findings] == [
         name for name, field in PreflightSpec.__dataclass_fields__.items()
-        if isinstance(field.metadata["kind"], Levelled) and name in OWN
+        if isinstance(field.metadata["kind"], LevelSection) and name in OWN
     ]  # fmt: skip
     assert [finding.summary for finding in findings if "cannot be judged" in finding.summary] == []
 

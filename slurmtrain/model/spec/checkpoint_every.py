@@ -1,0 +1,89 @@
+"""``checkpoint.every``: when a session saves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from slurmtrain.model.spec.kinds import suggestion
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveMoment:
+    """What decides whether a checkpoint is due: when the last save began, and what pays."""
+
+    step: int
+    """Finished steps."""
+    since_save_s: float
+    """Seconds since the last save began, or since training did."""
+    optimum_s: float
+    """The seconds between saves that lose least."""
+
+
+@dataclass(frozen=True, slots=True)
+class EveryAuto:
+    """Save as often as it pays: the cost of a save is weighed against the work at risk."""
+
+    def to_dict(self) -> object:
+        """As it stands in YAML and JSON."""
+        return "auto"
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.since_save_s >= now.optimum_s
+
+
+@dataclass(frozen=True, slots=True)
+class EveryMinutes:
+    """Save every so many minutes."""
+
+    minutes: float
+
+    def to_dict(self) -> object:
+        """As it stands in YAML and JSON."""
+        return {"minutes": self.minutes}
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.since_save_s >= self.minutes * 60
+
+
+@dataclass(frozen=True, slots=True)
+class EverySteps:
+    """Save every so many steps."""
+
+    steps: int
+
+    def to_dict(self) -> object:
+        """As it stands in YAML and JSON."""
+        return {"steps": self.steps}
+
+    def is_due(self, now: SaveMoment) -> bool:
+        """Whether to save now."""
+        return now.step > 0 and now.step % self.steps == 0
+
+    def next_step(self, step: int) -> int:
+        """The first step after ``step`` that is saved."""
+        return step - step % self.steps + self.steps
+
+
+Every = EveryAuto | EveryMinutes | EverySteps
+"""When to save: ``checkpoint.every``."""
+
+
+def read_every(value: object) -> Every:
+    """``checkpoint.every``: ``auto``, ``{steps: N}`` or ``{minutes: N}``. Raises ValueError."""
+    if value == "auto":
+        return EveryAuto()
+    if not isinstance(value, dict):
+        raise ValueError(f"expected auto, {{steps: N}} or {{minutes: N}}, found {value!r}")
+    if set(value) == {"steps", "minutes"}:
+        raise ValueError("'steps' and 'minutes' exclude each other; keep one of them")
+    if len(value) != 1 or next(iter(value)) not in ("steps", "minutes"):
+        hint = "".join(suggestion(key, ("steps", "minutes")) for key in list(value)[:1])
+        raise ValueError(f"expected {{steps: N}} or {{minutes: N}}, found {value!r}{hint}")
+    ((unit, amount),) = value.items()
+    if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 < amount < float("inf"):
+        raise ValueError(f"expected a number of {unit} above zero, found {amount!r}")
+    if unit == "steps" and not isinstance(amount, int):
+        raise ValueError(f"expected a whole number of steps, found {amount!r}")
+    return EverySteps(amount) if isinstance(amount, int) and unit == "steps" else EveryMinutes(amount)

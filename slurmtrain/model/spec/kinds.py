@@ -1,0 +1,355 @@
+"""The kinds of values a spec can hold: how each is read, and how the reference names it.
+
+A kind never raises for a user's mistake: it calls ``report(path, message)`` and continues, so that one reading finds
+all mistakes of a file.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Protocol
+
+# A key of the file with the keys of the sections around it, outermost first.
+KeyPath = tuple[str, ...]
+# Called for each mistake, with the key and a sentence.
+Report = Callable[[KeyPath, str], None]
+# A key of a section that contradicts another one, and why.
+Conflict = tuple[str, str]
+
+
+class Kind(Protocol):
+    """One kind of value."""
+
+    @property
+    def text(self) -> str:
+        """The name of this kind in the reference."""
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """Return ``value``, found at the key ``at``, as the program uses it.
+
+        Mistakes go to ``report``; after one of them the returned value must not be used.
+        """
+
+    def write(self, value: Any) -> object:
+        """Return the value as it stands in YAML or JSON; ``read`` turns that into the value again."""
+
+
+def suggestion(word: str, candidates: Iterable[str]) -> str:
+    """``; did you mean 'x'?`` for the most similar candidate, or an empty string if none is similar."""
+    import difflib  # needed for mistakes only, and every command would pay for loading it
+
+    near = difflib.get_close_matches(str(word), list(candidates), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def type_name(value: object) -> str:
+    """The type of a value in words that a writer of YAML knows."""
+    if value is None:
+        return "nothing (null)"
+    names = {
+        bool: "true/false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    return names.get(type(value), type(value).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """A kind that ``parse`` reads, which raises ValueError with a sentence, and that ``write`` writes."""
+
+    text: str
+    parse: Callable[[object], Any]
+    write: Callable[[Any], object] = lambda value: value
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            report(at, str(error))
+            return None
+
+
+def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Scalar:
+    """A whole number from ``minimum`` to ``maximum``; ``why`` explains the bounds in the message for another number."""
+    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+
+    def parse(value: object) -> int:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"expected a whole number, found {type_name(value)} ({value!r})")
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError(f"expected a whole number {bounds}, found {value}{f': {why}' if why else ''}")
+        return value
+
+    return Scalar(f"whole number {bounds}", parse)
+
+
+def number(minimum: float) -> Scalar:
+    """A finite number of at least ``minimum``."""
+
+    def parse(value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"expected a number, found {type_name(value)} ({value!r})")
+        if not math.isfinite(value) or value < minimum:
+            raise ValueError(f"expected a number of at least {minimum:g}, found {value}")
+        return value
+
+    return Scalar(f"number of at least {minimum:g}", parse)
+
+
+def boolean() -> Scalar:
+    """True or false."""
+
+    def parse(value: object) -> bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"expected true or false, found {type_name(value)} ({value!r})")
+        return value
+
+    return Scalar("true or false", parse)
+
+
+def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scalar:
+    """A text that is not blank, called ``name`` in messages; ``check`` raises ValueError for a bad one."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"expected {name}, found {type_name(value)} ({value!r}){_quote_hint(value)}")
+        if not value.strip():
+            raise ValueError(f"expected {name}, found a blank text")
+        if "\0" in value:
+            raise ValueError("a NUL character cannot be used here")
+        if check is not None:
+            check(value)
+        return value
+
+    return Scalar(name, parse)
+
+
+def _quote_hint(value: object) -> str:
+    return "; put it in quotes" if isinstance(value, int | float) else ""
+
+
+def choice(*words: str) -> Scalar:
+    """One of a few words."""
+
+    def parse(value: object) -> str:
+        if not isinstance(value, str) or value not in words:
+            hint = suggestion(value, words) if isinstance(value, str) else ""
+            raise ValueError(f"expected one of {', '.join(words)}, found {value!r}{hint}")
+        return value
+
+    return Scalar("one of " + ", ".join(f"`{word}`" for word in words), parse)
+
+
+def level(*words: str) -> Scalar:
+    """One of a few words. The first may be written false, and the last one true: YAML 1.1 reads `off` as false."""
+    inner = choice(*words)
+
+    def parse(value: object) -> str:
+        if isinstance(value, bool):
+            return words[-1] if value else words[0]
+        parsed: str = inner.parse(value)
+        return parsed
+
+    return Scalar(inner.text, parse)
+
+
+@dataclass(frozen=True, slots=True)
+class Nullable:
+    """A kind that may also be null."""
+
+    kind: Scalar
+
+    @property
+    def text(self) -> str:
+        """As :attr:`Kind.text`."""
+        return f"{self.kind.text}, or null"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        return None if value is None else self.kind.read(value, at, report)
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return None if value is None else self.kind.write(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list, each item of one kind."""
+
+    kind: Kind
+    text: str
+
+    def read(self, value: object, at: KeyPath, report: Report) -> tuple[Any, ...]:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if not isinstance(value, list | tuple):
+            report(at, f"expected a list, found {type_name(value)} ({value!r})")
+            return ()
+        return tuple(self.kind.read(item, (*at, str(index)), report) for index, item in enumerate(value))
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return [self.kind.write(item) for item in value]
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A mapping from names to values of one kind; ``check_key`` raises ValueError for a bad name."""
+
+    kind: Kind
+    text: str
+    check_key: Callable[[str], None]
+
+    def read(self, value: object, at: KeyPath, report: Report) -> dict[str, Any]:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            report(at, f"expected a mapping (name: value), found {type_name(value)} ({value!r})")
+            return {}
+        entries = {}
+        for key, item in value.items():
+            try:
+                self.check_key(key)
+            except ValueError as error:
+                report((*at, str(key)), str(error))
+                continue
+            entries[str(key)] = self.kind.read(item, (*at, str(key)), report)
+        return entries
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return {key: self.kind.write(item) for key, item in value.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A mapping with a fixed set of keys: the fields of a dataclass, each made by :func:`declare_key`.
+
+    The dataclass may have a method ``conflicts`` that yields keys which contradict each other.
+    """
+
+    cls: type
+
+    @property
+    def text(self) -> str:
+        """As :attr:`Kind.text`."""
+        return "section"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if value is None:
+            value = {}
+        if not isinstance(value, Mapping):
+            report(at, f"expected a section (key: value), found {type_name(value)} ({value!r})")
+            return self.cls()
+        schema = {f.name: f for f in fields(self.cls)}
+        for key in value:
+            if key not in schema:
+                report((*at, str(key)), f"unknown key{_hint_for_unknown_key(str(key), schema)}")
+        section = self.cls(**{name: _read_field(f, value, at, report) for name, f in schema.items()})
+        for key, message in section.conflicts() if hasattr(section, "conflicts") else ():
+            report((*at, key) if key else at, message)
+        return section
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return {f.name: f.metadata["kind"].write(getattr(value, f.name)) for f in fields(self.cls)}
+
+
+@dataclass(frozen=True, slots=True)
+class ShorthandSection(Section):
+    """A section that may be written as one value, that of ``key``: ``3`` for ``{last: 3}`` if the key is `last`."""
+
+    key: str = ""
+
+    @property
+    def text(self) -> str:
+        """As :attr:`Kind.text`."""
+        return f"{self.key}, or section"
+
+    def expand(self, value: object) -> object:
+        """The mapping that a single value stands for; anything else unchanged."""
+        return {self.key: value} if isinstance(value, bool | int | float | str) else value
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        mapping = self.expand(value)
+        if mapping is value:
+            return Section.read(self, value, at, report)
+        # The file does not contain the key, so a mistake in its value is reported at the section.
+        return Section.read(self, mapping, at, lambda path, why: report(at if path == (*at, self.key) else path, why))
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSection(ShorthandSection):
+    """A section that may be written as its `level`."""
+
+    key: str = "level"
+
+
+@dataclass(frozen=True, slots=True)
+class NullableSection(Section):
+    """A section that may also be null."""
+
+    @property
+    def text(self) -> str:
+        """As :attr:`Kind.text`."""
+        return "section, or null"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        return None if value is None else Section.read(self, value, at, report)
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return None if value is None else Section.write(self, value)
+
+
+def declare_key(default: Any, kind: Kind, doc: str, *, required: bool = False) -> Any:
+    """Declare one key of a section, as a field of its dataclass.
+
+    Args:
+        default: Its value where the file does not have the key; a dict is copied.
+        kind: How it is read and written.
+        doc: Its text in the reference (docs/spec.md).
+        required: Whether a file without the key has a mistake.
+    """
+    metadata = {"kind": kind, "doc": doc, "required": required}
+    if isinstance(default, dict):
+        return field(default_factory=lambda: dict(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def default_of(f: Any) -> Any:
+    """The default of a dataclass field that has a default or a default factory."""
+    return f.default if f.default is not MISSING else f.default_factory()
+
+
+def _read_field(f: Any, value: Mapping[Any, object], at: KeyPath, report: Report) -> Any:
+    if f.name not in value:
+        if f.metadata["required"]:
+            report((*at, f.name), "this key is required")
+        return default_of(f)
+    return f.metadata["kind"].read(value[f.name], (*at, f.name), report)
+
+
+# The section of each key, for a hint where a key stands in the wrong one. Filled by slurmtrain.model.spec.spec, which
+# imports this module and not the other way round.
+HOMES: dict[str, str] = {}
+
+
+def _hint_for_unknown_key(key: str, schema: Mapping[str, Any]) -> str:
+    near = suggestion(key, schema)
+    if near:
+        return near
+    if key in HOMES:
+        return f"; it belongs under {HOMES[key]!r}" if HOMES[key] else "; it belongs at the top level"
+    return suggestion(key, HOMES) or f"; the keys here are {', '.join(sorted(schema))}"

@@ -1,0 +1,185 @@
+"""The section ``preflight`` of a spec: the checks of nodes before training starts, and their limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.spec import kinds
+from slurmtrain.model.spec.kinds import Conflict, Entries, LevelSection, Nullable, declare_key
+from slurmtrain.model.spec.names import check_check_name
+
+# What a failed check does to a node: nothing, a warning, or the node is not used.
+LEVELS = ("off", "warn", "fail")
+
+
+def _declare_level(default: str) -> Any:
+    """The key ``level`` of a check."""
+    return declare_key(
+        default,
+        kinds.level(*LEVELS),
+        "`fail`: a node that fails it is not used; `warn`: there is only a warning; `off`: the check is skipped.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """A check that has no limits to set."""
+
+    level: str = _declare_level("fail")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """A check that has no limits to set, and that only warns by default."""
+
+    level: str = _declare_level("warn")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClockCheck:
+    """How much the clocks of nodes may differ."""
+
+    level: str = _declare_level("fail")
+    warn_ms: float = declare_key(50, kinds.number(0), "Offset from node 0, in milliseconds, at which to warn.")
+    fail_ms: float = declare_key(
+        1000, kinds.number(0), "Offset from node 0, in milliseconds, at which to refuse the node."
+    )
+
+    def conflicts(self) -> Iterator[Conflict]:
+        """Keys that contradict each other, and why."""
+        if self.warn_ms is not None and self.fail_ms is not None and self.warn_ms > self.fail_ms:
+            yield "warn_ms", f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkCheck:
+    """The proof that nodes reach each other over the network that training is going to use."""
+
+    level: str = _declare_level("fail")
+    timeout_s: float = declare_key(2, kinds.number(0.1), "Seconds within which a connection must have been proved.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DnsCheck:
+    """How long a reverse lookup of the node's own address may take: libraries make many, and wait for each."""
+
+    level: str = _declare_level("warn")
+    max_ms: float = declare_key(1000, kinds.number(0), "Milliseconds that it may take.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedCheck:
+    """Whether all nodes see what one of them has written to the run directory."""
+
+    level: str = _declare_level("fail")
+    timeout_s: float = declare_key(10, kinds.number(0.1), "Seconds within which every node must see it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiskCheck:
+    """Free space in the run directory."""
+
+    level: str = _declare_level("fail")
+    min_gb: float = declare_key(1, kinds.number(0), "GB that must be free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemporaryCheck:
+    """Free space in TMPDIR, or else /tmp, of each node."""
+
+    level: str = _declare_level("warn")
+    min_gb: float = declare_key(1, kinds.number(0), "GB that should be free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShmCheck:
+    """Free space in /dev/shm, through which data loaders and NCCL exchange data."""
+
+    level: str = _declare_level("warn")
+    min_gb: float = declare_key(1, kinds.number(0), "GB that should be free.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitsCheck:
+    """Limits that the kernel sets to a process."""
+
+    level: str = _declare_level("warn")
+    min_nofile: int = declare_key(4096, kinds.whole_number(0), "Open files of a process (`ulimit -n`).")
+    min_memlock_gb: float | None = declare_key(
+        None,
+        Nullable(kinds.number(0)),
+        "GB of locked memory (`ulimit -l`); null: unlimited on networks with RDMA, any limit elsewhere.",
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCheck:
+    """GPUs: as many as were requested, without uncorrected memory errors, unused, and able to multiply."""
+
+    level: str = _declare_level("fail")
+    max_used_mb: int = declare_key(
+        2048, kinds.whole_number(0), "MB of a GPU's memory that may be in use before training starts."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerCheck:
+    """How long a small matrix product takes, compared with the median of all nodes."""
+
+    level: str = _declare_level("warn")
+    max_ratio: float = declare_key(2, kinds.number(1), "How many times the median it may take.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BandwidthCheck:
+    """An all-reduce over the elected network, as nccl-tests measure it. It takes some seconds."""
+
+    level: str = declare_key(
+        "off",
+        kinds.level(*LEVELS),
+        "`fail`: nodes that do not reach the limit end the attempt; `warn`: there is only a warning; `off`: the check "
+        "is skipped.",
+    )
+    size_mb: float = declare_key(64, kinds.number(0.001), "MB that each rank reduces.")
+    min_gb_per_s: float | None = declare_key(
+        None, Nullable(kinds.number(0)), "GB/s of bus bandwidth that must be reached; null: no limit."
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreflightSpec:
+    """Checks of the nodes before training starts. Each takes a level alone (`dns: off`) or a mapping."""
+
+    exclude: bool = declare_key(
+        True, kinds.boolean(), "Whether to continue without nodes that failed a check; Slurm then allocates others."
+    )
+    timeout_s: float = declare_key(30, kinds.number(1), "Seconds that any one check may take.")
+    clock: ClockCheck = declare_key(ClockCheck(), LevelSection(ClockCheck), "Clocks of the nodes.")
+    network: NetworkCheck = declare_key(NetworkCheck(), LevelSection(NetworkCheck), "Connections between the nodes.")
+    port: Check = declare_key(Check(), LevelSection(Check), "The rendezvous port of the training.")
+    shared: SharedCheck = declare_key(
+        SharedCheck(), LevelSection(SharedCheck), "The run directory is shared by all nodes."
+    )
+    versions: Check = declare_key(
+        Check(), LevelSection(Check), "Python, torch, CUDA, driver and NCCL are the same everywhere."
+    )
+    gpu: GpuCheck = declare_key(GpuCheck(), LevelSection(GpuCheck), "GPUs; skipped if none are requested.")
+    disk: DiskCheck = declare_key(DiskCheck(), LevelSection(DiskCheck), "Free space in the run directory.")
+    tmp: TemporaryCheck = declare_key(TemporaryCheck(), LevelSection(TemporaryCheck), "Free space in TMPDIR.")
+    shm: ShmCheck = declare_key(ShmCheck(), LevelSection(ShmCheck), "Free space in /dev/shm.")
+    limits: LimitsCheck = declare_key(LimitsCheck(), LevelSection(LimitsCheck), "Limits of a process.")
+    dns: DnsCheck = declare_key(DnsCheck(), LevelSection(DnsCheck), "Reverse lookup of addresses.")
+    straggler: StragglerCheck = declare_key(
+        StragglerCheck(), LevelSection(StragglerCheck), "Nodes that are slower than others."
+    )
+    environment: Advice = declare_key(
+        Advice(), LevelSection(Advice), "Variables that are obsolete, or that override the elected interface."
+    )
+    bandwidth: BandwidthCheck = declare_key(BandwidthCheck(), LevelSection(BandwidthCheck), "How fast the network is.")
+    plugins: dict[str, str] = declare_key(
+        {},
+        Entries(kinds.level(*LEVELS), "mapping of checks to levels", check_check_name),
+        "Levels of your own checks, by the names of their entry points; by default `fail`.",
+    )

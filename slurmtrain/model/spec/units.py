@@ -1,0 +1,94 @@
+"""Durations and sizes as Slurm writes them: reading them from a spec, and writing them back."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from slurmtrain.model.spec.kinds import type_name
+
+_DURATION = re.compile(
+    r"(?:(?P<days>\d+)-(?P<dh>\d{1,2})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?"
+    r"|(?P<h>\d+):(?P<m>\d{1,2}):(?P<s>\d{1,2})"
+    r"|(?P<mm>\d+):(?P<ss>\d{1,2})"
+    r"|(?P<minutes>\d+))"
+)
+_WRITE_TIME = 'write it in quotes, as "hours:minutes:seconds" or "days-hours", for example "12:00:00"'
+
+
+def parse_duration(value: object) -> int:
+    """Seconds from one of Slurm's time formats (``sbatch --time``), or from a whole number of minutes.
+
+    Raises ValueError for anything else, and for the number that YAML makes of an unquoted ``12:00:00`` (43200).
+    """
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise ValueError(f"expected a time, found {type_name(value)} ({value!r}); {_WRITE_TIME}")
+    if isinstance(value, int):
+        if value >= 3600:
+            raise ValueError(
+                f"{value} is what YAML makes of an unquoted 12:00:00 (a sexagesimal number); {_WRITE_TIME}"
+            )
+        seconds = value * 60
+    else:
+        match = _DURATION.fullmatch(value.strip())
+        if match is None:
+            raise ValueError(f"{value!r} is not a time; {_WRITE_TIME}")
+        part = {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
+        seconds = (
+            part.get("days", 0) * 86400
+            + (part.get("dh", 0) + part.get("h", 0)) * 3600
+            + (part.get("dm", 0) + part.get("m", 0) + part.get("mm", 0) + part.get("minutes", 0)) * 60
+            + part.get("ds", 0) + part.get("s", 0) + part.get("ss", 0)
+        )  # fmt: skip
+    if seconds <= 0:
+        raise ValueError(f"expected a time above zero, found {value!r}")
+    return seconds
+
+
+def write_duration(seconds: int) -> str:
+    """The time as ``hours:minutes:seconds``, which :func:`parse_duration` reads back."""
+    return f"{seconds // 3600:02d}:{seconds % 3600 // 60:02d}:{seconds % 60:02d}"
+
+
+_AMOUNT = re.compile(r"(?P<amount>\d+(?:\.\d+)?)\s*(?P<unit>[KMGT])(?:i?B)?", re.IGNORECASE)
+_UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+# An exbibyte: more than the memory of any node, and than the checkpoints of any run.
+_MOST = 1 << 60
+
+
+def parse_memory(value: object) -> int:
+    """MiB from ``4GB``, ``512M``, ``1.5T``: units are powers of 1024, as Slurm's ``--mem`` has them."""
+    return _parse_amount(value, "an amount of memory", "4GB, 512MB or 1TB", 1 << 20)
+
+
+def parse_size(value: object) -> int:
+    """Bytes from ``100GB``, ``512M``, ``1.5T``, rounded up to a KiB: units are powers of 1024, as for memory."""
+    return _parse_amount(value, "a size", "100GB, 512MB or 1TB", 1 << 10) << 10
+
+
+def write_size(count: int) -> str:
+    """A size in bytes, a multiple of 1 KiB, in the largest unit without a remainder. :func:`parse_size` reads it."""
+    unit = next(unit for unit in reversed(_UNITS) if count % _UNITS[unit] == 0)
+    return f"{count // _UNITS[unit]}{unit}B"
+
+
+def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
+    """A number with a unit, in units of ``per`` bytes, rounded up. Raises ValueError with a sentence.
+
+    ``quantity`` and ``examples`` are parts of that sentence.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise ValueError(f"{value} has no unit; write for example {value}GB or {value}MB")
+    if not isinstance(value, str):
+        raise ValueError(f"expected {quantity} such as {examples.split(',')[0]}, found {type_name(value)} ({value!r})")
+    match = _AMOUNT.fullmatch(value.strip())
+    if match is None:
+        if re.fullmatch(r"[\d.]+", value.strip()):
+            raise ValueError(f"{value!r} has no unit; write for example {value.strip()}GB")
+        raise ValueError(f"{value!r} is not {quantity}; write for example {examples}")
+    count = float(match["amount"]) * _UNITS[match["unit"].upper()]
+    if count > _MOST:
+        raise ValueError(f"expected {quantity}, and {value!r} is more than there is")
+    if count <= 0:
+        raise ValueError(f"expected {quantity} above zero, found {value!r}")
+    return math.ceil(count / per)

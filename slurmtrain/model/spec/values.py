@@ -1,0 +1,131 @@
+"""The values of a spec that are more than a number or a word: how each is read, checked and written."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.spec.kinds import Entries, KeyPath, Report, suggestion, type_name, whole_number
+from slurmtrain.model.spec.names import check_param_name, is_secret_param
+
+POSITIVE = whole_number(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """How many nodes train: at least ``min``, at most ``max``."""
+
+    min: int
+    max: int
+
+    def to_dict(self) -> object:
+        """As it stands in YAML and JSON."""
+        return self.max if self.min == self.max else {"min": self.min, "max": self.max}
+
+    def __str__(self) -> str:
+        return str(self.max) if self.min == self.max else f"{self.min}-{self.max}"
+
+
+class ParamKind:
+    """The kind of a parameter: a scalar, a list of scalars, or a mapping of such. A secret name is refused."""
+
+    text = "text, number, true/false, null, a list of these, or a mapping of such"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        if isinstance(value, dict):
+            return Entries(self, self.text, check_param_name).read(value, at, report)
+        if isinstance(value, list | tuple):
+            for index, item in enumerate(value):
+                item_path = (*at, str(index))
+                if isinstance(item, dict | list | tuple):
+                    report(
+                        item_path, f"a list of parameters holds scalars, found {type_name(item)}; use a mapping instead"
+                    )
+                else:
+                    self._check_scalar(item, item_path, at[-1], report)
+            return list(value)
+        self._check_scalar(value, at, at[-1], report)
+        return value
+
+    def _check_scalar(self, value: object, at: KeyPath, name: str, report: Report) -> None:
+        if value is not None and not isinstance(value, bool | int | float | str):
+            report(at, f"expected {self.text}, found {type_name(value)}; put it in quotes")
+        if isinstance(value, str) and is_secret_param(name):
+            report(at, "this looks like a secret, and parameters are recorded; hand it over through 'env' instead")
+        if isinstance(value, float) and not math.isfinite(value):
+            report(at, "parameters are recorded as JSON, which has no such number; write it in quotes")
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return value
+
+
+def read_variable(value: object) -> str:
+    """The value of an environment variable as text. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"expected text, found {type_name(value)} ({value!r}); put it in quotes")
+    if "\0" in str(value):
+        raise ValueError("a NUL character cannot be used here")
+    return str(value)
+
+
+def read_sbatch_value(value: object) -> str | int | bool | None:
+    """The value of an sbatch option. Raises ValueError."""
+    if value is not None and not isinstance(value, str | int | bool):
+        raise ValueError(f"expected text, a whole number, true or false, found {type_name(value)} ({value!r})")
+    if isinstance(value, str) and re.search(r"[\n\r\0]", value):
+        raise ValueError("an sbatch option cannot hold a line break")
+    return value
+
+
+def read_setup_line(value: object) -> str:
+    """One line of shell. Raises ValueError."""
+    if not isinstance(value, str):
+        raise ValueError(f"expected a line of shell, found {type_name(value)} ({value!r}); put it in quotes")
+    if re.search(r"[\0\r]", value):
+        raise ValueError("a carriage return or a NUL character cannot be used here")
+    return value
+
+
+def read_nodes(value: object) -> Nodes:
+    """``resources.nodes``: a number, or ``{min: N, max: N}``. Raises ValueError."""
+    if isinstance(value, dict):
+        unknown = [key for key in value if key not in ("min", "max")]
+        if unknown or len(value) != 2:
+            hint = "".join(suggestion(key, ("min", "max")) for key in unknown[:1])
+            raise ValueError(f"expected a whole number of nodes, or {{min: N, max: N}}, found {value!r}{hint}")
+        least, most = (POSITIVE.parse(value[key]) for key in ("min", "max"))
+        if least > most:
+            raise ValueError(f"'min' is more than 'max': {least} > {most}")
+        return Nodes(least, most)
+    count = POSITIVE.parse(value)
+    return Nodes(count, count)
+
+
+def check_command(command: str) -> None:
+    """Raise ValueError unless a shell could split this command, which is one line."""
+    if re.search(r"[\n\r]", command.strip()):
+        raise ValueError("a command is one line; fold it with '>-' or put the lines in a script")
+    try:
+        shlex.split(command)
+    except ValueError as error:
+        raise ValueError(f"the quotes of the command do not match ({error}): {command!r}") from None
+
+
+def check_uri(uri: str) -> None:
+    """Raise ValueError for a URI that holds a password: URIs are recorded."""
+    if re.search(r"://[^/@\s]*:[^/@\s]*@", uri):
+        raise ValueError(
+            "credentials do not belong in a URI that is recorded; set "
+            "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+
+
+def check_interface(name: str) -> None:
+    """Raise ValueError unless this can name a network interface."""
+    if not re.fullmatch(r"[^\s/=^,]{1,15}", name):
+        raise ValueError(f"{name!r} cannot be an interface name; write 'auto' or one name such as eth0")

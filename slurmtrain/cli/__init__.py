@@ -29,7 +29,7 @@ COMMANDS = {
     "watch": ("watch", "Start runs again that nobody else does, until ended."),
     "checkpoints": ("checkpoints", "List the checkpoints of a run."),
     "checkpoint": ("checkpoint", "Let a run save now."),
-    "verify": ("verify", "Look whether checkpoints are what was written."),
+    "verify": ("verify", "Check that checkpoints are what was written."),
     "prune": ("prune", "Delete checkpoints that need not be kept."),
     "export": ("export", "Write the model of a checkpoint to a single file."),
     "preflight": ("preflight", "Check nodes, and train nothing."),

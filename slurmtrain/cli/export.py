@@ -32,12 +32,13 @@ def command(
     Names are those of the module's own state_dict. It needs as much memory as the module is large.
     """
     from slurmtrain.cli.shared.progress import byte_progress
-    from slurmtrain.ops.export import export
+    from slurmtrain.ops.export import ExportRequest, export
     from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     with byte_progress() as show_bytes:
-        exported = export(workspace, run_id, to, step=step, name=name, force=force, tell=show_bytes)
+        request = ExportRequest(to=to, step=step, object=name, force=force)
+        exported = export(workspace, run_id, request, show_bytes)
     if exported.left_out:
         output.warn([f"left out, since a .safetensors file holds dense tensors alone: {', '.join(exported.left_out)}"])
     if as_json:

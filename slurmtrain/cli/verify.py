@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 _HEADERS = ("STEP", "SIZE", "RESULT", "REASON")
 
 
-@click.command("verify", short_help="Look whether checkpoints are what was written.")
+@click.command("verify", short_help="Check that checkpoints are what was written.")
 @options.run_argument
-@click.option("--step", metavar="N", type=click.IntRange(min=0), help="That of this step alone.")
-@click.option("--sizes", is_flag=True, help="Look at sizes alone, and read no file.")
+@click.option("--step", metavar="N", type=click.IntRange(min=0), help="Only the checkpoint of this step.")
+@click.option("--sizes", is_flag=True, help="Compare only sizes, and read no file.")
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
-    """Hold the files of RUN's checkpoints against the sizes and hashes of their manifests.
+    """Compare the files of RUN's checkpoints with the sizes and hashes of their manifests.
 
     Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
     """
@@ -32,26 +32,30 @@ def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_js
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     with byte_progress() as show_bytes:
-        found = verify(workspace, run_id, step=step, hashes=not sizes, tell=show_bytes)
-    output.warn(found.problems)
+        verified = verify(workspace, run_id, step=step, hashes=not sizes, show=show_bytes)
+    output.warn(verified.problems)
     if as_json:
-        output.print_json(found.to_dict())
+        output.print_json(verified.to_dict())
     else:
-        rows = [(str(one.step), formatting.size(one.bytes), one.result, one.reason or "-") for one in found.checked]
+        rows = [
+            (str(checked.step), formatting.size(checked.bytes), checked.result, checked.reason or "-")
+            for checked in verified.checked
+        ]
         tables.print_table(_HEADERS, rows)
-    if not found.all_good:
-        click.echo(_advice(found, step), err=True)
-    return 0 if found.all_good else 1
+    if not verified.all_good:
+        click.echo(_advice(verified, step), err=True)
+    return 0 if verified.all_good else 1
 
 
-def _advice(found: Verified, step: int | None) -> str:
-    run_id, good = found.run.id, found.newest_good
-    if not found.bad:
+def _advice(verified: Verified, step: int | None) -> str:
+    run_id, good = verified.run.id, verified.newest_good
+    if not verified.bad:
         return f"'slurmtrain checkpoints {run_id}' lists what is there now"
     if step is not None:
         return f"'slurmtrain resume {run_id}' passes it over; 'slurmtrain verify {run_id}' looks at the others"
     if good is None:
         return f"none is good; 'slurmtrain resume --from-start {run_id}' begins again"
-    passed = "the bad ones are older" if good > max(one.step for one in found.bad) else "what is newer is passed over"
-    starts = "when it starts again, the run" if not found.run.ended else f"'slurmtrain resume {run_id}'"
+    older = good > max(bad.step for bad in verified.bad)
+    passed = "the bad ones are older" if older else "what is newer is passed over"
+    starts = "when it starts again, the run" if not verified.run.ended else f"'slurmtrain resume {run_id}'"
     return f"{starts} goes on from step {good}; {passed}"

@@ -15,13 +15,27 @@ from slurmtrain.ops.shared.checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.verify import Tell, check
+from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
 from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
 from slurmtrain.system.files import describe_os_error, fsync_directory
 from slurmtrain.version import __version__
 
-# What a file needs beside its tensors, in bytes: names, shapes and types.
-_HEADER = 1 << 20
+# What a file needs beside its tensors at most: names, shapes and types.
+_HEADER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRequest:
+    """What to export, and where to.
+
+    ``to``: the file, whose suffix says the format. ``step``: the checkpoint's; None for the newest. ``object``: the
+    module, needed where the checkpoint has several. ``force``: replace a file that is there.
+    """
+
+    to: Path
+    step: int | None = None
+    object: str | None = None
+    force: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,44 +68,43 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A module's state by the names that the module itself knows; ``others`` are no dense tensors."""
+    """A module's state by the names that the module itself knows; ``others``: what is no dense tensor."""
 
     tensors: Mapping[str, Any]
     others: Mapping[str, Any]
 
 
-def export(
-    workspace: Workspace,
-    run_id: str,
-    to: Path,
-    *,
-    step: int | None = None,
-    name: str | None = None,
-    force: bool = False,
-    tell: Tell = lambda *_: None,
-) -> Exported:
-    """Write a module of a run's newest checkpoint, or of the one of a step, to a file whose suffix says the format.
+def export(workspace: Workspace, run_id: str, request: ExportRequest, show: ShowProgress = lambda *_: None) -> Exported:
+    """Write a module of a run's checkpoint to a single file. The checkpoint's hashes are verified first.
 
-    ``name``: the module, needed where there are several. ``force``: replace a file that is there. The checkpoint is
-    held against its hashes first. Raises UserError for a file that cannot be, NoCheckpoint, and CheckpointError for a
-    damaged checkpoint and for what cannot be written; then there is no file, or the one that was there.
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        request: what to export, and where to.
+        show: is called with the progress of verifying.
+
+    Raises:
+        UserError: the request cannot be met.
+        NoCheckpoint: there is none.
+        CheckpointError: the checkpoint is damaged, or the file cannot be written; then there is no file, or the one
+            that was there.
     """
-    to = to.absolute()
+    to = request.to.absolute()
     write = _format_of(to)
-    _check_target(to, force=force)
+    _check_target(to, force=request.force)
     run = observe_run(workspace, run_id, ask_slurm=False)
-    directory = choose_checkpoints(workspace, run, step, to="export")[0]
+    directory = choose_checkpoints(workspace, run, request.step, to="export")[0]
     manifest = read_manifest(directory)
-    name = _module(directory, manifest, name)
-    checked = check(directory, tell)
+    name = _choose_module(directory, manifest, request.object)
+    checked = verify_checkpoint(directory, show)
     if checked.result != "good":
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run_id}' "
-            "tells which are good, and --step takes one of them"
+            "shows which are good, and --step takes one of them"
         )
     state = _read(directory, name, to)
     left_out = () if write is _write_pt else tuple(state.others)
-    with _new_file(to, force=force) as temporary:
+    with _new_file(to, force=request.force) as temporary:
         write(temporary, state, {"run": run_id, "step": str(manifest.step), "object": name})
     return Exported(
         run=run,
@@ -105,7 +118,7 @@ def export(
     )
 
 
-# --- what can be told before anything is read -------------------------------------------------------------------------
+# --- what can be checked before anything is read ----------------------------------------------------------------------
 
 
 def _format_of(to: Path) -> Callable[[Path, _State, Mapping[str, str]], None]:
@@ -126,7 +139,7 @@ def _check_target(to: Path, *, force: bool) -> None:
         raise UserError(f"{to} exists already; --force replaces it")
 
 
-def _module(directory: Path, manifest: Manifest, name: str | None) -> str:
+def _choose_module(directory: Path, manifest: Manifest, name: str | None) -> str:
     """The name of the module to export. Raises UserError where it is not clear which."""
     modules = [each for each, kind in manifest.objects.items() if kind.get("kind") == "module"]
     if name is None and len(modules) == 1:
@@ -138,16 +151,16 @@ def _module(directory: Path, manifest: Manifest, name: str | None) -> str:
     among = f"its modules are {', '.join(modules)}" if len(modules) > 1 else f"its module is {modules[0]}"
     if name is None:
         raise UserError(f"{directory} holds {len(modules)} modules; choose one with --object: {among}")
-    what = "no module" if name in manifest.objects else "nothing it holds"
-    raise UserError(f"{name!r} is {what} of {directory}; {among}")
+    problem = f"{name!r} is no module" if name in manifest.objects else f"there is no object {name!r}"
+    raise UserError(f"{problem} in {directory}; {among}")
 
 
 # --- reading and writing ----------------------------------------------------------------------------------------------
 
 
 def _read(directory: Path, name: str, to: Path) -> _State:
-    """A module's state, as a whole in memory. Raises CheckpointError, also where there is no room for it at ``to``."""
-    # Torch takes a second to import; whatever is wrong with the command is told before that.
+    """A module's state, all of it in memory. Raises CheckpointError, also where there is no room for it at ``to``."""
+    # Here, not above: torch takes a second to import, and a wrong command should not take that long.
     from torch.distributed.checkpoint.api import CheckpointException
 
     from slurmtrain.runtime.checkpoint.index import Index
@@ -175,14 +188,15 @@ def _renamed(values: Mapping[str, Any], start: str) -> dict[str, Any]:
 
 
 def _check_room(to: Path, size: int) -> None:
-    found = os.statvfs(to.parent)
-    free = found.f_bavail * found.f_frsize
-    if size + _HEADER > free:
+    filesystem = os.statvfs(to.parent)
+    # What is left for users other than root (statvfs(3)).
+    free = filesystem.f_bavail * filesystem.f_frsize
+    if size + _HEADER_BYTES > free:
         raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
 
 
 def _write_pt(path: Path, state: _State, _about: Mapping[str, str]) -> None:
-    """A state_dict that ``torch.load`` takes with ``weights_only=True``: saving has proved that."""
+    """A state_dict that ``torch.load(weights_only=True)`` takes: the saver refuses states that it would not."""
     import torch
 
     with path.open("wb") as file:
@@ -214,7 +228,7 @@ def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
             mode = os.fstat(file.fileno()).st_mode
         yield temporary
         with temporary.open("rb+") as file:
-            # safetensors puts a file in its place that only its owner may read.
+            # safetensors replaces it by a file that only its owner may read.
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         _check_target(to, force=force)

@@ -1,4 +1,4 @@
-"""Looking whether checkpoints are what was written."""
+"""Comparing the files of checkpoints with their manifests."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import describe_os_error
 
-# Files are hashed side by side: one reader gets little out of a parallel file system. Login nodes are shared, though.
+# Files are hashed in parallel: one reader gets little out of a parallel file system. Login nodes are shared, though.
 _THREADS = min(4, os.cpu_count() or 1)
 
-Tell = Callable[[int, int], None]
-"""Is told how many bytes of how many were looked at."""
+ShowProgress = Callable[[int, int], None]
+"""Takes how many bytes of how many have been compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """What was found of one checkpoint.
+    """The result for one checkpoint.
 
-    ``result``: ``good``; ``bad``; ``aside``: a run has found it damaged before, and put it aside; ``gone``: it was
-    deleted, renamed or saved anew while it was looked at. ``reason`` says more of all but good ones.
+    ``result``: ``good``; ``bad``; ``aside``: a run has seen before that it is damaged, and put it aside; ``gone``: it
+    was deleted, renamed or saved anew meanwhile. ``reason`` says more of all but good ones.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found of a run's checkpoints, by step. ``hashes``: whether the files were read, not just their sizes."""
+    """The results for a run's checkpoints, by step. ``hashes``: whether the files were read, not just their sizes."""
 
     run: Run
     hashes: bool
@@ -63,7 +63,8 @@ class Verified:
 
     @property
     def bad(self) -> list[Checked]:
-        return [one for one in self.checked if one.result == "bad"]
+        """Those that are not what was written."""
+        return [checked for checked in self.checked if checked.result == "bad"]
 
     @property
     def all_good(self) -> bool:
@@ -72,8 +73,8 @@ class Verified:
 
     @property
     def newest_good(self) -> int | None:
-        """The step that a run would go on from, as far as was looked."""
-        return max((one.step for one in self.checked if one.result == "good"), default=None)
+        """The step that the run would continue from, as far as its checkpoints were compared."""
+        return max((checked.step for checked in self.checked if checked.result == "good"), default=None)
 
     def to_dict(self) -> dict[str, Any]:
         """What ``verify --json`` prints."""
@@ -81,71 +82,87 @@ class Verified:
             "schema": SCHEMA,
             "run_id": self.run.id,
             "hashes": self.hashes,
-            "checkpoints": [one.to_dict() for one in self.checked],
+            "checkpoints": [checked.to_dict() for checked in self.checked],
             "newest_good": self.newest_good,
         }
 
 
 def verify(
-    workspace: Workspace, run_id: str, *, step: int | None = None, hashes: bool = True, tell: Tell = lambda *_: None
+    workspace: Workspace,
+    run_id: str,
+    *,
+    step: int | None = None,
+    hashes: bool = True,
+    show: ShowProgress = lambda *_: None,
 ) -> Verified:
-    """Hold the files of a run's checkpoints, or of the one of a step, against their manifests, and journal the results.
+    """Compare the files of a run's checkpoints with their manifests, and journal the results.
 
-    Nothing is renamed: a run that goes on from its checkpoints puts damaged ones aside itself. Raises NoCheckpoint, and
-    NotAvailable for a run whose script brings its own.
+    Nothing is renamed: a run that continues from its checkpoints puts damaged ones aside itself.
+
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        step: the step of the only checkpoint to look at; None for all.
+        hashes: read the files; without, only their sizes are compared.
+        show: is called with the progress.
+
+    Raises:
+        NoCheckpoint: there is none.
+        NotAvailable: the run's script writes checkpoints of its own.
     """
     run = observe_run(workspace, run_id, ask_slurm=False)
     directory = workspace.root.run(run_id)
     paths = choose_checkpoints(workspace, run, step, to="verify")
-    found = [_aside(workspace, run, path) for path in files.damaged(directory.checkpoints)] if step is None else []
+    results = [_aside(workspace, run, path) for path in files.damaged(directory.checkpoints)] if step is None else []
     problems: list[str] = []
-    with workspace.journal(directory, "verify") as journal, _Looking(hashes, tell) as looking:
-        for look in [looking.begin(path) for path in paths]:
-            checked = look.result()
-            found.append(checked)
-            # Sizes that are right do not make a checkpoint a verified one.
+    with workspace.journal(directory, "verify") as journal, _Verifier(hashes, show) as verifier:
+        # All are begun before the first result is waited for, so that the threads always have work.
+        for pending in [verifier.begin(path) for path in paths]:
+            checked = pending.result()
+            results.append(checked)
+            # A checkpoint with the right sizes alone is not called verified.
             if checked.result == "bad" or (checked.result == "good" and hashes):
                 try:
                     path = files.relative_path(checked.path)
                     journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
                 except OSError as error:
-                    problems = [f"the results cannot be noted in {journal.path.parent}: {describe_os_error(error)}"]
-    return Verified(run, hashes, sorted(found, key=lambda one: (one.step, one.path.name)), problems)
+                    problems = [f"the results cannot be journaled in {journal.path.parent}: {describe_os_error(error)}"]
+    return Verified(run, hashes, sorted(results, key=lambda checked: (checked.step, checked.path.name)), problems)
 
 
-def check(path: Path, tell: Tell) -> Checked:
-    """Hold the files of one checkpoint against its manifest."""
-    with _Looking(True, tell) as looking:
-        return looking.begin(path).result()
+def verify_checkpoint(path: Path, show: ShowProgress) -> Checked:
+    """Compare the files of one checkpoint with the sizes and hashes of its manifest; ``show`` gets the progress."""
+    with _Verifier(True, show) as verifier:
+        return verifier.begin(path).result()
 
 
-class _Looking:
-    """Looks at the files of checkpoints, several at a time."""
+class _Verifier:
+    """Compares the files of checkpoints, several at a time."""
 
-    def __init__(self, hashes: bool, tell: Tell) -> None:
+    def __init__(self, hashes: bool, show: ShowProgress) -> None:
         self._hashes = hashes
-        self._tell = tell
-        self._done = self._all = 0
+        self._show = show
+        self._compared_bytes = self._total_bytes = 0
         self._pool = ThreadPoolExecutor(_THREADS)
 
-    def __enter__(self) -> _Looking:
+    def __enter__(self) -> _Verifier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Who has interrupted this does not want to wait for the files that nobody has begun to read.
+        # After Ctrl-C nobody wants to wait for files that no thread has begun to read.
         self._pool.shutdown(cancel_futures=True)
 
-    def begin(self, path: Path) -> _Look:
-        """Begin to look at a checkpoint."""
+    def begin(self, path: Path) -> _PendingCheck:
+        """Begin to compare a checkpoint's files."""
         try:
             manifest = files.read_manifest(path)
         except CheckpointError as error:
-            return _Look(path, None, [str(error)])
-        self._all += manifest.bytes
-        # The largest first, so that none is begun when the others are done.
+            return _PendingCheck(path, None, [str(error)])
+        self._total_bytes += manifest.bytes
+        # The largest first, so that no thread begins with one when the others have ended.
         names = sorted(manifest.files, key=lambda name: -manifest.files[name][0])
         futures = [self._pool.submit(self._check, path, manifest, name) for name in names]
-        return _Look(path, manifest, [], futures, self._went_on)
+        return _PendingCheck(path, manifest, [], futures, self._add)
 
     def _check(self, path: Path, manifest: files.Manifest, name: str) -> tuple[int, str]:
         try:
@@ -154,38 +171,41 @@ class _Looking:
             return manifest.files[name][0], str(error)
         return manifest.files[name][0], ""
 
-    def _went_on(self, size: int) -> None:
-        self._done += size
-        self._tell(self._done, self._all)
+    def _add(self, size: int) -> None:
+        self._compared_bytes += size
+        self._show(self._compared_bytes, self._total_bytes)
 
 
 @dataclass(slots=True)
-class _Look:
-    """A look at one checkpoint. ``futures``: of its files, (bytes, what is wrong)."""
+class _PendingCheck:
+    """A checkpoint whose files are being compared.
+
+    ``futures``: for each file, (bytes, what is wrong with it). ``on_file``: gets the bytes of each file that is done.
+    """
 
     path: Path
     manifest: files.Manifest | None
-    wrong: list[str]
+    problems: list[str]
     futures: Sequence[Future[tuple[int, str]]] = ()
-    went_on: Callable[[int], None] = lambda _: None
+    on_file: Callable[[int], None] = lambda _: None
 
     def result(self) -> Checked:
-        """Wait until all files were looked at, and sum up."""
+        """Wait until all files were compared, and sum up."""
         for future in self.futures:
             size, problem = future.result()
-            self.wrong += [problem] if problem else []
-            self.went_on(size)
+            self.problems += [problem] if problem else []
+            self.on_file(size)
         step = checkpoint_step(self.path.name)
         assert step is not None
         size = self.manifest.bytes if self.manifest else files.bytes_of(self.path)
-        if not self.wrong:
+        if not self.problems:
             return Checked(self.path, step, size, "good")
         if self._is_another():
             return Checked(self.path, step, size, "gone", "it was deleted, renamed or saved anew meanwhile")
-        return Checked(self.path, step, size, "bad", "; ".join(self.wrong))
+        return Checked(self.path, step, size, "bad", "; ".join(self.problems))
 
     def _is_another(self) -> bool:
-        """Whether what is at this path now is not what was looked at: a run that trains deletes checkpoints."""
+        """Whether the path has another checkpoint now, or none: a run that trains deletes and replaces them."""
         if not (self.path / MANIFEST).exists():
             return True
         try:
@@ -195,9 +215,10 @@ class _Look:
 
 
 def _aside(workspace: Workspace, run: Run, path: Path) -> Checked:
-    """One that was put aside, with the reason that was journaled then."""
+    """The result for a checkpoint that was put aside, with the reason that was journaled then."""
     step = damaged_step(path.name)
     assert step is not None
-    told = [e for e in workspace.store.events(run.id, "rejected") if e.data.get("aside") == files.relative_path(path)]
-    newest = max(told, key=lambda event: event.order, default=None)
+    events = workspace.store.events(run.id, "rejected")
+    rejections = [event for event in events if event.data.get("aside") == files.relative_path(path)]
+    newest = max(rejections, key=lambda event: event.order, default=None)
     return Checked(path, step, files.bytes_of(path), "aside", str(newest.data.get("reason")) if newest else None)

@@ -29,8 +29,8 @@ from torch import nn
 import slurmtrain
 from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, PlaceError, UserError
 from slurmtrain.model.run.layout import RunDir, RunsRoot
-from slurmtrain.ops import export as exporting
-from slurmtrain.ops.export import export
+from slurmtrain.ops import export as export_verb
+from slurmtrain.ops.export import Exported, ExportRequest
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
 
@@ -81,16 +81,20 @@ def save(workspace: Workspace) -> Save:
     return saving
 
 
+def export(workspace: Workspace, run_id: str, to: Path, **options: Any) -> Exported:
+    return export_verb.export(workspace, run_id, ExportRequest(to=to, **options))
+
+
 def load(path: Path) -> dict[str, Any]:
     if path.suffix == ".safetensors":
         return dict(safetensors.torch.load_file(path))
     return dict(torch.load(path, weights_only=True))
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Whether two states are the same, bit for bit, types and shapes included."""
-    return one.keys() == other.keys() and all(
-        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    return first.keys() == second.keys() and all(
+        first[name].dtype == second[name].dtype and torch.equal(first[name], second[name]) for name in first
     )
 
 
@@ -101,22 +105,22 @@ def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 def test_the_file_has_what_the_module_had(workspace: Workspace, save: Save, tmp_path: Path, suffix: str) -> None:
     objects = small_objects()
     run = save(**objects)
-    done = export(workspace, run.id, tmp_path / f"model{suffix}")
-    assert same(load(done.to), objects["model"].state_dict())
-    assert (done.step, done.object, done.tensors, done.left_out) == (5, "model", 9, ())
-    assert done.bytes == done.to.stat().st_size
+    exported = export(workspace, run.id, tmp_path / f"model{suffix}")
+    assert same(load(exported.to), objects["model"].state_dict())
+    assert (exported.step, exported.object, exported.tensors, exported.left_out) == (5, "model", 9, ())
+    assert exported.bytes == exported.to.stat().st_size
     fresh = small_objects()["model"]
-    fresh.load_state_dict(load(done.to))
+    fresh.load_state_dict(load(exported.to))
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_the_file_loads_where_there_is_no_slurmtrain(
     workspace: Workspace, run: RunDir, tmp_path: Path, suffix: str
 ) -> None:
-    done = export(workspace, run.id, tmp_path / f"model{suffix}", step=10)
+    exported = export(workspace, run.id, tmp_path / f"model{suffix}", step=10)
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     loaded = subprocess.run(
-        [sys.executable, "-c", LOAD, str(done.to)],
+        [sys.executable, "-c", LOAD, str(exported.to)],
         cwd=tmp_path,
         env=environment,
         capture_output=True,
@@ -136,8 +140,8 @@ def test_all_types_of_numbers_and_shapes_survive(workspace: Workspace, save: Sav
     module.register_buffer("empty", torch.empty(0, 3))
     module.register_buffer("turned", torch.arange(6.0).reshape(2, 3).t())
     run = save(net=module)
-    done = export(workspace, run.id, tmp_path / f"x{suffix}")
-    assert same(load(done.to), module.state_dict())
+    exported = export(workspace, run.id, tmp_path / f"x{suffix}")
+    assert same(load(exported.to), module.state_dict())
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
@@ -150,8 +154,8 @@ def test_tied_weights_are_there_under_both_names(workspace: Workspace, save: Sav
 
 
 def test_a_safetensors_file_says_where_it_comes_from(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
-    done = export(workspace, run.id, tmp_path / "x.safetensors")
-    with safetensors.safe_open(done.to, framework="pt") as file:
+    exported = export(workspace, run.id, tmp_path / "x.safetensors")
+    with safetensors.safe_open(exported.to, framework="pt") as file:
         assert file.metadata() == {
             "format": "pt",
             "slurmtrain": slurmtrain.__version__,
@@ -180,11 +184,11 @@ class WithMore(nn.Module):
 def test_what_is_no_dense_tensor_is_in_a_pt_file_alone(workspace: Workspace, save: Save, tmp_path: Path) -> None:
     module = WithMore()
     run = save(model=module)
-    done = export(workspace, run.id, tmp_path / "x.pt")
-    assert done.left_out == ()
+    exported = export(workspace, run.id, tmp_path / "x.pt")
+    assert exported.left_out == ()
     fresh = WithMore()
     fresh.extra = None
-    fresh.load_state_dict(load(done.to))
+    fresh.load_state_dict(load(exported.to))
     assert fresh.extra == module.extra
     assert torch.equal(fresh.sparse.to_dense(), torch.eye(3))
     left = export(workspace, run.id, tmp_path / "x.safetensors")
@@ -206,16 +210,16 @@ def test_a_type_that_safetensors_lacks_is_told(workspace: Workspace, save: Save,
 def test_what_several_ranks_saved_is_one_file(workspace: Workspace, tmp_path: Path, suffix: str) -> None:
     run = make_run(workspace.config.runs)
     make_checkpoints_by_ranks(run, {20: "ddp", 30: "fsdp2"})
-    wanted = seeded_model()
-    train_alike(wanted)
+    trained = seeded_model()
+    train_alike(trained)
     for step in (20, 30):
-        found = load(export(workspace, run.id, tmp_path / f"{step}{suffix}", step=step).to)
-        assert found.keys() == wanted.state_dict().keys()
-        for name, value in wanted.state_dict().items():
-            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+        state = load(export(workspace, run.id, tmp_path / f"{step}{suffix}", step=step).to)
+        assert state.keys() == trained.state_dict().keys()
+        for name, value in trained.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=1e-5, atol=1e-6)
 
 
-# --- what is asked for ------------------------------------------------------------------------------------------------
+# --- which module and checkpoint -----------------------------------------------------------------------------
 
 
 def test_the_newest_is_exported_or_the_one_of_a_step(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
@@ -234,17 +238,17 @@ def test_of_several_modules_one_must_be_chosen(workspace: Workspace, save: Save,
     with pytest.raises(UserError, match=r"holds 2 modules; choose one with --object: its modules are model, ema$"):
         export(workspace, run.id, tmp_path / "x.pt")
     for name, model in models.items():
-        done = export(workspace, run.id, tmp_path / f"{name}.pt", name=name)
-        assert same(load(done.to), model.state_dict())
-    with pytest.raises(UserError, match=r"'optimizer' is no module of .*; its modules are model, ema"):
-        export(workspace, run.id, tmp_path / "x.pt", name="optimizer")
-    with pytest.raises(UserError, match="'emma' is nothing it holds of"):
-        export(workspace, run.id, tmp_path / "x.pt", name="emma")
+        exported = export(workspace, run.id, tmp_path / f"{name}.pt", object=name)
+        assert same(load(exported.to), model.state_dict())
+    with pytest.raises(UserError, match=r"'optimizer' is no module in .*; its modules are model, ema"):
+        export(workspace, run.id, tmp_path / "x.pt", object="optimizer")
+    with pytest.raises(UserError, match="there is no object 'emma' in"):
+        export(workspace, run.id, tmp_path / "x.pt", object="emma")
 
 
 def test_a_module_whose_name_begins_another_is_itself_alone(workspace: Workspace, save: Save, tmp_path: Path) -> None:
     run = save(model=nn.Linear(2, 1), model2=nn.Linear(2, 5))
-    assert load(export(workspace, run.id, tmp_path / "x.pt", name="model").to)["weight"].shape == (1, 2)
+    assert load(export(workspace, run.id, tmp_path / "x.pt", object="model").to)["weight"].shape == (1, 2)
 
 
 class Counter:
@@ -292,13 +296,13 @@ def test_a_file_that_comes_up_meanwhile_is_not_replaced(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "x.pt"
-    original = exporting._write_pt
+    original = export_verb._write_pt
 
     def writing(*arguments: Any) -> None:
         path.write_text("precious")
         original(*arguments)
 
-    monkeypatch.setattr(exporting, "_write_pt", writing)
+    monkeypatch.setattr(export_verb, "_write_pt", writing)
     with pytest.raises(UserError, match="exists already"):
         export(workspace, run.id, path)
     assert path.read_text() == "precious"
@@ -324,10 +328,10 @@ def test_the_file_is_as_private_as_any_of_the_users(
 ) -> None:
     before = os.umask(umask)
     try:
-        done = export(workspace, run.id, tmp_path / f"x{suffix}")
+        exported = export(workspace, run.id, tmp_path / f"x{suffix}")
     finally:
         os.umask(before)
-    assert done.to.stat().st_mode & 0o777 == mode
+    assert exported.to.stat().st_mode & 0o777 == mode
 
 
 def test_too_little_room_is_told_before_anything_is_written(
@@ -345,18 +349,18 @@ import resource, sys
 from pathlib import Path
 from slurmtrain.config import Config
 from slurmtrain.errors import CheckpointError
-from slurmtrain.ops import export as exporting
+from slurmtrain.ops import export as export_verb
 from slurmtrain.ops.shared.workspace import Workspace
 runs, run_id, to = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 workspace = Workspace(Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None))
-read = exporting._read
+read = export_verb._read
 def limited(*arguments):
     state = read(*arguments)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
     return state
-exporting._read = limited
+export_verb._read = limited
 try:
-    exporting.export(workspace, run_id, to, force=True)
+    export_verb.export(workspace, run_id, export_verb.ExportRequest(to=to, force=True))
 except CheckpointError as error:
     print(error)
 """
@@ -368,15 +372,15 @@ def test_a_write_that_fails_leaves_what_was_there(
 ) -> None:
     path = tmp_path / f"x{suffix}"
     path.write_text("precious")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", EXPORT_LIMITED, str(workspace.config.runs), run.id, str(path)],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
-    assert f"{path} cannot be written: " in done.stdout, done.stdout + done.stderr
-    assert "too large" in done.stdout.lower()
+    assert f"{path} cannot be written: " in completed.stdout, completed.stdout + completed.stderr
+    assert "too large" in completed.stdout.lower()
     assert path.read_text() == "precious"
     assert litter(tmp_path) == []
 
@@ -404,8 +408,8 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
     hasher = files.new_hasher()
     hasher.update(content)
     manifest = files.read_manifest(path)
-    known = {**manifest.files, ".metadata": (len(content), hasher.hexdigest())}
-    files.write_json(path / files.MANIFEST, replace(manifest, files=known).to_json())
+    entries = {**manifest.files, ".metadata": (len(content), hasher.hexdigest())}
+    files.write_json(path / files.MANIFEST, replace(manifest, files=entries).to_json())
     with pytest.raises(CheckpointError, match=r"is no index of a checkpoint: posix.system has no place in it"):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "touched").exists()
@@ -414,12 +418,12 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
 def test_a_checkpoint_that_goes_while_it_is_read_is_told(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = exporting._read
+    original = export_verb._read
 
     def reading(directory: Path, *more: Any) -> Any:
         (directory / "__0_0.distcp").unlink()
         return original(directory, *more)
 
-    monkeypatch.setattr(exporting, "_read", reading)
+    monkeypatch.setattr(export_verb, "_read", reading)
     with pytest.raises(CheckpointError, match=f"{run.checkpoints / 'step-20'} cannot be read: .*No such file"):
         export(workspace, run.id, tmp_path / "x.pt")

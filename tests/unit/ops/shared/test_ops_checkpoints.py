@@ -22,7 +22,7 @@ from slurmtrain.ops.prune import Pruned, prune
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.verify import Verified, check, verify
+from slurmtrain.ops.verify import Verified, verify, verify_checkpoint
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import locked, read_json, write_json
 from slurmtrain.system.journal import Journal
@@ -253,7 +253,7 @@ def before(monkeypatch: pytest.MonkeyPatch, name: str, act: Act) -> None:
 
 def test_files_are_looked_at_side_by_side_and_bytes_are_told(workspace: Workspace, run: RunDir) -> None:
     told: list[tuple[int, int]] = []
-    verify(workspace, run.id, tell=lambda done, of: told.append((done, of)))
+    verify(workspace, run.id, show=lambda read, total: told.append((read, total)))
     total = sum(files.bytes_of(run.checkpoints / f"step-{step}") for step in STEPS)
     assert len(told) == len(STEPS) * 2
     assert told[-1] == (total, total)
@@ -266,7 +266,7 @@ def test_a_result_that_cannot_be_journaled_is_told_all_the_same(
     full(monkeypatch)
     found = verify(workspace, run.id)
     assert found.all_good
-    assert found.problems == [f"the results cannot be noted in {run.journals}: no space left on the device"]
+    assert found.problems == [f"the results cannot be journaled in {run.journals}: no space left on the device"]
 
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,9 +279,9 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_single_checkpoint_is_checked_without_a_run(run: RunDir) -> None:
-    assert check(run.checkpoints / "step-10", lambda *_: None).result == "good"
+    assert verify_checkpoint(run.checkpoints / "step-10", lambda *_: None).result == "good"
     flip(run.checkpoints / "step-10" / FILES[1])
-    assert check(run.checkpoints / "step-10", lambda *_: None).result == "bad"
+    assert verify_checkpoint(run.checkpoints / "step-10", lambda *_: None).result == "bad"
 
 
 # --- pruning ----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.journal import events_of, read_lines
@@ -22,8 +21,8 @@ _TAIL_BYTES = 65_536
 
 
 def read_run(run: RunDir) -> Run:
-    """The run as its journals have it now. What cannot be read is passed over."""
-    return with_next_start(fold(run.id, _events(run), _progress(run)))
+    """The run as its journals have it now, before the policy is asked. What cannot be read is passed over."""
+    return fold(run.id, _events(run), _progress(run))
 
 
 def read_events(path: Path, source: str) -> list[AnyEvent]:

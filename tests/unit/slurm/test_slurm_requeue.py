@@ -78,9 +78,9 @@ class Slurm(SlurmCommands):
     """Slurm with one job."""
 
     def job(self, **more: Any) -> None:
-        told = {"record": RECORD, "script": SCRIPT, "state": "RUNNING", "reason": "None", "requeue": "1",
+        fields = {"record": RECORD, "script": SCRIPT, "state": "RUNNING", "reason": "None", "requeue": "1",
                 "excluded": "(null)", "starts": "now", "refusals": 0, "strict": False, **more}  # fmt: skip
-        (self.path / "job.json").write_text(json.dumps(told))
+        (self.path / "job.json").write_text(json.dumps(fields))
         script = self.path / "scontrol"
         script.write_text(SCONTROL.format(python=sys.executable))
         script.chmod(0o755)
@@ -110,34 +110,34 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
     return fake
 
 
-def put_back(without: Sequence[str] = (), delay_s: float = 0.0, intent: Path = Path("/nowhere/requeue")) -> None:
-    """Have the job put back; where nothing is said of it, no intent can be left."""
+def requeue_job(without: Sequence[str] = (), delay_s: float = 0.0, intent: Path = Path("/nowhere/requeue")) -> None:
+    """Put the job back. By default ``intent`` cannot be written, so that doing so would fail."""
     SlurmQueue().requeue_job("7", without, delay_s, intent)
 
 
 # --- putting back -------------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_goes_without_no_node_is_requeued_and_no_more(slurm: Slurm) -> None:
-    put_back()
+def test_a_job_that_excludes_no_node_is_only_requeued(slurm: Slurm) -> None:
+    requeue_job()
     assert [call.args for call in slurm.calls("scontrol")] == [["requeue", "incomplete", "7"]]
 
 
 def test_a_job_that_is_to_wait_is_told_when_to_start_in_whole_seconds(slurm: Slurm) -> None:
-    put_back(delay_s=29.2)
+    requeue_job(delay_s=29.2)
     assert slurm.verbs == ["requeue", "update"]
     assert slurm.now["starts"] == "now+30"
 
 
 def test_a_job_that_cannot_be_told_to_wait_is_put_back_all_the_same(slurm: Slurm) -> None:
     slurm.job(refusals=3)
-    put_back(["node1"], delay_s=60)
+    requeue_job(["node1"], delay_s=60)
     assert slurm.verbs == ["show", "requeue", "update", "update", "update", "update"]
     assert (slurm.now["starts"], slurm.now["excluded"]) == ("now", "node1")
 
 
 def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Slurm) -> None:
-    put_back(["node1"])
+    requeue_job(["node1"])
     assert [call.args for call in slurm.calls("scontrol")] == [
         ["show", "job", "7"],
         ["requeue", "incomplete", "7"],
@@ -150,13 +150,13 @@ def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Sl
 )
 def test_what_was_excluded_before_stays_excluded(slurm: Slurm, before: str, after: str) -> None:
     slurm.job(excluded=before)
-    put_back(["node1"])
+    requeue_job(["node1"])
     assert slurm.now["excluded"] == after
 
 
 def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
     slurm.job(refusals=2)
-    put_back(["node1"])
+    requeue_job(["node1"])
     assert slurm.verbs == ["show", "requeue", "update", "update", "update"]
     assert slurm.now["excluded"] == "node1"
 
@@ -164,7 +164,7 @@ def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
 def test_a_job_whose_nodes_cannot_be_left_out_is_held_and_the_agent_told(slurm: Slurm) -> None:
     slurm.job(refusals=99)
     with pytest.raises(SlurmDown, match="Job is no longer pending execution"):
-        put_back(["node1"])
+        requeue_job(["node1"])
     assert slurm.verbs == ["show", "requeue", "update", "update", "update", "hold"]
     assert slurm.now["reason"] == "JobHeldUser"
 
@@ -172,7 +172,7 @@ def test_a_job_whose_nodes_cannot_be_left_out_is_held_and_the_agent_told(slurm: 
 def test_a_job_that_may_not_be_requeued_is_left_as_it_is(slurm: Slurm) -> None:
     slurm.job(requeue="0")
     with pytest.raises(SlurmDown, match="presently disabled"):
-        put_back(["node1"])
+        requeue_job(["node1"])
     assert slurm.verbs == ["show", "requeue"]
 
 
@@ -181,7 +181,7 @@ def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slur
     before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
     try:
         slurm.job(strict=True)
-        put_back(["node1"])
+        requeue_job(["node1"])
         assert slurm.now["excluded"] == "node1"
         # Another thread of this process may take it, and pass it on to this one a moment later.
         until(lambda: heard, "the signal")
@@ -192,7 +192,7 @@ def test_the_signal_that_ends_the_job_does_not_end_what_puts_it_back(slurm: Slur
 
 def test_where_there_is_no_scontrol_the_batch_script_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    put_back(["node1"], 30.0, tmp_path / "requeue")
+    requeue_job(["node1"], 30.0, tmp_path / "requeue")
     assert json.loads((tmp_path / "requeue").read_text()) == {"requeue": "7"}
     with pytest.raises(SlurmDown, match="no scontrol"):
         SlurmQueue().record("7")
@@ -205,10 +205,10 @@ def test_what_slurm_knows_of_a_job_is_read_field_by_field(slurm: Slurm) -> None:
     assert "ExcNodeList" not in record
 
 
-# --- objections ---------------------------------------------------------------------------------------------------
+# --- leaving nodes out --------------------------------------------------------------------------------------------
 
 
-def test_a_job_that_slurm_would_start_without_the_node_has_no_objection(slurm: Slurm) -> None:
+def test_a_node_can_be_left_out_if_slurm_would_start_the_job_without_it(slurm: Slurm) -> None:
     slurm.job(excluded="node7")
     assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
     [call] = slurm.calls("sbatch")
@@ -223,26 +223,24 @@ def test_a_job_that_may_not_be_requeued_cannot_start_again(slurm: Slurm) -> None
     assert slurm.calls("sbatch") == []
 
 
-def test_too_few_nodes_are_counted_in_words(slurm: Slurm) -> None:
+def test_too_few_nodes_are_counted(slurm: Slurm) -> None:
     slurm.job(excluded="node2")
     slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    said = SlurmQueue().exclusion_problem("7", ["node1"])
-    assert said == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
+    problem = SlurmQueue().exclusion_problem("7", ["node1"])
+    assert problem == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
 
 
 def test_nodes_that_are_down_are_not_counted(slurm: Slurm) -> None:
     slurm.replies("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(["idle", "mixed", "down*"])))
     slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    assert (
-        SlurmQueue().exclusion_problem("7", ["node1"])
-        == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
-    )
+    problem = SlurmQueue().exclusion_problem("7", ["node1"])
+    assert problem == "node1 cannot be left out: 2 nodes are needed and 1 would be left"
 
 
 def test_a_reason_that_cannot_be_counted_is_slurms_own(slurm: Slurm) -> None:
     slurm.replies("sbatch", stderr="allocation failure: Requested node configuration is not available\n", code=1)
-    said = SlurmQueue().exclusion_problem("7", ["node1"])
-    assert said == (
+    problem = SlurmQueue().exclusion_problem("7", ["node1"])
+    assert problem == (
         "node1 cannot be left out: Slurm says: allocation failure: Requested node configuration is not available"
     )
 
@@ -252,7 +250,7 @@ def test_a_node_that_slurm_does_not_know_is_named(slurm: Slurm) -> None:
     assert SlurmQueue().exclusion_problem("7", ["node9"]) == "node9 cannot be left out: Slurm knows no node node9"
 
 
-def test_a_refusal_that_is_not_about_nodes_is_no_objection(slurm: Slurm) -> None:
+def test_a_refusal_that_is_not_about_nodes_is_no_problem(slurm: Slurm) -> None:
     slurm.replies("sbatch", stderr="sbatch: error: Job violates accounting/QOS policy (job submit limit)\n", code=1)
     assert SlurmQueue().exclusion_problem("7", ["node1"]) is None
 
@@ -261,7 +259,7 @@ def test_a_refusal_that_is_not_about_nodes_is_no_objection(slurm: Slurm) -> None
 
 
 @pytest.mark.parametrize("reason", ["JobHeldUser", "job_requeued_in_held_state"])
-def test_a_job_that_is_held_with_its_nodes_is_let_go_without_them(slurm: Slurm, reason: str) -> None:
+def test_a_held_job_is_released_without_the_nodes(slurm: Slurm, reason: str) -> None:
     slurm.job(state="PENDING", reason=reason, excluded="node3")
     assert release_held("7", ["node1"], always=False)
     assert slurm.verbs == ["show", "update", "release"]
@@ -279,7 +277,7 @@ def test_a_job_that_a_person_holds_stays_held(slurm: Slurm) -> None:
 @pytest.mark.parametrize(
     ("state", "reason"), [("RUNNING", "None"), ("PENDING", "Priority"), ("PENDING", "JobHeldAdmin")]
 )
-def test_a_job_that_its_user_cannot_let_go_is_left_alone(slurm: Slurm, state: str, reason: str) -> None:
+def test_a_job_that_its_user_cannot_release_is_left_alone(slurm: Slurm, state: str, reason: str) -> None:
     slurm.job(state=state, reason=reason)
     assert not release_held("7", ["node1"], always=True)
     assert slurm.verbs == ["show"]

@@ -1,8 +1,8 @@
 """Slurm's lists of nodes, such as ``rack[0-1]node[2-3],login1``, expanded and compressed without Slurm.
 
-``expand`` gives what ``scontrol show hostnames`` of Slurm 22.05 prints, in its order and with its duplicates. It is
-stricter where that only guesses: at brackets that are not closed, and at blanks or signs among numbers. Nothing may
-follow the last bracket of a name: Slurm refuses that too, and never writes it.
+``expand_hostlist`` gives what ``scontrol show hostnames`` of Slurm 22.05 prints, in its order and with its duplicates.
+It is stricter where Slurm only guesses: at brackets that are not closed, and at blanks or signs among numbers. Nothing
+may follow the last bracket of a name: Slurm refuses that too, and never writes it.
 """
 
 from __future__ import annotations
@@ -65,10 +65,12 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
         assert match is not None
         numbers.setdefault(match[1], []).append(match[2])
     items = []
-    for prefix, found in sorted(numbers.items()):
-        if "" in found:
+    for prefix, suffixes in sorted(numbers.items()):
+        if "" in suffixes:
             items.append(prefix)
-        ranges = list(_ranges(sorted((n for n in found if n), key=lambda digits: (len(digits), digits))))
+        ranges = list(
+            _ranges(sorted((digits for digits in suffixes if digits), key=lambda digits: (len(digits), digits)))
+        )
         if len(ranges) == 1 and "-" not in ranges[0]:
             items.append(prefix + ranges[0])
         elif ranges:

@@ -317,7 +317,7 @@ def environment_of_writer() -> dict[str, str]:
 
 def environment_of_tools() -> dict[str, str]:
     """The environment of system tools whose output is parsed: their messages are not translated."""
-    # A task may have no PATH at all, as where it is exported with --export=NONE.
+    # A process may have been started without a PATH.
     return {"PATH": os.defpath, **os.environ, "LC_ALL": "C"}
 
 

@@ -1,4 +1,4 @@
-"""Work that may hang, beside an event loop."""
+"""Run functions that may hang beside an event loop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _T = TypeVar("_T")
 
 
 async def in_background(function: Callable[..., _T], *args: object) -> _T:
-    """What a function returns or raises, run in a daemon thread of its own.
+    """Run a function in a daemon thread of its own, and return or raise what it does.
 
     Not by asyncio.to_thread: the threads of its pool are joined when the loop ends, and again when the interpreter
-    does, so that one that hangs, as on a filesystem that has died, would keep the agent from acting on a signal.
+    does, so that one that hangs, as on a filesystem whose server is down, would keep the agent from acting on a signal.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
@@ -26,7 +26,7 @@ async def in_background(function: Callable[..., _T], *args: object) -> _T:
             settle = partial(future.set_result, function(*args))
         except BaseException as error:  # noqa: BLE001 (whatever it raises is raised where it is waited for)
             settle = partial(future.set_exception, error)
-        # A RuntimeError: the loop has ended, and nobody waits any more.
+        # A RuntimeError means that the loop has ended, and nobody waits any more.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 

@@ -1,4 +1,4 @@
-"""Sockets that listen, and which way the kernel would go."""
+"""Listening sockets, and the source address that the kernel would choose."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from collections.abc import Iterable
 
 from slurmtrain.errors import LaunchError
 
-# Connections that wait to be accepted: all nodes may come at once. asyncio needs to be told again.
+# Connections that wait to be accepted: all nodes may connect at once. asyncio's servers call listen() again, with 100
+# unless they are given it, too.
 BACKLOG = 1024
 _TRIES = 50
-# Any will do: nothing is sent there.
+# Any port: nothing is sent there.
 _PORT_FOR_ROUTE = 9
 
 
@@ -42,7 +43,10 @@ def listen_on_first(ports: Iterable[int]) -> socket.socket:
 
 
 def source_towards(address: str) -> str | None:
-    """The address that the kernel's routes choose for talking to another one. Nothing is sent."""
+    """The address that the kernel's routes choose for packets to another address; None where there is no route.
+
+    Nothing is sent: connecting a datagram socket only looks up the route.
+    """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:

@@ -39,7 +39,7 @@ def test_of_three_brackets_the_last_varies_fastest_and_then_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("n[1-2", "brackets do not match at '['"),
         ("n1-2]", "brackets do not match at ']'"),
@@ -59,10 +59,10 @@ def test_of_three_brackets_the_last_varies_fastest_and_then_the_first() -> None:
         ("a;b", "'a;b' cannot name nodes"),
     ],
 )
-def test_what_is_no_list_is_refused_with_what_is_wrong_in_it(text: str, said: str) -> None:
+def test_what_is_no_list_is_refused_with_what_is_wrong_in_it(text: str, message: str) -> None:
     with pytest.raises(ValueError) as raised:
         expand_hostlist(text)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""An all-reduce over the elected network, by processes of its own, as nccl-tests measure it.
+"""An all-reduce over the elected network, by child processes, as nccl-tests measure it.
 
 ``python -m slurmtrain.runtime.preflight.facts.allreduce JSON`` is one rank: one a GPU over NCCL, or one a node over
-gloo. Nothing of it stays in the agent: no CUDA context, no threads.
+gloo. Nothing of it stays in the agent: no CUDA context, which would hold GPU memory, and no threads.
 """
 
 from __future__ import annotations
@@ -14,44 +14,63 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import IO, Any
 
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.job.environment import for_all_reduce
 
 _WARM_UPS, _REPEATS = 2, 5
+# Less than what node 0 waits for the report (participant.BANDWIDTH_S), so that the report says what went wrong.
 _TIMEOUT_S = 100.0
 _POLL_S = 0.05
 
 
 def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: int, interface: str) -> dict[str, Any]:
-    """This node's ranks of an all-reduce of all ``nodes``; what it measured, or ``skip`` or ``error`` with why not.
+    """Run this node's ranks of an all-reduce of all nodes.
 
-    ``algbw_gb_s`` is the size over the time; ``busbw_gb_s`` is that times 2 (n - 1) / n, which the slowest link has
-    carried in each direction (PERFORMANCE.md of nccl-tests). GB are 1e9 bytes.
+    Args:
+        spec: Says how many GPUs a node has, and how much to reduce.
+        node: This node's number.
+        nodes: How many nodes there are.
+        address: Node 0's, where the ranks meet.
+        port: The port there.
+        interface: This node's, which the libraries are to use.
+
+    Returns:
+        What was measured, or ``skip`` or ``error`` with the reason. ``algbw_gb_s`` is the size over the time;
+        ``busbw_gb_s`` is that times 2 (n - 1) / n, which the slowest link has carried in each direction (PERFORMANCE.md
+        of nccl-tests). GB are 1e9 bytes.
     """
     gpus = spec.resources.gpus_per_node
-    here = gpus or 1
-    if nodes * here < 2:
+    local_ranks = gpus or 1
+    if nodes * local_ranks < 2:
         return {"skip": "there is only one rank"}
+    # float32, of 4 bytes.
     elements = max(1, int(spec.preflight.bandwidth.size_mb * 1e6) // 4)
-    ranks = [
-        {"rank": node * here + local, "world_size": nodes * here, "gpu": local if gpus else None,
+    configs = [
+        {"rank": node * local_ranks + local, "world_size": nodes * local_ranks, "gpu": local if gpus else None,
          "address": address, "port": port, "elements": elements}
-        for local in range(here)
+        for local in range(local_ranks)
     ]  # fmt: skip
+    return _read_facts(*_run_ranks(configs, for_all_reduce(spec, interface, address)))
+
+
+def _run_ranks(
+    configs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]
+) -> tuple[list[int | None], list[tuple[str, str]]]:
+    """Run a child process for each rank, and return their exit codes and what each wrote to its two streams."""
     with contextlib.ExitStack() as files:
-        # Files, not pipes: libraries that are told to say much fill a pipe, and wait until somebody reads it.
-        said = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in ("out", "err")] for _ in ranks]
+        # Files, not pipes: libraries with NCCL_DEBUG=INFO fill a pipe, and then wait until somebody reads it.
+        streams = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in ("out", "err")] for _ in configs]
         children = [
             subprocess.Popen(
-                [sys.executable, "-m", "slurmtrain.runtime.preflight.facts.allreduce", json.dumps(rank)],
-                env=for_all_reduce(spec, interface, address),
+                [sys.executable, "-m", "slurmtrain.runtime.preflight.facts.allreduce", json.dumps(config)],
+                env=environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
             )
-            for rank, (out, err) in zip(ranks, said, strict=True)
+            for config, (out, err) in zip(configs, streams, strict=True)
         ]
         try:
             codes = _wait(children)
@@ -59,14 +78,19 @@ def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: in
             for child in children:
                 child.kill()
                 child.wait()
-        for out, err in said:
-            out.seek(0)
-            err.seek(0)
-        return _facts(codes, [(out.read(), err.read()) for out, err in said])
+        return codes, [(_read_all(out), _read_all(err)) for out, err in streams]
+
+
+def _read_all(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """How these have ended: until all have, or one has failed, for which the others would wait, or the time is up."""
+    """Exit codes, None for a child that still runs: when all have ended, one has failed, or the time is up.
+
+    When one has failed, the others would wait for it until the time is up.
+    """
     deadline = time.monotonic() + _TIMEOUT_S
     while True:
         codes = [child.poll() for child in children]
@@ -75,60 +99,62 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
         time.sleep(_POLL_S)
 
 
-def _facts(codes: Sequence[int | None], said: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    for code, (_, complaint) in zip(codes, said, strict=True):
+def _read_facts(codes: Sequence[int | None], outputs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """What the ranks measured, by their exit codes and what each wrote to standard output and standard error."""
+    for code, (_, errors) in zip(codes, outputs, strict=True):
         if code:
-            return {"error": _why(code, (complaint.strip().splitlines() or [""])[-1])}
+            return {"error": _describe_failure(code, (errors.strip().splitlines() or [""])[-1])}
     if None in codes:
         return {"error": f"the all-reduce has not ended within {_TIMEOUT_S:.0f} s"}
-    # Libraries may have said something as well.
-    figures = [line for line in said[0][0].splitlines() if line.startswith("{")][-1]
+    # Libraries may have printed lines of their own before.
+    figures = [line for line in outputs[0][0].splitlines() if line.startswith("{")][-1]
     facts: dict[str, Any] = json.loads(figures)
     return facts
 
 
-def _why(code: int, last_line: str) -> str:
+def _describe_failure(code: int, last_line: str) -> str:
     if code > 0:
         return last_line or f"exit code {code}"
     killed = f"killed by {signal.Signals(-code).name}"
     return f"{killed}: {last_line}" if last_line else killed
 
 
-def _rank(told: Mapping[str, Any]) -> dict[str, Any]:
-    """One rank's part. The time is that of the slowest rank."""
+def _run_rank(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Take part as one rank, and return the figures, which all ranks agree on: the time is that of the slowest."""
     import torch
     import torch.distributed as dist
 
-    rank, world = told["rank"], told["world_size"]
-    device = torch.device("cpu") if told["gpu"] is None else torch.device("cuda", told["gpu"])
-    backend = "gloo" if told["gpu"] is None else "nccl"
-    store = dist.TCPStore(told["address"], told["port"], world, rank == 0)
+    rank, world = config["rank"], config["world_size"]
+    device = torch.device("cpu") if config["gpu"] is None else torch.device("cuda", config["gpu"])
+    backend = "gloo" if config["gpu"] is None else "nccl"
+    store = dist.TCPStore(config["address"], config["port"], world, rank == 0)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world)
-    load = torch.ones(told["elements"], dtype=torch.float32, device=device)
+    # A maximum of ones stays one, however often it is reduced: sums would overflow.
+    load = torch.ones(config["elements"], dtype=torch.float32, device=device)
     for _ in range(_WARM_UPS):
         dist.all_reduce(load, op=dist.ReduceOp.MAX)
-    _finish(device)
+    _synchronize(device)
     began = time.perf_counter()
     for _ in range(_REPEATS):
         dist.all_reduce(load, op=dist.ReduceOp.MAX)
-    _finish(device)
+    _synchronize(device)
     seconds = torch.tensor([(time.perf_counter() - began) / _REPEATS], dtype=torch.float64, device=device)
     dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
     dist.destroy_process_group()
-    took = float(seconds[0])
-    algorithm = load.numel() * load.element_size() / took / 1e9
+    slowest_s = float(seconds[0])
+    algorithm_gb_per_s = load.numel() * load.element_size() / slowest_s / 1e9
     return {
-        "algbw_gb_s": algorithm,
-        "busbw_gb_s": algorithm * 2 * (world - 1) / world,
-        "seconds": took,
+        "algbw_gb_s": algorithm_gb_per_s,
+        "busbw_gb_s": algorithm_gb_per_s * 2 * (world - 1) / world,
+        "seconds": slowest_s,
         "ranks": world,
         "size_mb": load.numel() * load.element_size() / 1e6,
         "backend": backend,
     }
 
 
-def _finish(device: Any) -> None:
-    """Wait for what a GPU still does."""
+def _synchronize(device: Any) -> None:
+    """Wait until a GPU has done what was queued; a CPU has done it already."""
     import torch
 
     if device.type == "cuda":
@@ -136,4 +162,4 @@ def _finish(device: Any) -> None:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_rank(json.loads(sys.argv[1]))))
+    print(json.dumps(_run_rank(json.loads(sys.argv[1]))))

@@ -1,6 +1,6 @@
-"""What NVML, the kernel log and a matrix product say of the GPUs of this node's part of the job.
+"""The GPUs of this node's part of the job, by NVML, the kernel log and a matrix product.
 
-NVML comes with the package nvidia-ml-py, which need not be installed; torch then tells as much as it knows.
+NVML comes with the package nvidia-ml-py, which need not be installed; the product by torch then has to do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BUS = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)")
 # Answers that mean that there is no figure, not that the GPU is broken: invalid argument (of parts of a GPU), not
 # supported, no permission, function not found (in an older driver). Source: nvmlReturn_t of the NVML reference.
 _NO_FIGURE = frozenset({2, 3, 4, 13})
-# How long a child that was killed may take to be gone; one that hangs in the driver never is.
+# How long a child that was killed may take to end; one that hangs in the driver never does.
 _REAP_S = 1.0
 
 
@@ -41,7 +41,7 @@ def load_nvml() -> Any | None:
 
 
 def driver_version(nvml: Any | None) -> str | None:
-    """The version of NVIDIA's driver; None where NVML cannot tell."""
+    """The version of NVIDIA's driver; None where NVML does not answer."""
     if nvml is None:
         return None
     try:
@@ -51,30 +51,34 @@ def driver_version(nvml: Any | None) -> str | None:
         return None
 
 
-def inspect_gpus(asked: int, environ: Mapping[str, str], limit_s: float, nvml: Any | None) -> Facts:
-    """Facts of the GPUs that ``environ`` lets this job see, of which it asked for so many.
+def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvml: Any | None) -> Facts:
+    """Facts of the GPUs that this job can see.
 
-    ``nvml`` is the module, or None. The product is given ``limit_s`` seconds, and comes last: while it runs, GPU memory
-    is in use.
+    Args:
+        requested: How many GPUs of this node the job asked for.
+        environ: The environment of the ranks, which says what they can see.
+        limit_s: Seconds for the matrix product.
+        nvml: The module of nvidia-ml-py, or None.
     """
-    seen = _by_nvml(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
-    log = _kernel_log(KERNEL_LOG, {gpu["bus"] for gpu in seen["gpus"] if gpu.get("bus")})
+    by_nvml = _query_nvml(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
+    log = _kernel_log(KERNEL_LOG, {gpu["bus"] for gpu in by_nvml["gpus"] if gpu.get("bus")})
+    # After NVML, which reports how much memory is in use: the product uses some itself.
     product = run_gemm(environ, limit_s)
-    if seen["count"] is None:
+    if by_nvml["count"] is None:
         if "skip" in product:
-            return {"skip": f"GPUs cannot be looked at: {seen['nvml']}, and {product['skip']}"}
-        seen["count"] = product.get("count")
-    return {"asked": asked, **seen, **log, "gemm": product}
+            return {"skip": f"GPUs cannot be looked at: {by_nvml['nvml']}, and {product['skip']}"}
+        by_nvml["count"] = product.get("count")
+    return {"asked": requested, **by_nvml, **log, "gemm": product}
 
 
 # --- NVML -------------------------------------------------------------------------------------------------------
 
 
 def visible_devices(value: str | None, count: int) -> list[int | str]:
-    """Which of ``count`` GPUs CUDA_VISIBLE_DEVICES leaves to see, in its order: indices, or UUIDs as written.
+    """The GPUs that CUDA_VISIBLE_DEVICES shows of ``count``, in its order: indices, or UUIDs as written.
 
-    Like CUDA it stops at the first entry that names no GPU, and shows none at all where one is named twice. Source:
-    CUDA Programming Guide, environment variables.
+    ``value`` is that variable's; None shows all. Like CUDA it stops at the first entry that names no GPU, and shows
+    none at all where one is named twice. Source: CUDA Programming Guide, environment variables.
     """
     if value is None:
         return list(range(count))
@@ -90,17 +94,20 @@ def visible_devices(value: str | None, count: int) -> list[int | str]:
     return entries if len(set(entries)) == len(entries) else []
 
 
-def _by_nvml(nvml: Any | None, value: str | None) -> Facts:
-    """``nvml`` in what is returned: None, or why it could not be asked."""
-    nothing: Facts = {"count": None, "mig": False, "gpus": []}
+def _query_nvml(nvml: Any | None, visible: str | None) -> Facts:
+    """Facts of the visible GPUs by NVML; their item ``nvml`` is None, or why there are none.
+
+    ``visible`` is the value of CUDA_VISIBLE_DEVICES.
+    """
+    no_facts: Facts = {"count": None, "mig": False, "gpus": []}
     if nvml is None:
-        return {"nvml": "nvidia-ml-py is not installed", **nothing}
+        return {"nvml": "nvidia-ml-py is not installed", **no_facts}
     try:
         with _session(nvml):
-            entries = visible_devices(value, nvml.nvmlDeviceGetCount())
+            entries = visible_devices(visible, nvml.nvmlDeviceGetCount())
             gpus = [gpu for entry in entries if (gpu := _gpu(nvml, entry)) is not None]
     except nvml.NVMLError as error:
-        return {"nvml": f"NVML: {error}", **nothing}
+        return {"nvml": f"NVML: {error}", **no_facts}
     mig = any(isinstance(entry, str) and entry.startswith("MIG-") for entry in entries)
     return {"nvml": None, "count": len(gpus), "mig": mig, "gpus": gpus}
 
@@ -115,18 +122,18 @@ def _session(nvml: Any) -> Iterator[None]:
 
 
 def _gpu(nvml: Any, entry: int | str) -> Facts | None:
-    """Facts of one GPU; None where a UUID names none."""
+    """Facts of one GPU, with an item ``error`` alone where it does not answer; None where a UUID names none."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(entry) if isinstance(entry, int) else _by_uuid(nvml, entry)
         if handle is None:
             return None
-        memory = _ask(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
-        pci = _ask(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
+        pci = _query(nvml, nvml.nvmlDeviceGetPciInfo, handle)
         uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         return {
-            "name": _text(_ask(nvml, nvml.nvmlDeviceGetName, handle)),
+            "name": _text(_query(nvml, nvml.nvmlDeviceGetName, handle)),
             "bus": None if pci is None else _text(pci.busId),
-            "uncorrected": _ask(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
+            "uncorrected": _query(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
             "pending": _pending(nvml, handle),
             "used_mb": None if memory is None else round(memory.used / 1e6),
         }
@@ -135,7 +142,7 @@ def _gpu(nvml: Any, entry: int | str) -> Facts | None:
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any | None:
-    """The handle of a GPU, of whose UUID the first digits do, or of a part of one."""
+    """The handle of a GPU by the first digits of its UUID, or of a MIG instance by all of them."""
     if uuid.startswith("MIG-"):
         return nvml.nvmlDeviceGetHandleByUUID(uuid)
     handles = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount()))
@@ -143,18 +150,19 @@ def _by_uuid(nvml: Any, uuid: str) -> Any | None:
 
 
 def _pending(nvml: Any, handle: Any) -> bool | None:
-    """Whether memory waits for a reset to be replaced, by rows or on older GPUs by pages; None where it is not told."""
-    rows = _ask(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+    """Whether failed memory awaits a reset to be replaced, by rows or on older GPUs by pages; None where unknown."""
+    rows = _query(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is not None:
+        # Corrected and uncorrected errors, whether rows are pending, whether a replacement has failed.
         return bool(rows[2])
-    pages = _ask(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
+    pages = _query(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
     return None if pages is None else bool(pages)
 
 
-def _ask(nvml: Any, query: Any, *arguments: Any) -> Any:
-    """What NVML answers; None where this GPU has no such figure. Raises NVMLError where the GPU does not answer."""
+def _query(nvml: Any, function: Any, *arguments: Any) -> Any:
+    """NVML's answer to a query; None where this GPU has no such figure. Raises NVMLError where it does not answer."""
     try:
-        return query(*arguments)
+        return function(*arguments)
     except nvml.NVMLError as error:
         if error.value in _NO_FIGURE:
             return None
@@ -169,22 +177,23 @@ def _text(value: str | bytes | None) -> str | None:
 
 
 def find_xids(text: str, buses: set[str]) -> list[Facts]:
-    """The Xid messages of the GPUs on these PCI buses, or of all where none is given.
+    """The Xid messages in a kernel log's ``text`` of the GPUs on these PCI ``buses``, or of all where none is given.
 
     Each kind once for each GPU: ``bus``, ``code``, ``times`` and its last ``line``.
     """
-    ours = {_bus(bus) for bus in buses}
-    found: dict[tuple[str, int], Facts] = {}
+    # NVML and the kernel write the same address with different numbers of digits.
+    wanted_buses = {_parse_bus(bus) for bus in buses}
+    xids: dict[tuple[str, int], Facts] = {}
     for match in _XID.finditer(text):
         bus, code = match[1], int(match[2])
-        if ours and _bus(bus) not in ours:
+        if wanted_buses and _parse_bus(bus) not in wanted_buses:
             continue
-        known = found.setdefault((bus, code), {"bus": bus, "code": code, "times": 0})
-        known.update(times=known["times"] + 1, line=match[0][:200])
-    return list(found.values())
+        xid = xids.setdefault((bus, code), {"bus": bus, "code": code, "times": 0})
+        xid.update(times=xid["times"] + 1, line=match[0][:200])
+    return list(xids.values())
 
 
-def _bus(text: str) -> tuple[int, ...] | str:
+def _parse_bus(text: str) -> tuple[int, ...] | str:
     """Domain, bus and device of a PCI address, however many digits each is written with."""
     match = _BUS.match(text)
     return tuple(int(part, 16) for part in match.groups()) if match else text
@@ -199,16 +208,16 @@ def _kernel_log(path: Path, buses: set[str]) -> Facts:
 
 
 def read_kernel_log(path: Path) -> str:
-    """All of /dev/kmsg, which gives a record at each read. Source: dev-kmsg of the kernel's ABI documentation."""
+    """All of /dev/kmsg, which returns one record at each read. Source: dev-kmsg of the kernel's ABI documentation."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     records = []
     try:
         while True:
             try:
                 record = os.read(handle, _RECORD)
-            except BlockingIOError:
+            except BlockingIOError:  # the end of the log
                 break
-            except BrokenPipeError:  # overwritten before it was read; the next read goes on behind it
+            except BrokenPipeError:  # the record was overwritten before it was read; the next read returns what follows
                 continue
             if not record:
                 break
@@ -218,23 +227,24 @@ def read_kernel_log(path: Path) -> str:
     return b"".join(records).decode(errors="replace")
 
 
-# --- the product ------------------------------------------------------------------------------------------------
+# --- the matrix product --------------------------------------------------------------------------------------------
 
 
 def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
-    """``count`` and ``gpus`` as :mod:`.matmul` prints them, or ``error``, or ``skip``."""
-    # -P: the other files of its directory must not be taken for modules of the standard library.
+    """Run :mod:`.matmul` on all GPUs; returns ``count`` and ``gpus`` as it prints them, or ``error``, or ``skip``."""
+    # -P: its own directory is not searched, whose files could be taken for modules of the standard library.
     command = [sys.executable, "-P", matmul.__file__, str(limit_s)]
-    # What is imported is what is imported here, also where the ranks are to have another Python.
+    # The child imports what this process imports, even where the ranks are to have another Python.
     env = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         output, errors = child.communicate(timeout=limit_s)
         ending = f"exit code {child.returncode}" if child.returncode >= 0 else f"signal {-child.returncode}"
-        said = errors.decode(errors="replace").strip().rpartition("\n")[2]
-        return parse_gemm_output(output.decode(errors="replace"), f"{ending}: {said}" if said else ending)
-    except subprocess.TimeoutExpired as late:
-        return parse_gemm_output((late.output or b"").decode(errors="replace"), f"no answer within {limit_s:g} s")
+        last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return parse_gemm_output(output.decode(errors="replace"), f"{ending}: {last_line}" if last_line else ending)
+    except subprocess.TimeoutExpired as timeout:
+        # The GPUs that were done in time have printed their lines.
+        return parse_gemm_output((timeout.output or b"").decode(errors="replace"), f"no answer within {limit_s:g} s")
     finally:
         child.kill()
         with suppress(subprocess.TimeoutExpired):
@@ -242,8 +252,8 @@ def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
 
 
 def parse_gemm_output(output: str, ending: str) -> Facts:
-    """What the program printed; ``ending`` is said of GPUs that have no line, and of all where none has."""
-    lines = [line for text in output.splitlines() if (line := _json(text)) is not None]
+    """The facts in a program's ``output``; ``ending``, how it ended, is the error of GPUs that have no line in it."""
+    lines = [line for text in output.splitlines() if (line := _parse_object(text)) is not None]
     head = next((line for line in lines if "count" in line), None)
     if head is None:
         return {"error": ending}
@@ -256,7 +266,7 @@ def parse_gemm_output(output: str, ending: str) -> Facts:
     return {"count": head["count"], "gpus": gpus}
 
 
-def _json(text: str) -> Facts | None:
+def _parse_object(text: str) -> Facts | None:
     try:
         data = json.loads(text)
     except ValueError:

@@ -1,7 +1,7 @@
-"""A matrix product: on every GPU that this process can see, as a program of its own, or on one core.
+"""A matrix product: on every GPU that a process can see, run as a child process, or on one CPU core.
 
 A CUDA context holds GPU memory for as long as its process lives, so the node agent, which lives as long as the run,
-never makes one. ``python gemm.py SECONDS`` prints ``{"count": GPUs, "built_for": version or null}``, then a line for
+never makes one. ``python matmul.py SECONDS`` prints ``{"count": GPUs, "built_for": version or null}``, then a line for
 each GPU as soon as it is done: ``{"gpu": index, "name", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After
 SECONDS it is killed by its own alarm, should its parent be gone.
 """
@@ -21,6 +21,7 @@ _GPU_ROUNDS, _CPU_ROUNDS = 5, 50
 # Products between two looks at the clock, so that starting one on a GPU weighs little.
 _GPU_BATCH = 10
 
+# Held for each line: threads print at the same time.
 _output = threading.Lock()
 
 
@@ -32,18 +33,21 @@ def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> 
     """
     import torch
 
-    ones = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
-    product = ones @ ones
+    matrix = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
+    product = matrix @ matrix
+    # Every element of the product of two matrices of ones is their size.
     if not bool((product == size).all()):
         raise ArithmeticError(f"the product of {size} x {size} ones is wrong")
-    wait = torch.cuda.synchronize if ones.is_cuda else lambda _: None
+    # A product on a GPU is only queued when torch returns.
+    wait = torch.cuda.synchronize if matrix.is_cuda else lambda _: None
+    # The least mean is the one that other work of the machine has disturbed least.
     least = float("inf")
     for _ in range(rounds):
-        wait(ones.device)
+        wait(matrix.device)
         began = time.perf_counter()
         for _ in range(batch):
-            torch.mm(ones, ones, out=product)
-        wait(ones.device)
+            torch.mm(matrix, matrix, out=product)
+        wait(matrix.device)
         least = min(least, (time.perf_counter() - began) / batch)
     return least
 
@@ -60,36 +64,36 @@ def multiply_on_one_core() -> float:
         torch.set_num_threads(threads)
 
 
-def _say(line: dict[str, Any]) -> None:
+def _print_line(line: dict[str, Any]) -> None:
     with _output:
         print(json.dumps(line), flush=True)
 
 
-def _try(index: int) -> None:
+def _try_gpu(index: int) -> None:
     import torch
 
     try:
         name = torch.cuda.get_device_name(index)
         seconds = multiply(f"cuda:{index}", "float16", _GPU_SIZE, rounds=_GPU_ROUNDS, batch=_GPU_BATCH)
         speed = 2 * _GPU_SIZE**3 / seconds / 1e12
-        _say({"gpu": index, "name": name, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
+        _print_line({"gpu": index, "name": name, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
     except Exception as error:  # noqa: BLE001 (whatever CUDA raises is the finding)
-        first = str(error).strip().partition("\n")[0]
-        _say({"gpu": index, "error": f"{type(error).__name__}: {first}"})
+        first_line = str(error).strip().partition("\n")[0]
+        _print_line({"gpu": index, "error": f"{type(error).__name__}: {first_line}"})
 
 
 def main() -> None:
-    """Say how many GPUs there are, then try all of them at once: one that hangs holds up no other."""
+    """Print how many GPUs there are, then try all of them at once: one that hangs delays no other."""
     signal.alarm(int(float(sys.argv[1])) + 1)
     import torch
 
     count = torch.cuda.device_count()
-    _say({"count": count, "built_for": torch.version.cuda or torch.version.hip})
-    tries = [threading.Thread(target=_try, args=(index,)) for index in range(count)]
-    for each in tries:
-        each.start()
-    for each in tries:
-        each.join()
+    _print_line({"count": count, "built_for": torch.version.cuda or torch.version.hip})
+    tries = [threading.Thread(target=_try_gpu, args=(index,)) for index in range(count)]
+    for thread in tries:
+        thread.start()
+    for thread in tries:
+        thread.join()
 
 
 if __name__ == "__main__":

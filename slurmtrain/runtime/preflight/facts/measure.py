@@ -1,7 +1,7 @@
 """What a node measures of itself before training: the facts that :mod:`slurmtrain.model.preflight.checks` judges.
 
-Each check measures in a daemon thread of its own, and none is waited for beyond its time: a file system that has died
-hangs the thread that touches it, not the agent.
+Each check measures in a daemon thread of its own, and none is waited for beyond its time: a filesystem whose server is
+down hangs the thread that touches it, not the agent.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from slurmtrain.version import __version__
 Facts = dict[str, Any]
 Measurement = Callable[[], Facts | None]
 
-# Checks that have a time of their own: a look-up that takes longer than it may has failed already.
+# Checks with a time limit of their own: a look-up that takes longer than it may has failed already.
 _LIMITS: dict[str, Callable[[PreflightSpec], float]] = {
     "shared": lambda preflight: preflight.shared.timeout_s,
     "dns": lambda preflight: preflight.dns.max_ms / 1e3 + 1.0,
 }
-# Beyond the time that a measure keeps by itself, before its thread is taken to hang.
+# Beyond the time limit, which some measurements keep by themselves, before a thread counts as hanging.
 _GRACE_S = 0.5
-# The part of the time of a check that the matrix product of GPUs may take: the rest is for what comes before it.
-_PRODUCT = 0.9
+# The share of a check's time limit that the matrix product of GPUs may take: the rest is for NVML, which comes first.
+_PRODUCT_SHARE = 0.9
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.2
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 _RDMA = Path("/sys/class/infiniband")
@@ -48,10 +48,18 @@ _RDMA = Path("/sys/class/infiniband")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeContext:
-    """The node that measures: number ``node`` of ``nodes``, in an attempt whose directory all of them should see.
+    """What the measurements of a node depend on.
 
-    ``executor`` is local or slurm. ``addresses`` are this node's own, numeric. ``token`` is hex text that all nodes of
-    the attempt share and no other attempt has. ``environ`` is what the ranks of this node are to have.
+    Attributes:
+        node: The node's number.
+        nodes: How many nodes the attempt has.
+        host: The node's name.
+        executor: local or slurm.
+        attempt: The attempt, whose directory all nodes should see.
+        plan: The run's plan.
+        addresses: This node's own, numeric.
+        token: Hex text that all nodes of the attempt share and no other attempt has.
+        environ: The environment that the ranks of this node are to have.
     """
 
     node: int
@@ -65,24 +73,25 @@ class NodeContext:
     environ: Mapping[str, str]
 
 
-def measure_all(here: NodeContext) -> dict[str, Facts]:
-    """Facts of every check that is not off, by its name, a moment after ``preflight.timeout_s`` at the latest.
+def measure_all(context: NodeContext) -> dict[str, Facts]:
+    """Facts of every check that is not off, by name, half a second after ``preflight.timeout_s`` at the latest.
 
-    Facts are JSON's own types. Where there are none they say why: ``{"skip": reason}`` where the check does not apply,
-    ``{"error": text}`` where it could not be made, ``{"timeout": seconds}`` where it did not end in time.
+    Facts are JSON's own types. Where there are none they hold the reason: ``{"skip": reason}`` where the check does not
+    apply, ``{"error": text}`` where it could not be made, ``{"timeout": seconds}`` where it did not end in time.
     """
-    preflight = here.plan.spec.preflight
-    race = _ParallelMeasurements()
-    for check, measure in _measures(here).items():
+    preflight = context.plan.spec.preflight
+    measurements = _ParallelMeasurements()
+    for check, measure in _measurements(context).items():
         if getattr(preflight, check).level != "off":
             limit_s = min(_LIMITS[check](preflight), preflight.timeout_s) if check in _LIMITS else preflight.timeout_s
-            race.start(check, measure, limit_s)
-    race.start("plugins", partial(_start_plugins, here, race), preflight.timeout_s)
-    return race.facts()
+            measurements.start(check, measure, limit_s)
+    # Finding plug-ins reads the metadata of all packages, perhaps from a slow filesystem: a measurement like any other.
+    measurements.start("plugins", partial(_start_plugins, context, measurements), preflight.timeout_s)
+    return measurements.facts()
 
 
 class _ParallelMeasurements:
-    """Measures side by side, each in a thread that may be left behind.
+    """Measurements side by side, each in a daemon thread that is left behind if it hangs.
 
     Not a pool of concurrent.futures: its threads are joined when the interpreter exits, and one that hangs never ends.
     """
@@ -94,7 +103,13 @@ class _ParallelMeasurements:
         self._facts: dict[str, Facts | None] = {}
 
     def start(self, name: str, measure: Measurement, limit_s: float) -> None:
-        """Begin a measure, which may take until ``limit_s`` seconds after the race began. None stands for no facts."""
+        """Start a measurement; its facts are kept unless they are None.
+
+        Args:
+            name: The name of its facts.
+            measure: Returns them.
+            limit_s: Seconds that it may take, counted from when this object was made.
+        """
         with self._changed:
             self._limits[name] = limit_s
         threading.Thread(target=self._run, args=(name, measure), name=f"preflight-{name}", daemon=True).start()
@@ -109,19 +124,21 @@ class _ParallelMeasurements:
             self._changed.notify_all()
 
     def facts(self) -> dict[str, Facts]:
-        """Wait for the measures, and return their facts by name."""
+        """Wait for the measurements, and return their facts by name."""
         with self._changed:
-            while late := self._limits.keys() - self._facts.keys():
-                left = self._began + max(self._limits[name] for name in late) + _GRACE_S - time.monotonic()
-                if left <= 0:
+            # A measurement may start others while it runs, as that of the plug-ins does.
+            while running := self._limits.keys() - self._facts.keys():
+                deadline = self._began + max(self._limits[name] for name in running) + _GRACE_S
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
                     break
-                self._changed.wait(left)
-            known = {name: self._facts.get(name, {"timeout": limit_s}) for name, limit_s in self._limits.items()}
-        return {name: facts for name, facts in known.items() if facts is not None}
+                self._changed.wait(remaining_s)
+            facts = {name: self._facts.get(name, {"timeout": limit_s}) for name, limit_s in self._limits.items()}
+        return {name: of_check for name, of_check in facts.items() if of_check is not None}
 
 
 class _CachedMeasurement:
-    """A measure whose facts several checks use; it is made when the first of them asks."""
+    """A measurement whose facts several checks use; it is made when the first of them asks."""
 
     def __init__(self, measure: Callable[[], Facts]) -> None:
         self._measure = measure
@@ -135,70 +152,73 @@ class _CachedMeasurement:
             return self._facts
 
 
-def _measures(here: NodeContext) -> dict[str, Measurement]:
-    preflight, asked = here.plan.spec.preflight, here.plan.spec.resources.gpus_per_node
-    nvml = gpus.load_nvml() if asked else None
-    look = _CachedMeasurement(lambda: gpus.inspect_gpus(asked, here.environ, _PRODUCT * preflight.timeout_s, nvml))
+def _measurements(context: NodeContext) -> dict[str, Measurement]:
+    """The measurement of every check of slurmtrain's own, by name."""
+    preflight, gpus_per_node = context.plan.spec.preflight, context.plan.spec.resources.gpus_per_node
+    nvml = gpus.load_nvml() if gpus_per_node else None
+    inspect_gpus = _CachedMeasurement(
+        lambda: gpus.inspect_gpus(gpus_per_node, context.environ, _PRODUCT_SHARE * preflight.timeout_s, nvml)
+    )
     return {
-        "shared": partial(_shared, here),
-        "versions": lambda: _versions(nvml),
-        "gpu": look if asked else lambda: {"skip": "no GPUs asked for"},
-        "disk": lambda: _room(here.attempt.run.path),
-        "tmp": lambda: _room(Path(here.environ.get("TMPDIR") or _TEMPORARY)),
-        "shm": lambda: _room(Path("/dev/shm")),  # noqa: S108 (nothing is written there)
-        "limits": _limits,
-        "dns": lambda: _dns(here.addresses),
-        "straggler": partial(_straggler, here, look if asked else None),
+        "shared": partial(_measure_shared, context),
+        "versions": lambda: _read_versions(nvml),
+        "gpu": inspect_gpus if gpus_per_node else lambda: {"skip": "no GPUs asked for"},
+        "disk": lambda: _measure_space(context.attempt.run.path),
+        "tmp": lambda: _measure_space(Path(context.environ.get("TMPDIR") or _TEMPORARY)),
+        "shm": lambda: _measure_space(Path("/dev/shm")),  # noqa: S108 (nothing is written there)
+        "limits": _read_limits,
+        "dns": lambda: _measure_dns(context.addresses),
+        "straggler": partial(_measure_speed, context, inspect_gpus if gpus_per_node else None),
         "environment": lambda: {
-            "said": [*describe_obsolete(here.environ), *describe_overruled(here.plan.spec.env, {})]
+            "said": [*describe_obsolete(context.environ), *describe_overruled(context.plan.spec.env, {})]
         },
     }
 
 
-# --- the shared directory ---------------------------------------------------------------------------------------
+# --- the run directory, which all nodes share -------------------------------------------------------------------
 
 
-def remove_shared_file(here: NodeContext) -> None:
-    """Remove what node 0 wrote for the others to see. To be called once all nodes have measured."""
+def remove_shared_file(context: NodeContext) -> None:
+    """Remove the file that node 0 wrote for the others to see; to be called once all nodes have measured."""
     with suppress(OSError):
-        _file_of(here, "shared").unlink(missing_ok=True)
+        _test_file(context, "shared").unlink(missing_ok=True)
 
 
-def _shared_limit(here: NodeContext) -> float:
-    preflight = here.plan.spec.preflight
+def _shared_limit_s(context: NodeContext) -> float:
+    preflight = context.plan.spec.preflight
     return min(_LIMITS["shared"](preflight), preflight.timeout_s)
 
 
-def _file_of(here: NodeContext, purpose: str) -> Path:
-    return here.attempt.path / f".preflight-{_digest(here.token, purpose)[:16]}"
+def _test_file(context: NodeContext, purpose: str) -> Path:
+    return context.attempt.path / f".preflight-{_digest(context.token, purpose)[:16]}"
 
 
 def _digest(token: str, purpose: str) -> str:
-    """What only nodes of this attempt can know, and does not give the token away."""
+    """Text that only nodes of this attempt can know, and from which the token cannot be derived."""
     return hashlib.sha256(f"{purpose}:{token}".encode()).hexdigest()
 
 
-def _shared(here: NodeContext) -> Facts:
-    """``write_ms`` of node 0, ``read_ms`` until its file could be read; or ``refused``, or ``unseen``."""
+def _measure_shared(context: NodeContext) -> Facts:
+    """``write_ms`` of node 0, and ``read_ms`` until its file could be read, or ``unseen``; or ``refused``."""
     began = time.monotonic()
-    content = _digest(here.token, "content").encode()
-    own, shared = _file_of(here, f"node-{here.node}"), _file_of(here, "shared")
+    content = _digest(context.token, "content").encode()
+    own, shared = _test_file(context, f"node-{context.node}"), _test_file(context, "shared")
     facts: Facts = {}
     try:
-        # As each node is to create, and make durable, a journal of its own there.
+        # Each node will create a journal of its own there, and make it durable.
         write_atomically(own, content)
         own.unlink()
-        if here.node == 0:
+        if context.node == 0:
             since = time.monotonic()
             write_atomically(shared, content)
             facts["write_ms"] = _ms_since(since)
     except OSError as error:
         return {"refused": describe_os_error(error)}
-    seen = _await(shared, content, began + _shared_limit(here))
-    return {**facts, "read_ms": _ms_since(began)} if seen else {**facts, "unseen": True}
+    visible = _wait_for_content(shared, content, began + _shared_limit_s(context))
+    return {**facts, "read_ms": _ms_since(began)} if visible else {**facts, "unseen": True}
 
 
-def _await(path: Path, content: bytes, deadline: float) -> bool:
+def _wait_for_content(path: Path, content: bytes, deadline: float) -> bool:
     """Whether a file had this content before ``deadline``, by the monotonic clock."""
     pause = _FIRST_POLL_S
     while not _holds(path, content):
@@ -211,7 +231,8 @@ def _await(path: Path, content: bytes, deadline: float) -> bool:
 
 def _holds(path: Path, content: bytes) -> bool:
     try:
-        # NFS remembers for up to a minute that a name is missing, until the directory is opened (nfs(5), lookupcache).
+        # An NFS client caches for up to a minute that a name is missing, until the directory is opened (nfs(5),
+        # lookupcache).
         os.close(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
         return path.read_bytes() == content
     except OSError:
@@ -222,11 +243,11 @@ def _ms_since(began: float) -> float:
     return round((time.monotonic() - began) * 1e3, 3)
 
 
-# --- what this node has -----------------------------------------------------------------------------------------
+# --- facts of this node ----------------------------------------------------------------------------------------
 
 
-def _versions(nvml: Any | None) -> Facts:
-    """Versions as text, None for what is not there. Nothing here opens a GPU."""
+def _read_versions(nvml: Any | None) -> Facts:
+    """Versions as text, None for what is not installed. Nothing here opens a GPU: a CUDA context would hold memory."""
     import torch
 
     try:
@@ -243,85 +264,84 @@ def _versions(nvml: Any | None) -> Facts:
     }
 
 
-def _room(path: Path) -> Facts:
-    """``free`` bytes and ``inodes`` of this user in a directory; inodes are None where the file system counts none."""
+def _measure_space(path: Path) -> Facts:
+    """``free`` bytes and ``inodes`` for this user in a directory; inodes are None where the filesystem has no limit."""
     try:
-        there = os.statvfs(path)
+        filesystem = os.statvfs(path)
     except (FileNotFoundError, NotADirectoryError):
         return {"path": str(path), "missing": True}
     return {
         "path": str(path),
-        "free": there.f_bavail * there.f_frsize,
-        "inodes": there.f_favail if there.f_files else None,
+        "free": filesystem.f_bavail * filesystem.f_frsize,
+        "inodes": filesystem.f_favail if filesystem.f_files else None,
         "writable": os.access(path, os.W_OK | os.X_OK),
     }
 
 
-def _limits() -> Facts:
-    """``nofile`` and ``memlock`` (bytes) as they hold now, None for no limit, and the names of RDMA devices."""
+def _read_limits() -> Facts:
+    """The soft limits ``nofile`` and ``memlock`` (bytes), None for no limit, and the names of RDMA devices."""
 
-    def soft(which: int) -> int | None:
-        value = resource.getrlimit(which)[0]
+    def soft(limit: int) -> int | None:
+        value = resource.getrlimit(limit)[0]
         return None if value == resource.RLIM_INFINITY else value
 
     devices = sorted(os.listdir(_RDMA)) if _RDMA.is_dir() else []
     return {"nofile": soft(resource.RLIMIT_NOFILE), "memlock": soft(resource.RLIMIT_MEMLOCK), "rdma": devices}
 
 
-def _dns(addresses: Sequence[str]) -> Facts:
-    """Milliseconds of a reverse look-up by address. That an address has no name is fine: then that took so long."""
+def _measure_dns(addresses: Sequence[str]) -> Facts:
+    """Milliseconds of a reverse look-up, by address. An address without a name is fine: that answer counts, too."""
     if not addresses:
         return {"skip": "this node uses no network"}
-    took: Facts = {}
+    durations_ms: Facts = {}
 
     def look_up(address: str) -> None:
         began = time.monotonic()
         with suppress(OSError):
             socket.getnameinfo((address, 0), socket.NI_NUMERICSERV)
-        took[address] = _ms_since(began)
+        durations_ms[address] = _ms_since(began)
 
     threads = [threading.Thread(target=look_up, args=(address,), daemon=True) for address in addresses]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return took
+    return durations_ms
 
 
-def _straggler(here: NodeContext, look: _CachedMeasurement | None) -> Facts:
+def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None) -> Facts:
     """``seconds`` of a matrix product: of the slowest GPU where there are GPUs, else of one CPU core."""
-    if here.nodes == 1:
+    if context.nodes == 1:
         return {"skip": "there is one node only"}
-    if here.executor == "local":
+    if context.executor == "local":
         return {"skip": "the nodes of a local run are one machine"}
-    if look is None:
+    if inspect_gpus is None:
         return {"seconds": matmul.multiply_on_one_core()}
-    looked = look()
-    times = [gpu["ms"] for gpu in looked.get("gemm", {}).get("gpus", ()) if "ms" in gpu]
+    times = [gpu["ms"] for gpu in inspect_gpus().get("gemm", {}).get("gpus", ()) if "ms" in gpu]
     return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU has multiplied"}
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------
 
 
-def _start_plugins(here: NodeContext, race: _ParallelMeasurements) -> Facts | None:
-    """Let the plug-ins take part in the race, each as a check of its own."""
-    spec = here.plan.spec
+def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) -> Facts | None:
+    """Start the measurement of each plug-in, as a check of its own; returns the error of names that clash."""
+    spec = context.plan.spec
     limit_s = spec.preflight.timeout_s
-    found, facts, clashes = plugins.find_plugins(
+    points, facts, clashes = plugins.find_plugins(
         spec.preflight.plugins, {field.name for field in fields(PreflightSpec)}
     )
     node = plugins.CheckedNode(
-        index=here.node,
-        nodes=here.nodes,
-        host=here.host,
-        executor=here.executor,
-        run_dir=here.attempt.run.path,
+        index=context.node,
+        nodes=context.nodes,
+        host=context.host,
+        executor=context.executor,
+        run_dir=context.attempt.run.path,
         params=copy.deepcopy(spec.params),
         gpus_per_node=spec.resources.gpus_per_node,
     )
-    for name, point in found.items():
-        race.start(name, partial(plugins.run_plugin, point, node), limit_s)
-    for name, said in facts.items():
-        race.start(name, lambda said=said: said, limit_s)  # type: ignore[misc]
+    for name, point in points.items():
+        measurements.start(name, partial(plugins.run_plugin, point, node), limit_s)
+    for name, error in facts.items():
+        measurements.start(name, partial(dict, error), limit_s)
     return {"error": clashes} if clashes else None

@@ -1,4 +1,4 @@
-"""Checks that other packages bring along: entry points of the group ``slurmtrain.checks``.
+"""Checks of other packages: entry points of the group ``slurmtrain.checks``.
 
 An entry point is a callable that gets a :class:`CheckedNode` and returns ``(status, summary)`` or
 ``(status, summary, evidence)``.
@@ -21,9 +21,16 @@ _SUMMARY_LIMIT = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
-    """What a plug-in is told: the node's number and how many there are, its host, and the run.
+    """What a plug-in gets.
 
-    ``executor`` is local or slurm; ``params`` are a copy of the spec's.
+    Attributes:
+        index: The node's number, from 0.
+        nodes: How many nodes the attempt has.
+        host: The node's name.
+        executor: local or slurm.
+        run_dir: The run's directory.
+        params: A copy of the spec's.
+        gpus_per_node: How many GPUs of a node the job has.
     """
 
     index: int
@@ -36,12 +43,16 @@ class CheckedNode:
 
 
 def find_plugins(
-    levels: Mapping[str, str], taken: Collection[str]
+    levels: Mapping[str, str], reserved: Collection[str]
 ) -> tuple[dict[str, EntryPoint], dict[str, dict[str, Any]], str]:
-    """The plug-ins of this node that are not off, by name; facts of those that cannot be made; and what else is wrong.
+    """Find the plug-ins of this node that are not off; nothing is loaded yet.
 
-    ``levels`` are the spec's; ``taken`` are names that no plug-in may have, for they are slurmtrain's own. Nothing is
-    loaded.
+    Args:
+        levels: The spec's, by name.
+        reserved: Names that no plug-in may have: those of slurmtrain's own checks.
+
+    Returns:
+        Entry points by name; facts with the error of those that cannot be used; and what is wrong with other names.
     """
     offered: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
@@ -55,18 +66,18 @@ def find_plugins(
     clashes = []
     for name, points in offered.items():
         packages = ", ".join(sorted({_package(point) for point in points}))
-        if name in taken:
+        if name in reserved:
             clashes.append(f"the entry point {name!r} of {packages} has the name of a check of slurmtrain's own")
         elif len(points) > 1:
             facts[name] = {"error": f"several packages have a check of this name: {packages}"}
-    found = {name: points[0] for name, points in offered.items() if name not in taken and len(points) == 1}
-    return found, facts, "; ".join(clashes)
+    usable = {name: points[0] for name, points in offered.items() if name not in reserved and len(points) == 1}
+    return usable, facts, "; ".join(clashes)
 
 
 def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
-    """Load a plug-in and ask it: ``status``, ``summary`` and ``evidence``. Raises what it raises.
+    """Load a plug-in and run its check on a node; returns ``status``, ``summary`` and ``evidence``.
 
-    Raises TypeError or ValueError where it returns something else.
+    Raises TypeError or ValueError where it returns something else, and whatever it raises itself.
     """
     check: Callable[[CheckedNode], object] = point.load()
     returned = check(node)
@@ -77,7 +88,7 @@ def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
         raise ValueError(f"{point.value} returned the status {status!r:.100}; use one of {', '.join(STATUSES)}")
     if not isinstance(summary, str) or not isinstance(evidence, Mapping):
         raise TypeError(f"{point.value} returned a summary that is no text, or evidence that is no mapping")
-    # Through JSON, as it is journaled: what JSON cannot hold is told here, where the plug-in is known.
+    # Through JSON, as it is journaled: what JSON cannot hold raises here, where the plug-in is known.
     plain = json.loads(json.dumps(dict(evidence), allow_nan=False))
     return {"status": status, "summary": " ".join(summary.split())[:_SUMMARY_LIMIT], "evidence": plain}
 

@@ -23,14 +23,14 @@ def _in_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
 
 
-def have(monkeypatch: pytest.MonkeyPatch, addresses: Sequence[str], routes: dict[str, str | None]) -> None:
+def set_addresses(monkeypatch: pytest.MonkeyPatch, addresses: Sequence[str], routes: dict[str, str | None]) -> None:
     """Give this machine these addresses, and these ways to elsewhere."""
-    found = [Candidate(interface="eth0", address=each, prefix=24) for each in addresses]
-    monkeypatch.setattr(announce, "find_candidates", lambda node: (found, []))
+    candidates = [Candidate(interface="eth0", address=address, prefix=24) for address in addresses]
+    monkeypatch.setattr(announce, "find_candidates", lambda node: (candidates, []))
     monkeypatch.setattr(announce, "source_towards", routes.get)
 
 
-def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CoordinatorEndpoints:
+def evaluate_announcement(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CoordinatorEndpoints:
     """What a task learns after a shell has evaluated what is printed."""
     announce.main()
     script = f"{capsys.readouterr().out}\nenv -0"
@@ -39,64 +39,64 @@ def told(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
         name, _, value = variable.partition("=")
         if name.startswith("SLURMTRAIN_"):
             monkeypatch.setenv(name, value)
-    invitation = pop_coordinator_endpoints()
-    assert invitation is not None
-    return invitation
+    endpoints = pop_coordinator_endpoints()
+    assert endpoints is not None
+    return endpoints
 
 
 def test_a_shell_passes_on_all_addresses_that_of_the_default_route_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    have(
+    set_addresses(
         monkeypatch,
         ["10.1.0.1", "10.0.0.1", "fd01::1", "fd00::1"],
         {"192.0.2.1": "10.0.0.1", "2001:db8::1": "fd00::1"},
     )
-    invitation = told(capsys, monkeypatch)
-    assert invitation.addresses == ("10.0.0.1", "fd00::1", "10.1.0.1", "fd01::1")
-    assert len(invitation.secret) == 32
+    endpoints = evaluate_announcement(capsys, monkeypatch)
+    assert endpoints.addresses == ("10.0.0.1", "fd00::1", "10.1.0.1", "fd01::1")
+    assert len(endpoints.secret) == 32
 
 
 @pytest.mark.parametrize("source", [None, "172.17.0.1"])
 def test_a_default_route_over_nothing_of_use_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str | None
 ) -> None:
-    have(monkeypatch, ["10.1.0.1", "10.0.0.1"], {"192.0.2.1": source})
-    assert told(capsys, monkeypatch).addresses == ("10.1.0.1", "10.0.0.1")
+    set_addresses(monkeypatch, ["10.1.0.1", "10.0.0.1"], {"192.0.2.1": source})
+    assert evaluate_announcement(capsys, monkeypatch).addresses == ("10.1.0.1", "10.0.0.1")
 
 
 def test_every_invitation_has_a_secret_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    have(monkeypatch, ["10.0.0.1"], {})
-    assert told(capsys, monkeypatch).secret != told(capsys, monkeypatch).secret
+    set_addresses(monkeypatch, ["10.0.0.1"], {})
+    assert evaluate_announcement(capsys, monkeypatch).secret != evaluate_announcement(capsys, monkeypatch).secret
 
 
 def test_the_port_is_one_of_the_job_and_its_restart_that_is_free(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    have(monkeypatch, ["10.0.0.1"], {})
-    asked: list[tuple[str, int, str]] = []
+    set_addresses(monkeypatch, ["10.0.0.1"], {})
+    calls: list[tuple[str, int, str]] = []
 
     def choices(job_id: str, restart: int, salt: str) -> list[int]:
-        asked.append((job_id, restart, salt))
-        return [taken, free]
+        calls.append((job_id, restart, salt))
+        return [occupied, free]
 
     with listen_anywhere(0) as listener, listen_anywhere(0) as other:
-        taken, free = listener.getsockname()[1], other.getsockname()[1]
+        occupied, free = listener.getsockname()[1], other.getsockname()[1]
         other.close()
         monkeypatch.setattr(ports, "job_ports", choices)
         monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4700")
         monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "11")
-        assert told(capsys, monkeypatch).port == free
-    assert asked == [("4700_11", 2, "bootstrap")]
+        assert evaluate_announcement(capsys, monkeypatch).port == free
+    assert calls == [("4700_11", 2, "bootstrap")]
 
 
 def test_a_node_without_an_address_says_why_it_exports_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    have(monkeypatch, [], {})
+    set_addresses(monkeypatch, [], {})
     with pytest.raises(SystemExit, match="no network address that others could reach; they will look for a file"):
         announce.main()
     assert capsys.readouterr().out == ""
@@ -106,10 +106,12 @@ def test_the_command_of_the_batch_script_works_on_this_machine() -> None:
     if not find_candidates(0)[0]:
         pytest.skip("this machine has no network")
     shell = 'invitation="$("$0" -m slurmtrain.runtime.preflight.announce)" && eval "$invitation" && env'
-    ended = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, check=True)
-    said = dict(line.partition("=")[::2] for line in ended.stdout.splitlines() if line.startswith("SLURMTRAIN_HOME"))
-    port, *addresses = said["SLURMTRAIN_HOME"].split()
+    completed = subprocess.run(["sh", "-c", shell, sys.executable], capture_output=True, text=True, check=True)
+    exported = dict(
+        line.partition("=")[::2] for line in completed.stdout.splitlines() if line.startswith("SLURMTRAIN_HOME")
+    )
+    port, *addresses = exported["SLURMTRAIN_HOME"].split()
     assert int(port) in range(1024, 65536)
     assert set(addresses) == {one.address for one in find_candidates(0)[0]}
-    assert len(bytes.fromhex(said["SLURMTRAIN_HOME_SECRET"])) == 32
-    assert ended.stderr == ""
+    assert len(bytes.fromhex(exported["SLURMTRAIN_HOME_SECRET"])) == 32
+    assert completed.stderr == ""

@@ -26,7 +26,7 @@ SIDES = st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted)
 
 
 def numbers(ranges: list[range]) -> list[int]:
-    return [port for each in ranges for port in each]
+    return [port for span in ranges for port in span]
 
 
 def has_ipv6() -> bool:
@@ -41,11 +41,11 @@ def has_ipv6() -> bool:
 
 
 def test_by_default_the_pool_is_on_both_sides_of_linux_ephemeral_range() -> None:
-    found = numbers(DEFAULT)
-    assert found[0] == 10000
-    assert found[-1] == 65535
-    assert set(found).isdisjoint(range(32768, 61000))
-    assert {32767, 61000} <= set(found)
+    port_numbers = numbers(DEFAULT)
+    assert port_numbers[0] == 10000
+    assert port_numbers[-1] == 65535
+    assert set(port_numbers).isdisjoint(range(32768, 61000))
+    assert {32767, 61000} <= set(port_numbers)
 
 
 @given(
@@ -59,13 +59,13 @@ def test_no_port_of_the_pool_is_ephemeral_reserved_or_somebody_elses(
     ephemeral: list[int], reserved: list[list[int]]
 ) -> None:
     text = ",".join(f"{low}-{high}" if low != high else str(low) for low, high in reserved)
-    found = numbers(usable_ports(f"{ephemeral[0]}\t{ephemeral[1]}\n", text + "\n"))
-    assert found == sorted(set(found))
-    taken = set(range(ephemeral[0], ephemeral[1] + 1)).union(*(range(low, high + 1) for low, high in reserved))
-    others = {5000, 6379, 6817, 6818, 6819, 8265, 10001, 18515, 20049, 29400, 29500}
-    assert set(found).isdisjoint(taken | others)
-    allowed = set(range(1024, 65536)) - taken - others
-    assert set(found) in (allowed, {port for port in allowed if port >= 10000})
+    port_numbers = numbers(usable_ports(f"{ephemeral[0]}\t{ephemeral[1]}\n", text + "\n"))
+    assert port_numbers == sorted(set(port_numbers))
+    excluded = set(range(ephemeral[0], ephemeral[1] + 1)).union(*(range(low, high + 1) for low, high in reserved))
+    services = {5000, 6379, 6817, 6818, 6819, 8265, 10001, 18515, 20049, 29400, 29500}
+    assert set(port_numbers).isdisjoint(excluded | services)
+    allowed = set(range(1024, 65536)) - excluded - services
+    assert set(port_numbers) in (allowed, {port for port in allowed if port >= 10000})
 
 
 def test_ports_below_10000_are_taken_only_where_there_are_too_few_above() -> None:
@@ -92,32 +92,34 @@ def test_an_ephemeral_range_that_takes_all_ports_leaves_none_outside() -> None:
     assert usable_ports("1024 65535", "") == []
 
 
-def machine(monkeypatch: pytest.MonkeyPatch, place: Path, ephemeral: str | None, reserved: str | None) -> None:
+def set_kernel_settings(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, ephemeral: str | None, reserved: str | None
+) -> None:
     """Have this machine say this of its ports; None is a file that is not there."""
     for name, text in (("ip_local_port_range", ephemeral), ("ip_local_reserved_ports", reserved)):
         if text is not None:
-            (place / name).write_text(text)
-    monkeypatch.setattr(ports, "_PROC", place)
+            (folder / name).write_text(text)
+    monkeypatch.setattr(ports, "_PROC", folder)
 
 
 def test_what_the_machine_says_is_heeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
-    found = set(job_ports("7", 0)) | set(job_ports("7", 0, "x"))
-    assert found == set(numbers(usable_ports("20000 60999", "11000-12000")))
+    set_kernel_settings(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
+    port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x"))
+    assert port_numbers == set(numbers(usable_ports("20000 60999", "11000-12000")))
 
 
 def test_a_machine_that_says_nothing_has_linux_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    machine(monkeypatch, tmp_path, None, None)
+    set_kernel_settings(monkeypatch, tmp_path, None, None)
     assert list(job_ports("7", 0)) == list(job_ports("7", 0, ranges=DEFAULT))
 
 
 def test_where_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    machine(monkeypatch, tmp_path, "1024\t65535\n", "10000-20000\n")
-    found = set(job_ports("7", 0))
-    assert len(found) > 10000
-    assert found.isdisjoint([*range(20001), 29500])
+    set_kernel_settings(monkeypatch, tmp_path, "1024\t65535\n", "10000-20000\n")
+    port_numbers = set(job_ports("7", 0))
+    assert len(port_numbers) > 10000
+    assert port_numbers.isdisjoint([*range(20001), 29500])
 
 
 # --- which one is first -----------------------------------------------------------------------------------------
@@ -125,9 +127,9 @@ def test_where_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
 
 @given(JOBS, st.integers(0, 100), st.sampled_from(["", "bootstrap"]))
 def test_the_ports_of_a_start_are_the_same_each_time_and_no_port_comes_twice(job: str, restart: int, salt: str) -> None:
-    found = list(job_ports(job, restart, salt, DEFAULT))
-    assert found == list(job_ports(job, restart, salt, DEFAULT))
-    assert len(found) == len(set(found)) == pytest.approx(len(numbers(DEFAULT)) / 2, abs=1)
+    port_numbers = list(job_ports(job, restart, salt, DEFAULT))
+    assert port_numbers == list(job_ports(job, restart, salt, DEFAULT))
+    assert len(port_numbers) == len(set(port_numbers)) == pytest.approx(len(numbers(DEFAULT)) / 2, abs=1)
 
 
 def test_the_first_port_of_a_job_never_changes() -> None:
@@ -137,8 +139,8 @@ def test_the_first_port_of_a_job_never_changes() -> None:
 
 @given(JOBS, st.integers(0, 1000), st.sampled_from(["", "bootstrap"]))
 def test_consecutive_restarts_try_different_ports(job: str, restart: int, salt: str) -> None:
-    one, other = (set(islice(job_ports(job, each, salt, DEFAULT), 50)) for each in (restart, restart + 1))
-    assert one.isdisjoint(other)
+    own_ports, other_ports = (set(islice(job_ports(job, span, salt, DEFAULT), 50)) for span in (restart, restart + 1))
+    assert own_ports.isdisjoint(other_ports)
 
 
 @given(JOBS, st.integers(0, 1000), st.integers(2, 200), st.sampled_from(["", "bootstrap"]))
@@ -146,15 +148,17 @@ def test_consecutive_restarts_begin_elsewhere_however_few_ports_there_are(
     job: str, restart: int, count: int, salt: str
 ) -> None:
     few = [range(10000, 10000 + count)]
-    mine = list(job_ports(job, restart, salt, few))
-    assume(len(mine) > 1)
-    assert mine[0] != next(job_ports(job, restart + 1, salt, few))
+    own_ports = list(job_ports(job, restart, salt, few))
+    assume(len(own_ports) > 1)
+    assert own_ports[0] != next(job_ports(job, restart + 1, salt, few))
 
 
 @given(JOBS, JOBS, st.integers(0, 50), st.integers(0, 50), st.integers(2, 300))
-def test_with_a_salt_there_are_other_ports(job: str, other: str, one: int, two: int, count: int) -> None:
+def test_with_a_salt_there_are_other_ports(
+    job: str, other_ports: str, own_ports: int, other_restart: int, count: int
+) -> None:
     few = [range(10000, 10000 + count)]
-    assert set(job_ports(job, one, "bootstrap", few)).isdisjoint(job_ports(other, two, "", few))
+    assert set(job_ports(job, own_ports, "bootstrap", few)).isdisjoint(job_ports(other_ports, other_restart, "", few))
 
 
 def test_tasks_of_an_array_begin_at_different_ports() -> None:
@@ -185,9 +189,9 @@ def is_free(port: int) -> bool:
 @pytest.fixture
 def free_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Let the pool be four free ports, which the kernel gives to no connection of another test meanwhile."""
-    found = sorted(islice(filter(is_free, job_ports(f"tests of {os.getpid()}", 0)), 4))
-    monkeypatch.setattr(ports, "_of_this_machine", lambda: [range(port, port + 1) for port in found])
-    return found
+    port_numbers = sorted(islice(filter(is_free, job_ports(f"tests of {os.getpid()}", 0)), 4))
+    monkeypatch.setattr(ports, "_usable_ports_here", lambda: [range(port, port + 1) for port in port_numbers])
+    return port_numbers
 
 
 def test_a_listening_socket_takes_connections_at_the_first_port_that_is_free() -> None:
@@ -236,20 +240,20 @@ def test_that_no_port_is_free_is_told_with_the_address_and_the_reason(free_ports
 
 
 def test_no_more_than_fifty_ports_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = []
+    attempts = []
 
     def refuse(address: tuple[str, int], **_: object) -> socket.socket:
-        tried.append(address[1])
+        attempts.append(address[1])
         raise OSError(errno.EADDRINUSE, "taken")
 
     monkeypatch.setattr(socket, "create_server", refuse)
     with pytest.raises(LaunchError, match=r"none of 50 ports from \d+ on is free \(Address already in use\)"):
         listen_on_job_port("10.0.0.1", "1", 0)
-    assert tried == list(islice(job_ports("1", 0), 50))
+    assert attempts == list(islice(job_ports("1", 0), 50))
 
 
 def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "_of_this_machine", list)
+    monkeypatch.setattr(ports, "_usable_ports_here", list)
     with pytest.raises(
         LaunchError, match=r"cannot listen on 10\.0\.0\.1: there is no port to try \(no port is outside"
     ):
@@ -268,10 +272,10 @@ def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -
 def test_what_another_port_would_not_change_is_told_at_once(
     monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
 ) -> None:
-    tried = []
+    attempts = []
 
     def refuse(address: tuple[str, int], **_: object) -> socket.socket:
-        tried.append(address[1])
+        attempts.append(address[1])
         raise error
 
     monkeypatch.setattr(socket, "create_server", refuse)
@@ -279,7 +283,7 @@ def test_what_another_port_would_not_change_is_told_at_once(
     with pytest.raises(LaunchError) as raised:
         listen_on_job_port("10.0.0.1", "1", 0)
     assert str(raised.value) == message
-    assert len(tried) == 1
+    assert len(attempts) == 1
 
 
 def test_an_address_that_this_machine_does_not_have_is_told() -> None:
@@ -315,32 +319,32 @@ def test_two_processes_that_listen_for_the_same_job_get_different_ports() -> Non
             )
             stack.callback(process.kill)
             running.append(process)
-        found = [int(process.stdout.readline()) for process in running if process.stdout]
-        assert len(set(found)) == 2
-        assert set(found) <= set(islice(job_ports("993", 0), 50))
+        port_numbers = [int(process.stdout.readline()) for process in running if process.stdout]
+        assert len(set(port_numbers)) == 2
+        assert set(port_numbers) <= set(islice(job_ports("993", 0), 50))
 
 
 def test_threads_that_listen_for_the_same_job_at_the_same_time_get_different_ports() -> None:
-    start, found = threading.Barrier(8), []
+    start, port_numbers = threading.Barrier(8), []
 
-    def one() -> None:
+    def own_ports() -> None:
         start.wait(30)
-        found.append(listen_on_job_port("127.0.0.1", "994", 0))
+        port_numbers.append(listen_on_job_port("127.0.0.1", "994", 0))
 
-    threads = [threading.Thread(target=one) for _ in range(8)]
+    threads = [threading.Thread(target=own_ports) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert len({listener.getsockname()[1] for listener in found}) == 8
-    for listener in found:
+    assert len({listener.getsockname()[1] for listener in port_numbers}) == 8
+    for listener in port_numbers:
         listener.close()
 
 
 def test_it_is_imported_with_nothing_but_the_standard_library() -> None:
     code = "import sys, slurmtrain.runtime.preflight.ports; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    names = set(done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = set(completed.stdout.split())
     assert {name for name in names if name.startswith("slurmtrain")} == {
         "slurmtrain",
         "slurmtrain.version",

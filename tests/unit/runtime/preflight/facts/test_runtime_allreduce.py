@@ -33,40 +33,40 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def reduced(nodes: int, interfaces: Sequence[str]) -> list[dict[str, Any]]:
+def reduce_on_all_nodes(nodes: int, interfaces: Sequence[str]) -> list[dict[str, Any]]:
     """What every node has measured, all of them at the same time."""
-    port, found = free_port(), [{} for _ in range(nodes)]  # type: list[Any]
+    port, results = free_port(), [{} for _ in range(nodes)]  # type: list[Any]
 
-    def one(node: int) -> None:
-        found[node] = measure_all_reduce(spec(nodes), node, nodes, "127.0.0.1", port, interfaces[node])
+    def run_node(node: int) -> None:
+        results[node] = measure_all_reduce(spec(nodes), node, nodes, "127.0.0.1", port, interfaces[node])
 
-    threads = [threading.Thread(target=one, args=(node,)) for node in range(nodes)]
+    threads = [threading.Thread(target=run_node, args=(node,)) for node in range(nodes)]
     with mock.patch.object(allreduce, "_TIMEOUT_S", 4 * PATIENCE_S):
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    return found
+    return results
 
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Have another program run as the ranks; its last argument is the JSON that a rank is told."""
 
-    def be(script: str) -> None:
+    def run_script(script: str) -> None:
         path = tmp_path / "python"
         path.write_text(f"#!/bin/sh\nfor told; do :; done\n{script}\n")
         path.chmod(0o755)
         monkeypatch.setattr(allreduce.sys, "executable", str(path))
 
-    return be
+    return run_script
 
 
 # --- ranks that do their work -----------------------------------------------------------------------------------
 
 
 def test_three_ranks_measure_one_figure_and_what_the_slowest_link_has_carried() -> None:
-    first, *others = reduced(3, ["lo"] * 3)
+    first, *others = reduce_on_all_nodes(3, ["lo"] * 3)
     assert others == [first, first]
     assert first["ranks"] == 3
     assert first["backend"] == "gloo"
@@ -85,9 +85,9 @@ def test_a_single_rank_has_nobody_to_reduce_with() -> None:
 def test_a_rank_is_told_its_number_and_its_gpu_and_has_the_variables_of_the_network(python: Any) -> None:
     python('echo "{\\"told\\": $told, \\"gloo\\": \\"$GLOO_SOCKET_IFNAME\\", \\"nccl\\": \\"$NCCL_SOCKET_IFNAME\\", '
            '\\"mine\\": \\"$MINE\\"}"')  # fmt: skip
-    said = measure_all_reduce(spec(3, gpus=2, env={"MINE": "yes"}), 1, 3, "10.0.0.1", 4711, "ib0")
-    assert (said["gloo"], said["nccl"], said["mine"]) == ("ib0", "=ib0", "yes")
-    assert said["told"] == {
+    facts = measure_all_reduce(spec(3, gpus=2, env={"MINE": "yes"}), 1, 3, "10.0.0.1", 4711, "ib0")
+    assert (facts["gloo"], facts["nccl"], facts["mine"]) == ("ib0", "=ib0", "yes")
+    assert facts["told"] == {
         "rank": 2,
         "world_size": 6,
         "gpu": 0,
@@ -111,14 +111,14 @@ def test_libraries_that_say_much_are_not_waited_for(python: Any) -> None:
 
 
 def test_ranks_that_cannot_use_their_interface_say_so() -> None:
-    for found in reduced(2, ["nope0"] * 2):
-        assert set(found) == {"error"}
-        assert "nope0" in found["error"]
-        assert "\n" not in found["error"]
+    for results in reduce_on_all_nodes(2, ["nope0"] * 2):
+        assert set(results) == {"error"}
+        assert "nope0" in results["error"]
+        assert "\n" not in results["error"]
 
 
 @pytest.mark.parametrize(
-    ("script", "why"),
+    ("script", "reason"),
     [
         ("echo Traceback >&2; echo 'RuntimeError: out of memory' >&2; exit 1", "RuntimeError: out of memory"),
         ("exit 3", "exit code 3"),
@@ -126,15 +126,15 @@ def test_ranks_that_cannot_use_their_interface_say_so() -> None:
         ("echo 'NCCL WARN no device' >&2; kill -ABRT $$", "killed by SIGABRT: NCCL WARN no device"),
     ],
 )
-def test_a_rank_that_dies_is_an_error_in_words(python: Any, script: str, why: str) -> None:
+def test_a_rank_that_dies_is_an_error_in_words(python: Any, script: str, reason: str) -> None:
     python(script)
-    assert measure_all_reduce(spec(2), 1, 2, "127.0.0.1", 1, "lo") == {"error": why}
+    assert measure_all_reduce(spec(2), 1, 2, "127.0.0.1", 1, "lo") == {"error": reason}
 
 
-@pytest.mark.parametrize("dies", [0, 1])
-def test_where_one_rank_dies_the_others_are_not_waited_for(python: Any, dies: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing_rank", [0, 1])
+def test_where_one_rank_dies_the_others_are_not_waited_for(python: Any, failing_rank: int, tmp_path: Path) -> None:
     python(f"""case "$told" in
-    *'"rank": {dies},'*) echo 'RuntimeError: no GPU' >&2; exit 1;;
+    *'"rank": {failing_rank},'*) echo 'RuntimeError: no GPU' >&2; exit 1;;
     *) : > {tmp_path}/$$; exec sleep 1000;;
     esac""")
     assert measure_all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {"error": "RuntimeError: no GPU"}

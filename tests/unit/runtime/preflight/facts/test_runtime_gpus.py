@@ -203,9 +203,9 @@ def test_what_a_job_may_see_is_read_as_cuda_reads_it(value: str | None, expected
 @settings(deadline=None)
 @given(st.text(alphabet="0123456789,-GPUMI abx"), st.integers(0, 8))
 def test_a_job_never_sees_a_gpu_twice_or_one_that_is_not_there(value: str, count: int) -> None:
-    seen = visible_devices(value, count)
-    assert len(set(seen)) == len(seen)
-    assert all(entry < count for entry in seen if isinstance(entry, int))
+    thread_counts = visible_devices(value, count)
+    assert len(set(thread_counts)) == len(thread_counts)
+    assert all(entry < count for entry in thread_counts if isinstance(entry, int))
 
 
 # --- NVML -------------------------------------------------------------------------------------------------------
@@ -327,13 +327,13 @@ LOG = """\
 
 
 def test_messages_of_the_driver_are_counted_by_gpu_and_kind() -> None:
-    found = find_xids(LOG, set())
-    assert [(xid["bus"], xid["code"], xid["times"]) for xid in found] == [
+    xids = find_xids(LOG, set())
+    assert [(xid["bus"], xid["code"], xid["times"]) for xid in xids] == [
         ("0000:1b:00", 79, 1),
         ("0000:2b:00", 31, 2),
         ("0000:2b:00", 48, 1),
     ]
-    assert found[1]["line"] == "NVRM: Xid (PCI:0000:2b:00): 31, pid=78, name=python, Ch 00000009"
+    assert xids[1]["line"] == "NVRM: Xid (PCI:0000:2b:00): 31, pid=78, name=python, Ch 00000009"
 
 
 def test_messages_about_gpus_of_other_jobs_are_left_out() -> None:
@@ -415,26 +415,26 @@ def test_a_gpu_that_hangs_is_told_with_what_the_others_said_and_the_child_is_kil
 ) -> None:
     children = []
     popen = subprocess.Popen
-    said = tmp_path / "said"
+    marker = tmp_path / "said"
     # The time counts from when the other GPU has answered, and the child does not end by itself before it is over.
-    says_so = f"""
+    prelude = f"""
 import builtins, signal
 signal.alarm(0)
 say = builtins.print
 def print_and_say_so(line, **more):
     say(line, **more)
     if '"gpu": 1' in line:
-        open({str(said)!r}, "w").close()
+        open({str(marker)!r}, "w").close()
 builtins.print = print_and_say_so
 """
 
     def begin(*arguments: Any, **more: Any) -> Any:
         children.append(popen(*arguments, **more))
-        until(said.exists, "the answer of the other GPU")
+        until(marker.exists, "the answer of the other GPU")
         return children[-1]
 
     monkeypatch.setattr(subprocess, "Popen", begin)
-    facts = run_gemm(fake_torch(f"{says_so}GPUS += [hangs, GOOD]"), 5)
+    facts = run_gemm(fake_torch(f"{prelude}GPUS += [hangs, GOOD]"), 5)
     assert facts["gpus"][0] == {"gpu": 0, "error": "no answer within 5 s"}
     assert facts["gpus"][1]["name"] == "Fake"
     assert [child.wait(PATIENCE_S) for child in children] == [-9]
@@ -503,8 +503,8 @@ def test_timing_one_core_leaves_the_threads_of_torch_as_they_were() -> None:
 
 
 def test_one_core_is_timed_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    monkeypatch.setattr(matmul, "multiply", lambda *_, **__: seen.append(torch.get_num_threads()) or 1.0)
+    thread_counts = []
+    monkeypatch.setattr(matmul, "multiply", lambda *_, **__: thread_counts.append(torch.get_num_threads()) or 1.0)
     torch.set_num_threads(2)
     matmul.multiply_on_one_core()
-    assert (seen, torch.get_num_threads()) == ([1], 2)
+    assert (thread_counts, torch.get_num_threads()) == ([1], 2)

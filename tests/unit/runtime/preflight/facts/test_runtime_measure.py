@@ -34,11 +34,11 @@ OWN = {"shared", "versions", "gpu", "disk", "tmp", "shm", "limits", "dns", "stra
 # A run that measures nothing but what a test switches on.
 QUIET = {name: {"level": "off"} for name in OWN}
 
-Place = Callable[..., NodeContext]
+MakeContext = Callable[..., NodeContext]
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Place:
+def make_context(tmp_path: Path) -> MakeContext:
     """A node of an attempt in a directory of this test. ``preflight``: sections by name; ``gpus``: GPUs a node."""
 
     def make(*, preflight: Mapping[str, Any] | None = None, gpus: int = 0, **changes: Any) -> NodeContext:
@@ -66,13 +66,13 @@ def here(tmp_path: Path) -> Place:
     return make
 
 
-def only(*checks: str, **more: Any) -> dict[str, Any]:
+def only_checks(*checks: str, **more: Any) -> dict[str, Any]:
     """Sections of a preflight in which these checks alone are on."""
     return {**QUIET, **{check: {} for check in checks}, **more}
 
 
 @pytest.fixture
-def hung() -> Iterator[Callable[..., Any]]:
+def hanging() -> Iterator[Callable[..., Any]]:
     """A function that hangs until the test is over."""
     over = threading.Event()
 
@@ -94,17 +94,17 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_node_that_is_alone_measures_every_check(here: Place) -> None:
-    facts = measure_all(here())
+def test_a_node_that_is_alone_measures_every_check(make_context: MakeContext) -> None:
+    facts = measure_all(make_context())
     assert facts.keys() == OWN
-    assert {name for name, its in facts.items() if its.keys() & {"error", "timeout"}} == set()
-    assert {name for name, its in facts.items() if "skip" in its} == {"gpu", "straggler"}
+    assert {name for name, of_check in facts.items() if of_check.keys() & {"error", "timeout"}} == set()
+    assert {name for name, of_check in facts.items() if "skip" in of_check} == {"gpu", "straggler"}
     assert json.loads(json.dumps(facts)) == facts
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_is_measured_can_be_judged(here: Place) -> None:
-    node = here(preflight={"limits": {"min_nofile": 1}})
+def test_what_is_measured_can_be_judged(make_context: MakeContext) -> None:
+    node = make_context(preflight={"limits": {"min_nofile": 1}})
     findings = checks.judge_checks({0: measure_all(node)}, node.plan.spec, {0: "node0"})[0]
     assert [finding.check for finding in findings] == [
         name for name, field in PreflightSpec.__dataclass_fields__.items()
@@ -114,15 +114,15 @@ def test_what_is_measured_can_be_judged(here: Place) -> None:
 
 
 @pytest.mark.parametrize("check", sorted(OWN))
-def test_a_check_that_is_off_is_not_measured(here: Place, check: str) -> None:
-    assert check not in measure_all(here(preflight={check: {"level": "off"}}))
+def test_a_check_that_is_off_is_not_measured(make_context: MakeContext, check: str) -> None:
+    assert check not in measure_all(make_context(preflight={check: {"level": "off"}}))
 
 
 def test_a_check_that_hangs_is_told_and_the_others_are_not_held_up(
-    here: Place, hung: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "statvfs", hung)
-    facts = measure_all(here(preflight=only("disk", "limits", timeout_s=1.0)))
+    monkeypatch.setattr(os, "statvfs", hanging)
+    facts = measure_all(make_context(preflight=only_checks("disk", "limits", timeout_s=1.0)))
     assert facts["disk"] == {"timeout": 1.0}
     assert "nofile" in facts["limits"]
 
@@ -131,34 +131,36 @@ def test_a_check_that_hangs_does_not_keep_the_program_from_ending() -> None:
     program = """
 import os, sys, threading
 from slurmtrain.runtime.preflight.facts.measure import _ParallelMeasurements
-race = _ParallelMeasurements()
-race.start("hangs", threading.Event().wait, 0.1)
-print(race.facts())
+measurements = _ParallelMeasurements()
+measurements.start("hangs", threading.Event().wait, 0.1)
+print(measurements.facts())
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout == "{'hangs': {'timeout': 0.1}}\n"
+    opened = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert opened.stdout == "{'hangs': {'timeout': 0.1}}\n"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nway"), SystemExit(3), KeyboardInterrupt()])
-def test_a_check_that_raises_is_told(here: Place, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+def test_a_check_that_raises_is_told(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
     def fail(_: object) -> None:
         raise error
 
     monkeypatch.setattr(measure, "describe_obsolete", fail)
-    facts = measure_all(here(preflight=only("environment")))
+    facts = measure_all(make_context(preflight=only_checks("environment")))
     assert facts["environment"] == {"error": f"{type(error).__name__}: {error}"}
 
 
 # --- shared -----------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_is_alone_reads_what_it_wrote(here: Place) -> None:
-    facts = measure_all(here(preflight=only("shared")))["shared"]
+def test_a_node_that_is_alone_reads_what_it_wrote(make_context: MakeContext) -> None:
+    facts = measure_all(make_context(preflight=only_checks("shared")))["shared"]
     assert facts.keys() == {"write_ms", "read_ms"}
 
 
-def test_all_nodes_read_what_node_0_wrote(here: Place) -> None:
-    nodes = [here(preflight=only("shared"), node=node, nodes=3) for node in range(3)]
+def test_all_nodes_read_what_node_0_wrote(make_context: MakeContext) -> None:
+    nodes = [make_context(preflight=only_checks("shared"), node=node, nodes=3) for node in range(3)]
     facts: dict[int, Any] = {}
     threads = [threading.Thread(target=lambda n=n: facts.update({n.node: measure_all(n)["shared"]})) for n in nodes]
     for thread in reversed(threads):
@@ -169,77 +171,79 @@ def test_all_nodes_read_what_node_0_wrote(here: Place) -> None:
     assert facts[1].keys() == facts[2].keys() == {"read_ms"}
 
 
-def test_what_is_written_is_private_and_removed_once_all_have_read_it(here: Place) -> None:
-    node = here(preflight=only("shared"))
+def test_what_is_written_is_private_and_removed_once_all_have_read_it(make_context: MakeContext) -> None:
+    node = make_context(preflight=only_checks("shared"))
     measure_all(node)
-    (left,) = node.attempt.path.iterdir()
-    assert left.stat().st_mode & 0o777 == 0o600
-    assert TOKEN not in left.name + left.read_text()
+    (written,) = node.attempt.path.iterdir()
+    assert written.stat().st_mode & 0o777 == 0o600
+    assert TOKEN not in written.name + written.read_text()
     remove_shared_file(node)
     assert list(node.attempt.path.iterdir()) == []
     remove_shared_file(node)
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_directory_that_is_another_one_is_told_in_time(here: Place, tmp_path: Path) -> None:
-    preflight = only("shared", timeout_s=60.0, shared={"timeout_s": 0.3})
-    measure_all(here(preflight=preflight, nodes=2))
-    elsewhere = RunsRoot(tmp_path / "elsewhere").run("r").attempt("7", 0)
-    elsewhere.path.mkdir(parents=True)
-    facts = measure_all(here(preflight=preflight, node=1, nodes=2, attempt=elsewhere))["shared"]
+def test_a_directory_that_is_another_one_is_told_in_time(make_context: MakeContext, tmp_path: Path) -> None:
+    preflight = only_checks("shared", timeout_s=60.0, shared={"timeout_s": 0.3})
+    measure_all(make_context(preflight=preflight, nodes=2))
+    other_attempt = RunsRoot(tmp_path / "elsewhere").run("r").attempt("7", 0)
+    other_attempt.path.mkdir(parents=True)
+    facts = measure_all(make_context(preflight=preflight, node=1, nodes=2, attempt=other_attempt))["shared"]
     assert facts == {"unseen": True}
-    assert list(elsewhere.path.iterdir()) == []
+    assert list(other_attempt.path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_another_attempt_wrote_is_not_taken_for_it(here: Place) -> None:
-    preflight = only("shared", shared={"timeout_s": 0.3})
-    measure_all(here(preflight=preflight, nodes=2, token="another"))
-    assert measure_all(here(preflight=preflight, node=1, nodes=2))["shared"] == {"unseen": True}
+def test_what_another_attempt_wrote_is_not_taken_for_it(make_context: MakeContext) -> None:
+    preflight = only_checks("shared", shared={"timeout_s": 0.3})
+    measure_all(make_context(preflight=preflight, nodes=2, token="another"))
+    assert measure_all(make_context(preflight=preflight, node=1, nodes=2))["shared"] == {"unseen": True}
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_file_that_holds_something_else_is_not_taken_for_it(here: Place) -> None:
-    preflight = only("shared", shared={"timeout_s": 0.3})
-    node = here(preflight=preflight, nodes=2)
+def test_a_file_that_holds_something_else_is_not_taken_for_it(make_context: MakeContext) -> None:
+    preflight = only_checks("shared", shared={"timeout_s": 0.3})
+    node = make_context(preflight=preflight, nodes=2)
     measure_all(node)
-    (left,) = node.attempt.path.iterdir()
-    left.write_text(left.read_text()[:-1])
+    (written,) = node.attempt.path.iterdir()
+    written.write_text(written.read_text()[:-1])
     assert measure_all(replace(node, node=1))["shared"] == {"unseen": True}
 
 
 def test_a_directory_is_opened_before_each_look_so_that_nfs_looks_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[object] = []
+    opened: list[object] = []
     really_open = os.open
 
     def note_open(path: Path, flags: int) -> int:
-        done.append(path)
+        opened.append(path)
         return really_open(path, flags)
 
     monkeypatch.setattr(os, "open", note_open)
-    monkeypatch.setattr(Path, "read_bytes", lambda path: done.append("read") or b"")
-    assert not measure._await(tmp_path / "file", b"content", time.monotonic())
-    assert done == [tmp_path, "read"]
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append("read") or b"")
+    assert not measure._wait_for_content(tmp_path / "file", b"content", time.monotonic())
+    assert opened == [tmp_path, "read"]
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_cannot_write_is_told_at_once(here: Place, monkeypatch: pytest.MonkeyPatch, node: int) -> None:
+def test_a_node_that_cannot_write_is_told_at_once(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, node: int
+) -> None:
     def refuse(path: Path, content: bytes) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(measure, "write_atomically", refuse)
-    facts = measure_all(here(preflight=only("shared"), node=node, nodes=2))["shared"]
+    facts = measure_all(make_context(preflight=only_checks("shared"), node=node, nodes=2))["shared"]
     assert facts == {"refused": "no space left on the device"}
 
 
 def test_a_shared_directory_that_hangs_is_told_after_its_own_time(
-    here: Place, hung: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "write_atomically", hung)
+    monkeypatch.setattr(measure, "write_atomically", hanging)
     began = time.monotonic()
-    facts = measure_all(here(preflight=only("shared", timeout_s=50.0, shared={"timeout_s": 0.2})))
+    facts = measure_all(make_context(preflight=only_checks("shared", timeout_s=50.0, shared={"timeout_s": 0.2})))
     assert facts["shared"] == {"timeout": 0.2}
     assert time.monotonic() - began < 50
 
@@ -247,93 +251,102 @@ def test_a_shared_directory_that_hangs_is_told_after_its_own_time(
 # --- what a node has --------------------------------------------------------------------------------------------
 
 
-def test_versions_are_those_of_what_runs(here: Place) -> None:
-    facts = measure_all(here(preflight=only("versions")))["versions"]
+def test_versions_are_those_of_what_runs(make_context: MakeContext) -> None:
+    facts = measure_all(make_context(preflight=only_checks("versions")))["versions"]
     assert facts["python"] == ".".join(str(part) for part in sys.version_info[:3])
     assert facts["torch"] == torch.__version__
     assert facts["slurmtrain"] == slurmtrain.__version__
     assert facts.keys() == {"python", "torch", "cuda", "nccl", "driver", "slurmtrain"}
 
 
-def test_versions_of_a_node_with_gpus_are_complete(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_of_a_node_with_gpus_are_complete(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "load_nvml", lambda: "nvml")
     monkeypatch.setattr(gpus, "driver_version", lambda nvml: f"570 by {nvml}")
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 3))
-    facts = measure_all(here(preflight=only("versions"), gpus=2))["versions"]
+    facts = measure_all(make_context(preflight=only_checks("versions"), gpus=2))["versions"]
     assert (facts["cuda"], facts["nccl"], facts["driver"]) == ("12.8", "2.28.3", "570 by nvml")
 
 
-def test_room_is_what_an_ordinary_user_may_use(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    there = SimpleNamespace(f_bavail=100, f_bfree=999, f_frsize=4096, f_favail=7, f_ffree=99, f_files=1000)
-    monkeypatch.setattr(os, "statvfs", lambda path: asked.append(str(path)) or there)
-    node = here(preflight=only("disk", "tmp", "shm"))
+def test_room_is_what_an_ordinary_user_may_use(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = []
+    filesystem = SimpleNamespace(f_bavail=100, f_bfree=999, f_frsize=4096, f_favail=7, f_ffree=99, f_files=1000)
+    monkeypatch.setattr(os, "statvfs", lambda path: paths.append(str(path)) or filesystem)
+    node = make_context(preflight=only_checks("disk", "tmp", "shm"))
     facts = measure_all(node)
     assert {name: facts[name]["path"] for name in ("disk", "tmp", "shm")} == {
         "disk": str(node.attempt.run.path), "tmp": node.environ["TMPDIR"], "shm": "/dev/shm",
     }  # fmt: skip
-    assert sorted(asked) == sorted(facts[name]["path"] for name in ("disk", "tmp", "shm"))
+    assert sorted(paths) == sorted(facts[name]["path"] for name in ("disk", "tmp", "shm"))
     assert (facts["disk"]["free"], facts["disk"]["inodes"], facts["disk"]["writable"]) == (409600, 7, True)
 
 
 def test_a_file_system_that_counts_no_inodes_has_none_to_run_out_of(
-    here: Place, monkeypatch: pytest.MonkeyPatch
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = SimpleNamespace(f_bavail=100, f_frsize=4096, f_favail=0, f_files=0)
-    monkeypatch.setattr(os, "statvfs", lambda path: there)
-    assert measure_all(here(preflight=only("disk")))["disk"]["inodes"] is None
+    filesystem = SimpleNamespace(f_bavail=100, f_frsize=4096, f_favail=0, f_files=0)
+    monkeypatch.setattr(os, "statvfs", lambda path: filesystem)
+    assert measure_all(make_context(preflight=only_checks("disk")))["disk"]["inodes"] is None
 
 
-def test_without_a_variable_the_temporary_directory_is_the_usual_one(here: Place) -> None:
-    assert measure_all(here(preflight=only("tmp"), environ={}))["tmp"]["path"] == "/tmp"
+def test_without_a_variable_the_temporary_directory_is_the_usual_one(make_context: MakeContext) -> None:
+    assert measure_all(make_context(preflight=only_checks("tmp"), environ={}))["tmp"]["path"] == "/tmp"
 
 
-def test_a_temporary_directory_that_does_not_exist_is_told(here: Place, tmp_path: Path) -> None:
+def test_a_temporary_directory_that_does_not_exist_is_told(make_context: MakeContext, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
-    assert measure_all(here(preflight=only("tmp"), environ={"TMPDIR": gone}))["tmp"] == {"path": gone, "missing": True}
+    assert measure_all(make_context(preflight=only_checks("tmp"), environ={"TMPDIR": gone}))["tmp"] == {
+        "path": gone,
+        "missing": True,
+    }
 
 
 @pytest.mark.parametrize(("soft", "expected"), [(1024, 1024), (resource.RLIM_INFINITY, None)])
 def test_limits_are_those_that_hold_now(
-    here: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, soft: int, expected: int | None
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, soft: int, expected: int | None
 ) -> None:
     (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
     monkeypatch.setattr(measure, "_RDMA", tmp_path / "infiniband")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, resource.RLIM_INFINITY))
-    facts = measure_all(here(preflight=only("limits")))["limits"]
+    facts = measure_all(make_context(preflight=only_checks("limits")))["limits"]
     assert facts == {"nofile": expected, "memlock": expected, "rdma": ["mlx5_0"]}
 
 
-def test_a_node_without_rdma_has_no_such_devices(here: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_node_without_rdma_has_no_such_devices(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(measure, "_RDMA", tmp_path / "none")
-    assert measure_all(here(preflight=only("limits")))["limits"]["rdma"] == []
+    assert measure_all(make_context(preflight=only_checks("limits")))["limits"]["rdma"] == []
 
 
 @pytest.mark.usefixtures("patient")
-def test_all_addresses_are_looked_up_side_by_side(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    both = threading.Barrier(2)
+def test_all_addresses_are_looked_up_side_by_side(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    barrier = threading.Barrier(2)
 
     def look_up(where: tuple[str, int], flags: int) -> tuple[str, str]:
         assert not flags & socket.NI_NUMERICHOST
-        both.wait(30)
+        barrier.wait(30)
         if where[0] == "10.1.0.5":
             raise socket.gaierror("no name")
         return "node0", "0"
 
     monkeypatch.setattr(socket, "getnameinfo", look_up)
-    facts = measure_all(here(preflight=only("dns"), addresses=["10.0.0.5", "10.1.0.5"]))["dns"]
+    facts = measure_all(make_context(preflight=only_checks("dns"), addresses=["10.0.0.5", "10.1.0.5"]))["dns"]
     assert facts.keys() == {"10.0.0.5", "10.1.0.5"}
     assert min(facts.values()) >= 0
 
 
-def test_without_addresses_nothing_is_looked_up(here: Place) -> None:
-    assert measure_all(here(preflight=only("dns"), addresses=[]))["dns"] == {"skip": "this node uses no network"}
+def test_without_addresses_nothing_is_looked_up(make_context: MakeContext) -> None:
+    assert measure_all(make_context(preflight=only_checks("dns"), addresses=[]))["dns"] == {
+        "skip": "this node uses no network"
+    }
 
 
-def test_what_is_said_of_the_environment_is_of_that_of_the_ranks(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_said_of_the_environment_is_of_that_of_the_ranks(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure, "describe_obsolete", lambda environ: sorted(environ))
-    facts = measure_all(here(preflight=only("environment"), environ={"A": "1"}))
+    facts = measure_all(make_context(preflight=only_checks("environment"), environ={"A": "1"}))
     assert facts["environment"] == {"said": ["A"]}
 
 
@@ -341,39 +354,43 @@ def test_what_is_said_of_the_environment_is_of_that_of_the_ranks(here: Place, mo
 
 
 @pytest.fixture
-def look(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+def gpu_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     """Stand in for the look at two GPUs, and note how often it is made."""
     calls: list[tuple[Any, ...]] = []
 
-    def looked(*arguments: Any) -> dict[str, Any]:
+    def inspect(*arguments: Any) -> dict[str, Any]:
         calls.append(arguments)
         return {"gemm": {"gpus": [{"gpu": 0, "ms": 0.2}, {"gpu": 1, "ms": 0.5}, {"gpu": 2, "error": "no"}]}}
 
-    monkeypatch.setattr(gpus, "inspect_gpus", looked)
+    monkeypatch.setattr(gpus, "inspect_gpus", inspect)
     monkeypatch.setattr(gpus, "load_nvml", lambda: None)
     return calls
 
 
-def test_gpus_are_looked_at_once_for_both_checks(here: Place, look: list[tuple[Any, ...]]) -> None:
-    node = here(preflight=only("gpu", "straggler", timeout_s=20.0), gpus=2, nodes=2)
+def test_gpus_are_looked_at_once_for_both_checks(make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]) -> None:
+    node = make_context(preflight=only_checks("gpu", "straggler", timeout_s=20.0), gpus=2, nodes=2)
     facts = measure_all(node)
-    assert look == [(2, node.environ, 18.0, None)]
+    assert gpu_calls == [(2, node.environ, 18.0, None)]
     assert facts["gpu"]["gemm"]["gpus"][0] == {"gpu": 0, "ms": 0.2}
     assert facts["straggler"] == {"seconds": 0.0005}
 
 
-@pytest.mark.parametrize("looked", [{"skip": "no"}, {"gemm": {"error": "no"}}, {"gemm": {"gpus": [{"error": "no"}]}}])
+@pytest.mark.parametrize(
+    "gpu_facts", [{"skip": "no"}, {"gemm": {"error": "no"}}, {"gemm": {"gpus": [{"error": "no"}]}}]
+)
 def test_where_no_gpu_has_multiplied_there_is_no_time(
-    here: Place, monkeypatch: pytest.MonkeyPatch, looked: dict[str, Any]
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, gpu_facts: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr(gpus, "inspect_gpus", lambda *_: looked)
-    facts = measure_all(here(preflight=only("straggler"), gpus=2, nodes=2))
+    monkeypatch.setattr(gpus, "inspect_gpus", lambda *_: gpu_facts)
+    facts = measure_all(make_context(preflight=only_checks("straggler"), gpus=2, nodes=2))
     assert facts["straggler"] == {"skip": "no GPU has multiplied"}
 
 
-def test_without_gpus_none_are_looked_at_and_a_core_is_timed(here: Place, look: list[tuple[Any, ...]]) -> None:
-    facts = measure_all(here(preflight=only("gpu", "straggler"), nodes=2))
-    assert look == []
+def test_without_gpus_none_are_looked_at_and_a_core_is_timed(
+    make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]
+) -> None:
+    facts = measure_all(make_context(preflight=only_checks("gpu", "straggler"), nodes=2))
+    assert gpu_calls == []
     assert facts["gpu"] == {"skip": "no GPUs asked for"}
     assert facts["straggler"]["seconds"] > 0
 
@@ -385,8 +402,10 @@ def test_without_gpus_none_are_looked_at_and_a_core_is_timed(here: Place, look: 
         ({"nodes": 2, "executor": "local"}, "the nodes of a local run are one machine"),
     ],
 )
-def test_nodes_that_cannot_be_compared_are_not_timed(here: Place, changes: dict[str, Any], reason: str) -> None:
-    assert measure_all(here(preflight=only("straggler"), **changes))["straggler"] == {"skip": reason}
+def test_nodes_that_cannot_be_compared_are_not_timed(
+    make_context: MakeContext, changes: dict[str, Any], reason: str
+) -> None:
+    assert measure_all(make_context(preflight=only_checks("straggler"), **changes))["straggler"] == {"skip": reason}
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------
@@ -406,27 +425,38 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return put
 
 
-def test_a_plug_in_is_a_check_of_its_own(here: Place, offer: Callable[..., None]) -> None:
-    seen = []
-    offer(licence=lambda node: seen.append(node) or ("pass", "3 left"))
-    node = here(preflight=only(), node=1, nodes=2, gpus=4)
+def test_a_plug_in_is_a_check_of_its_own(make_context: MakeContext, offer: Callable[..., None]) -> None:
+    arguments = []
+    offer(licence=lambda node: arguments.append(node) or ("pass", "3 left"))
+    node = make_context(preflight=only_checks(), node=1, nodes=2, gpus=4)
     assert measure_all(node) == {"licence": {"status": "pass", "summary": "3 left", "evidence": {}}}
-    assert (seen[0].index, seen[0].nodes, seen[0].host, seen[0].executor) == (1, 2, "node0", "slurm")
-    assert (seen[0].run_dir, seen[0].params, seen[0].gpus_per_node) == (node.attempt.run.path, {"lr": 0.1}, 4)
+    assert (arguments[0].index, arguments[0].nodes, arguments[0].host, arguments[0].executor) == (
+        1,
+        2,
+        "node0",
+        "slurm",
+    )
+    assert (arguments[0].run_dir, arguments[0].params, arguments[0].gpus_per_node) == (
+        node.attempt.run.path,
+        {"lr": 0.1},
+        4,
+    )
 
 
-def test_a_plug_in_that_changes_parameters_changes_its_own_copy(here: Place, offer: Callable[..., None]) -> None:
+def test_a_plug_in_that_changes_parameters_changes_its_own_copy(
+    make_context: MakeContext, offer: Callable[..., None]
+) -> None:
     offer(licence=lambda node: node.params.update(lr=9) or ("pass", "done"))
-    node = here(preflight=only())
+    node = make_context(preflight=only_checks())
     assert measure_all(node)["licence"]["status"] == "pass"
     assert node.plan.spec.params == {"lr": 0.1}
 
 
 def test_a_plug_in_that_raises_or_hangs_holds_up_no_other(
-    here: Place, offer: Callable[..., None], hung: Callable[..., Any]
+    make_context: MakeContext, offer: Callable[..., None], hanging: Callable[..., Any]
 ) -> None:
-    offer(bad=lambda node: 1 // 0, slow=hung, good=lambda node: ("pass", "well"), exits=lambda node: sys.exit(1))
-    facts = measure_all(here(preflight=only(timeout_s=1.0)))
+    offer(bad=lambda node: 1 // 0, slow=hanging, good=lambda node: ("pass", "well"), exits=lambda node: sys.exit(1))
+    facts = measure_all(make_context(preflight=only_checks(timeout_s=1.0)))
     assert facts == {
         "bad": {"error": "ZeroDivisionError: integer division or modulo by zero"},
         "slow": {"timeout": 1.0},
@@ -435,28 +465,30 @@ def test_a_plug_in_that_raises_or_hangs_holds_up_no_other(
     }
 
 
-def test_a_plug_in_that_is_off_is_not_asked(here: Place, offer: Callable[..., None]) -> None:
+def test_a_plug_in_that_is_off_is_not_asked(make_context: MakeContext, offer: Callable[..., None]) -> None:
     offer(licence=lambda node: ("pass", "3 left"))
-    assert measure_all(here(preflight=only(plugins={"licence": "off"}))) == {}
+    assert measure_all(make_context(preflight=only_checks(plugins={"licence": "off"}))) == {}
 
 
-def test_a_level_for_a_plug_in_that_this_node_lacks_is_told(here: Place, offer: Callable[..., None]) -> None:
+def test_a_level_for_a_plug_in_that_this_node_lacks_is_told(
+    make_context: MakeContext, offer: Callable[..., None]
+) -> None:
     offer()
-    facts = measure_all(here(preflight=only(plugins={"licence": "warn"})))
+    facts = measure_all(make_context(preflight=only_checks(plugins={"licence": "warn"})))
     assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
 
 
 @pytest.mark.parametrize("name", PreflightSpec.__dataclass_fields__)
 def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
-    here: Place, offer: Callable[..., None], name: str
+    make_context: MakeContext, offer: Callable[..., None], name: str
 ) -> None:
     offer(**{name: lambda node: ("pass", "trust me")})
-    said = f"the entry point {name!r} of site has the name of a check of slurmtrain's own"
-    assert measure_all(here(preflight=only())) == {"plugins": {"error": said}}
+    sentences = f"the entry point {name!r} of site has the name of a check of slurmtrain's own"
+    assert measure_all(make_context(preflight=only_checks())) == {"plugins": {"error": sentences}}
 
 
 def test_looking_for_plug_ins_that_hangs_is_told(
-    here: Place, hung: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+    make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plugins, "entry_points", hung)
-    assert measure_all(here(preflight=only(timeout_s=1.0))) == {"plugins": {"timeout": 1.0}}
+    monkeypatch.setattr(plugins, "entry_points", hanging)
+    assert measure_all(make_context(preflight=only_checks(timeout_s=1.0))) == {"plugins": {"timeout": 1.0}}

@@ -56,8 +56,8 @@ def node(**changes: object) -> CheckedNode:
 def point(text: str, install: Install) -> EntryPoint:
     """An entry point whose callable ``check`` is defined by this text."""
     install("site-checks", "licence=sitecheck:check", text=text)
-    found, _, _ = find_plugins({}, OWN)
-    return found["licence"]
+    points, _, _ = find_plugins({}, OWN)
+    return points["licence"]
 
 
 # --- which there are --------------------------------------------------------------------------------------------
@@ -65,8 +65,8 @@ def point(text: str, install: Install) -> EntryPoint:
 
 def test_an_installed_check_is_found_by_the_name_of_its_entry_point(install: Install) -> None:
     install("site-checks", "licence=sitecheck:check", "scratch=sitecheck:other")
-    found, facts, clashes = find_plugins({}, OWN)
-    assert found.keys() == {"licence", "scratch"}
+    points, facts, clashes = find_plugins({}, OWN)
+    assert points.keys() == {"licence", "scratch"}
     assert (facts, clashes) == ({}, "")
 
 
@@ -83,9 +83,9 @@ def test_finding_a_check_does_not_load_it(install: Install) -> None:
 
 @pytest.mark.parametrize("level", ["warn", "fail"])
 def test_a_level_for_a_check_that_is_not_installed_is_told(level: str) -> None:
-    found, facts, clashes = find_plugins({"licence": level}, OWN)
+    points, facts, clashes = find_plugins({"licence": level}, OWN)
     assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
-    assert (found, clashes) == ({}, "")
+    assert (points, clashes) == ({}, "")
 
 
 def test_a_check_that_is_off_need_not_be_installed() -> None:
@@ -94,8 +94,8 @@ def test_a_check_that_is_off_need_not_be_installed() -> None:
 
 def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install) -> None:
     install("site-checks", "disk=sitecheck:check", "licence=sitecheck:check")
-    found, facts, clashes = find_plugins({}, OWN)
-    assert found.keys() == {"licence"}
+    points, facts, clashes = find_plugins({}, OWN)
+    assert points.keys() == {"licence"}
     assert facts == {}
     assert clashes == "the entry point 'disk' of site-checks has the name of a check of slurmtrain's own"
 
@@ -103,8 +103,8 @@ def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install)
 def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None:
     install("site-checks", "licence=sitecheck:check")
     install("lab-checks", "licence=labcheck:check", module="labcheck")
-    found, facts, _ = find_plugins({}, OWN)
-    assert found == {}
+    points, facts, _ = find_plugins({}, OWN)
+    assert points == {}
     assert facts["licence"]["error"] == "several packages have a check of this name: lab-checks, site-checks"
 
 
@@ -129,7 +129,7 @@ def test_a_summary_is_one_line_of_a_bounded_length(install: Install) -> None:
 
 
 @pytest.mark.parametrize(
-    ("returned", "why"),
+    ("returned", "reason"),
     [
         ("None", "returned None, not"),
         ("'pass'", "not \\(status, summary"),
@@ -144,9 +144,9 @@ def test_a_summary_is_one_line_of_a_bounded_length(install: Install) -> None:
         ("('pass', 'a', {'x': float('nan')})", "not JSON compliant"),
     ],
 )
-def test_anything_else_that_a_check_returns_is_an_error(install: Install, returned: str, why: str) -> None:
+def test_anything_else_that_a_check_returns_is_an_error(install: Install, returned: str, reason: str) -> None:
     check = point(f"def check(node): return {returned}", install)
-    with pytest.raises((TypeError, ValueError), match=why):
+    with pytest.raises((TypeError, ValueError), match=reason):
         run_plugin(check, node())
 
 
@@ -175,10 +175,10 @@ def test_the_example_of_the_page_runs(install: Install, tmp_path: Path) -> None:
     module = value.partition(":")[0]
     install("site-checks", f"{name}={value}", module=module, text=block["python"])
     importlib.invalidate_caches()
-    found, _, _ = find_plugins({}, OWN)
-    assert run_plugin(found[name], node(params={}))["status"] == "skip"
-    assert run_plugin(found[name], node(params={"data": str(tmp_path)}))["status"] == "pass"
-    missing = run_plugin(found[name], node(params={"data": str(tmp_path / "nothing")}))
+    points, _, _ = find_plugins({}, OWN)
+    assert run_plugin(points[name], node(params={}))["status"] == "skip"
+    assert run_plugin(points[name], node(params={"data": str(tmp_path)}))["status"] == "pass"
+    missing = run_plugin(points[name], node(params={"data": str(tmp_path / "nothing")}))
     assert (missing["status"], missing["evidence"]) == ("fail", {"path": str(tmp_path / "nothing")})
 
 

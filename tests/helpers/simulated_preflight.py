@@ -1,4 +1,4 @@
-"""Agents of one attempt in one process, on loopback addresses, and what may go wrong between them."""
+"""The preflight of an attempt with all agents in one process, on loopback addresses, and faults between them."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from slurmtrain.runtime.preflight.participant import Participant, PreflightOutco
 from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET = bytes(range(32))
-# Longer than any meeting takes, on a busy machine too.
+# Longer than any preflight takes, on a busy machine too.
 LONG_S = 120.0
-_KEPT = {"disciplined": True, "source": "chrony", "said": "chrony follows 10.0.0.1"}
+_DISCIPLINE = {"disciplined": True, "source": "chrony", "description": "chrony follows 10.0.0.1"}
 _NOT_MEASURED = ("exclude", "timeout_s", "clock", "network", "port", "bandwidth", "plugins")
 
 
@@ -49,23 +49,23 @@ def slow(node: int, interface: str = "slow0", speed_mbps: int | None = 1000) -> 
 
 @contextlib.contextmanager
 def vacant(address: str) -> Iterator[int]:
-    """A port at which nobody listens, and which the kernel gives to nobody meanwhile; who asks for it can have it."""
-    with socket.socket() as held:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((address, 0))
-        yield int(held.getsockname()[1])
+    """A port at which nobody listens, and which the kernel does not choose meanwhile; binding it by number succeeds."""
+    with socket.socket() as reserved:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        reserved.bind((address, 0))
+        yield int(reserved.getsockname()[1])
 
 
 def bridge() -> Candidate:
-    """What every node has, at the same address: it leads nowhere."""
+    """A bridge of containers, with the same address on every node: it leads to no other node."""
     return Candidate(interface="br0", address="127.9.0.1", prefix=16, speed_mbps=400_000)
 
 
 @dataclass
-class Member:
-    """One node of a meeting, and in what it differs from the others.
+class SimulatedNode:
+    """One node of a preflight, and how it differs from the others.
 
-    ``ahead_s``: how far its clock is ahead. ``comes``: whether its agent comes at all. ``hangs``: its measures end
+    ``ahead_s``: how far its clock is ahead. ``joins``: whether its agent joins at all. ``hangs``: its measurements end
     only when node 0 has ended.
     """
 
@@ -73,130 +73,131 @@ class Member:
     excluded: list[ExcludedAddress] = field(default_factory=list)
     ahead_s: float = 0.0
     facts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
-    discipline: Mapping[str, Any] = field(default_factory=lambda: _KEPT)
-    bandwidth: Mapping[str, Any] = field(default_factory=lambda: {"skip": "not looked at"})
-    comes: bool = True
+    discipline: Mapping[str, Any] = field(default_factory=lambda: _DISCIPLINE)
+    bandwidth: Mapping[str, Any] = field(default_factory=lambda: {"skip": "not measured"})
+    joins: bool = True
     hangs: bool = False
 
 
-class Meeting:
-    """The preflight of an attempt, as its agents would hold it.
+class SimulatedPreflight:
+    """The preflight of an attempt, run by the real agents' code.
 
-    By default all is well: every node has a fast network, a slow one, and a bridge that leads nowhere. ``sections`` are
-    of the spec's ``preflight``. ``asked`` is what each node was asked: what it measures with, by node and in order.
+    By default nothing is wrong: every node has a fast network, a slow one, and a bridge that leads to no other node.
+    ``sections`` are of the spec's ``preflight``. ``calls`` holds the arguments with which each function of a node
+    was last called, by function and node.
     """
 
-    def __init__(self, nodes: int, *, interface: str = "auto", together: bool = False, **sections: Any) -> None:
-        self.members = [Member([fast(node), slow(node), bridge()]) for node in range(nodes)]
+    def __init__(self, nodes: int, *, interface: str = "auto", single_machine: bool = False, **sections: Any) -> None:
+        self.nodes = [SimulatedNode([fast(node), slow(node), bridge()]) for node in range(nodes)]
         self.expected_hosts = {node: f"n{node}" for node in range(nodes)}
         self.join_s = LONG_S
         self.listen: Callable[[str], socket.socket] = lambda address: listen(address, 0)
-        self.asked: dict[str, dict[int, Any]] = {}
-        self._together = together
+        self.calls: dict[str, dict[int, Any]] = {}
+        self._single_machine = single_machine
         self._blocked: set[tuple[str, str]] = set()
-        self._ends: dict[tuple[int, str], str | BaseException | None] = {}
+        self._planned_ends: dict[tuple[int, str], str | BaseException | None] = {}
         self._signals: dict[int, str] = {}
         self._tasks: dict[int, asyncio.Task[PreflightOutcome]] = {}
-        self._over = threading.Event()
-        self._reported = {topic: threading.Semaphore(0) for topic in ("join", "work")}
+        self._coordinator_ended = threading.Event()
+        self._reported = {topic: threading.Semaphore(0) for topic in ("join", "measure")}
         self._spec = _spec(nodes, interface, sections)
 
     def block(self, network: int, source: int, target: int) -> None:
-        """Let nobody through from one node to another, over one network."""
+        """Let no connection through from one node to another, over one network."""
         self._blocked.add((address(network, source), address(network, target)))
 
     def isolate(self, network: int, node: int) -> None:
-        """Let nobody through to a node or from it, over one network."""
-        for other in range(len(self.members)):
+        """Let no connection through to a node or from it, over one network."""
+        for other in range(len(self.nodes)):
             self.block(network, node, other)
             self.block(network, other, node)
 
-    def die(self, node: int, at: str, *, signal: str | None = None, error: BaseException | None = None) -> None:
-        """Have a node's agent end at a moment: without a word, by a signal, or by an error of its own.
+    def end_at(self, node: int, moment: str, *, signal: str | None = None, error: BaseException | None = None) -> None:
+        """Have a node's agent end at a moment: silently, by a signal, or by an error of its own.
 
-        ``at``: candidates, measure or bandwidth: when it is asked for that.
+        ``moment``: candidates, measure or bandwidth: when that function is called.
         """
-        self._ends[node, at] = error or signal
+        self._planned_ends[node, moment] = error or signal
 
-    def hold(self) -> list[PreflightOutcome | BaseException]:
-        """Let all nodes do their part; what each one came to, a CancelledError where it died."""
+    def run(self) -> list[PreflightOutcome | BaseException]:
+        """Run the agents of all nodes; returns each one's outcome or exception: a CancelledError where it died."""
         report = CoordinatorConnection.report
 
-        async def noted(guest: CoordinatorConnection, topic: str, words: Any) -> None:
-            await report(guest, topic, words)
+        async def report_and_count(connection: CoordinatorConnection, topic: str, payload: Any) -> None:
+            await report(connection, topic, payload)
             if topic in self._reported:
                 self._reported[topic].release()
 
-        # Garbage is collected meanwhile, which is not to take the time to look at all that the tests have loaded.
+        # Garbage is collected meanwhile, which would take long for all that the tests have loaded.
         gc.freeze()
         try:
             with (
                 mock.patch.object(probe, "connect", self._connect),
-                mock.patch.object(CoordinatorConnection, "report", noted),
+                mock.patch.object(CoordinatorConnection, "report", report_and_count),
             ):
-                return asyncio.run(self._hold())
+                return asyncio.run(self._run_agents())
         finally:
             gc.unfreeze()
 
-    async def _hold(self) -> list[PreflightOutcome | BaseException]:
-        door = listen("127.0.0.1", 0)
-        there = Endpoint("127.0.0.1", door.getsockname()[1], SECRET)
-        for node, member in enumerate(self.members):
-            party = self._party(node)
+    async def _run_agents(self) -> list[PreflightOutcome | BaseException]:
+        listener = listen("127.0.0.1", 0)
+        endpoint = Endpoint("127.0.0.1", listener.getsockname()[1], SECRET)
+        for node, simulated in enumerate(self.nodes):
+            participant = self._participant(node)
             if node == 0:
-                alone = len(self.members) == 1
-                self._tasks[0] = asyncio.create_task(coordinate(party, SECRET, None if alone else door))
-            elif member.comes:
-                self._tasks[node] = asyncio.create_task(participate(party, lambda: [there]))
-        self._tasks[0].add_done_callback(lambda _: self._over.set())
+                alone = len(self.nodes) == 1
+                self._tasks[0] = asyncio.create_task(coordinate(participant, SECRET, None if alone else listener))
+            elif simulated.joins:
+                self._tasks[node] = asyncio.create_task(participate(participant, lambda: [endpoint]))
+        self._tasks[0].add_done_callback(lambda _: self._coordinator_ended.set())
         collecting = asyncio.create_task(_collect_garbage())
         async with asyncio.timeout(2 * LONG_S):
-            ended = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            results = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
         collecting.cancel()
-        door.close()
-        for one in ended:
-            if isinstance(one, PreflightOutcome) and one.listener is not None:
-                one.listener.close()
-        return ended
+        listener.close()
+        for result in results:
+            if isinstance(result, PreflightOutcome) and result.listener is not None:
+                result.listener.close()
+        return results
 
-    def _party(self, node: int) -> Participant:
-        member = self.members[node]
+    def _participant(self, node: int) -> Participant:
+        simulated = self.nodes[node]
         return Participant(
             node=node,
-            nodes=len(self.members),
+            nodes=len(self.nodes),
             host=f"n{node}",
             spec=self._spec,
-            candidates=lambda: self._ask(node, "candidates") or (member.candidates, member.excluded),
-            measure=lambda own, token: self._measure(node, own, token),
-            discipline=lambda: member.discipline,
-            warm_up=lambda: self._ask(node, "warm_up"),
-            listen=lambda address: self._ask(node, "listen", address) or self.listen(address),
-            bandwidth=lambda *where: self._ask(node, "bandwidth", where) or member.bandwidth,
+            candidates=lambda: self._note_call(node, "candidates") or (simulated.candidates, simulated.excluded),
+            measure=lambda own_addresses, token: self._measure(node, own_addresses, token),
+            discipline=lambda: simulated.discipline,
+            warm_up=lambda: self._note_call(node, "warm_up"),
+            listen=lambda address: self._note_call(node, "listen", address) or self.listen(address),
+            bandwidth=lambda *where: self._note_call(node, "bandwidth", where) or simulated.bandwidth,
             stopped=lambda: self._signals.get(node),
-            together=self._together,
+            single_machine=self._single_machine,
             expected_hosts=self.expected_hosts,
-            now=lambda: time.time() + member.ahead_s,
+            now=lambda: time.time() + simulated.ahead_s,
             join_s=self.join_s if node == 0 else LONG_S,
             bind_source=True,
         )
 
-    def _measure(self, node: int, own: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
-        self._ask(node, "measure", (list(own), token))
-        if node == 0 and any(member.hangs for member in self.members):
-            self._await("work", [member for member in self.members[1:] if not member.hangs])
-        if self.members[node].hangs:
-            self._over.wait(LONG_S)
-        checks = [each.name for each in fields(PreflightSpec) if each.name not in _NOT_MEASURED]
-        return {**{check: {"skip": "not looked at"} for check in checks}, **self.members[node].facts}
+    def _measure(self, node: int, own_addresses: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
+        self._note_call(node, "measure", (list(own_addresses), token))
+        if node == 0 and any(simulated.hangs for simulated in self.nodes):
+            self._wait_for_reports("measure", [simulated for simulated in self.nodes[1:] if not simulated.hangs])
+        if self.nodes[node].hangs:
+            self._coordinator_ended.wait(LONG_S)
+        checks = [field_.name for field_ in fields(PreflightSpec) if field_.name not in _NOT_MEASURED]
+        return {**{check: {"skip": "not measured"} for check in checks}, **self.nodes[node].facts}
 
-    def _ask(self, node: int, what: str, with_what: object = None) -> None:
-        """Note what a node is asked for, and end it if its time has come."""
-        self.asked.setdefault(what, {})[node] = with_what
-        if node == 0 and what == "warm_up" and not all(member.comes for member in self.members):
-            self._await("join", [member for member in self.members[1:] if member.comes])
-        if (node, what) not in self._ends:
+    def _note_call(self, node: int, function: str, arguments: object = None) -> None:
+        """Note a call of one of a node's functions, and end the node if that is planned."""
+        self.calls.setdefault(function, {})[node] = arguments
+        if node == 0 and function == "warm_up" and not all(simulated.joins for simulated in self.nodes):
+            self._wait_for_reports("join", [simulated for simulated in self.nodes[1:] if simulated.joins])
+        if (node, function) not in self._planned_ends:
             return
-        end = self._ends[node, what]
+        end = self._planned_ends[node, function]
         if isinstance(end, BaseException):
             raise end
         if end is not None:
@@ -204,15 +205,15 @@ class Meeting:
         task = self._tasks[node]
         task.get_loop().call_soon_threadsafe(task.cancel)
 
-    def _await(self, topic: str, members: Sequence[Member]) -> None:
-        """Have node 0 wait for those who are late only from when these others have reported."""
-        for _ in members:
+    def _wait_for_reports(self, topic: str, nodes: Sequence[SimulatedNode]) -> None:
+        """Let node 0 continue, and its time limit for the late nodes begin, only when these others have reported."""
+        for _ in nodes:
             self._reported[topic].acquire(timeout=LONG_S)
 
-    async def _connect(self, to: str, port: int, secret: bytes, source: str | None = None) -> Channel:
-        if (source, to) in self._blocked:
+    async def _connect(self, address: str, port: int, secret: bytes, source: str | None = None) -> Channel:
+        if (source, address) in self._blocked:
             raise OSError(113, "No route to host")
-        return await connect(to, port, secret, source)
+        return await connect(address, port, secret, source)
 
 
 async def _collect_garbage() -> None:
@@ -244,11 +245,11 @@ def _spec(nodes: int, interface: str, sections: Mapping[str, Any]) -> Spec:
     return spec
 
 
-class Middleman:
-    """Stands between a service on this machine and those who connect to ``port`` instead.
+class Proxy:
+    """A proxy for a service on this machine: clients connect to ``port`` instead.
 
-    ``forth`` is what it heard going to the service, ``back`` what came from there. Of each piece it passes on what
-    ``forth_as`` and ``back_as`` make of it.
+    ``forth`` records what went to the service, ``back`` what came from it. Each piece is passed on as ``forth_as`` and
+    ``back_as`` change it.
     """
 
     def __init__(
@@ -267,7 +268,7 @@ class Middleman:
         self._server: asyncio.Server | None = None
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def __aenter__(self) -> Middleman:
+    async def __aenter__(self) -> Proxy:
         self._server = await asyncio.start_server(self._serve, self._address, 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
@@ -281,25 +282,25 @@ class Middleman:
             writer.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        their_reader, their_writer = await asyncio.open_connection(self._address, self._to_port)
-        self._writers += [writer, their_writer]
+        service_reader, service_writer = await asyncio.open_connection(self._address, self._to_port)
+        self._writers += [writer, service_writer]
         await asyncio.gather(
-            _pass_on(reader, their_writer, self.forth, self._forth_as),
-            _pass_on(their_reader, writer, self.back, self._back_as),
+            _pass_on(reader, service_writer, self.forth, self._forth_as),
+            _pass_on(service_reader, writer, self.back, self._back_as),
         )
 
 
 async def _pass_on(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, heard: bytearray, change: Callable[[bytes], bytes]
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, recorded: bytearray, change: Callable[[bytes], bytes]
 ) -> None:
-    lost = False
+    has_lost = False
     with contextlib.suppress(OSError):
         while piece := await reader.read(1 << 16):
-            heard += piece
-            kept = change(piece)
-            lost = lost or len(kept) < len(piece)
-            writer.write(kept)
+            recorded += piece
+            passed = change(piece)
+            has_lost = has_lost or len(passed) < len(piece)
+            writer.write(passed)
             await writer.drain()
     # After a gap, nothing more arrives: not even the end.
-    if not lost:
+    if not has_lost:
         writer.close()

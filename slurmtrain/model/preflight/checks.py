@@ -1,4 +1,4 @@
-"""What the facts of each check say of each node: pure.
+"""What the facts of each check mean for each node, as findings. Pure.
 
 Facts are what :func:`slurmtrain.runtime.preflight.facts.measure.measure_all` returns on every node. A check that
 compares nodes is given the facts of all of them.
@@ -18,9 +18,10 @@ from slurmtrain.model.spec.spec import Spec
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.
 Judgement = tuple[str, str, Mapping[str, Any]]
+# Judges the facts of one check by node, with the spec and the names of the hosts.
 _Judge = Callable[[Mapping[int, Facts], Spec, Mapping[int, str]], Mapping[int, Judgement]]
 
-# Below this many nodes nobody can say which one is slow.
+# With two nodes nobody can say whether one is slow or the other one fast.
 _STRAGGLER_NODES = 3
 # What the driver reports of hardware that needs a reset or a repair, by NVIDIA's Xid catalogue: uncorrected memory
 # errors (48, 95), memory that could not be replaced (64), NVLink (74), fallen off the bus (79).
@@ -36,36 +37,46 @@ _VERSIONS = {
     "driver": "driver",
     "slurmtrain": "slurmtrain",
 }
-_NAMED = 3
+# How many hosts a summary names.
+_MAX_NAMED = 3
 
 
 def judge_checks(
     facts: Mapping[int, Mapping[str, Facts]], spec: Spec, hosts: Mapping[int, str]
 ) -> dict[int, list[Finding]]:
-    """What each node's facts, by check, amount to: findings in the order of the spec's sections, plug-ins last.
+    """Judge what each node measured of itself.
 
-    Facts that say why there are none are treated alike for all checks: ``skip`` passes the check over, ``error`` is a
-    warning, ``timeout`` a failure. Checks of the network and of the clocks are judged elsewhere.
+    Facts that hold a reason instead are treated alike for all checks: ``skip`` skips the check, ``error`` is a warning,
+    ``timeout`` a failure. Checks of the network and of the clocks are judged elsewhere.
+
+    Args:
+        facts: By node and check.
+        spec: Has the limits and the levels.
+        hosts: The names of the nodes.
+
+    Returns:
+        Findings by node, in the order of the spec's sections, plug-ins last.
     """
     findings: dict[int, list[Finding]] = {node: [] for node in sorted(facts)}
     for check, level in _levels(facts, spec):
         if level == "off":
             continue
-        known = {node: facts[node].get(check) for node in findings if check in _JUDGES or check in facts[node]}
-        for node, verdict in _verdicts(check, known, spec, hosts).items():
-            findings[node].append(apply_level(Finding(check, *verdict), level))
+        # A plug-in need not be installed on every node; a check of slurmtrain's own is expected of all.
+        of_check = {node: facts[node].get(check) for node in findings if check in _JUDGES or check in facts[node]}
+        for node, judgement in _judge_check(check, of_check, spec, hosts).items():
+            findings[node].append(apply_level(Finding(check, *judgement), level))
     return findings
 
 
 def blamed_nodes(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
-    """The nodes that an attempt should go on without: those with a failure that is theirs.
+    """The nodes that an attempt should continue without: those with a failure of their own.
 
     A failure whose evidence says ``ambiguous`` shows only that nodes differ. One that all of several nodes share, such
     as a full shared disk, is the fault of none of them.
     """
     nodes: dict[str, set[int]] = {}
-    for node, found in findings.items():
-        for finding in found:
+    for node, of_node in findings.items():
+        for finding in of_node:
             if finding.status == "fail" and not finding.evidence.get("ambiguous"):
                 nodes.setdefault(finding.check, set()).add(node)
     shared = len(findings) if len(findings) > 1 else None
@@ -83,22 +94,22 @@ def _levels(facts: Mapping[int, Mapping[str, Facts]], spec: Spec) -> Iterator[tu
     yield "plugins", "fail"
 
 
-def _verdicts(
-    check: str, known: Mapping[int, Facts | None], spec: Spec, hosts: Mapping[int, str]
+def _judge_check(
+    check: str, facts: Mapping[int, Facts | None], spec: Spec, hosts: Mapping[int, str]
 ) -> dict[int, Judgement]:
-    """Verdicts of one check, for the nodes that have facts of it or should have."""
-    verdicts = {node: verdict for node, facts in known.items() if (verdict := _without_facts(facts))}
-    measured = {node: facts for node, facts in known.items() if facts is not None and node not in verdicts}
+    """Judge one check, for the nodes that have facts of it or should have."""
+    judgements = {node: judgement for node, of_node in facts.items() if (judgement := _judge_missing_facts(of_node))}
+    measured = {node: of_node for node, of_node in facts.items() if of_node is not None and node not in judgements}
     try:
-        verdicts |= _JUDGES.get(check, _plugin)(measured, spec, hosts)
+        judgements |= _JUDGES.get(check, _judge_plugin)(measured, spec, hosts)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A node whose slurmtrain is another version may say other things; the check of versions names it.
-        said = f"its facts cannot be judged: {type(error).__name__}: {error}"
-        verdicts |= {node: ("warn", said, {}) for node in measured}
-    return dict(sorted(verdicts.items()))
+        # A node with another version of slurmtrain may report other facts; the check of versions names it.
+        summary = f"its facts cannot be judged: {type(error).__name__}: {error}"
+        judgements |= {node: ("warn", summary, {}) for node in measured}
+    return dict(sorted(judgements.items()))
 
 
-def _without_facts(facts: Facts | None) -> Judgement | None:
+def _judge_missing_facts(facts: Facts | None) -> Judgement | None:
     if facts is None:
         return "warn", "it was not measured", {}
     if "skip" in facts:
@@ -118,105 +129,129 @@ def _each(judge_one: Callable[[Facts, Spec], Judgement]) -> _Judge:
 # --- checks that compare nodes ----------------------------------------------------------------------------------
 
 
-def _shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
+def _judge_shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
     limit = min(spec.preflight.shared.timeout_s, spec.preflight.timeout_s)
     written = "write_ms" in measured.get(0, {})
     # Where nobody but the writer sees the file, it may as well be the writer that has another directory.
-    someone = any("read_ms" in facts for node, facts in measured.items() if node != 0)
+    others_read = any("read_ms" in facts for node, facts in measured.items() if node != 0)
 
-    def one(node: int, facts: Facts) -> Judgement:
+    def judge_node(node: int, facts: Facts) -> Judgement:
         if "refused" in facts:
             return "fail", f"cannot be written: {facts['refused']}", {"reason": facts["refused"]}
         if "read_ms" in facts:
-            wrote = f"written in {_ms(facts['write_ms'])}, " if "write_ms" in facts else ""
-            return "pass", f"{wrote}read after {_ms(facts['read_ms'])}", facts
+            write_time = f"written in {_ms(facts['write_ms'])}, " if "write_ms" in facts else ""
+            return "pass", f"{write_time}read after {_ms(facts['read_ms'])}", facts
         if not written:
             return "skip", f"{hosts[0]} wrote nothing that could be seen", {}
-        said = f"what {hosts[0]} wrote was not seen within {limit:g} s"
-        return "fail", said, {"timeout_s": limit} | ({} if someone or node == 0 else {"ambiguous": True})
+        summary = f"what {hosts[0]} wrote was not seen within {limit:g} s"
+        return "fail", summary, {"timeout_s": limit} | ({} if others_read or node == 0 else {"ambiguous": True})
 
-    return {node: one(node, facts) for node, facts in measured.items()}
+    return {node: judge_node(node, facts) for node, facts in measured.items()}
 
 
-def _versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
+def _judge_versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
     """The minority is at fault; where no version has a majority, all nodes fail, and none is to blame alone."""
-    odd: dict[int, list[str]] = {node: [] for node in measured}
-    sure: set[int] = set()
+    differences: dict[int, list[str]] = {node: [] for node in measured}
+    in_minority: set[int] = set()
     for key, name in _VERSIONS.items():
         holders: dict[str, list[int]] = {}
         for node, facts in measured.items():
             holders.setdefault(facts[key] or "none", []).append(node)
-        common = max(holders, key=lambda value: len(holders[value]), default="")
-        majority = 2 * len(holders.get(common, ())) > len(measured)
-        for value, nodes in holders.items():
-            against = [other for other in holders if other != value and (other == common or not majority)]
-            if not against or (majority and value == common):
-                continue
-            rest = ", ".join(f"{other} on {_names(holders[other], hosts)}" for other in against)
-            sure |= set(nodes) if majority else set()
-            for node in nodes:
-                odd[node].append(f"{name} {value}, but {rest}")
+        for version, (others, has_majority) in _differing_versions(holders, len(measured)).items():
+            rest = ", ".join(f"{other} on {_name_hosts(holders[other], hosts)}" for other in others)
+            in_minority |= set(holders[version]) if has_majority else set()
+            for node in holders[version]:
+                differences[node].append(f"{name} {version}, but {rest}")
     return {
-        node: (
-            "fail" if odd[node] else "pass",
-            "; ".join(odd[node]) or ", ".join(f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts[key]),
-            {**facts, "ambiguous": True} if odd[node] and node not in sure else facts,
-        )
+        node: _judge_node_versions(facts, differences[node], ambiguous=node not in in_minority)
         for node, facts in measured.items()
     }
 
 
-def _names(nodes: Sequence[int], hosts: Mapping[int, str]) -> str:
-    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
-    return ", ".join(hosts[node] for node in nodes[:_NAMED]) + more
+def _differing_versions(holders: Mapping[str, Sequence[int]], nodes: int) -> dict[str, tuple[list[str], bool]]:
+    """The versions that differ from what they should be, with what the others have, and whether these are a majority.
+
+    ``holders`` are the nodes with each version, ``nodes`` of them in all.
+    """
+    common = max(holders, key=lambda version: len(holders[version]), default="")
+    if 2 * len(holders.get(common, ())) > nodes:
+        return {version: ([common], True) for version in holders if version != common}
+    if len(holders) < 2:
+        return {}
+    return {version: ([other for other in holders if other != version], False) for version in holders}
 
 
-def _straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) -> dict[int, Judgement]:
+def _judge_node_versions(facts: Facts, differences: Sequence[str], *, ambiguous: bool) -> Judgement:
+    if differences:
+        return "fail", "; ".join(differences), {**facts, "ambiguous": True} if ambiguous else facts
+    return "pass", ", ".join(f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts[key]), facts
+
+
+def _name_hosts(nodes: Sequence[int], hosts: Mapping[int, str]) -> str:
+    more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
+    return ", ".join(hosts[node] for node in nodes[:_MAX_NAMED]) + more
+
+
+def _judge_straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) -> dict[int, Judgement]:
     if not measured:
         return {}
     limit = spec.preflight.straggler.max_ratio
+    # The low median: where half of the nodes are slow, they are still compared with the fast half.
     median = median_low(facts["seconds"] for facts in measured.values())
 
-    def one(seconds: float) -> Judgement:
+    def judge_seconds(seconds: float) -> Judgement:
         if len(measured) < _STRAGGLER_NODES:
             return "pass", f"{seconds * 1e3:.3g} ms", {"seconds": seconds}
         ratio = seconds / median
         evidence = {"seconds": seconds, "median": median, "ratio": ratio}
-        said = f"{seconds * 1e3:.3g} ms, {ratio:.2g} times the median"
-        return ("fail", f"{said} (limit {limit:g})", evidence) if ratio > limit else ("pass", said, evidence)
+        summary = f"{seconds * 1e3:.3g} ms, {ratio:.2g} times the median"
+        return ("fail", f"{summary} (limit {limit:g})", evidence) if ratio > limit else ("pass", summary, evidence)
 
-    return {node: one(facts["seconds"]) for node, facts in measured.items()}
+    return {node: judge_seconds(facts["seconds"]) for node, facts in measured.items()}
 
 
 # --- checks of each node by itself ------------------------------------------------------------------------------
 
 
-def _gpu(facts: Facts, spec: Spec) -> Judgement:
-    failures = [*_count_failures(facts), *_memory_failures(facts, spec.preflight.gpu.max_used_mb)]
-    warnings: list[str] = []
-    for xid in facts["xids"] or ():
-        if xid["code"] in _XIDS_OF_PROGRAMS:
-            continue
-        said = f"{xid['times']} x Xid {xid['code']} of {xid['bus']} in the kernel log"
-        (failures if xid["code"] in FATAL_XIDS else warnings).append(said)
-    gemm = facts["gemm"]
-    if "error" in gemm:
-        failures.append(f"cannot multiply: {gemm['error']}")
-    failures += [
-        f"GPU {each['gpu']} cannot multiply: {each['error']}" for each in gemm.get("gpus", ()) if "error" in each
+def _judge_gpu(facts: Facts, spec: Spec) -> Judgement:
+    fatal_xids, other_xids = _describe_xids(facts["xids"] or ())
+    failures = [
+        *_count_failures(facts),
+        *_memory_failures(facts, spec.preflight.gpu.max_used_mb),
+        *fatal_xids,
+        *_gemm_failures(facts["gemm"]),
     ]
     if failures:
-        return "fail", "; ".join(failures + warnings), facts
-    return ("warn", "; ".join(warnings), facts) if warnings else ("pass", _good_gpus(facts), facts)
+        return "fail", "; ".join(failures + other_xids), facts
+    return ("warn", "; ".join(other_xids), facts) if other_xids else ("pass", _describe_good_gpus(facts), facts)
+
+
+def _describe_xids(xids: Sequence[Facts]) -> tuple[list[str], list[str]]:
+    """The Xid messages that the hardware is to blame for: those that mean it is broken, and all others."""
+    fatal: list[str] = []
+    others: list[str] = []
+    for xid in xids:
+        if xid["code"] not in _XIDS_OF_PROGRAMS:
+            summary = f"{xid['times']} x Xid {xid['code']} of {xid['bus']} in the kernel log"
+            (fatal if xid["code"] in FATAL_XIDS else others).append(summary)
+    return fatal, others
+
+
+def _gemm_failures(gemm: Facts) -> Iterator[str]:
+    if "error" in gemm:
+        yield f"cannot multiply: {gemm['error']}"
+    for gpu in gemm.get("gpus", ()):
+        if "error" in gpu:
+            yield f"GPU {gpu['gpu']} cannot multiply: {gpu['error']}"
 
 
 def _count_failures(facts: Facts) -> Iterator[str]:
-    asked, count, usable = facts["asked"], facts["count"], facts["gemm"].get("count")
-    if count is not None and count < asked:
-        yield f"{count} of {asked} GPUs"
-    # A process can use but one instance of a GPU that is divided (MIG).
-    elif usable is not None and usable < asked and not facts["mig"]:
-        yield f"torch can use {usable} of {asked} GPUs"
+    requested, count, usable = facts["asked"], facts["count"], facts["gemm"].get("count")
+    if count is not None and count < requested:
+        yield f"{count} of {requested} GPUs"
+    # A process can use only one instance of a GPU that is divided (MIG), however many there are.
+    elif usable is not None and usable < requested and not facts["mig"]:
+        yield f"torch can use {usable} of {requested} GPUs"
 
 
 def _memory_failures(facts: Facts, max_used_mb: int) -> Iterator[str]:
@@ -224,34 +259,36 @@ def _memory_failures(facts: Facts, max_used_mb: int) -> Iterator[str]:
         if gpu.get("error"):
             yield f"GPU {index}: {gpu['error']}"
         if gpu.get("uncorrected"):
-            yield f"GPU {index} has {_many(gpu['uncorrected'], 'uncorrected memory error')}"
+            yield f"GPU {index} has {_count_noun(gpu['uncorrected'], 'uncorrected memory error')}"
         if gpu.get("pending"):
             yield f"GPU {index} must be reset to replace memory that failed"
         if (gpu.get("used_mb") or 0) > max_used_mb:
             yield f"GPU {index} has {gpu['used_mb']} MB in use (limit {max_used_mb} MB)"
 
 
-def _good_gpus(facts: Facts) -> str:
+def _describe_good_gpus(facts: Facts) -> str:
     gemm = facts["gemm"]
     multiplied = gemm.get("gpus", ())
     names = sorted({gpu["name"] for gpu in (*facts["gpus"], *multiplied) if gpu.get("name")})
-    said = [_many(facts["count"], "GPU"), *names]
+    parts = [_count_noun(facts["count"], "GPU"), *names]
     if multiplied:
         speeds = [gpu["tflops"] for gpu in multiplied]
-        said.append(" to ".join(dict.fromkeys(f"{speed:.3g}" for speed in (min(speeds), max(speeds)))) + " TFLOP/s")
+        parts.append(" to ".join(dict.fromkeys(f"{speed:.3g}" for speed in (min(speeds), max(speeds)))) + " TFLOP/s")
     if "skip" in gemm:
-        said.append(f"not made to multiply: {gemm['skip']}")
+        parts.append(f"not made to multiply: {gemm['skip']}")
     if facts["nvml"] is not None:
-        said.append(f"memory errors not looked for: {facts['nvml']}")
-    return ", ".join(said)
+        parts.append(f"memory errors not looked for: {facts['nvml']}")
+    return ", ".join(parts)
 
 
-def _many(count: int, noun: str) -> str:
+def _count_noun(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _room(check: str) -> Callable[[Facts, Spec], Judgement]:
-    def one(facts: Facts, spec: Spec) -> Judgement:
+def _judge_space(check: str) -> Callable[[Facts, Spec], Judgement]:
+    """The judge of the free space that one of the checks disk, tmp and shm measured."""
+
+    def judge_node(facts: Facts, spec: Spec) -> Judgement:
         limit = getattr(spec.preflight, check).min_gb
         if facts.get("missing"):
             return "fail", f"there is no {facts['path']}", facts
@@ -263,7 +300,7 @@ def _room(check: str) -> Callable[[Facts, Spec], Judgement]:
             return "fail", "no more files can be created: no inode is free", facts
         return "pass", f"{_gb(facts['free'])} free", facts
 
-    return one
+    return judge_node
 
 
 def _ms(amount: float) -> str:
@@ -275,49 +312,59 @@ def _gb(amount: float) -> str:
     return f"{amount / 1e9:.0f} GB" if amount >= 1e10 else f"{amount / 1e9:.3g} GB"
 
 
-def _limits(facts: Facts, spec: Spec) -> Judgement:
+def _judge_limits(facts: Facts, spec: Spec) -> Judgement:
     files, memory = facts["nofile"], facts["memlock"]
-    wanted, wanted_gb = spec.preflight.limits.min_nofile, spec.preflight.limits.min_memlock_gb
-    said = [f"{'any number of' if files is None else files} open files"]
-    said.append(f"{'any amount' if memory is None else _gb(memory)} of locked memory")
-    good = files is None or files >= wanted
-    if not good:
-        said[0] += f" (limit {wanted})"
-    if memory is not None and wanted_gb is not None and memory < wanted_gb * 1e9:
-        said[1] += f" (limit {wanted_gb:g} GB)"
-        good = False
-    # RDMA registers, and so locks, whatever it sends and receives.
-    elif memory is not None and wanted_gb is None and facts["rdma"] and spec.network.profile in _RDMA_PROFILES:
-        said[1] += f" (RDMA over {', '.join(facts['rdma'])} needs any amount)"
-        good = False
-    return "pass" if good else "fail", ", ".join(said), facts
+    files_problem = _files_problem(files, spec)
+    memory_problem = None if memory is None else _memory_problem(memory, facts["rdma"], spec)
+    summaries = [
+        f"{'any number of' if files is None else files} open files" + (files_problem or ""),
+        f"{'any amount' if memory is None else _gb(memory)} of locked memory" + (memory_problem or ""),
+    ]
+    return "fail" if files_problem or memory_problem else "pass", ", ".join(summaries), facts
 
 
-def _dns(facts: Facts, spec: Spec) -> Judgement:
+def _files_problem(files: int | None, spec: Spec) -> str | None:
+    """What is wrong with the limit on open files, None being no limit; None if nothing is."""
+    minimum = spec.preflight.limits.min_nofile
+    return f" (limit {minimum})" if files is not None and files < minimum else None
+
+
+def _memory_problem(memory: int, rdma_devices: Sequence[str], spec: Spec) -> str | None:
+    """What is wrong with a limit on locked memory, in bytes; None if nothing is."""
+    minimum_gb = spec.preflight.limits.min_memlock_gb
+    if minimum_gb is not None:
+        return f" (limit {minimum_gb:g} GB)" if memory < minimum_gb * 1e9 else None
+    # RDMA registers, and so locks, all memory that it sends from and receives into.
+    if rdma_devices and spec.network.profile in _RDMA_PROFILES:
+        return f" (RDMA over {', '.join(rdma_devices)} needs any amount)"
+    return None
+
+
+def _judge_dns(facts: Facts, spec: Spec) -> Judgement:
     limit = spec.preflight.dns.max_ms
     address, slowest = max(facts.items(), key=lambda item: float(item[1]))
-    said = f"{_ms(slowest)} for {address}"
-    return ("fail", f"{said} (limit {limit:g} ms)", facts) if slowest > limit else ("pass", said, facts)
+    summary = f"{_ms(slowest)} for {address}"
+    return ("fail", f"{summary} (limit {limit:g} ms)", facts) if slowest > limit else ("pass", summary, facts)
 
 
-def _environment(facts: Facts, _: Spec) -> Judgement:
+def _judge_environment(facts: Facts, _: Spec) -> Judgement:
     return ("fail", "; ".join(facts["said"]), facts) if facts["said"] else ("pass", "nothing to say", facts)
 
 
-def _one_plugin(facts: Facts, _: Spec) -> Judgement:
+def _judge_node_of_plugin(facts: Facts, _: Spec) -> Judgement:
     return facts["status"], facts["summary"], facts["evidence"]
 
 
-_plugin = _each(_one_plugin)
+_judge_plugin = _each(_judge_node_of_plugin)
 _JUDGES: dict[str, _Judge] = {
-    "shared": _shared,
-    "versions": _versions,
-    "gpu": _each(_gpu),
-    "disk": _each(_room("disk")),
-    "tmp": _each(_room("tmp")),
-    "shm": _each(_room("shm")),
-    "limits": _each(_limits),
-    "dns": _each(_dns),
-    "straggler": _straggler,
-    "environment": _each(_environment),
+    "shared": _judge_shared,
+    "versions": _judge_versions,
+    "gpu": _each(_judge_gpu),
+    "disk": _each(_judge_space("disk")),
+    "tmp": _each(_judge_space("tmp")),
+    "shm": _each(_judge_space("shm")),
+    "limits": _each(_judge_limits),
+    "dns": _each(_judge_dns),
+    "straggler": _judge_straggler,
+    "environment": _each(_judge_environment),
 }

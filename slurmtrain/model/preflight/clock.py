@@ -1,4 +1,4 @@
-"""How far the nodes' clocks are apart, and whose is wrong: pure.
+"""How far the nodes' clocks are apart, and whose is wrong. Pure.
 
 Every node but node 0 exchanges stamps with node 0, as NTP does (RFC 5905, section 8). Times are in seconds; an offset
 is positive where the clock is ahead.
@@ -25,7 +25,10 @@ ADVICE = "have its time service looked at, with chronyc tracking for one; slurmt
 
 @dataclass(frozen=True, slots=True)
 class ClockOffset:
-    """How far a node's clock is ahead of node 0's, and by how much that may be wrong, from so many usable samples."""
+    """How far a node's clock is ahead of node 0's.
+
+    The true offset is within ``offset_s`` plus or minus ``bound_s`` seconds; ``samples`` counts the usable exchanges.
+    """
 
     offset_s: float
     bound_s: float
@@ -64,41 +67,51 @@ def judge_clocks(
     limits: ClockCheck,
     hosts: Mapping[int, str],
 ) -> dict[int, Finding]:
-    """What to say of each node's clock; None is a node that was not measured, and node 0 has ``Offset(0, 0, 0)``.
+    """Judge each node's clock, by node.
 
-    ``disciplines`` is what ``runtime.clock.discipline`` says on each node. An offset counts as far as it is certain, by
-    its size less its bound. Clocks are compared with node 0's, unless that is the one that is wrong: most of the nodes
-    agree against it, or it differs from the only other one and alone says that it is not synchronised. A clock that
-    nothing keeps is a warning, and so is an offset so uncertain that it cannot be told from one over the limit.
+    An offset counts as far as it is certain: its size less its bound. Clocks are compared with node 0's, unless that is
+    the one that is wrong: most of the nodes agree against it, or it differs from the only other one and alone reports
+    that it is not synchronised. A clock that no time service keeps is a warning, and so is an offset so uncertain that
+    it may be over the limit.
+
+    Args:
+        offsets: None for a node that was not measured; node 0 has ``ClockOffset(0, 0, 0)``.
+        disciplines: What :func:`slurmtrain.runtime.preflight.facts.clock.read_discipline` returned on each node.
+        limits: The spec's.
+        hosts: The names of the nodes.
     """
     measured = {node: offset for node, offset in offsets.items() if offset is not None}
     if measured:
         measured.setdefault(0, ClockOffset(0.0, 0.0, 0))
     nodes = sorted({*offsets, *disciplines})
     names = {node: hosts.get(node, f"node {node}") for node in {*nodes, 0}}
-    against = _Comparison(measured, _reference(measured, disciplines, limits), names, limits)
-    return {node: apply_level(_finding(node, against, disciplines.get(node, {})), limits.level) for node in nodes}
+    comparison = _Comparison(measured, _choose_reference(measured, disciplines, limits), names, limits)
+    return {node: apply_level(_finding(node, comparison, disciplines.get(node, {})), limits.level) for node in nodes}
 
 
-def _finding(node: int, against: _Comparison, facts: Mapping[str, Any]) -> Finding:
-    span, said, disciplined = against.span(node), _said(facts), facts.get("disciplined")
-    compared = against.words(node)
-    status = "pass" if span is None else against.status(span)
+def _finding(node: int, comparison: _Comparison, discipline: Mapping[str, Any]) -> Finding:
+    span, description, disciplined = (
+        comparison.span(node),
+        _describe_discipline(discipline),
+        discipline.get("disciplined"),
+    )
+    compared = comparison.describe(node)
+    status = "pass" if span is None else comparison.status(span)
     if status == "pass" and disciplined is not True:
         status = "warn"
     evidence = {
         "offset_ms": None if span is None else round(span.middle * 1e3, 6),
         "bound_ms": None if span is None else round(span.bound * 1e3, 6),
-        "samples": 0 if span is None else against.measured[node].samples,
+        "samples": 0 if span is None else comparison.measured[node].samples,
         "disciplined": disciplined,
-        "source": str(facts.get("source", "none")),
-        "said": said,
+        "source": str(discipline.get("source", "none")),
+        "said": description,
     }
     if status != "pass":
         evidence["advice"] = ADVICE
-    # What keeps a clock is worth a word where nothing does, and where nothing else is known.
-    tell = disciplined is not True or span is None or not compared
-    return Finding(CHECK, status, "; ".join([*compared, said] if tell else compared), evidence)
+    # What keeps a clock is worth mentioning where nothing does, and where nothing else is known.
+    mention = disciplined is not True or span is None or not compared
+    return Finding(CHECK, status, "; ".join([*compared, description] if mention else compared), evidence)
 
 
 # --- what is compared -------------------------------------------------------------------------------------------
@@ -106,16 +119,17 @@ def _finding(node: int, against: _Comparison, facts: Mapping[str, Any]) -> Findi
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Seconds ahead of something: certainly no less than ``low`` and no more than ``high``."""
+    """How many seconds a clock is ahead of another: certainly no less than ``low`` and no more than ``high``."""
 
     low: float
     high: float
 
     @classmethod
-    def of(cls, offset: ClockOffset) -> _Span:
+    def from_offset(cls, offset: ClockOffset) -> _Span:
         return cls(offset.offset_s - offset.bound_s, offset.offset_s + offset.bound_s)
 
-    def against(self, other: _Span) -> _Span:
+    def minus(self, other: _Span) -> _Span:
+        """How far this clock is ahead of another one, where both are known against a third."""
         return _Span(self.low - other.high, self.high - other.low)
 
     @property
@@ -128,13 +142,13 @@ class _Span:
 
     @property
     def certain(self) -> float:
-        """How far it is from zero at least."""
+        """How far it is from zero at least, in either direction."""
         return max(self.low, -self.high, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reference:
-    """What clocks are compared with: how far that is ahead of node 0's, and whose clocks it stands for."""
+    """The time that clocks are compared with: how far it is ahead of node 0's clock, and the nodes that agree on it."""
 
     span: _Span
     nodes: frozenset[int]
@@ -143,39 +157,41 @@ class _Reference:
 _NODE_0 = _Reference(_Span(0.0, 0.0), frozenset({0}))
 
 
-def _reference(
+def _choose_reference(
     measured: Mapping[int, ClockOffset], disciplines: Mapping[int, Mapping[str, Any]], limits: ClockCheck
 ) -> _Reference:
+    """Node 0's clock, unless that is the wrong one."""
     if len(measured) < 2:
         return _NODE_0
     if len(measured) == 2:
         [other] = [node for node in measured if node != 0]
         unsynchronised = [node for node in measured if disciplines.get(node, {}).get("disciplined") is False]
-        span = _Span.of(measured[other])
+        span = _Span.from_offset(measured[other])
         if span.certain > limits.warn_ms / 1e3 and unsynchronised == [0]:
             return _Reference(span, frozenset({other}))
         return _NODE_0
-    within = (_majority(measured, limit / 1e3) for limit in (limits.warn_ms, limits.fail_ms))
-    return next((found for found in within if found is not None and 0 not in found.nodes), _NODE_0)
+    # A majority that agrees closely says more than one that agrees roughly.
+    majorities = (_majority(measured, limit / 1e3) for limit in (limits.warn_ms, limits.fail_ms))
+    return next((majority for majority in majorities if majority is not None and 0 not in majority.nodes), _NODE_0)
 
 
 def _majority(measured: Mapping[int, ClockOffset], limit_s: float) -> _Reference | None:
-    """Those that agree with the median within a limit, if they are more than half of all.
+    """The nodes that agree with the median within a limit in seconds, if they are more than half of all.
 
-    The median of the lower ends and that of the upper ends are the ends of the median.
+    The ends of the median's span are the median of the lower ends and that of the upper ends.
     """
-    spans = {node: _Span.of(offset) for node, offset in measured.items()}
+    spans = {node: _Span.from_offset(offset) for node, offset in measured.items()}
     median = _Span(median_low(span.low for span in spans.values()), median_low(span.high for span in spans.values()))
-    agreeing = frozenset(node for node, span in spans.items() if span.against(median).certain <= limit_s)
+    agreeing = frozenset(node for node, span in spans.items() if span.minus(median).certain <= limit_s)
     return _Reference(median, agreeing) if 2 * len(agreeing) > len(spans) else None
 
 
-# --- in words ---------------------------------------------------------------------------------------------------
+# --- descriptions -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The clocks that were measured, against the reference."""
+    """The clocks that were measured, compared with the reference."""
 
     measured: Mapping[int, ClockOffset]
     reference: _Reference
@@ -183,31 +199,33 @@ class _Comparison:
     limits: ClockCheck
 
     def span(self, node: int) -> _Span | None:
+        """How far a node's clock is ahead of the reference; None where it was not measured."""
         if node not in self.measured:
             return None
         if self.reference.nodes == {node}:
             return _Span(0.0, 0.0)
-        return _Span.of(self.measured[node]).against(self.reference.span)
+        return _Span.from_offset(self.measured[node]).minus(self.reference.span)
 
     def status(self, span: _Span) -> str:
+        """Pass, warn or fail, by the part of the offset that is certain."""
         if span.certain > self.limits.fail_ms / 1e3:
             return "fail"
         uncertain = span.bound > self.limits.fail_ms / 1e3
         return "warn" if uncertain or span.certain > self.limits.warn_ms / 1e3 else "pass"
 
-    def words(self, node: int) -> list[str]:
-        """How far a clock is from the others; no words for that of the only node."""
+    def describe(self, node: int) -> list[str]:
+        """How far a clock is from the others, as a phrase; none for the clock of the only node."""
         span, others = self.span(node), len(self.measured) - 1
         if span is None:
             return [f"not compared with {self.names[0]}"] if len(self.names) > 1 else []
         if others == 0:
             return []
         if self.reference.nodes == {node}:
-            other = next(each for each in self.measured if each != node)
-            are = f"{self.names[other]} is" if others == 1 else f"the other {others} nodes are"
-            return [f"{are} compared with it"]
-        brackets = ", ".join(self._brackets(span))
-        return [f"{self._distance(span)} {self._whom(node)}" + (f" ({brackets})" if brackets else "")]
+            other = next(measured for measured in self.measured if measured != node)
+            subject = f"{self.names[other]} is" if others == 1 else f"the other {others} nodes are"
+            return [f"{subject} compared with it"]
+        remarks = ", ".join(self._remarks(span))
+        return [f"{self._distance(span)} {self._reference_name(node)}" + (f" ({remarks})" if remarks else "")]
 
     def _is_narrow(self, span: _Span) -> bool:
         """Whether its bound is too small to matter."""
@@ -222,7 +240,7 @@ class _Comparison:
         size = _length(abs(span.middle)) if self._is_narrow(span) else f"between {_length(near)} and {_length(far)}"
         return f"{size} {'ahead of' if span.middle > 0 else 'behind'}"
 
-    def _brackets(self, span: _Span) -> Iterator[str]:
+    def _remarks(self, span: _Span) -> Iterator[str]:
         status, warn, fail = self.status(span), self.limits.warn_ms / 1e3, self.limits.fail_ms / 1e3
         if span.certain > 0 and self._is_narrow(span):
             yield f"± {_length(span.bound)}"
@@ -235,29 +253,29 @@ class _Comparison:
                 else f"too uncertain for a limit of {_length(fail)}"
             )
 
-    def _whom(self, node: int) -> str:
+    def _reference_name(self, node: int) -> str:
         agreeing, others = self.reference.nodes - {node}, len(self.measured) - 1
         if len(self.reference.nodes) == 1:
             return self.names[next(iter(agreeing))]
-        which = "the" if len(agreeing) == others else f"{len(agreeing)} of the"
-        return f"{which} other {others} nodes"
+        share = "the" if len(agreeing) == others else f"{len(agreeing)} of the"
+        return f"{share} other {others} nodes"
 
 
-def _said(facts: Mapping[str, Any]) -> str:
-    """What a node says of what keeps its clock, or why it says nothing."""
-    if facts.get("said"):
-        return str(facts["said"])
-    if "timeout" in facts:
-        return f"its time service did not answer within {facts['timeout']} s"
-    if "error" in facts or "skip" in facts:
-        return f"its time service was not asked: {facts.get('error', facts.get('skip'))}"
-    if facts.get("disciplined") is None:
+def _describe_discipline(discipline: Mapping[str, Any]) -> str:
+    """What keeps a node's clock, or why that is not known."""
+    if discipline.get("description"):
+        return str(discipline["description"])
+    if "timeout" in discipline:
+        return f"its time service did not answer within {discipline['timeout']} s"
+    if "error" in discipline or "skip" in discipline:
+        return f"its time service was not asked: {discipline.get('error', discipline.get('skip'))}"
+    if discipline.get("disciplined") is None:
         return "no time service answers"
-    return "synchronised" if facts["disciplined"] else "not synchronised"
+    return "synchronised" if discipline["disciplined"] else "not synchronised"
 
 
 def _length(seconds: float) -> str:
-    """A length of time, in the unit in which it is easily read."""
+    """A length of time in ms, s, h or days, whichever is easily read."""
     if seconds < 0.9995:
         return f"{round(seconds * 1e3, 3):.3g} ms"
     if seconds < 7200:

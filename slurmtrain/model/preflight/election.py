@@ -1,7 +1,7 @@
-"""Which network an attempt trains over: what the nodes have, what was proved of it, and the choice. Pure.
+"""Which network an attempt trains over: guesses from the nodes' addresses, what probes proved of them, and the choice.
 
-A network is one address for each node. Nothing tells which interfaces of several machines are connected, least of all
-their names; so a few guesses are made, and each is proved by real connections before one is elected.
+A network is one address for each node. Nothing says which interfaces of several machines are connected, least of all
+their names; so a few networks are guessed, and each is probed with real connections before one is elected. Pure.
 """
 
 from __future__ import annotations
@@ -13,17 +13,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Up to here every node tries every other; beyond, each tries the powers of two before and behind it, and node 0 all.
+# Up to so many nodes each probes every other; beyond, those at distances of powers of two, and node 0.
 ALL_PAIRS = 16
-# So many networks are proved; nodes with many rails have as many networks, which are alike.
-_PROVED = 4
+# So many networks are probed: nodes with many rails have as many networks, which are alike.
+_MAX_PROBED = 4
 # A measured rate within this factor of the best counts as equal: rates are noisy, and the choice is to be stable.
 _EQUAL_RATE = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """An address that a node could train over. ``kind``: ethernet or infiniband; ``speed_mbps`` as the kernel says."""
+    """An address that a node could train over.
+
+    ``prefix`` is its length in bits. ``kind`` is ethernet or infiniband. ``speed_mbps`` is what the kernel says, None
+    where it does not know.
+    """
 
     interface: str
     address: str
@@ -34,26 +38,28 @@ class Candidate:
 
     @property
     def family(self) -> int:
+        """The IP version, 4 or 6."""
         return 6 if ":" in self.address else 4
 
     @property
     def subnet(self) -> str:
+        """The address's subnet, such as ``10.0.0.0/24``."""
         return str(ipaddress.ip_interface(f"{self.address}/{self.prefix}").network)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcludedAddress:
-    """An address that is none to train over, and why."""
+    """An address that a node cannot train over, and the reason."""
 
     node: int
     interface: str
     address: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One address for each node, by number. ``pinned``: it is what the spec asks for."""
+    """One address for each node, by number. ``pinned``: it is the interface that the spec names."""
 
     name: str
     members: Mapping[int, Candidate]
@@ -61,49 +67,57 @@ class Network:
 
     @property
     def family(self) -> int:
+        """The IP version, 4 or 6, which is the same on all nodes."""
         return self.members[0].family
 
     @property
     def speed_mbps(self) -> int | None:
-        """Of the slowest node; None where the kernel of any does not say."""
+        """The speed of the slowest node; None where the kernel of any does not know it."""
         speeds = [member.speed_mbps for member in self.members.values()]
         return None if None in speeds else min(speed for speed in speeds if speed is not None)
 
     @property
     def mtu(self) -> int:
+        """The largest packet in bytes that all nodes can send."""
         return min(member.mtu for member in self.members.values())
 
     @property
     def kind(self) -> str:
+        """The kind of all its interfaces: ethernet, infiniband or mixed."""
         kinds = {member.kind for member in self.members.values()}
         return kinds.pop() if len(kinds) == 1 else "mixed"
 
     @property
     def interfaces(self) -> Mapping[int, str]:
+        """The interface of each node."""
         return {node: member.interface for node, member in self.members.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkProblem:
-    """What went wrong between two nodes: ``source`` tried to reach ``target``."""
+    """Why a probe of one node, ``source``, did not reach another, ``target``."""
 
     source: int
     target: int
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAddresses:
-    """What a node says of itself: its candidates, and the address by which it reached node 0, and node 0's then."""
+    """The addresses of one node.
+
+    ``own_address`` and ``coordinator_address`` are those of the node and of node 0 between which it has connected to
+    node 0 for the preflight; None on node 0 itself.
+    """
 
     candidates: Sequence[Candidate]
-    via: str | None = None
-    home: str | None = None
+    own_address: str | None = None
+    coordinator_address: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ProbedNetwork:
-    """A network after its proof. ``rate``: bytes a second between neighbours, where it was measured."""
+    """A network and what probes found wrong with it. ``rate``: bytes a second of the slowest link, if measured."""
 
     network: Network
     problems: Sequence[NetworkProblem] = ()
@@ -111,43 +125,47 @@ class ProbedNetwork:
 
     @property
     def proved(self) -> bool:
+        """Whether every probe has succeeded."""
         return not self.problems
 
 
 def candidate_networks(
-    places: Mapping[int, NodeAddresses], pinned: str | None
+    addresses: Mapping[int, NodeAddresses], pinned: str | None
 ) -> tuple[list[Network], list[ExcludedAddress]]:
-    """The networks that these nodes may have in common, the most promising ones, and what was left out.
+    """The networks that these nodes may have in common, the most promising first, and addresses that were left out.
 
-    ``pinned``: the interface that the spec names, on every node.
+    ``addresses`` are by node. ``pinned``: the interface that the spec names, on every node.
     """
-    excluded = list(_shared_addresses(places))
-    bad = {(one.node, one.address) for one in excluded}
+    excluded = list(_shared_addresses(addresses))
+    unusable = {(shared.node, shared.address) for shared in excluded}
     usable = {
-        node: [one for one in place.candidates if (node, one.address) not in bad] for node, place in places.items()
+        node: [candidate for candidate in own.candidates if (node, candidate.address) not in unusable]
+        for node, own in addresses.items()
     }
-    found: dict[tuple[str, ...], Network] = {}
-    for name, members in _guesses(places, usable):
-        key = _addresses(members)
-        if len(members) == len(places):
-            wanted = {member.interface for member in members.values()} == {pinned}
-            found.setdefault(key, Network(name, dict(sorted(members.items())), wanted))
-    # How the nodes found node 0 is known to work: it is kept whatever it promises.
-    known = _addresses(_by_route(places, usable))
-    kept = sorted(found.items(), key=lambda item: _order(ProbedNetwork(item[1]), ()))
-    return [one for index, (key, one) in enumerate(kept) if index < _PROVED or key == known], excluded
+    networks: dict[tuple[str, ...], Network] = {}
+    for name, members in _guesses(addresses, usable):
+        if len(members) == len(addresses):
+            is_pinned = {member.interface for member in members.values()} == {pinned}
+            # Several guesses may come to the same addresses: the first has the most telling name.
+            networks.setdefault(_address_key(members), Network(name, dict(sorted(members.items())), is_pinned))
+    # The addresses over which the nodes found node 0 are known to work: that network is kept whatever it promises.
+    working = _address_key(_members_by_route(addresses, usable))
+    ranked = sorted(networks.items(), key=lambda item: _rank(ProbedNetwork(item[1]), ()))
+    kept = [network for index, (key, network) in enumerate(ranked) if index < _MAX_PROBED or key == working]
+    return kept, excluded
 
 
-def nodes_without_interface(places: Mapping[int, NodeAddresses], pinned: str) -> list[int]:
+def nodes_without_interface(addresses: Mapping[int, NodeAddresses], pinned: str) -> list[int]:
     """Nodes without a usable address on the pinned interface."""
-    return [node for node, place in places.items() if not any(c.interface == pinned for c in place.candidates)]
+    return [node for node, own in addresses.items() if not any(c.interface == pinned for c in own.candidates)]
 
 
 def probe_targets(node: int, nodes: int) -> list[int]:
-    """Whom a node connects to. Every pair up to ALL_PAIRS nodes; then a ring, strides of powers of two, and node 0.
+    """The nodes that a node connects to: of up to ALL_PAIRS nodes all; of more, those at strides of powers of two.
 
-    With A in B's list, B is in A's, so that each connection is tried in both directions; only node 0, which everybody
-    connects to as to the store later, does not call all of them back. At most 2 log2(nodes) + 1 connections a node.
+    Beside these all connect to node 0. Where A connects to B, B connects to A, so that each connection is tried in both
+    directions; only node 0, which all connect to later as to the store, does not connect back to all of them. At most
+    2 log2(nodes) + 1 connections a node.
     """
     if nodes <= ALL_PAIRS:
         return [other for other in range(nodes) if other != node]
@@ -156,58 +174,62 @@ def probe_targets(node: int, nodes: int) -> list[int]:
     return sorted((near | {0}) - {node})
 
 
-def networks_to_rate(tried: Sequence[ProbedNetwork]) -> list[int]:
-    """Of which networks the rate has to be measured: those that nothing else tells apart."""
-    proved = [index for index, one in enumerate(tried) if one.proved]
-    speeds = [speed for index in proved if (speed := tried[index].network.speed_mbps) is not None]
-    best = [i for i in proved if tried[i].network.speed_mbps in (None, max(speeds, default=None))]
-    # The same interfaces have the same rate in either family.
-    first = {tuple(sorted(tried[i].network.interfaces.items())): i for i in reversed(best)}
-    return sorted(first.values()) if len(first) > 1 else []
+def networks_to_rate(probed: Sequence[ProbedNetwork]) -> list[int]:
+    """The indices of the networks whose rate has to be measured: those that nothing else tells apart."""
+    proved = [index for index, network in enumerate(probed) if network.proved]
+    speeds = [speed for index in proved if (speed := probed[index].network.speed_mbps) is not None]
+    # An unknown speed may be the best one.
+    best = [index for index in proved if probed[index].network.speed_mbps in (None, max(speeds, default=None))]
+    # Networks of both families over the same interfaces have the same rate: reversed, so that the first one stays.
+    by_interfaces = {tuple(sorted(probed[index].network.interfaces.items())): index for index in reversed(best)}
+    return sorted(by_interfaces.values()) if len(by_interfaces) > 1 else []
 
 
-def elect(tried: Sequence[ProbedNetwork]) -> int | None:
+def elect(probed: Sequence[ProbedNetwork]) -> int | None:
     """The index of the best network: proved, then pinned, then fast, then by a stable name. None where none is proved.
 
-    The speed is the kernel's word; where that does not tell, the measured rate does, then the MTU. IPv4 comes first.
+    The speed is what the kernel says; where that is equal or unknown, the measured rate decides, then the MTU. IPv4
+    comes before IPv6.
     """
-    proved = [index for index, one in enumerate(tried) if one.proved]
-    return min(proved, key=lambda index: _order(tried[index], tried), default=None)
+    proved = [index for index, network in enumerate(probed) if network.proved]
+    return min(proved, key=lambda index: _rank(probed[index], probed), default=None)
 
 
-def better_unproved_networks(tried: Sequence[ProbedNetwork], elected: int) -> list[ProbedNetwork]:
-    """Networks that would have been faster than the elected one, or were asked for, had they been proved."""
-    chosen = tried[elected].network
+def better_unproved_networks(probed: Sequence[ProbedNetwork], elected: int) -> list[ProbedNetwork]:
+    """Networks that would have been faster than the elected one, or are pinned, had they been proved."""
+    chosen = probed[elected].network
 
-    def better(one: ProbedNetwork) -> bool:
-        speed, ours = one.network.speed_mbps, chosen.speed_mbps
-        faster = speed is not None and ours is not None and speed > ours
-        same = one.network.interfaces == chosen.interfaces
-        alike = speed == ours or speed is None or ours is None
-        return not same and (faster or one.network.pinned or (alike and one.network.mtu > chosen.mtu))
+    def is_better(network: Network) -> bool:
+        speed, chosen_speed = network.speed_mbps, chosen.speed_mbps
+        faster = speed is not None and chosen_speed is not None and speed > chosen_speed
+        same_interfaces = network.interfaces == chosen.interfaces
+        as_fast = speed == chosen_speed or speed is None or chosen_speed is None
+        return not same_interfaces and (faster or network.pinned or (as_fast and network.mtu > chosen.mtu))
 
-    return [one for one in tried if not one.proved and better(one)]
+    return [candidate for candidate in probed if not candidate.proved and is_better(candidate.network)]
 
 
 def culprits(problems: Iterable[NetworkProblem], nodes: int) -> list[int]:
-    """The fewest nodes without which no problem would be left, if that is certainly the only such choice; else nobody.
+    """The fewest nodes without which no problem would be left, if that is certainly the only such choice; else none.
 
-    It is where each of them, once those before it are left out, has problems with more others than there are culprits
-    left: to blame these others instead would take more nodes. A single pair that does not reach each other says nothing
-    about which of the two is at fault; nor do two nodes.
+    Problems are edges of a graph, and the culprits its smallest vertex cover. It is certain where each of them, once
+    those before it are taken out, has problems with more others than there are culprits left: to blame these others
+    instead would take more nodes. A single pair that does not reach each other says nothing about which of the two is
+    at fault; nor do two nodes, or culprits that are no minority of the ``nodes``.
     """
-    edges = {frozenset((one.source, one.target)) for one in problems}
+    edges = {frozenset((problem.source, problem.target)) for problem in problems}
     blamed: list[int] = []
-    others: list[int] = []
+    degrees: list[int] = []
     while edges:
         [(worst, count)] = Counter(node for edge in edges for node in edge).most_common(1)
-        # No node accounts for more than that one does, so that this many are left at least.
+        # No node accounts for more edges than that one, so that at least edges / count nodes are needed: too many for
+        # the condition below, and the greedy search would take long for nothing.
         if count <= len(edges) / count:
             return []
         blamed.append(worst)
-        others.append(count)
+        degrees.append(count)
         edges = {edge for edge in edges if worst not in edge}
-    certain = all(count > len(blamed) - index for index, count in enumerate(others))
+    certain = all(count > len(blamed) - index for index, count in enumerate(degrees))
     return sorted(blamed) if certain and len(blamed) * 2 < nodes else []
 
 
@@ -217,77 +239,92 @@ def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
 
 
 def _guesses(
-    places: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]
+    addresses: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]
 ) -> Iterator[tuple[str, dict[int, Candidate]]]:
-    """Names and members of what may be networks: by subnet, by name, by speed, by the route that was taken."""
+    """Names and members of what may be networks: by subnet, by interface, by speed, by the route to node 0."""
     for family in (4, 6):
-        there = {node: [one for one in some if one.family == family] for node, some in usable.items()}
-        first = there.get(0, [])
-        for subnet in dict.fromkeys(one.subnet for one in first):
-            yield subnet, _choose(there, lambda one, subnet=subnet: one.subnet == subnet)
-        for name in dict.fromkeys(one.interface for one in first):
-            yield f"interface {name}", _choose(there, lambda one, name=name: one.interface == name)
-        yield f"the fastest of each node (IPv{family})", _choose(there, lambda _: True)
-    yield "the route to node 0", _by_route(places, usable)
+        of_family = {node: [c for c in candidates if c.family == family] for node, candidates in usable.items()}
+        # Every network has node 0 as a member: what only other nodes have leads to no network of all.
+        of_node_0 = of_family.get(0, [])
+        for subnet in dict.fromkeys(candidate.subnet for candidate in of_node_0):
+            yield subnet, _fastest_of_each(of_family, lambda candidate, subnet=subnet: candidate.subnet == subnet)
+        for name in dict.fromkeys(candidate.interface for candidate in of_node_0):
+            yield (
+                f"interface {name}",
+                _fastest_of_each(of_family, lambda candidate, name=name: candidate.interface == name),
+            )
+        yield f"the fastest of each node (IPv{family})", _fastest_of_each(of_family, lambda _: True)
+    yield "the route to node 0", _members_by_route(addresses, usable)
 
 
-def _addresses(members: Mapping[int, Candidate]) -> tuple[str, ...]:
+def _address_key(members: Mapping[int, Candidate]) -> tuple[str, ...]:
+    """The addresses of all members by node: the same for the same network, however it was guessed."""
     return tuple(members[node].address for node in sorted(members))
 
 
-def _choose(there: Mapping[int, Sequence[Candidate]], matches: Any) -> dict[int, Candidate]:
-    """Of each node's matching candidates the fastest."""
-    chosen = {}
-    for node, some in there.items():
-        matching = [one for one in some if matches(one)]
+def _fastest_of_each(candidates: Mapping[int, Sequence[Candidate]], matches: Any) -> dict[int, Candidate]:
+    """The fastest of each node's matching candidates; nodes without one are left out."""
+    fastest = {}
+    for node, of_node in candidates.items():
+        matching = [candidate for candidate in of_node if matches(candidate)]
         if matching:
-            chosen[node] = min(
-                matching, key=lambda one: (-(one.speed_mbps or 0), -one.mtu, natural_sort_key(one.interface))
-            )
-    return chosen
+            fastest[node] = min(matching, key=lambda c: (-(c.speed_mbps or 0), -c.mtu, natural_sort_key(c.interface)))
+    return fastest
 
 
-def _by_route(places: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]) -> dict[int, Candidate]:
-    """How the nodes found node 0: it works already, though nothing else may be known of it."""
-    homes = Counter(place.home for place in places.values() if place.home is not None).most_common(1)
-    wanted = {node: place.via for node, place in places.items()}
-    wanted[0] = homes[0][0] if homes else None
+def _members_by_route(
+    addresses: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]
+) -> dict[int, Candidate]:
+    """The addresses over which the nodes have connected to node 0; of node 0's the one that most nodes use."""
+    used = Counter(own.coordinator_address for own in addresses.values() if own.coordinator_address is not None)
+    routes = {node: own.own_address for node, own in addresses.items()}
+    routes[0] = used.most_common(1)[0][0] if used else None
     return {
-        node: one for node, some in usable.items() for one in some if one.address == wanted[node]
-    }  # fmt: skip
+        node: candidate
+        for node, candidates in usable.items()
+        for candidate in candidates
+        if candidate.address == routes[node]
+    }
 
 
-def _shared_addresses(places: Mapping[int, NodeAddresses]) -> Iterator[ExcludedAddress]:
-    """Addresses that several nodes have: bridges of containers, which lead nowhere."""
+def _shared_addresses(addresses: Mapping[int, NodeAddresses]) -> Iterator[ExcludedAddress]:
+    """Addresses that several nodes have: bridges of containers, which lead to no other node."""
     owners: dict[str, list[int]] = {}
-    for node, place in places.items():
-        for one in place.candidates:
-            owners.setdefault(one.address, []).append(node)
-    for node, place in places.items():
-        for one in place.candidates:
-            count = len(set(owners[one.address]))
+    for node, own in addresses.items():
+        for candidate in own.candidates:
+            owners.setdefault(candidate.address, []).append(node)
+    for node, own in addresses.items():
+        for candidate in own.candidates:
+            count = len(set(owners[candidate.address]))
             if count > 1:
-                why = f"{count} nodes have this address"
-                yield ExcludedAddress(node=node, interface=one.interface, address=one.address, why=why)
+                reason = f"{count} nodes have this address"
+                yield ExcludedAddress(
+                    node=node, interface=candidate.interface, address=candidate.address, reason=reason
+                )
 
 
-def _order(one: ProbedNetwork, tried: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
-    """Sorts the best network first, among others that were tried."""
-    best_rate = max((other.rate or 0.0 for other in tried if other.proved), default=0.0)
-    rate = one.rate if one.rate is not None else _rate_of_same(one, tried)
+def _rank(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
+    """A key that sorts the best network first, among all that were probed.
+
+    All nodes have to come to the same choice at each attempt: the names at the end break ties.
+    """
+    network = candidate.network
+    best_rate = max((other.rate or 0.0 for other in probed if other.proved), default=0.0)
+    rate = candidate.rate if candidate.rate is not None else _rate_over_same_interfaces(candidate, probed)
     fast = rate is None or rate * _EQUAL_RATE >= best_rate
-    speed = one.network.speed_mbps
-    names = sorted(natural_sort_key(name) for name in set(one.network.interfaces.values()))
-    return (not one.network.pinned, -(speed if speed is not None else _best_speed(tried)), not fast,
-            -one.network.mtu, one.network.family, names, one.network.name)  # fmt: skip
+    # An unknown speed counts as the best one, so that the measured rate decides.
+    speed = network.speed_mbps if network.speed_mbps is not None else _best_speed(probed)
+    names = sorted(natural_sort_key(name) for name in set(network.interfaces.values()))
+    return (not network.pinned, -speed, not fast, -network.mtu, network.family, names, network.name)
 
 
-def _rate_of_same(one: ProbedNetwork, tried: Sequence[ProbedNetwork]) -> float | None:
+def _rate_over_same_interfaces(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> float | None:
     """The rate of a network of the other family over the same interfaces."""
-    same = (other.rate for other in tried if other.network.interfaces == one.network.interfaces)
-    return next((rate for rate in same if rate is not None), None)
+    rates = (other.rate for other in probed if other.network.interfaces == candidate.network.interfaces)
+    return next((rate for rate in rates if rate is not None), None)
 
 
-def _best_speed(tried: Sequence[ProbedNetwork]) -> int:
-    speeds = (one.network.speed_mbps for one in tried if one.proved)
+def _best_speed(probed: Sequence[ProbedNetwork]) -> int:
+    """In Mbit/s, of the proved networks whose speed is known; 0 where there is none."""
+    speeds = (candidate.network.speed_mbps for candidate in probed if candidate.proved)
     return max((speed for speed in speeds if speed is not None), default=0)

@@ -1,4 +1,4 @@
-"""What a check says of a node, and what all of that adds up to: pure."""
+"""What a check found on a node, and the worst of several findings. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# From best to worst; a check that was passed over says nothing about the node.
+# From best to worst; a check that was skipped says nothing about the node.
 STATUSES = ("skip", "pass", "warn", "fail")
 
 
@@ -26,11 +26,11 @@ class Finding:
 
 
 def apply_level(finding: Finding, level: str) -> Finding:
-    """The finding, of which a failure is only a warning where the spec says ``warn``."""
+    """The finding, whose failure becomes a warning where the spec's ``level`` is ``warn``."""
     return replace(finding, status="warn") if finding.status == "fail" and level == "warn" else finding
 
 
 def worst_status(findings: Iterable[Finding]) -> str:
     """The worst status among these; ``pass`` where there are none."""
     statuses = [finding.status for finding in findings]
-    return max((s for s in statuses if s != "skip"), key=STATUSES.index, default="pass")
+    return max((status for status in statuses if status != "skip"), key=STATUSES.index, default="pass")

@@ -1,8 +1,9 @@
-"""What the proof of the networks says of each node, in words and as evidence. Pure."""
+"""What the probes of the networks mean for each node, as findings and as a record of the election. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.model.preflight.election import (
@@ -18,133 +19,170 @@ from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.run.events.agent import NetworkElected
 
 _CHECK = "network"
-_NAMED = 4
+_MAX_NAMED = 4
 
 Hosts = Mapping[int, str]
+# Summary and evidence of a failure.
+_Failure = tuple[str, dict[str, Any]]
 
 
-def judge_networks(
-    tried: Sequence[ProbedNetwork],
-    elected: int | None,
-    places: Mapping[int, NodeAddresses],
-    *,
-    pinned: str | None,
-    level: str,
-    hosts: Hosts,
-) -> dict[int, Finding]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElectionResult:
+    """All that is known of an election.
+
+    Attributes:
+        probed: The candidate networks, after their probes.
+        elected: The index of the elected one; None where none is proved.
+        addresses: What each node has, by node.
+        hosts: Their names.
+        pinned: The interface that the spec names; None for any.
+    """
+
+    probed: Sequence[ProbedNetwork]
+    elected: int | None
+    addresses: Mapping[int, NodeAddresses]
+    hosts: Hosts
+    pinned: str | None = None
+
+
+def judge_networks(result: ElectionResult, level: str) -> dict[int, Finding]:
     """A finding for each node: whether it has a network that reaches all others, and whether that is the best it has.
 
-    Of a single pair that is apart nobody can say which one is at fault: both fail, with ``ambiguous`` as evidence.
+    Where a single pair is apart, nobody can say which of the two is at fault: both fail, with ``ambiguous`` as
+    evidence. ``level`` is the spec's: fail or warn.
     """
-    failed = _failures(tried, elected, places, pinned, hosts)
-    warned = {} if elected is None else _warnings(tried, elected, hosts)
-    passed = "" if elected is None else _described(tried[elected])
-    found = {}
-    for node in places:
+    failed = _failures(result)
+    elected = None if result.elected is None else result.probed[result.elected]
+    warned = {} if result.elected is None else _warnings(result.probed, result.elected, result.hosts)
+    passed = "" if elected is None else _describe_network(elected)
+    findings = {}
+    for node in result.addresses:
         if node in failed:
-            summary, election_record = failed[node]
-            found[node] = Finding(_CHECK, "fail", summary, election_record)
+            summary, evidence = failed[node]
+            findings[node] = Finding(_CHECK, "fail", summary, evidence)
         elif node in warned:
-            found[node] = Finding(_CHECK, "warn", f"{passed}; {warned[node]}")
+            findings[node] = Finding(_CHECK, "warn", f"{passed}; {warned[node]}")
         else:
-            found[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others")
-    return {node: apply_level(finding, level) for node, finding in found.items()}
+            findings[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others")
+    return {node: apply_level(finding, level) for node, finding in findings.items()}
 
 
 def election_record(
-    tried: Sequence[ProbedNetwork], elected: int | None, excluded: Iterable[ExcludedAddress], hosts: Hosts, tests: int
+    probed: Sequence[ProbedNetwork],
+    elected: int | None,
+    excluded: Iterable[ExcludedAddress],
+    hosts: Hosts,
+    tests: int,
 ) -> NetworkElected:
-    """The election as it is journaled: every network that was looked at, and why it was taken or not."""
+    """The election as it is journaled: every network that was probed, and why it was elected or not.
+
+    Args:
+        probed: The networks.
+        elected: The index of the elected one; None where none is proved.
+        excluded: Addresses that were no candidates.
+        hosts: The names of the nodes.
+        tests: Connections that all nodes made for it.
+    """
     return NetworkElected(
-        networks=[
-            {
-                "name": one.network.name,
-                "family": one.network.family,
-                "interfaces": {hosts[node]: member.interface for node, member in one.network.members.items()},
-                "addresses": {hosts[node]: member.address for node, member in one.network.members.items()},
-                "kind": one.network.kind,
-                "speed_mbps": one.network.speed_mbps,
-                "mtu": one.network.mtu,
-                "measured_mb_per_s": None if one.rate is None else round(one.rate / 1e6, 1),
-                "pinned": one.network.pinned,
-                "proved": one.proved,
-                "problems": [describe_problem(problem, hosts) for problem in one.problems],
-            }
-            for one in tried
-        ],
+        networks=[_network_record(candidate, hosts) for candidate in probed],
         excluded=[
-            {"host": hosts[one.node], "interface": one.interface, "address": one.address, "why": one.why}
-            for one in excluded
+            {
+                "host": hosts[address.node],
+                "interface": address.interface,
+                "address": address.address,
+                "why": address.reason,
+            }
+            for address in excluded
         ],
         elected=elected,
         tests=tests,
     )
 
 
+def _network_record(candidate: ProbedNetwork, hosts: Hosts) -> dict[str, Any]:
+    network = candidate.network
+    return {
+        "name": network.name,
+        "family": network.family,
+        "interfaces": {hosts[node]: member.interface for node, member in network.members.items()},
+        "addresses": {hosts[node]: member.address for node, member in network.members.items()},
+        "kind": network.kind,
+        "speed_mbps": network.speed_mbps,
+        "mtu": network.mtu,
+        "measured_mb_per_s": None if candidate.rate is None else round(candidate.rate / 1e6, 1),
+        "pinned": network.pinned,
+        "proved": candidate.proved,
+        "problems": [describe_problem(problem, hosts) for problem in candidate.problems],
+    }
+
+
 def describe_problem(problem: NetworkProblem, hosts: Hosts) -> str:
-    """What one node could not do."""
-    return f"{hosts[problem.source]} cannot reach {hosts[problem.target]}: {problem.why}"
+    """A problem as a phrase: which node cannot reach which, and why."""
+    return f"{hosts[problem.source]} cannot reach {hosts[problem.target]}: {problem.reason}"
 
 
-def _failures(
-    tried: Sequence[ProbedNetwork],
-    elected: int | None,
-    places: Mapping[int, NodeAddresses],
-    pinned: str | None,
-    hosts: Hosts,
-) -> dict[int, tuple[str, dict[str, Any]]]:
-    """Summary and evidence for the nodes that fail."""
-    if elected is not None and (pinned is None or tried[elected].network.pinned):
+def _failures(result: ElectionResult) -> dict[int, _Failure]:
+    """The failures of the nodes that fail."""
+    pinned, addresses, hosts = result.pinned, result.addresses, result.hosts
+    if result.elected is not None and (pinned is None or result.probed[result.elected].network.pinned):
         return {}
-    without = nodes_without_interface(places, pinned) if pinned is not None else []
-    if without:
+    # Most specific first: nodes that lack the interface explain everything that follows from it.
+    lacking = nodes_without_interface(addresses, pinned) if pinned is not None else []
+    if lacking:
         missing = f"{pinned} (network.interface) is not there, or down"
-        return {node: (f"{missing}; {_has(places[node])}", {}) for node in without}
-    asked = [one for one in tried if one.network.pinned] if pinned is not None else tried
-    if not asked:
-        said = "; ".join(f"{hosts[node]}: {_has(place)}" for node, place in list(places.items())[:_NAMED])
-        return dict.fromkeys(places, (f"the nodes have no network in common ({said})", {"ambiguous": True}))
-    return _apart(asked, places, hosts)
+        return {node: (f"{missing}; {_describe_interfaces(addresses[node])}", {}) for node in lacking}
+    acceptable = [network for network in result.probed if network.network.pinned] if pinned else result.probed
+    if not acceptable:
+        interfaces = "; ".join(
+            f"{hosts[node]}: {_describe_interfaces(own)}" for node, own in list(addresses.items())[:_MAX_NAMED]
+        )
+        summary = f"the nodes have no network in common ({interfaces})"
+        return dict.fromkeys(addresses, (summary, {"ambiguous": True}))
+    return _unreachable_nodes(acceptable, len(addresses), hosts)
 
 
-def _apart(
-    tried: Sequence[ProbedNetwork], places: Mapping[int, NodeAddresses], hosts: Hosts
-) -> dict[int, tuple[str, dict[str, Any]]]:
-    """The nodes at fault, where none of these networks connects all."""
-    everywhere = [set(culprits(one.problems, len(places))) for one in tried]
-    guilty = set.intersection(*everywhere) if everywhere else set()
-    if guilty:
-        return {node: (_apart_in_words(node, tried[0], hosts), {}) for node in guilty}
-    involved = {node for one in tried for problem in one.problems for node in (problem.source, problem.target)}
-    said = "; ".join(describe_problem(problem, hosts) for problem in tried[0].problems[:2])
-    return dict.fromkeys(sorted(involved), (said, {"ambiguous": True}))
+def _unreachable_nodes(probed: Sequence[ProbedNetwork], nodes: int, hosts: Hosts) -> dict[int, _Failure]:
+    """The failures where none of these networks connects all nodes."""
+    culprits_by_network = [set(culprits(network.problems, nodes)) for network in probed]
+    # Only who is apart on every network keeps all others from training.
+    common = set.intersection(*culprits_by_network) if culprits_by_network else set()
+    if common:
+        return {node: (_describe_culprit(node, probed[0], hosts), {}) for node in common}
+    involved = {node for network in probed for node in _involved_nodes(network)}
+    summary = "; ".join(describe_problem(problem, hosts) for problem in probed[0].problems[:2])
+    return dict.fromkeys(sorted(involved), (summary, {"ambiguous": True}))
 
 
-def _apart_in_words(node: int, one: ProbedNetwork, hosts: Hosts) -> str:
-    theirs = [problem for problem in one.problems if node in (problem.source, problem.target)]
-    others = sorted({other for problem in theirs for other in (problem.source, problem.target)} - {node})
-    names = ", ".join(hosts[other] for other in others[:_NAMED]) + (" and others" if len(others) > _NAMED else "")
-    return f"apart from {names} on {one.network.name}: {describe_problem(theirs[0], hosts)}"
+def _involved_nodes(network: ProbedNetwork) -> set[int]:
+    return {node for problem in network.problems for node in (problem.source, problem.target)}
 
 
-def _warnings(tried: Sequence[ProbedNetwork], elected: int, hosts: Hosts) -> dict[int, str]:
+def _describe_culprit(node: int, network: ProbedNetwork, hosts: Hosts) -> str:
+    own_problems = [problem for problem in network.problems if node in (problem.source, problem.target)]
+    others = sorted({other for problem in own_problems for other in (problem.source, problem.target)} - {node})
+    names = ", ".join(hosts[other] for other in others[:_MAX_NAMED])
+    names += " and others" if len(others) > _MAX_NAMED else ""
+    return f"apart from {names} on {network.network.name}: {describe_problem(own_problems[0], hosts)}"
+
+
+def _warnings(probed: Sequence[ProbedNetwork], elected: int, hosts: Hosts) -> dict[int, str]:
     """What keeps a better network from being used, for the nodes that are at fault, or for all who are involved."""
-    said: dict[int, str] = {}
-    for one in better_unproved_networks(tried, elected):
-        nodes = len(one.network.members)
-        involved = {node for problem in one.problems for node in (problem.source, problem.target)}
-        for node in culprits(one.problems, nodes) or sorted(involved):
-            said.setdefault(node, f"{_described(one)} would be better, but {_apart_in_words(node, one, hosts)}")
-    return said
+    warnings: dict[int, str] = {}
+    for better in better_unproved_networks(probed, elected):
+        at_fault = culprits(better.problems, len(better.network.members)) or sorted(_involved_nodes(better))
+        for node in at_fault:
+            culprit = _describe_culprit(node, better, hosts)
+            warnings.setdefault(node, f"{_describe_network(better)} would be better, but {culprit}")
+    return warnings
 
 
-def _described(one: ProbedNetwork) -> str:
-    names = sorted(set(one.network.interfaces.values()))
-    speed = one.network.speed_mbps
-    fast = f", {speed / 1000:g} Gbit/s" if speed else ""
-    return f"{'/'.join(names[:_NAMED])} on {one.network.name}{fast}"
+def _describe_network(candidate: ProbedNetwork) -> str:
+    names = sorted(set(candidate.network.interfaces.values()))
+    speed_mbps = candidate.network.speed_mbps
+    speed = f", {speed_mbps / 1000:g} Gbit/s" if speed_mbps else ""
+    return f"{'/'.join(names[:_MAX_NAMED])} on {candidate.network.name}{speed}"
 
 
-def _has(place: NodeAddresses) -> str:
-    names = dict.fromkeys(one.interface for one in place.candidates)
+def _describe_interfaces(addresses: NodeAddresses) -> str:
+    names = dict.fromkeys(candidate.interface for candidate in addresses.candidates)
     return f"it has {', '.join(names)}" if names else "it has no usable interface"

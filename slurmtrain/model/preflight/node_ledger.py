@@ -1,7 +1,7 @@
 """The node ledger: which nodes failed the preflight of a run on Slurm, and for how long that counts against them. Pure.
 
-A person forgives findings, not a node: what is found of it later counts again. So neither needs to be put in order with
-the other, and no clock of a node has a say in it.
+A person forgives findings, not a node: what later preflights find of it counts again. So a pardon and a finding need
+not be ordered in time, which the clocks of two machines could get wrong.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ FindingKey = tuple[str, str, str]
 class LedgerEntry:
     """A node that failed the preflight of an attempt.
 
-    ``attempt_key`` is the attempt's directory, ``attempt`` its number. ``checks`` are those that failed, ``reason``
-    says how, ``evidence`` holds what each of them measured. ``seen_at``: seconds since 1970.
+    Attributes:
+        host: The node's name.
+        run_id: The run.
+        attempt_key: The name of the attempt's directory.
+        attempt: The attempt's number.
+        checks: Those that failed.
+        reason: How they failed.
+        evidence: What they measured, by check.
+        seen_at: Seconds since 1970.
     """
 
     host: str
@@ -36,14 +43,18 @@ class LedgerEntry:
     seen_at: float
 
     @property
-    def name(self) -> FindingKey:
+    def key(self) -> FindingKey:
+        """What pardons refer to."""
         return (self.run_id, self.attempt_key, self.host)
 
 
 def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str, int]) -> list[LedgerEntry]:
-    """What the preflights of a run say against nodes; nothing where it did not run on Slurm.
+    """The nodes that failed the preflights of a run; none where it did not run on Slurm.
 
-    ``numbers``: of the attempts, by their directories.
+    Args:
+        run_id: The run.
+        events: All of its events.
+        numbers: The numbers of its attempts, by the names of their directories.
     """
     attempts: dict[str, list[AnyEvent]] = {}
     for event in events:
@@ -51,39 +62,43 @@ def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str
             attempts.setdefault(attempt_of(event.source), []).append(event)
     return [
         entry
-        for key, said in sorted(attempts.items())
-        if any(event.kind == "agent" and event.data.get("executor") == "slurm" for event in said)
-        for entry in _of_attempt(run_id, key, numbers.get(key, 0), said)
+        for key, of_attempt in sorted(attempts.items())
+        if any(event.kind == "agent" and event.data.get("executor") == "slurm" for event in of_attempt)
+        for entry in _attempt_entries(run_id, key, numbers.get(key, 0), of_attempt)
     ]
 
 
-def _of_attempt(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
+def _attempt_entries(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
     hosts = {event.source: str(event.data["host"]) for event in events if event.kind == "agent"}
-    told = {event.source: event for event in sorted(events, key=lambda e: e.order) if event.kind == "preflight"}
+    reports = {event.source: event for event in sorted(events, key=lambda e: e.order) if event.kind == "preflight"}
+    # Nodes that never reported have no event of their own: node 0 names them when it requeues the job without them.
     silent = {str(host): event for event in events if event.kind == "requeue" for host in event.data.get("exclude", ())}
-    blamed = {hosts[source]: event for source, event in told.items() if event.data.get("blamed") and source in hosts}
-    found = []
+    blamed = {hosts[source]: event for source, event in reports.items() if event.data.get("blamed") and source in hosts}
+    entries = []
     for host, event in sorted({**silent, **blamed}.items()):
         failed = [finding for finding in event.data.get("findings", ()) if finding.get("status") == "fail"]
-        said = "; ".join(f"{finding.get('check')}: {finding.get('summary')}" for finding in failed)
-        found.append(
+        failures = "; ".join(f"{finding.get('check')}: {finding.get('summary')}" for finding in failed)
+        entries.append(
             LedgerEntry(
                 host=host,
                 run_id=run_id,
                 attempt_key=key,
                 attempt=number,
                 checks=tuple(str(finding.get("check")) for finding in failed),
-                reason=said or str(event.data.get("why", "")),
+                reason=failures or str(event.data.get("why", "")),
                 evidence={str(finding.get("check")): finding.get("evidence", {}) for finding in failed},
-                seen_at=_when([*told.values(), *silent.values()]),
+                seen_at=_preflight_time([*reports.values(), *silent.values()]),
             )
         )
-    return found
+    return entries
 
 
-def _when(told: Sequence[AnyEvent]) -> float:
-    """When these findings were made, which is at the same time on all nodes: not by a clock that is itself blamed."""
-    times = [event.time for event in told if not event.data.get("blamed")] or [event.time for event in told]
+def _preflight_time(events: Sequence[AnyEvent]) -> float:
+    """When the preflight ended, which is at the same time on all nodes: not by the clock of a node that is blamed.
+
+    That clock may be what the node is blamed for.
+    """
+    times = [event.time for event in events if not event.data.get("blamed")] or [event.time for event in events]
     return median_low(times)
 
 
@@ -98,18 +113,25 @@ def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:
 
 
 def entry_state(entry: LedgerEntry, pardons: frozenset[FindingKey], now: float, expiry_s: float) -> str:
-    """``forgiven``, ``expired`` or ``active``; ``now`` in seconds since 1970."""
-    if entry.name in pardons:
+    """The state of an ``entry``: ``forgiven``, ``expired`` or ``active``.
+
+    ``pardons`` are the findings that people have forgiven, ``now`` is in seconds since 1970, and a finding counts for
+    ``expiry_s`` seconds.
+    """
+    if entry.key in pardons:
         return "forgiven"
     return "expired" if now >= entry.seen_at + expiry_s else "active"
 
 
 def active_entries(
-    found: Iterable[LedgerEntry], pardons: frozenset[FindingKey], now: float, expiry_s: float
+    entries: Iterable[LedgerEntry], pardons: frozenset[FindingKey], now: float, expiry_s: float
 ) -> dict[str, LedgerEntry]:
-    """By host, the newest finding of each node that is not to be used now; the newest one first."""
-    counting = [entry for entry in found if entry_state(entry, pardons, now, expiry_s) == "active"]
+    """By host, the newest active entry of each node, the newest one first.
+
+    ``entries`` are in any order; ``pardons``, ``now`` and ``expiry_s`` are those of :func:`entry_state`.
+    """
+    active = [entry for entry in entries if entry_state(entry, pardons, now, expiry_s) == "active"]
     newest: dict[str, LedgerEntry] = {}
-    for entry in sorted(counting, key=lambda e: (-e.seen_at, e.name)):
+    for entry in sorted(active, key=lambda entry: (-entry.seen_at, entry.key)):
         newest.setdefault(entry.host, entry)
     return newest

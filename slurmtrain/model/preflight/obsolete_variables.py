@@ -1,4 +1,4 @@
-"""Variables of old recipes that have no effect today or do harm, and those that undo slurmtrain's own choices: pure.
+"""Variables of old recipes that have no effect today or do harm, and those that undo slurmtrain's own choices. Pure.
 
 Sources: NCCL's user guide (2.32), "Environment Variables" and "Networking Troubleshooting"; ProcessGroupNCCL.hpp of
 torch 2.13; doc/efa-env-var.md of aws-ofi-nccl. docs/network-profiles.md has the same table for users.
@@ -38,7 +38,7 @@ _EFA = {
 }
 OBSOLETE: Mapping[str, str] = {**_TORCH, **_NCCL, **_EFA}
 
-# With these values a variable says what holds anyway.
+# With these values a variable only repeats the default.
 _HARMLESS = {"NCCL_IB_GID_INDEX": "-1"}
 # Google's scripts set NCCL's variables for Google's plugins, which check them; these name the plugins.
 _GIB = "gib"
@@ -60,24 +60,24 @@ _OURS = {
 def describe_obsolete(environ: Mapping[str, str]) -> list[str]:
     """A sentence for each variable that is obsolete or does harm, with what to do instead and since when.
 
-    What Google's scripts set for NCCL on their machines is passed over: it belongs to their plugins.
+    What Google's scripts set for NCCL on their machines is ignored: it belongs to their plugins.
     """
-    found = [name for name in OBSOLETE if environ.get(name) not in (None, "", _HARMLESS.get(name))]
+    present = [name for name in OBSOLETE if environ.get(name) not in (None, "", _HARMLESS.get(name))]
     if environ.get("NCCL_NET", "").lower() == _GIB or _SHIM in environ:
-        found = [name for name in found if name not in _NCCL]
+        present = [name for name in present if name not in _NCCL]
     others = sorted(name for name in environ if name.startswith("RDMAV_") and name not in OBSOLETE)
     return [
-        *(f"{name} {OBSOLETE[name]}." for name in found),
+        *(f"{name} {OBSOLETE[name]}." for name in present),
         *(f"{name} should not be set; leave it out, NCCL and libfabric know what they need." for name in others),
     ]
 
 
 def describe_overruled(environ: Mapping[str, str], set_by_us: Mapping[str, str]) -> list[str]:
     """A sentence for each variable of a spec's ``env`` that is not what slurmtrain itself sets, as in ``set_by_us``."""
-    found = []
+    sentences = []
     for name, advice in _OURS.items():
         value, ours = environ.get(name), set_by_us.get(name)
         if value is not None and value != ours:
             chosen = f"but slurmtrain sets it to {ours!r}" if ours is not None else "but slurmtrain sets it"
-            found.append(f"{name} is {value!r} in env, {chosen}; {advice}.")
-    return found
+            sentences.append(f"{name} is {value!r} in env, {chosen}; {advice}.")
+    return sentences

@@ -1,4 +1,4 @@
-"""All findings of an attempt's nodes: whether it may start, why not, and without which nodes it could. Pure."""
+"""The verdict over all nodes of an attempt: whether it may start, why not, and without which nodes it could. Pure."""
 
 from __future__ import annotations
 
@@ -6,101 +6,127 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.model.preflight import checks, clock, network
-from slurmtrain.model.preflight.clock import ClockOffset
+from slurmtrain.model.preflight.checks import blamed_nodes, judge_checks
+from slurmtrain.model.preflight.clock import ClockOffset, judge_clocks
 from slurmtrain.model.preflight.election import NodeAddresses, ProbedNetwork
 from slurmtrain.model.preflight.finding import Finding, apply_level
+from slurmtrain.model.preflight.network import ElectionResult, judge_networks
 from slurmtrain.model.spec.spec import Spec
 
-_TOLD = 3
+# Failures, and hosts of each, that a verdict's problem names.
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightReports:
-    """What the nodes reported, by number. ``elected``: the index of the network, None where there is none.
+    """What all nodes reported, each by node.
 
-    ``tried`` is None where no network is needed: one node, or all on one machine.
+    Attributes:
+        hosts: Their names.
+        addresses: What they could train over.
+        facts: What they measured of themselves, by check.
+        offsets: How far their clocks are ahead of node 0's; None for a node that could not compare it.
+        disciplines: What keeps their clocks.
+        probed: The networks; None where none is needed, for one node or all on one machine.
+        elected: The index of the network to train over; None where there is none.
     """
 
     hosts: Mapping[int, str]
-    places: Mapping[int, NodeAddresses]
+    addresses: Mapping[int, NodeAddresses]
     facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
     offsets: Mapping[int, ClockOffset | None]
     disciplines: Mapping[int, Mapping[str, Any]]
-    tried: Sequence[ProbedNetwork] | None = None
+    probed: Sequence[ProbedNetwork] | None = None
     elected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Findings by node; ``problem``: why no worker may start; ``blamed``: the nodes without which it might go on."""
+    """All findings and the names of the hosts, by node."""
 
     findings: Mapping[int, Sequence[Finding]]
     hosts: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def problem(self) -> str | None:
-        """In words, the first few failures; None if there is none."""
-        failed: dict[str, list[str]] = {}
-        for node, found in self.findings.items():
-            for one in found:
-                if one.status == "fail":
-                    failed.setdefault(f"{one.check}: {one.summary}", []).append(self.hosts[node])
-        told = [f"{', '.join(hosts[:_TOLD])}{' ...' if len(hosts) > _TOLD else ''}: {said}"
-                for said, hosts in list(failed.items())[:_TOLD]]  # fmt: skip
-        more = f"; and {len(failed) - _TOLD} more" if len(failed) > _TOLD else ""
-        return "; ".join(told) + more if failed else None
+        """Why no worker may start: the first few failures, each with its hosts; None if there is none."""
+        failures: dict[str, list[str]] = {}
+        for node, findings in self.findings.items():
+            for finding in findings:
+                if finding.status == "fail":
+                    failures.setdefault(f"{finding.check}: {finding.summary}", []).append(self.hosts[node])
+        shown = [f"{_name_some(hosts)}: {failure}" for failure, hosts in list(failures.items())[:_MAX_NAMED]]
+        more = f"; and {len(failures) - _MAX_NAMED} more" if len(failures) > _MAX_NAMED else ""
+        return "; ".join(shown) + more if failures else None
 
     @property
     def blamed(self) -> list[int]:
-        return sorted(checks.blamed_nodes(self.findings))
+        """The nodes without which the attempt could start."""
+        return sorted(blamed_nodes(self.findings))
 
     def adding(self, more: Mapping[int, Finding]) -> Verdict:
-        """The verdict with one finding more of some nodes."""
-        added = {node: [*found, *([more[node]] if node in more else [])] for node, found in self.findings.items()}
+        """The verdict with one more finding of each of some nodes."""
+        added = {
+            node: [*findings, *([more[node]] if node in more else [])] for node, findings in self.findings.items()
+        }  # fmt: skip
         return Verdict(added, self.hosts)
 
 
-def judge_nodes(seen: PreflightReports, spec: Spec) -> Verdict:
-    """Every check's findings: the clock and the network first."""
-    found: dict[int, list[Finding]] = {node: [] for node in seen.facts}
-    preflight = spec.preflight
-    if preflight.clock.level != "off":
-        for node, one in clock.judge_clocks(seen.offsets, seen.disciplines, preflight.clock, seen.hosts).items():
-            found[node].append(one)
-    if seen.tried is None:
-        for node in found:
-            found[node].append(Finding("network", "skip", "one machine: there is nothing to prove"))
-    else:
-        pinned = None if spec.network.interface == "auto" else spec.network.interface
-        level = preflight.network.level
-        judged = network.judge_networks(
-            seen.tried, seen.elected, seen.places, pinned=pinned, level=level, hosts=seen.hosts
-        )
-        for node, one in judged.items():
-            found[node].append(one)
-    for node, rest in checks.judge_checks(seen.facts, spec, seen.hosts).items():
-        found[node] += rest
-    return Verdict(found, seen.hosts)
+def _name_some(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:_MAX_NAMED]) + (" ..." if len(hosts) > _MAX_NAMED else "")
 
 
-def absence_verdict(nodes: Sequence[int], hosts: Mapping[int, str], why: str) -> Verdict:
-    """The verdict when some nodes have not done their part: nothing is known but that."""
-    return Verdict({node: [Finding("agent", "fail", why)] if node in nodes else [] for node in hosts}, hosts)
+def judge_nodes(reports: PreflightReports, spec: Spec) -> Verdict:
+    """Judge every check of every node: the clock and the network first."""
+    findings: dict[int, list[Finding]] = {node: [] for node in reports.facts}
+    if spec.preflight.clock.level != "off":
+        clocks = judge_clocks(reports.offsets, reports.disciplines, spec.preflight.clock, reports.hosts)
+        for node, finding in clocks.items():
+            findings[node].append(finding)
+    for node, finding in _network_findings(reports, spec).items():
+        findings[node].append(finding)
+    for node, others in judge_checks(reports.facts, spec, reports.hosts).items():
+        findings[node] += others
+    return Verdict(findings, reports.hosts)
+
+
+def _network_findings(reports: PreflightReports, spec: Spec) -> Mapping[int, Finding]:
+    if reports.probed is None:
+        return dict.fromkeys(reports.facts, Finding("network", "skip", "one machine: there is nothing to prove"))
+    result = ElectionResult(
+        probed=reports.probed,
+        elected=reports.elected,
+        addresses=reports.addresses,
+        hosts=reports.hosts,
+        pinned=None if spec.network.interface == "auto" else spec.network.interface,
+    )
+    return judge_networks(result, spec.preflight.network.level)
+
+
+def absence_verdict(nodes: Sequence[int], hosts: Mapping[int, str], reason: str) -> Verdict:
+    """The verdict when some nodes have not done their part: nothing else is known.
+
+    Args:
+        nodes: Those that have not.
+        hosts: The names of all nodes.
+        reason: What they have not done.
+    """
+    missing = Finding("agent", "fail", reason)
+    return Verdict({node: [missing] if node in nodes else [] for node in hosts}, hosts)
 
 
 def judge_bandwidth(facts: Mapping[int, Mapping[str, Any]], spec: Spec) -> dict[int, Finding]:
-    """The all-reduce of all ranks: one figure, so that nobody alone is to blame for it."""
-    limits = spec.preflight.bandwidth
-    found = {}
-    for node, said in facts.items():
-        if "skip" in said or "error" in said:
-            status = "skip" if "skip" in said else "fail"
-            found[node] = Finding("bandwidth", status, str(said.get("skip") or said["error"]), {"ambiguous": True})
-            continue
-        bus, least = said["busbw_gb_s"], limits.min_gb_per_s
-        summary = f"{bus:.3g} GB/s of bus bandwidth, {said['algbw_gb_s']:.3g} GB/s of an all-reduce"
-        low = least is not None and bus < least
-        summary += f" (limit {least:g} GB/s)" if low else ""
-        found[node] = Finding("bandwidth", "fail" if low else "pass", summary, {**said, "ambiguous": True})
-    return {node: apply_level(one, limits.level) for node, one in found.items()}
+    """Judge the all-reduce of all ranks: one figure, so that no single node is to blame for it."""
+    findings = {node: _bandwidth_finding(of_node, spec) for node, of_node in facts.items()}
+    return {node: apply_level(finding, spec.preflight.bandwidth.level) for node, finding in findings.items()}
+
+
+def _bandwidth_finding(facts: Mapping[str, Any], spec: Spec) -> Finding:
+    if "skip" in facts or "error" in facts:
+        status = "skip" if "skip" in facts else "fail"
+        return Finding("bandwidth", status, str(facts.get("skip") or facts["error"]), {"ambiguous": True})
+    bus_gb_per_s, limit = facts["busbw_gb_s"], spec.preflight.bandwidth.min_gb_per_s
+    too_low = limit is not None and bus_gb_per_s < limit
+    summary = f"{bus_gb_per_s:.3g} GB/s of bus bandwidth, {facts['algbw_gb_s']:.3g} GB/s of an all-reduce"
+    summary += f" (limit {limit:g} GB/s)" if too_low else ""
+    return Finding("bandwidth", "fail" if too_low else "pass", summary, {**facts, "ambiguous": True})

@@ -93,7 +93,7 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
     make_directory(workspace.root.nodes)
     with command_journal(workspace.root.nodes, "forgive") as journal:
         for host in hosts:
-            findings = [entry.name[:2] for entry in entries if entry.host == host and entry.name not in pardons]
+            findings = [entry.key[:2] for entry in entries if entry.host == host and entry.key not in pardons]
             journal.write(NodeForgiven(host=host, by=person(), findings=findings))
     return hosts
 

@@ -1,8 +1,18 @@
-"""Messages between the agents of one attempt, over TCP: JSON, each with a proof that its sender knows the secret.
+"""Authenticated messages between two agents of one attempt, over TCP: JSON, each with a signature.
 
-Both sides say a nonce, and answer the other's with an HMAC (SHA-256, RFC 2104) under the attempt's secret; the nonces
-give the connection a key of its own, under which every message is numbered and signed. So a stranger's connection is
-refused before it is read, and nothing can be replayed. Nothing is encrypted: no secret ever goes over it.
+The handshake: both sides send a random nonce, and prove by an HMAC (SHA-256, RFC 2104) of both nonces that they know
+the attempt's secret. Another HMAC of the nonces is the key of the connection, under which every message is numbered and
+signed. So a connection from outside the attempt is refused before anything of it is read, and nothing can be replayed.
+Nothing is encrypted: the secret itself is never sent, and the messages hold no other.
+
+=====  =================================================  ======================================
+Order  Connecting side                                    Accepting side
+=====  =================================================  ======================================
+1                                                         magic, nonce
+2      nonce, HMAC("c", both nonces)
+3                                                         HMAC("s", both nonces)
+4...   messages: length, JSON, HMAC(side, number, JSON)   the same
+=====  =================================================  ======================================
 """
 
 from __future__ import annotations
@@ -17,17 +27,18 @@ import struct
 from typing import Any
 
 _MAGIC = b"slurmtrain/1"
-_NONCE = 16
-_DIGEST = 32
-# A message of 1,000 nodes has a few MB; nobody without the secret can make us read one at all.
-_LIMIT = 1 << 26
+_NONCE_BYTES = 16
+_DIGEST_BYTES = 32
+# The report of 1,000 nodes has a few MB. Only who knows the secret can have a message read at all, so the limit is no
+# defence, but stops at once where the two sides disagree about where a message begins.
+_MAX_MESSAGE_BYTES = 1 << 26
 _LENGTH = struct.Struct(">I")
-# How long a stranger may take over its first words; no less than one of ours may need where a node is busy.
+# How long the other side may take over the handshake: an agent on a busy node may need seconds.
 _HANDSHAKE_S = 30.0
 
 
 class AuthenticationError(Exception):
-    """The other side does not know the secret of this attempt."""
+    """The other side is no agent of this attempt: it does not know its secret, or does not speak this protocol."""
 
 
 class ChannelClosed(Exception):
@@ -38,47 +49,49 @@ class Channel:
     """One authenticated connection. ``sent`` counts messages."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, serving: bool
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, accepted: bool
     ) -> None:
+        """Use ``reader`` and ``writer`` after a handshake that came to a ``key``; ``accepted``: this side accepted."""
         self._reader = reader
         self._writer = writer
         self._key = key
-        self._mine, self._theirs = (b"s", b"c") if serving else (b"c", b"s")
+        # Each direction signs differently, so that no message can be sent back to its sender.
+        self._own_side, self._other_side = (b"s", b"c") if accepted else (b"c", b"s")
         self.sent = self._received = 0
 
     @property
-    def here(self) -> str:
+    def local_address(self) -> str:
         """This side's address."""
         return _address(self._writer, "sockname")
 
     @property
-    def there(self) -> str:
-        """The other side's address, as it looks from here."""
+    def remote_address(self) -> str:
+        """The other side's address, as this side sees it."""
         return _address(self._writer, "peername")
 
     async def send(self, message: object) -> None:
-        """Send one message of JSON's types. Raises Closed."""
+        """Send one message of JSON's types. Raises ChannelClosed."""
         text = json.dumps(message, separators=(",", ":")).encode()
         try:
-            self._writer.write(_LENGTH.pack(len(text)) + text + self._sign(self._mine, self.sent, text))
+            self._writer.write(_LENGTH.pack(len(text)) + text + self._sign(self._own_side, self.sent, text))
             self.sent += 1
             await self._writer.drain()
         except OSError as error:
             raise ChannelClosed(_describe_error(error)) from error
 
     async def receive(self) -> Any:
-        """The next message. Raises Closed, also for one that is not signed as it should be."""
+        """The next message. Raises ChannelClosed, also for a message whose signature is wrong."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > _LIMIT:
+            if length > _MAX_MESSAGE_BYTES:
                 raise ChannelClosed("it sent something that is no message")
             text = await self._reader.readexactly(length)
-            signature = await self._reader.readexactly(_DIGEST)
+            signature = await self._reader.readexactly(_DIGEST_BYTES)
         except asyncio.IncompleteReadError as error:
             raise ChannelClosed("it closed the connection") from error
         except OSError as error:
             raise ChannelClosed(_describe_error(error)) from error
-        if not hmac.compare_digest(signature, self._sign(self._theirs, self._received, text)):
+        if not hmac.compare_digest(signature, self._sign(self._other_side, self._received, text)):
             raise ChannelClosed("it sent a message with a wrong signature")
         self._received += 1
         return json.loads(text)
@@ -93,16 +106,25 @@ class Channel:
 
 
 async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes) -> Channel:
-    """The serving side's part of getting to know each other. Raises Stranger; the connection is then closed."""
-    mine = secrets.token_bytes(_NONCE)
+    """Do the accepting side's part of the handshake on a new connection.
+
+    Args:
+        reader: What the other side sends.
+        writer: What is sent to it.
+        secret: The attempt's secret.
+
+    Raises:
+        AuthenticationError: The other side is no agent of this attempt; the connection is then closed.
+    """
+    own_nonce = secrets.token_bytes(_NONCE_BYTES)
     try:
         async with asyncio.timeout(_HANDSHAKE_S):
-            writer.write(_MAGIC + mine)
-            theirs = await reader.readexactly(_NONCE)
-            proof = await reader.readexactly(_DIGEST)
-            if not hmac.compare_digest(proof, _proof(secret, b"c", mine, theirs)):
+            writer.write(_MAGIC + own_nonce)
+            other_nonce = await reader.readexactly(_NONCE_BYTES)
+            proof = await reader.readexactly(_DIGEST_BYTES)
+            if not hmac.compare_digest(proof, _proof(secret, b"c", own_nonce, other_nonce)):
                 raise AuthenticationError("it does not know the secret of this attempt")
-            writer.write(_proof(secret, b"s", mine, theirs))
+            writer.write(_proof(secret, b"s", own_nonce, other_nonce))
             await writer.drain()
     except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
         _abort(writer)
@@ -110,30 +132,40 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
     except AuthenticationError:
         _abort(writer)
         raise
-    return Channel(reader, writer, _proof(secret, b"k", mine, theirs), serving=True)
+    return Channel(reader, writer, _proof(secret, b"k", own_nonce, other_nonce), accepted=True)
 
 
 async def connect(address: str, port: int, secret: bytes, source: str | None = None) -> Channel:
-    """Connect to an agent. Raises OSError where nobody answers, Stranger where somebody else does.
+    """Connect to an agent, and do the connecting side's part of the handshake.
 
-    It takes as long as the kernel allows: the caller bounds it. ``source``: the address to connect from.
+    It takes as long as the kernel allows: the caller bounds it.
+
+    Args:
+        address: A numeric address.
+        port: The port there.
+        secret: The attempt's secret.
+        source: The address to connect from; by default the kernel chooses.
+
+    Raises:
+        OSError: Nobody answers.
+        AuthenticationError: Somebody answers who is no agent of this attempt.
     """
     try:
         reader, writer = await asyncio.open_connection(address, port, local_addr=(source, 0) if source else None)
     except OSError as error:
         if error.errno is None:
             raise
-        # Its message, instead of asyncio's.
+        # asyncio's message repeats the address, and differs between versions of Python.
         raise OSError(error.errno, os.strerror(error.errno)) from error
-    mine = secrets.token_bytes(_NONCE)
+    own_nonce = secrets.token_bytes(_NONCE_BYTES)
     try:
-        greeting = await reader.readexactly(len(_MAGIC) + _NONCE)
+        greeting = await reader.readexactly(len(_MAGIC) + _NONCE_BYTES)
         if not greeting.startswith(_MAGIC):
             raise AuthenticationError("something else listens there")
-        theirs = greeting[len(_MAGIC) :]
-        writer.write(mine + _proof(secret, b"c", theirs, mine))
-        proof = await reader.readexactly(_DIGEST)
-        if not hmac.compare_digest(proof, _proof(secret, b"s", theirs, mine)):
+        other_nonce = greeting[len(_MAGIC) :]
+        writer.write(own_nonce + _proof(secret, b"c", other_nonce, own_nonce))
+        proof = await reader.readexactly(_DIGEST_BYTES)
+        if not hmac.compare_digest(proof, _proof(secret, b"s", other_nonce, own_nonce)):
             raise AuthenticationError("it does not know the secret of this attempt")
     except asyncio.IncompleteReadError as error:
         _abort(writer)
@@ -141,11 +173,12 @@ async def connect(address: str, port: int, secret: bytes, source: str | None = N
     except BaseException:
         _abort(writer)
         raise
-    return Channel(reader, writer, _proof(secret, b"k", theirs, mine), serving=False)
+    return Channel(reader, writer, _proof(secret, b"k", other_nonce, own_nonce), accepted=False)
 
 
-def _proof(secret: bytes, side: bytes, served: bytes, connected: bytes) -> bytes:
-    return hmac.digest(secret, side + served + connected, "sha256")
+def _proof(secret: bytes, side: bytes, accepting_nonce: bytes, connecting_nonce: bytes) -> bytes:
+    """That a side knows the secret, or with ``b"k"`` as side the key of the connection."""
+    return hmac.digest(secret, side + accepting_nonce + connecting_nonce, "sha256")
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
@@ -153,10 +186,13 @@ def _abort(writer: asyncio.StreamWriter) -> None:
         writer.transport.abort()
 
 
-def _address(writer: asyncio.StreamWriter, which: str) -> str:
-    """Without the prefix that an IPv4 address has on a socket for both families, and without a scope."""
-    name = str(writer.get_extra_info(which)[0])
-    return name.removeprefix("::ffff:").partition("%")[0]
+def _address(writer: asyncio.StreamWriter, info: str) -> str:
+    """An address of ``sockname`` or ``peername``, without IPv6's scope.
+
+    On a socket for both families an IPv4 address has the prefix ``::ffff:``, which is taken away.
+    """
+    address = str(writer.get_extra_info(info)[0])
+    return address.removeprefix("::ffff:").partition("%")[0]
 
 
 def _describe_error(error: OSError) -> str:

@@ -1,7 +1,24 @@
-"""Where the agents of an attempt meet before anything else: node 0 is the host, all others are its guests.
+"""The connections between node 0, the coordinator of a preflight, and all other nodes, its participants.
 
-A guest says what it knows under a topic (``report``), the host collects that of all (``gather``) and answers all at
-once (``tell``). Between, both sides beat, so that one that has died without a word is noticed.
+Each participant keeps one authenticated connection (:mod:`.channel`) to the coordinator for as long as the preflight
+lasts. A message is ``{"topic": text, "payload": JSON}``; the first one of a connection is ``{"node": number}`` instead.
+
+=============  ====================  ===========================================================================
+Topic          Who sends it          When, and with which payload
+=============  ====================  ===========================================================================
+``join``       each participant      once, first: what :func:`.participant.make_join_report` returns
+``command``    the coordinator       what to do next, under ``"do"``: ``measure``, ``rate``, ``bandwidth`` or ``end``
+``measure``,   each participant      after the command of that name: what it measured
+``rate``,
+``bandwidth``
+``clock``      each participant      its time, any number of times; the coordinator answers at once with that time,
+                                     its own on arrival, and its own on sending (RFC 5905, section 8)
+``heartbeat``  both sides            a participant every 2 s, and the coordinator in answer to each
+``stopped``    both sides            before they disconnect because of a signal: the signal's name
+=============  ====================  ===========================================================================
+
+The coordinator works in rounds: it collects one report of every node (:meth:`ParticipantConnections.gather`), then
+sends every node its next command. A peer that disconnects, or sends nothing for 15 s, is lost (:class:`PeerLost`).
 """
 
 from __future__ import annotations
@@ -19,30 +36,35 @@ from slurmtrain.errors import LaunchError
 from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight.sockets import BACKLOG
 
-# Seconds without a sign of life after which the other side counts as dead.
-SILENCE_S = 15.0
-_BEAT_S = 2.0
-# How often to look whether the other side is silent.
+# Seconds without a message after which a peer counts as dead: several heartbeats, since a node that imports torch from
+# a busy filesystem may stand still for some seconds.
+HEARTBEAT_TIMEOUT_S = 15.0
+_HEARTBEAT_S = 2.0
+# How often to check for peers whose heartbeats have stopped.
 _POLL_S = 1.0
-# Between two tries to find a host that does not listen yet: soon at first.
-_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.02, 0.5
-# How long one try to reach one address may take: packets may be dropped without a word.
-_TRY_S = 3.0
-# How often to look whether there are more doors.
-_LOOK_S = 0.1
+# Between two attempts to connect to an endpoint: short at first, since node 0 usually listens a moment later.
+_FIRST_RETRY_S, _LAST_RETRY_S = 0.02, 0.5
+# How long one attempt to connect may take: a firewall may drop packets silently, and the kernel retries for minutes.
+_CONNECT_TIMEOUT_S = 3.0
+# How often to ask for endpoints that have become known meanwhile.
+_DISCOVERY_POLL_S = 0.1
 
 
 class PeerLost(Exception):
-    """Another node is gone. ``signal``: the one that it was stopped by, if it said so."""
+    """Another node has disconnected, or no longer sends heartbeats; the message says how.
 
-    def __init__(self, node: int, why: str, signal: str | None = None) -> None:
-        super().__init__(why)
+    ``node`` is its number. ``signal``: the name of the signal that it was stopped by, if it reported one.
+    """
+
+    def __init__(self, node: int, reason: str, signal: str | None = None) -> None:
+        """``node`` is lost for a ``reason``, such as a ``signal`` that it reported."""
+        super().__init__(reason)
         self.node = node
         self.signal = signal
 
 
 class ResponseTimeout(Exception):
-    """Some nodes have not said what they were asked for in time."""
+    """Some nodes have not sent the message that was expected in time; ``nodes`` are their numbers."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         super().__init__(f"nodes {', '.join(map(str, nodes))}")
@@ -50,73 +72,95 @@ class ResponseTimeout(Exception):
 
 
 class ParticipantConnections:
-    """Node 0's side."""
+    """The coordinator's side: one connection from each participant.
+
+    ``refused`` counts connections without a valid handshake, ``received`` messages.
+    """
 
     def __init__(self, secret: bytes, nodes: int, now: Callable[[], float] = time.time) -> None:
-        """``now``: this node's clock, in seconds since 1970."""
+        """Serve an attempt of so many nodes.
+
+        Args:
+            secret: The attempt's secret, which every participant must know.
+            nodes: How many nodes the attempt has, node 0 among them.
+            now: This node's clock, in seconds since 1970.
+        """
         self._secret = secret
-        self._others = range(1, nodes)
+        self._participants = range(1, nodes)
         self._now = now
-        self._guests: dict[int, Channel] = {}
-        self._heard: dict[int, float] = {}
-        self._said: dict[str, dict[int, Any]] = {}
-        self._gone: dict[int, PeerLost] = {}
-        self._news = asyncio.Event()
+        self._channels: dict[int, Channel] = {}
+        # By the monotonic clock, when the last message of each participant arrived.
+        self._last_message: dict[int, float] = {}
+        self._reports: dict[str, dict[int, Any]] = {}
+        self._lost: dict[int, PeerLost] = {}
+        # Set at each report and each disconnect, for whoever waits for either.
+        self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
         self.refused = self.received = 0
 
     async def listen(self, listener: socket.socket) -> None:
-        """Let guests in from now on."""
+        """Accept participants from now on."""
         self._server = await asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG)
 
-    async def gather(self, topic: str, mine: Any, within_s: float) -> dict[int, Any]:
-        """What every node says under a topic, by node. Raises Left when one is gone, Late when one takes too long."""
-        deadline = time.monotonic() + within_s
-        said = self._said.setdefault(topic, {})
-        said[0] = mine
+    async def gather(self, topic: str, own_report: Any, timeout_s: float) -> dict[int, Any]:
+        """Wait for the report of every node under a topic, and return them by node.
+
+        Args:
+            topic: The topic of the reports.
+            own_report: What node 0 itself contributes.
+            timeout_s: Seconds to wait for the last one.
+
+        Raises:
+            PeerLost: A participant is lost.
+            ResponseTimeout: Some participants have not reported in time.
+        """
+        deadline = time.monotonic() + timeout_s
+        reports = self._reports.setdefault(topic, {})
+        reports[0] = own_report
         while True:
-            self._news.clear()
-            if self._gone:
-                raise next(iter(self._gone.values()))
-            missing = [node for node in self._others if node not in said]
+            # Cleared before looking: what arrives after this is not missed.
+            self._changed.clear()
+            if self._lost:
+                raise next(iter(self._lost.values()))
+            missing = [node for node in self._participants if node not in reports]
             if not missing:
-                return dict(sorted(said.items()))
-            left = deadline - time.monotonic()
-            if left <= 0:
+                return dict(sorted(reports.items()))
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
                 raise ResponseTimeout(missing)
-            await _wait_for_event(self._news, min(left, _POLL_S))
-            self._look_for_silence()
+            await _wait_for_event(self._changed, min(remaining_s, _POLL_S))
+            self._check_heartbeats()
 
-    async def tell(self, topic: str, words: Any) -> None:
-        """Say something to all guests."""
-        for channel in self._guests.values():
+    async def broadcast(self, topic: str, payload: Any) -> None:
+        """Send the same message to all participants."""
+        await self.send_each(topic, dict.fromkeys(self._channels, payload))
+
+    async def send_each(self, topic: str, payloads: Mapping[int, Any]) -> None:
+        """Send each participant a message of its own; ``payloads`` by node."""
+        # A copy: while one message is on its way, another participant may connect.
+        for node, channel in list(self._channels.items()):
+            # Whoever is lost is noticed by the next gather.
             with contextlib.suppress(ChannelClosed):
-                await channel.send({"topic": topic, "words": words})
+                await channel.send({"topic": topic, "payload": payloads[node]})
 
-    async def tell_each(self, topic: str, words: Mapping[int, Any]) -> None:
-        """Say something else to each guest."""
-        for node, channel in self._guests.items():
-            with contextlib.suppress(ChannelClosed):
-                await channel.send({"topic": topic, "words": words[node]})
+    async def wait_for_disconnects(self, timeout_s: float) -> None:
+        """Wait until all participants have disconnected, as they do after the last command, but no longer.
 
-    async def part(self, within_s: float) -> None:
-        """Wait until the guests have left, as they do after the last words; an end from here might destroy these.
-
-        A connection that is closed while something arrives is reset, and what was under way on it is lost (RFC 1122,
-        section 4.2.2.13).
+        Closing first might destroy that command: a connection that is closed while something arrives is reset, and
+        what is in transit on it is lost (RFC 1122, section 4.2.2.13).
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while self._guests.keys() - self._gone.keys():
-                    self._news.clear()
-                    await self._news.wait()
+            async with asyncio.timeout(timeout_s):
+                while self._channels.keys() - self._lost.keys():
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def close(self, signal: str | None = None) -> None:
-        """Send everybody away. ``signal``: what this node was stopped by."""
+        """Disconnect all. ``signal``: what this node was stopped by, which the participants are then told."""
         if signal is not None:
-            await self.tell("bye", signal)
-        for channel in self._guests.values():
+            await self.broadcast("stopped", signal)
+        for channel in self._channels.values():
             channel.close()
         if self._server is not None:
             self._server.close()
@@ -126,15 +170,14 @@ class ParticipantConnections:
     @property
     def sent(self) -> int:
         """Messages sent."""
-        return sum(channel.sent for channel in self._guests.values())
+        return sum(channel.sent for channel in self._channels.values())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
         try:
-            channel = await accept(reader, writer, self._secret)
-            await self._attend(channel)
+            await self._receive_all(await accept(reader, writer, self._secret))
         except AuthenticationError:
             self.refused += 1
         except asyncio.CancelledError:
@@ -142,136 +185,147 @@ class ParticipantConnections:
         finally:
             self._serving.discard(task)
 
-    async def _attend(self, channel: Channel) -> None:
-        """Listen to one guest until it leaves, or comes again over another connection."""
+    async def _receive_all(self, channel: Channel) -> None:
+        """Handle the messages of one participant until it disconnects, or connects again."""
         node = -1
         try:
             node = int((await channel.receive())["node"])
-            if node not in self._others:
+            if node not in self._participants:
                 raise AuthenticationError(f"there is no node {node}")
-            if node in self._guests:
-                self._guests[node].close()
-            self._guests[node], self._heard[node] = channel, time.monotonic()
+            # The newest connection counts, should a participant connect again.
+            if node in self._channels:
+                self._channels[node].close()
+            self._channels[node], self._last_message[node] = channel, time.monotonic()
             while True:
-                await self._hear(node, channel, await channel.receive())
+                await self._handle(node, channel, await channel.receive())
         except ChannelClosed as error:
-            if self._guests.get(node) is channel:
-                self._gone.setdefault(node, PeerLost(node, str(error)))
-                self._news.set()
+            if self._channels.get(node) is channel:
+                # Unless it reported a signal before.
+                self._lost.setdefault(node, PeerLost(node, str(error)))
+                self._changed.set()
         finally:
             channel.close()
 
-    async def _hear(self, node: int, channel: Channel, message: Mapping[str, Any]) -> None:
+    async def _handle(self, node: int, channel: Channel, message: Mapping[str, Any]) -> None:
+        # First of all: whatever is done before the arrival is noted makes the clock's offset less certain.
         arrived = self._now()
         self.received += 1
-        self._heard[node] = time.monotonic()
+        self._last_message[node] = time.monotonic()
         topic = message["topic"]
         if topic == "clock":
-            await channel.send({"topic": "clock", "words": [message["words"], arrived, self._now()]})
-        elif topic == "beat":
-            await channel.send({"topic": "beat", "words": None})
-        elif topic == "bye":
-            self._gone[node] = PeerLost(node, "it was stopped", message["words"])
-            self._news.set()
+            await channel.send({"topic": "clock", "payload": [message["payload"], arrived, self._now()]})
+        elif topic == "heartbeat":
+            await channel.send({"topic": "heartbeat", "payload": None})
+        elif topic == "stopped":
+            self._lost[node] = PeerLost(node, "it was stopped", message["payload"])
+            self._changed.set()
         else:
-            self._said.setdefault(topic, {})[node] = message["words"]
-            self._news.set()
+            self._reports.setdefault(topic, {})[node] = message["payload"]
+            self._changed.set()
 
-    def _look_for_silence(self) -> None:
+    def _check_heartbeats(self) -> None:
         now = time.monotonic()
-        for node, heard in self._heard.items():
-            if now - heard > SILENCE_S:
-                self._gone.setdefault(node, PeerLost(node, f"it has not been heard of for {SILENCE_S:.0f} s"))
+        for node, last in self._last_message.items():
+            if now - last > HEARTBEAT_TIMEOUT_S:
+                self._lost.setdefault(node, _heartbeat_lost(node))
 
 
 class CoordinatorConnection:
-    """The side of all other nodes."""
+    """A participant's side: its connection to the coordinator."""
 
     def __init__(self, channel: Channel, now: Callable[[], float] = time.time) -> None:
         """``now``: this node's clock, in seconds since 1970."""
         self._channel = channel
         self._now = now
-        self._heard = time.monotonic()
-        self._words: dict[str, deque[Any]] = {}
-        self._gone: PeerLost | None = None
-        self._news = asyncio.Event()
-        self._tasks = [asyncio.create_task(self._listen()), asyncio.create_task(self._beat())]
+        self._last_message = time.monotonic()
+        self._payloads: dict[str, deque[Any]] = {}
+        self._lost: PeerLost | None = None
+        self._changed = asyncio.Event()
+        self._tasks = [asyncio.create_task(self._receive_all()), asyncio.create_task(self._send_heartbeats())]
 
     @property
-    def via(self) -> tuple[str, str]:
-        """The addresses of this node and of node 0 on the way between them."""
-        return self._channel.here, self._channel.there
+    def route(self) -> tuple[str, str]:
+        """The address of this node and that of node 0, between which the connection runs."""
+        return self._channel.local_address, self._channel.remote_address
 
     @property
     def sent(self) -> int:
         """Messages sent."""
         return self._channel.sent
 
-    async def report(self, topic: str, words: Any) -> None:
-        """Say something to the host. Raises Left."""
+    async def report(self, topic: str, payload: Any) -> None:
+        """Send a message to the coordinator. Raises PeerLost."""
         try:
-            await self._channel.send({"topic": topic, "words": words})
+            await self._channel.send({"topic": topic, "payload": payload})
         except ChannelClosed as error:
-            raise self._gone or PeerLost(0, str(error)) from error
+            # A signal that the coordinator reported says more than the connection's end that followed.
+            raise self._lost or PeerLost(0, str(error)) from error
 
-    async def hear(self, topic: str, within_s: float) -> Any:
-        """What the host says under a topic. Raises Left when it is gone, Late when it takes too long."""
-        deadline = time.monotonic() + within_s
-        words = self._words.setdefault(topic, deque())
-        while not words:
-            self._news.clear()
+    async def receive(self, topic: str, timeout_s: float) -> Any:
+        """The payload of the coordinator's next message under a topic.
+
+        Raises PeerLost when it is lost, ResponseTimeout when nothing comes within ``timeout_s`` seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        payloads = self._payloads.setdefault(topic, deque())
+        while not payloads:
+            self._changed.clear()
             now = time.monotonic()
-            if self._gone is not None:
-                raise self._gone
-            if now - self._heard > SILENCE_S:
-                raise PeerLost(0, f"it has not been heard of for {SILENCE_S:.0f} s")
+            if self._lost is not None:
+                raise self._lost
+            if now - self._last_message > HEARTBEAT_TIMEOUT_S:
+                raise _heartbeat_lost(0)
             if now > deadline:
                 raise ResponseTimeout([0])
-            await _wait_for_event(self._news, min(deadline - now, _POLL_S))
-        return words.popleft()
+            await _wait_for_event(self._changed, min(deadline - now, _POLL_S))
+        return payloads.popleft()
 
-    async def ask_clock(self, within_s: float) -> tuple[float, float, float, float]:
-        """One exchange of the time: sent here, received there, answered there, back here; each by the clock there."""
+    async def exchange_clock_stamps(self, timeout_s: float) -> tuple[float, float, float, float]:
+        """Exchange the time once: sent by this node, received and answered by node 0, received by this node.
+
+        Each stamp is by the clock of the node named, in seconds since 1970. Raises PeerLost and ResponseTimeout.
+        """
         await self.report("clock", self._now())
-        sent, received, answered, back = await self.hear("clock", within_s)
-        return sent, received, answered, back
+        sent, received, answered, returned = await self.receive("clock", timeout_s)
+        return sent, received, answered, returned
 
     async def close(self, signal: str | None = None) -> None:
-        """Leave. ``signal``: what this node was stopped by."""
+        """Disconnect. ``signal``: what this node was stopped by, which the coordinator is then told."""
         if signal is not None:
             with contextlib.suppress(PeerLost):
-                await self.report("bye", signal)
+                await self.report("stopped", signal)
         for task in self._tasks:
             task.cancel()
         self._channel.close()
 
-    async def _listen(self) -> None:
+    async def _receive_all(self) -> None:
         try:
             while True:
-                self._take(await self._channel.receive())
+                self._handle(await self._channel.receive())
         except ChannelClosed as error:
-            self._gone = self._gone or PeerLost(0, str(error))
-            self._news.set()
+            self._lost = self._lost or PeerLost(0, str(error))
+            self._changed.set()
 
-    def _take(self, message: Mapping[str, Any]) -> None:
-        arrived, self._heard = self._now(), time.monotonic()
-        topic, words = message["topic"], message["words"]
-        if topic == "bye":
-            self._gone = PeerLost(0, "it was stopped", words)
+    def _handle(self, message: Mapping[str, Any]) -> None:
+        # The last stamp of an exchange of the time, so before anything else.
+        arrived, self._last_message = self._now(), time.monotonic()
+        topic, payload = message["topic"], message["payload"]
+        if topic == "stopped":
+            self._lost = PeerLost(0, "it was stopped", payload)
         else:
-            self._words.setdefault(topic, deque()).append([*words, arrived] if topic == "clock" else words)
-        self._news.set()
+            self._payloads.setdefault(topic, deque()).append([*payload, arrived] if topic == "clock" else payload)
+        self._changed.set()
 
-    async def _beat(self) -> None:
+    async def _send_heartbeats(self) -> None:
         with contextlib.suppress(PeerLost):
             while True:
-                await self.report("beat", None)
-                await asyncio.sleep(_BEAT_S)
+                await self.report("heartbeat", None)
+                await asyncio.sleep(_HEARTBEAT_S)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the host may be, and the secret that it knows."""
+    """An address and a port at which the coordinator may listen, and the secret that it must know."""
 
     address: str
     port: int
@@ -279,64 +333,84 @@ class Endpoint:
 
 
 async def connect_to_coordinator(
-    doors: Callable[[], Sequence[Endpoint]], node: int, within_s: float, now: Callable[[], float] = time.time
+    known_endpoints: Callable[[], Sequence[Endpoint]],
+    node: int,
+    timeout_s: float,
+    now: Callable[[], float] = time.time,
 ) -> tuple[CoordinatorConnection, bytes]:
-    """Find the host behind any of these doors, of which there may be more while it is looked for.
+    """Try all endpoints side by side, and keep the first connection whose other side knows the secret.
 
-    Returns this node as its guest, and the secret that both know.
+    Args:
+        known_endpoints: Where node 0 may listen; asked again and again, since more may become known.
+        node: This node's number.
+        timeout_s: Seconds until it is given up.
+        now: This node's clock, in seconds since 1970.
 
-    Raises LaunchError when nobody answered who knows the secret, Left when it is gone again at once.
+    Returns:
+        The connection, and the secret that both sides know.
+
+    Raises:
+        LaunchError: Nobody who knows the secret has answered in time.
+        PeerLost: The connection ended at once.
     """
-    deadline = time.monotonic() + within_s
-    found: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
-    knocking: dict[Endpoint, asyncio.Task[None]] = {}
-    said: dict[Endpoint, str] = {}
+    deadline = time.monotonic() + timeout_s
+    connected: asyncio.Queue[tuple[Channel, bytes]] = asyncio.Queue()
+    attempts: dict[Endpoint, asyncio.Task[None]] = {}
+    problems: dict[Endpoint, str] = {}
     try:
-        while (left := deadline - time.monotonic()) > 0:
-            for door in doors():
-                if door not in knocking:
-                    knocking[door] = asyncio.create_task(_keep_connecting(door, found, said))
+        while (remaining_s := deadline - time.monotonic()) > 0:
+            for endpoint in known_endpoints():
+                if endpoint not in attempts:
+                    attempts[endpoint] = asyncio.create_task(_keep_connecting(endpoint, connected, problems))
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(left, _LOOK_S)):
-                    channel, secret = await found.get()
+                async with asyncio.timeout(min(remaining_s, _DISCOVERY_POLL_S)):
+                    channel, secret = await connected.get()
                 await channel.send({"node": node})
                 return CoordinatorConnection(channel, now), secret
     except ChannelClosed as error:
         raise PeerLost(0, str(error)) from error
     finally:
-        for task in knocking.values():
+        for task in attempts.values():
             task.cancel()
-        await asyncio.gather(*knocking.values(), return_exceptions=True)
-        while not found.empty():
-            found.get_nowait()[0].close()
-    problems = "; ".join(dict.fromkeys(said.values())) or "nobody said where it is"
-    raise LaunchError(f"node 0 could not be found within {within_s:.0f} s: {problems}")
+        await asyncio.gather(*attempts.values(), return_exceptions=True)
+        # Several endpoints may be addresses of the same node 0: the connections over all but the first are superfluous.
+        while not connected.empty():
+            connected.get_nowait()[0].close()
+    reasons = "; ".join(dict.fromkeys(problems.values())) or "nobody said where it is"
+    raise LaunchError(f"node 0 could not be found within {timeout_s:.0f} s: {reasons}")
 
 
 async def _keep_connecting(
-    door: Endpoint, found: asyncio.Queue[tuple[Channel, bytes]], said: dict[Endpoint, str]
+    endpoint: Endpoint, connected: asyncio.Queue[tuple[Channel, bytes]], problems: dict[Endpoint, str]
 ) -> None:
-    """Try one door again and again."""
-    pause = _FIRST_PAUSE_S
+    """Try to connect to one endpoint until it succeeds; ``problems`` keeps the last failure."""
+    pause = _FIRST_RETRY_S
     while True:
-        where = f"{door.address} port {door.port}"
+        place = f"{endpoint.address} port {endpoint.port}"
         try:
-            async with asyncio.timeout(_TRY_S):
-                channel = await connect(door.address, door.port, door.secret)
-            found.put_nowait((channel, door.secret))
+            async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                channel = await connect(endpoint.address, endpoint.port, endpoint.secret)
+            connected.put_nowait((channel, endpoint.secret))
             return
         except TimeoutError:
-            said[door] = f"{where} does not answer"
+            problems[endpoint] = f"{place} does not answer"
         except AuthenticationError as error:
-            said[door] = f"{where}: {error}"
+            problems[endpoint] = f"{place}: {error}"
         except OSError as error:
-            said[door] = f"{where}: {error.strerror or error}"
+            problems[endpoint] = f"{place}: {error.strerror or error}"
         await asyncio.sleep(pause)
-        pause = min(pause * 1.5, _LAST_PAUSE_S)
+        pause = min(pause * 1.5, _LAST_RETRY_S)
 
 
-async def _wait_for_event(news: asyncio.Event, within_s: float) -> None:
-    """Wait for news, but no longer. Not by asyncio.wait_for, which before Python 3.12 may swallow a cancellation."""
+def _heartbeat_lost(node: int) -> PeerLost:
+    return PeerLost(node, f"it has not been heard of for {HEARTBEAT_TIMEOUT_S:.0f} s")
+
+
+async def _wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
+    """Wait for an event, but no longer.
+
+    Not by asyncio.wait_for, which before Python 3.12 may swallow a cancellation that comes together with the event.
+    """
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(within_s):
-            await news.wait()
+        async with asyncio.timeout(timeout_s):
+            await event.wait()

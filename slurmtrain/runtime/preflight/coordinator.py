@@ -1,4 +1,20 @@
-"""Node 0's part of the preflight: it gathers what all nodes report, elects, judges, and tells."""
+"""Node 0's part of a preflight: it collects every node's reports, elects a network, judges, and ends the preflight.
+
+=====  ==========================================  =============================================================
+Round  All nodes                                   Node 0, when all have reported
+=====  ==========================================  =============================================================
+1      ``join``: host, candidate addresses, and    guesses which of them are networks, and sends each node those
+       the port that answers its probes            it is to probe (command ``measure``)
+2      compare clocks with node 0, then measure    elects a network; where several are alike, it has their rate
+       and probe side by side (``measure``)        measured first (command ``rate``)
+3      ``rate``: bytes a second, if asked for      judges every check, and binds the port of training's rendezvous
+4      ``bandwidth``: an all-reduce over the       judges it
+       elected network, if the spec asks for it
+5                                                  command ``end``: findings, blamed hosts, address and port
+=====  ==========================================  =============================================================
+
+Node 0 takes part in every round itself. Decisions are pure functions of :mod:`slurmtrain.model.preflight`.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +23,11 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.preflight import election, network
+from slurmtrain.model.preflight import election
 from slurmtrain.model.preflight.clock import ClockOffset
 from slurmtrain.model.preflight.election import (
     Candidate,
@@ -22,7 +38,14 @@ from slurmtrain.model.preflight.election import (
     ProbedNetwork,
 )
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.verdict import PreflightReports, Verdict, absence_verdict, judge_bandwidth, judge_nodes
+from slurmtrain.model.preflight.network import election_record
+from slurmtrain.model.preflight.verdict import (
+    PreflightReports,
+    Verdict,
+    absence_verdict,
+    judge_bandwidth,
+    judge_nodes,
+)
 from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import ParticipantConnections, PeerLost, ResponseTimeout
@@ -38,218 +61,278 @@ from slurmtrain.runtime.preflight.participant import (
     measure_and_probe,
     measure_rates,
     read_outcome,
-)  # fmt: skip
+)
 from slurmtrain.runtime.preflight.probe import Prober
 
-# How long to wait until all nodes have taken the last words and left.
+# How long to wait until all nodes have received the last command and disconnected.
 _DISCONNECT_S = 2.0
 
-Reports = Mapping[int, Mapping[str, Any]]
+# Reports of a round, by node.
+_Reports = Mapping[int, Mapping[str, Any]]
 
 
-async def coordinate(party: Participant, secret: bytes, listener: socket.socket | None) -> PreflightOutcome:
-    """Run the preflight of an attempt. ``listener``: where the other nodes come to; None where there are none.
+async def coordinate(participant: Participant, secret: bytes, listener: socket.socket | None) -> PreflightOutcome:
+    """Run the preflight of an attempt, as node 0.
 
-    Raises Left when a node is gone.
+    Args:
+        participant: Node 0 itself.
+        secret: The attempt's secret.
+        listener: Where the other nodes connect to; None where there are none.
+
+    Returns:
+        Node 0's own outcome.
+
+    Raises:
+        PeerLost: A node is lost.
     """
-    lobby, prover = (
-        ParticipantConnections(secret, party.nodes, party.now),
-        Prober(0, secret, bind_source=party.bind_source),
-    )
+    connections = ParticipantConnections(secret, participant.nodes, participant.now)
+    prober = Prober(0, secret, bind_source=participant.bind_source)
     signal = None
     try:
         if listener is not None:
-            await lobby.listen(listener)
-        return await _Coordinator(party, lobby, prover).run(secret)
-    except PeerLost as left:
-        # What has stopped one node is told to all.
-        signal = left.signal
+            await connections.listen(listener)
+        return await _Coordinator(participant, connections, prober).run(secret)
+    except PeerLost as lost:
+        # Passed on to all: a job that is stopped is stopped on every node, though some learn of it late.
+        signal = lost.signal
         raise
     finally:
-        await prover.close()
-        await lobby.close(party.stopped() or signal)
+        await prober.close()
+        await connections.close(participant.stopped() or signal)
 
 
 class _Coordinator:
-    def __init__(self, party: Participant, lobby: ParticipantConnections, prover: Prober) -> None:
-        self._party = party
-        self._lobby = lobby
-        self._prover = prover
-        self._hosts = {**{node: f"node {node}" for node in range(party.nodes)}, **party.expected_hosts}
-        self._known = set(party.expected_hosts)
-        self._places: dict[int, NodeAddresses] = {}
+    """The rounds of one preflight."""
+
+    def __init__(self, participant: Participant, connections: ParticipantConnections, prober: Prober) -> None:
+        self._participant = participant
+        self._connections = connections
+        self._prober = prober
+        self._hosts = {**{node: f"node {node}" for node in range(participant.nodes)}, **participant.expected_hosts}
+        # Nodes whose host's real name is known, from Slurm or from themselves.
+        self._named = set(participant.expected_hosts)
+        self._addresses: dict[int, NodeAddresses] = {}
         self._excluded: list[ExcludedAddress] = []
-        self._tests = 0
 
     async def run(self, secret: bytes) -> PreflightOutcome:
+        """All rounds. Raises PeerLost."""
         try:
-            task, reports = await self._collect(secret.hex())
-        except ResponseTimeout as late:
-            return await self._end(
-                absence_verdict(late.nodes, self._hosts, "its agent has not reported in time"), {}, {}, None
-            )
-        tried = await self._rated(self._tried(task.networks, reports), task)
-        seen = self._seen(reports, tried)
-        members = self._members(tried)
-        verdict, listener = self._meeting_place(judge_nodes(seen, self._party.spec), members)
-        if listener is not None and self._party.spec.preflight.bandwidth.level != "off":
-            verdict = verdict.adding(await self._bandwidth(members))
-        told = network.election_record(tried, seen.elected, self._excluded, self._hosts, self._tests) if tried else None
-        return await self._end(verdict, members, _clock_records(seen), listener, told)
+            task = await self._collect_joins(secret)
+            reports = await self._collect_measurements(task)
+        except ResponseTimeout as timeout:
+            verdict = absence_verdict(timeout.nodes, self._hosts, "its agent has not reported in time")
+            return await self._end(_Ending(verdict))
+        probed = await self._add_rates(_probed_networks(task.networks, reports), task)
+        merged = self._merge_reports(reports, probed)
+        members = self._elected_members(probed)
+        verdict, listener = self._bind_master_port(judge_nodes(merged, self._participant.spec), members)
+        if listener is not None and self._participant.spec.preflight.bandwidth.level != "off":
+            verdict = verdict.adding(await self._measure_bandwidth(members))
+        return await self._end(
+            _Ending(verdict, members, _clock_records(merged), listener, self._election_record(reports, probed, merged))
+        )
 
-    async def _collect(self, secret: str) -> tuple[ProbeTask, Reports]:
-        """Let all nodes come, say what is to be done, and gather what they report. Raises Late."""
-        party, lobby = self._party, self._lobby
-        own, _ = await asyncio.gather(make_join_report(party, self._prover, None), in_background(party.warm_up))
-        joined = await lobby.gather("join", own, party.join_s)
-        for node, said in joined.items():
-            self._hosts[node] = said["host"]
-            self._known.add(node)
-            self._places[node] = NodeAddresses(
-                [Candidate(**one) for one in said["candidates"]], said["via"], said["home"]
+    async def _collect_joins(self, secret: bytes) -> ProbeTask:
+        """Wait until all nodes have joined, and make up the networks to probe. Raises ResponseTimeout."""
+        own_report, _ = await asyncio.gather(
+            make_join_report(self._participant, self._prober, None), in_background(self._participant.warm_up)
+        )
+        joined = await self._connections.gather("join", own_report, self._participant.join_s)
+        for node, report in joined.items():
+            self._hosts[node] = report["host"]
+            self._named.add(node)
+            self._addresses[node] = NodeAddresses(
+                [Candidate(**candidate) for candidate in report["candidates"]],
+                report["own_address"],
+                report["coordinator_address"],
             )
-            self._excluded += [ExcludedAddress(**one) for one in said["excluded"]]
-        ports = {node: int(said["port"]) for node, said in joined.items()}
-        # Whoever hears of the token learns nothing of the secret.
-        token = hashlib.sha256(f"token of {secret}".encode()).hexdigest()
-        task = ProbeTask(self._networks(), ports, token)
-        told = task.to_dict(party.nodes)
-        await lobby.tell_each("next", {node: {"do": "work", "task": plain} for node, plain in told.items()})
-        report = {**await measure_and_probe(party, self._prover, task), "clock": None}
-        return task, await lobby.gather("work", report, party.spec.preflight.timeout_s + MARGIN_S)
+            self._excluded += [ExcludedAddress(**address) for address in report["excluded"]]
+        ports = {node: int(report["port"]) for node, report in joined.items()}
+        # The token becomes the name of a file in the run directory: whoever sees it learns nothing of the secret.
+        token = hashlib.sha256(f"token of {secret.hex()}".encode()).hexdigest()
+        return ProbeTask(self._candidate_networks(), ports, token)
 
-    def _networks(self) -> list[Network]:
-        if not self._party.needs_network:
+    async def _collect_measurements(self, task: ProbeTask) -> _Reports:
+        """Have all nodes measure and probe. Raises ResponseTimeout."""
+        tasks = task.to_dict(self._participant.nodes)
+        commands = {node: {"do": "measure", "task": of_node} for node, of_node in tasks.items()}
+        await self._connections.send_each("command", commands)
+        own_report = {**await measure_and_probe(self._participant, self._prober, task), "clock": None}
+        timeout_s = self._participant.spec.preflight.timeout_s + MARGIN_S
+        return await self._connections.gather("measure", own_report, timeout_s)
+
+    def _candidate_networks(self) -> list[Network]:
+        if not self._participant.needs_network:
             return []
-        wanted = self._party.spec.network.interface
-        found, shared = election.candidate_networks(self._places, None if wanted == "auto" else wanted)
+        interface = self._participant.spec.network.interface
+        networks, shared = election.candidate_networks(self._addresses, None if interface == "auto" else interface)
         self._excluded += shared
-        return found
+        return networks
 
-    def _tried(self, networks: Sequence[Network], reports: Reports) -> list[ProbedNetwork]:
-        self._tests = sum(int(said["tests"]) for said in reports.values())
-        return [
-            ProbedNetwork(one, [NetworkProblem(source=node, target=target, why=why)
-                        for node, said in reports.items() for target, why in said["problems"][index]])
-            for index, one in enumerate(networks)
-        ]  # fmt: skip
-
-    async def _rated(self, tried: Sequence[ProbedNetwork], task: ProbeTask) -> list[ProbedNetwork]:
+    async def _add_rates(self, probed: Sequence[ProbedNetwork], task: ProbeTask) -> list[ProbedNetwork]:
         """The same networks, with measured rates where nothing else tells them apart."""
-        unclear = election.networks_to_rate(tried)
-        if not unclear:
-            return list(tried)
-        await self._lobby.tell("next", {"do": "rate", "networks": unclear})
-        own = await measure_rates(self._party, self._prover, task, unclear)
+        indices = election.networks_to_rate(probed)
+        if not indices:
+            return list(probed)
+        await self._connections.broadcast("command", {"do": "rate", "networks": indices})
+        own_rates = await measure_rates(self._participant, self._prober, task, indices)
+        # Without rates the election falls back to the MTU and the names: no reason to fail.
         with contextlib.suppress(ResponseTimeout):
-            said = await self._lobby.gather("rate", own, RATE_S * len(unclear) + MARGIN_S)
-            rates = {index: min(rates[i] or 0.0 for rates in said.values()) for i, index in enumerate(unclear)}
-            return [replace(one, rate=rates.get(index)) for index, one in enumerate(tried)]
-        return list(tried)
+            reports = await self._connections.gather("rate", own_rates, RATE_S * len(indices) + MARGIN_S)
+            # A network is as fast as its slowest link.
+            rates = {
+                index: min(of_node[position] or 0.0 for of_node in reports.values())
+                for position, index in enumerate(indices)
+            }
+            return [replace(network, rate=rates.get(index)) for index, network in enumerate(probed)]
+        return list(probed)
 
-    def _seen(self, reports: Reports, tried: Sequence[ProbedNetwork]) -> PreflightReports:
-        offsets = {node: ClockOffset(**said["clock"]) if said["clock"] else None for node, said in reports.items()}
-        if self._party.nodes > 1:
+    def _merge_reports(self, reports: _Reports, probed: Sequence[ProbedNetwork]) -> PreflightReports:
+        offsets = {
+            node: ClockOffset(**report["clock"]) if report["clock"] else None for node, report in reports.items()
+        }
+        if self._participant.nodes > 1:
             offsets[0] = ClockOffset(0.0, 0.0, 0)
         return PreflightReports(
             hosts=self._hosts,
-            places=self._places,
-            facts={node: said["facts"] for node, said in reports.items()},
+            addresses=self._addresses,
+            facts={node: report["facts"] for node, report in reports.items()},
             offsets=offsets,
-            disciplines={node: said["discipline"] for node, said in reports.items()},
-            tried=tried if self._party.needs_network else None,
-            elected=election.elect(tried),
+            disciplines={node: report["discipline"] for node, report in reports.items()},
+            probed=probed if self._participant.needs_network else None,
+            elected=election.elect(probed),
         )
 
-    def _members(self, tried: Sequence[ProbedNetwork]) -> Mapping[int, Candidate]:
-        """Where each node is to be, were all well; an unproved network is better than none if the spec only warns."""
-        if not self._party.needs_network:
-            return dict.fromkeys(range(self._party.nodes), LOOPBACK)
-        elected = election.elect(tried)
-        if elected is None and self._party.spec.preflight.network.level != "fail":
-            elected = election.elect([replace(one, problems=()) for one in tried])
-        return {} if elected is None else tried[elected].network.members
+    def _elected_members(self, probed: Sequence[ProbedNetwork]) -> Mapping[int, Candidate]:
+        """Each node's address for training, by node; empty where the nodes have no network in common."""
+        if not self._participant.needs_network:
+            return dict.fromkeys(range(self._participant.nodes), LOOPBACK)
+        elected = election.elect(probed)
+        if elected is None and self._participant.spec.preflight.network.level != "fail":
+            # An unproved network is better than none if the spec only warns.
+            elected = election.elect([replace(network, problems=()) for network in probed])
+        return {} if elected is None else probed[elected].network.members
 
-    def _meeting_place(
+    def _bind_master_port(
         self, verdict: Verdict, members: Mapping[int, Candidate]
     ) -> tuple[Verdict, socket.socket | None]:
-        """Bind the port that training meets at, unless it will not."""
+        """Bind the port of training's rendezvous, unless training will not start."""
         if verdict.problem is not None:
             return verdict, None
-        level = self._party.spec.preflight.port.level
+        level = self._participant.spec.preflight.port.level
         try:
             if not members:
                 raise LaunchError("the nodes have no network in common")
-            listener = self._party.listen(members[0].address)
+            listener = self._participant.listen(members[0].address)
         except LaunchError as error:
+            # Ambiguous: that ports are taken is no fault of the node. Whatever the level, training needs one.
             return verdict.adding({0: Finding("port", "fail", str(error), {"ambiguous": True})}), None
-        said = f"port {listener.getsockname()[1]} on {members[0].address}"
-        return verdict.adding({0: Finding("port", "pass", said)} if level != "off" else {}), listener
+        summary = f"port {listener.getsockname()[1]} on {members[0].address}"
+        return verdict.adding({0: Finding("port", "pass", summary)} if level != "off" else {}), listener
 
-    async def _bandwidth(self, members: Mapping[int, Candidate]) -> dict[int, Finding]:
-        """Have all nodes reduce together, over the elected network, at a port of its own."""
+    async def _measure_bandwidth(self, members: Mapping[int, Candidate]) -> dict[int, Finding]:
+        """Have all nodes do an all-reduce over the elected network, whose store has a port of its own."""
         address = members[0].address
         try:
-            # Outside the range that others are given ports from: it is taken again only once ranks have torch.
-            with self._party.listen(address) as probe:
-                port = int(probe.getsockname()[1])
+            # Released at once: the child process on node 0 binds it again. Nobody takes it meanwhile, since it is
+            # outside the range that the kernel gives ports from.
+            with self._participant.listen(address) as reserved:
+                port = int(reserved.getsockname()[1])
         except LaunchError as error:
-            return judge_bandwidth({0: {"error": str(error)}}, self._party.spec)
-        words = {
+            return judge_bandwidth({0: {"error": str(error)}}, self._participant.spec)
+        commands = {
             node: {"do": "bandwidth", "address": address, "port": port, "interface": member.interface}
             for node, member in members.items()
         }
-        await self._lobby.tell_each("next", words)
-        own = await in_background(self._party.bandwidth, address, port, members[0].interface)
+        await self._connections.send_each("command", commands)
+        own_facts = await in_background(self._participant.bandwidth, address, port, members[0].interface)
         try:
-            facts = await self._lobby.gather("bandwidth", own, BANDWIDTH_S)
-        except ResponseTimeout as late:
-            late_by = f"the all-reduce has not ended within {BANDWIDTH_S:.0f} s"
-            facts = {node: {"error": late_by} for node in late.nodes}
-        return judge_bandwidth(facts, self._party.spec)
+            facts = await self._connections.gather("bandwidth", own_facts, BANDWIDTH_S)
+        except ResponseTimeout as timeout:
+            problem = f"the all-reduce has not ended within {BANDWIDTH_S:.0f} s"
+            facts = {node: {"error": problem} for node in timeout.nodes}
+        return judge_bandwidth(facts, self._participant.spec)
 
-    async def _end(
-        self,
-        verdict: Verdict,
-        members: Mapping[int, Candidate],
-        clocks: Mapping[int, Mapping[str, Any]],
-        listener: socket.socket | None,
-        told: NetworkElected | None = None,
-    ) -> PreflightOutcome:
-        """Tell each node what concerns it."""
-        master = [members[0].address, listener.getsockname()[1]] if listener is not None else None
-        # A node that never said its name cannot be left out by it.
-        blamed = [self._hosts[node] for node in verdict.blamed if node in self._known]
-        problem = verdict.problem
-        words = {
-            node: {
-                "do": "end",
-                "findings": [one.to_dict() for one in verdict.findings.get(node, ())],
-                "blamed": blamed,
-                "problem": problem,
-                "master": master,
-                "address": members[node].address if members else "",
-                "interface": members[node].interface if members else "",
-                "clock": clocks.get(node, {}),
-            }
-            for node in range(self._party.nodes)
+    def _election_record(
+        self, reports: _Reports, probed: Sequence[ProbedNetwork], merged: PreflightReports
+    ) -> NetworkElected | None:
+        """What is journaled of the election; None where there was nothing to elect."""
+        if not probed:
+            return None
+        tests = sum(int(report["tests"]) for report in reports.values())
+        return election_record(probed, merged.elected, self._excluded, self._hosts, tests)
+
+    async def _end(self, ending: _Ending) -> PreflightOutcome:
+        """Send each node what concerns it, and wait until all have disconnected."""
+        # A node whose name nobody knows cannot be left out by it.
+        blamed = [self._hosts[node] for node in ending.verdict.blamed if node in self._named]
+        commands = ending.commands(self._participant.nodes, blamed)
+        await self._connections.send_each("command", commands)
+        await self._connections.wait_for_disconnects(_DISCONNECT_S)
+        return replace(
+            read_outcome(commands[0]),
+            election=ending.election,
+            listener=ending.listener,
+            sent=self._connections.sent,
+            tests=self._prober.made,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """What a preflight came to: everything that the last commands hold, by node where nodes differ."""
+
+    verdict: Verdict
+    members: Mapping[int, Candidate] = field(default_factory=dict)
+    clocks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    listener: socket.socket | None = None
+    election: NetworkElected | None = None
+
+    def commands(self, nodes: int, blamed: Sequence[str]) -> dict[int, dict[str, Any]]:
+        """The last command to each of so many nodes, which :func:`.participant.read_outcome` reads."""
+        shared = {
+            "do": "end",
+            "blamed": blamed,
+            "problem": self.verdict.problem,
+            "master": [self.members[0].address, self.listener.getsockname()[1]] if self.listener is not None else None,
         }
-        await self._lobby.tell_each("next", words)
-        await self._lobby.part(_DISCONNECT_S)
-        sent, tests = self._lobby.sent, self._prover.made
-        return replace(read_outcome(words[0]), election=told, listener=listener, sent=sent, tests=tests)
+        return {
+            node: {
+                **shared,
+                "findings": [finding.to_dict() for finding in self.verdict.findings.get(node, ())],
+                "address": self.members[node].address if self.members else "",
+                "interface": self.members[node].interface if self.members else "",
+                "clock": self.clocks.get(node, {}),
+            }
+            for node in range(nodes)
+        }
 
 
-def _clock_records(seen: PreflightReports) -> dict[int, dict[str, Any]]:
+def _probed_networks(networks: Sequence[Network], reports: _Reports) -> list[ProbedNetwork]:
+    """The networks, each with the problems that all nodes had on it."""
+    return [
+        ProbedNetwork(
+            network,
+            [
+                NetworkProblem(source=node, target=target, reason=reason)
+                for node, report in reports.items()
+                for target, reason in report["problems"][index]
+            ],
+        )
+        for index, network in enumerate(networks)
+    ]
+
+
+def _clock_records(reports: PreflightReports) -> dict[int, dict[str, Any]]:
     """What is journaled of each node's clock."""
-    told = {}
-    for node, said in seen.disciplines.items():
-        offset = seen.offsets.get(node)
-        told[node] = {
+    records = {}
+    for node, discipline in reports.disciplines.items():
+        offset = reports.offsets.get(node)
+        records[node] = {
             "offset_ms": None if offset is None else round(offset.offset_s * 1e3, 6),
             "bound_ms": None if offset is None else round(offset.bound_s * 1e3, 6),
             "samples": 0 if offset is None else offset.samples,
-            "disciplined": said.get("disciplined"),
-            "source": said.get("source", "none"),
+            "disciplined": discipline.get("disciplined"),
+            "source": discipline.get("source", "none"),
         }
-    return told
+    return records

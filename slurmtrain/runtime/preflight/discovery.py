@@ -18,48 +18,64 @@ from slurmtrain.runtime.preflight.connections import Endpoint
 from slurmtrain.runtime.preflight.sockets import listen, listen_on_first
 from slurmtrain.system.files import read_json, write_json
 
-# Those who have been told where node 0 is look at the file only when it cannot be found there for so long,
-_PATIENCE_S = 3.0
-# and not more often than this: a shared filesystem is slow.
-_LOOK_EVERY_S = 0.5
+# Where endpoints were exported, the file is not looked for until they have not worked for so long,
+_EXPORTED_ONLY_S = 3.0
+# and then only so often: a shared filesystem is slow.
+_FILE_POLL_S = 0.5
 
 
 def listen_for_participants(
-    attempt: AttemptDir, job_id: str, restart: int, invited: CoordinatorEndpoints | None, addresses: Sequence[str]
+    attempt: AttemptDir, job_id: str, restart: int, exported: CoordinatorEndpoints | None, addresses: Sequence[str]
 ) -> tuple[socket.socket, bytes]:
-    """Node 0's part: listen where it was said, or on another port, and leave a file that says where.
+    """Listen, as node 0, on the exported port or else on another one, and write a file with the endpoints.
 
-    ``addresses``: this node's. Returns the listening socket, and the secret. Raises LaunchError.
+    Args:
+        attempt: Where the file is written.
+        job_id: The job's id, by which other ports are chosen.
+        restart: How often the job was restarted, which counts for that too.
+        exported: What the batch script exported; None where it has not.
+        addresses: This node's.
+
+    Returns:
+        The listening socket, and the secret.
+
+    Raises:
+        LaunchError: No port is free.
     """
-    secret = invited.secret if invited is not None else secrets.token_bytes(32)
-    choices = ports.job_ports(job_id, restart, salt=BOOTSTRAP)
-    if list(addresses) == ["127.0.0.1"]:  # all nodes are on this machine: nobody else need be let in
+    secret = exported.secret if exported is not None else secrets.token_bytes(32)
+    candidates = ports.job_ports(job_id, restart, salt=BOOTSTRAP)
+    if list(addresses) == ["127.0.0.1"]:  # all nodes are on this machine: nobody else need connect
         listener = listen("127.0.0.1", 0)
     else:
-        listener = listen_on_first(itertools.chain([invited.port] if invited is not None else [], choices))
-    there = CoordinatorEndpoints(tuple(addresses), int(listener.getsockname()[1]), secret)
-    write_json(attempt.rendezvous, there.to_dict())
+        listener = listen_on_first(itertools.chain([exported.port] if exported is not None else [], candidates))
+    # Written in any case: a task may not have received the variables, and the port may be another one.
+    endpoints = CoordinatorEndpoints(tuple(addresses), int(listener.getsockname()[1]), secret)
+    write_json(attempt.rendezvous, endpoints.to_dict())
     return listener, secret
 
 
-def watch_endpoints(attempt: AttemptDir, invited: CoordinatorEndpoints | None) -> Callable[[], Sequence[Endpoint]]:
-    """Where the other nodes are to look: called again and again, it may find more."""
-    told = _endpoints(invited)
-    look_at = time.monotonic() + (_PATIENCE_S if told else 0.0)
-    written: list[Endpoint] = []
+def watch_endpoints(attempt: AttemptDir, exported: CoordinatorEndpoints | None) -> Callable[[], Sequence[Endpoint]]:
+    """A function that returns node 0's endpoints as far as they are known when it is called.
 
-    def now() -> list[Endpoint]:
-        nonlocal look_at
-        if not written and time.monotonic() >= look_at:
-            said = read_json(attempt.rendezvous)
-            written.extend(_endpoints(CoordinatorEndpoints.from_dict(said) if said is not None else None))
-            look_at = time.monotonic() + (_LOOK_EVERY_S if told else 0.0)
-        return told + [door for door in written if door not in told]
+    They are those that were ``exported``, and after a while those of the file, too.
+    """
+    from_environment = _endpoints(exported)
+    next_look = time.monotonic() + (_EXPORTED_ONLY_S if from_environment else 0.0)
+    from_file: list[Endpoint] = []
 
-    return now
+    def known_endpoints() -> list[Endpoint]:
+        nonlocal next_look
+        if not from_file and time.monotonic() >= next_look:
+            content = read_json(attempt.rendezvous)
+            from_file.extend(_endpoints(CoordinatorEndpoints.from_dict(content) if content is not None else None))
+            # Without exported endpoints the file is the only way, and is looked for at each call.
+            next_look = time.monotonic() + (_FILE_POLL_S if from_environment else 0.0)
+        return from_environment + [endpoint for endpoint in from_file if endpoint not in from_environment]
+
+    return known_endpoints
 
 
-def _endpoints(invitation: CoordinatorEndpoints | None) -> list[Endpoint]:
-    if invitation is None:
+def _endpoints(coordinator: CoordinatorEndpoints | None) -> list[Endpoint]:
+    if coordinator is None:
         return []
-    return [Endpoint(address, invitation.port, invitation.secret) for address in invitation.addresses]
+    return [Endpoint(address, coordinator.port, coordinator.secret) for address in coordinator.addresses]

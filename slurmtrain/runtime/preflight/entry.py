@@ -1,4 +1,4 @@
-"""The agent in the preflight: what it brings from its machine, until a signal comes, and what it journals of it."""
+"""The preflight as the node agent runs it: with this machine's measurements, until a signal comes, and journaled."""
 
 from __future__ import annotations
 
@@ -26,95 +26,106 @@ from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, Pref
 from slurmtrain.system.interpreter import importing
 from slurmtrain.system.journal import Journal
 
-_POLL_S = 0.05
-# A signal to all nodes may reach another one first.
+_SIGNAL_POLL_S = 0.05
+# A signal to all nodes may reach another node first, whose disconnect is noticed before the signal is.
 _SIGNAL_SKEW_S = 0.3
 
 
 class _Stopped(Exception):
-    """A signal came before the nodes were done."""
+    """A signal came before the preflight ended."""
 
 
 def run_preflight(
     attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag
 ) -> PreflightOutcome | ExitReport:
-    """Meet the other nodes, check this one, and hear whether to train.
+    """Run this node's part of the preflight with all other nodes, and journal what it came to.
 
-    Returns an ExitReport where the nodes never came to a verdict. Raises LaunchError where node 0 cannot be found.
+    Args:
+        attempt: The attempt that is about to start.
+        node: Which of its nodes this is.
+        plan: The run's plan.
+        journal: This node's.
+        flag: Is raised when a signal comes.
+
+    Returns:
+        The outcome; or how this agent should exit, where the nodes never came to a verdict.
+
+    Raises:
+        LaunchError: Node 0 cannot be found.
     """
     began = time.monotonic()
-    here = _LocalNode(attempt, node, plan, flag)
+    local = _LocalNode(attempt, node, plan, flag)
     try:
-        outcome = asyncio.run(_unless_stopped(here.take_part(), flag))
+        outcome = asyncio.run(_unless_stopped(local.run(), flag))
     except _Stopped:
         return report_signal(flag.name or "", at=time.time(), before_start=True)
-    except PeerLost as left:
-        return _left(left, here.name_of(left.node), flag)
+    except PeerLost as lost:
+        return _peer_lost_report(lost, local.host_of(lost.node), flag)
     except ResponseTimeout:
         return ExitReport(
             cause="node_fail", reason="node 0 never came to a verdict", failed_at=time.time(), cascade=True
         )
     finally:
-        here.tidy_up()
-    _journal_outcome(journal, node, outcome, here.party.host, time.monotonic() - began)
+        local.remove_files()
+    _journal_outcome(journal, node, outcome, local.participant.host, time.monotonic() - began)
     return outcome
 
 
 class _LocalNode:
-    """This machine, as the preflight needs it."""
+    """This machine as a :class:`Participant`."""
 
     def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, flag: StopFlag) -> None:
         self._attempt = attempt
         self._node = node
         self._plan = plan
-        self._invited = pop_coordinator_endpoints()
-        self._here: NodeContext | None = None
-        nodes = node.count
-        pinned = plan.spec.network.interface
-        self.party = Participant(
+        self._exported = pop_coordinator_endpoints()
+        # Set once the checks have begun, for their files to be removed.
+        self._context: NodeContext | None = None
+        interface = plan.spec.network.interface
+        self.participant = Participant(
             node=node.index,
-            nodes=nodes,
-            host=node.name(nodes),
+            nodes=node.count,
+            host=node.name(node.count),
             spec=plan.spec,
-            candidates=lambda: find_candidates(node.index, None if pinned == "auto" else pinned),
+            candidates=lambda: find_candidates(node.index, None if interface == "auto" else interface),
             measure=self._measure,
             discipline=clock.read_discipline,
             warm_up=_import_torch,
             listen=lambda address: ports.listen_on_job_port(address, node.job_id, node.restart),
-            bandwidth=self._bandwidth,
-            together=node.executor == "local",
-            expected_hosts=expected_hosts(nodes) if node.executor == "slurm" else {},
+            bandwidth=self._measure_bandwidth,
+            single_machine=node.executor == "local",
+            expected_hosts=expected_hosts(node.count) if node.executor == "slurm" else {},
             stopped=lambda: flag.name,
         )
 
-    def take_part(self) -> Coroutine[Any, Any, PreflightOutcome]:
-        """The conversation with the other nodes."""
+    def run(self) -> Coroutine[Any, Any, PreflightOutcome]:
+        """This node's part: the coordinator's on node 0, a participant's on all others."""
         if self._node.index != 0:
-            return participate(self.party, watch_endpoints(self._attempt, self._invited))
-        if self.party.nodes == 1:
-            return coordinate(self.party, self._invited.secret if self._invited else b"", None)
-        found = [LOOPBACK] if self.party.together else find_candidates(0)[0]
-        addresses = [one.address for one in found]
+            return participate(self.participant, watch_endpoints(self._attempt, self._exported))
+        if self.participant.nodes == 1:
+            return coordinate(self.participant, self._exported.secret if self._exported else b"", None)
+        candidates = [LOOPBACK] if self.participant.single_machine else find_candidates(0)[0]
+        addresses = [candidate.address for candidate in candidates]
         listener, secret = listen_for_participants(
-            self._attempt, self._node.job_id, self._node.restart, self._invited, addresses
+            self._attempt, self._node.job_id, self._node.restart, self._exported, addresses
         )
-        return coordinate(self.party, secret, listener)
+        return coordinate(self.participant, secret, listener)
 
-    def name_of(self, node: int) -> str:
-        """What another node is called here."""
-        return self.party.expected_hosts.get(node, f"node {node}")
+    def host_of(self, node: int) -> str:
+        """The name of another node, as far as this one knows it."""
+        return self.participant.expected_hosts.get(node, f"node {node}")
 
-    def tidy_up(self) -> None:
+    def remove_files(self) -> None:
         """Remove what was written for the checks."""
-        if self._here is not None:
+        if self._context is not None:
             with contextlib.suppress(OSError):
-                measure.remove_shared_file(self._here)
+                measure.remove_shared_file(self._context)
 
     def _measure(self, addresses: Sequence[str], token: str) -> Mapping[str, Mapping[str, Any]]:
-        self._here = NodeContext(
+        self._context = NodeContext(
             node=self._node.index,
-            nodes=self.party.nodes,
-            host=self.party.host,
+            nodes=self.participant.nodes,
+            host=self.participant.host,
             executor=self._node.executor,
             attempt=self._attempt,
             plan=self._plan,
@@ -122,17 +133,18 @@ class _LocalNode:
             token=token,
             environ=environment_of_ranks(self._plan, self._node),
         )
-        return measure.measure_all(self._here)
+        return measure.measure_all(self._context)
 
-    def _bandwidth(self, address: str, port: int, interface: str) -> Mapping[str, Any]:
+    def _measure_bandwidth(self, address: str, port: int, interface: str) -> Mapping[str, Any]:
         return measure_all_reduce(self._plan.spec, self._node.index, self._node.count, address, port, interface)
 
 
 async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: StopFlag) -> PreflightOutcome:
-    """Run a conversation to its end, or until a signal comes. Raises _Stopped."""
+    """Run this node's part to its end, or until a signal comes. Raises _Stopped."""
     task = asyncio.create_task(part)
     while not task.done():
-        await asyncio.wait({task}, timeout=_POLL_S)
+        # Polled: the flag is raised by a signal handler that knows nothing of this loop.
+        await asyncio.wait({task}, timeout=_SIGNAL_POLL_S)
         if flag.raised is not None and not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
@@ -140,19 +152,20 @@ async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: Sto
     return task.result()
 
 
-def _left(left: PeerLost, name: str, flag: StopFlag) -> ExitReport:
-    """Another node is gone: stopped, as this one may be in a moment, or dead."""
+def _peer_lost_report(lost: PeerLost, host: str, flag: StopFlag) -> ExitReport:
+    """How to exit when another node is lost: it was stopped, as this one may be in a moment, or it is dead."""
     deadline = time.monotonic() + _SIGNAL_SKEW_S
     while flag.raised is None and time.monotonic() < deadline:
-        time.sleep(_POLL_S)
-    signal = left.signal or flag.name
+        time.sleep(_SIGNAL_POLL_S)
+    signal = lost.signal or flag.name
     if signal is not None:
-        # Slurm says whether that is why the other one is gone, or whether srun ends this one because it is.
-        return report_signal(signal, at=None, before_start=True, missing=() if left.signal else [name])
-    return ExitReport(cause="node_fail", reason=f"{name} is gone: {left}", failed_at=time.time(), cascade=True)
+        # Where only this node got the signal, it may come from srun, which ends all tasks when one node is lost: what
+        # Slurm records of the job decides which it was.
+        return report_signal(signal, at=None, before_start=True, missing=() if lost.signal else [host])
+    return ExitReport(cause="node_fail", reason=f"{host} is gone: {lost}", failed_at=time.time(), cascade=True)
 
 
-def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, name: str, seconds: float) -> None:
+def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, host: str, seconds: float) -> None:
     if outcome.election is not None:
         journal.write(outcome.election)
     clock = ClockMeasured.from_json({"node": node.index, **outcome.clock})
@@ -164,12 +177,12 @@ def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, na
             status=outcome.status,
             seconds=round(seconds, 3),
             findings=[finding.to_dict() for finding in outcome.findings],
-            blamed=name in outcome.blamed,
+            blamed=host in outcome.blamed,
         )
     )
 
 
 def _import_torch() -> None:
-    """It takes seconds, and has to be done anyway."""
+    """Import what the workers are started with: it takes seconds, so it is done while other nodes are waited for."""
     with importing():
         import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401

@@ -1,6 +1,7 @@
-"""Preflight: all nodes of an attempt meet, measure, prove their networks, and hear from node 0 whether to go on.
+"""What every node does in a preflight: report its addresses, measure itself, probe networks, obey node 0's commands.
 
-Node 0 has a part of its own beside it: :mod:`slurmtrain.runtime.preflight.coordinator`.
+Node 0 does all of that too, and coordinates beside it: :mod:`slurmtrain.runtime.preflight.coordinator`. The messages
+are listed in :mod:`slurmtrain.runtime.preflight.connections`.
 """
 
 from __future__ import annotations
@@ -21,34 +22,48 @@ from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
 from slurmtrain.runtime.preflight.probe import Prober
 
-# Until all nodes have come: their tasks may start minutes apart where Python lies on a busy filesystem.
+# Until all nodes have joined: their tasks may start minutes apart where Python lies on a busy filesystem.
 JOIN_S = 300.0
-# Beside the time that a check may take: until the last report is in.
+# Beside the time that a check may take: until the last report has arrived.
 MARGIN_S = 5.0
 # The longest that one node's measuring of a rate may take.
 RATE_S = 5.0
-# Until the all-reduce has ended on all nodes; libraries begin slowly.
+# Until the all-reduce has ended on all nodes: NCCL alone may take tens of seconds to begin.
 BANDWIDTH_S = 120.0
-# Exchanges of the time, of which the one with the least delay counts; fewer where node 0 has many to answer.
+# Exchanges of the time, of which the one with the least delay counts; fewer where node 0 has many nodes to answer.
 _EXCHANGES, _EXCHANGES_OF_MANY = 32, 12
-_ANSWER_S = 10.0
-# For node 0's next word: it may wait for others, and beats meanwhile.
-_PATIENCE_S = 2 * JOIN_S
-# What a connection may take longer for each node there is: node 0 answers them all.
-_ANSWERING_S = 0.005
+_CLOCK_ANSWER_S = 10.0
+# Until node 0's next command, which may wait for the slowest node to join; heartbeats tell meanwhile that node 0 lives.
+_COMMAND_S = 2 * JOIN_S
+# Added to the time-out of a probe for each node of the attempt: all nodes probe node 0, which answers them in turn.
+_PROBE_S_PER_NODE = 0.005
 LOOPBACK = Candidate(interface="lo", address="127.0.0.1", prefix=8)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Participant:
-    """What one agent brings to the meeting.
+    """One node as the preflight needs it: who it is, and functions that look at its machine.
 
-    ``candidates``, ``measure`` and ``discipline`` look at this machine; ``warm_up`` does what has to be done anyway
-    while the others are waited for; ``bandwidth`` reduces with all nodes, given address and port of node 0 and the
-    interface here. ``listen`` binds the port that training meets at, on an address of node 0's. ``stopped``: the name
-    of the signal that has stopped this node. ``together``: all nodes are on one machine. ``now`` is this node's clock,
-    in seconds since 1970. ``bind_source``: connect from the node's own address, whatever the kernel's routes say; for
-    trials with many addresses on one machine.
+    That they are passed in lets a test run 64 nodes as 64 coroutines.
+
+    Attributes:
+        node: The node's number; node 0 coordinates.
+        nodes: How many nodes the attempt has.
+        host: The node's name.
+        spec: The run's spec.
+        candidates: Lists the addresses that training could use, and those that it cannot.
+        measure: Measures this machine for all checks, given this node's addresses and the token of the attempt.
+        discipline: Asks what keeps this machine's clock.
+        warm_up: Does what has to be done before training anyway, while the other nodes are waited for.
+        listen: Binds the port of training's rendezvous on an address of node 0.
+        bandwidth: Takes part in an all-reduce of all nodes, given node 0's address and port, and this node's interface.
+        stopped: The name of the signal that has stopped this node; None while it goes on.
+        single_machine: Whether all nodes are on one machine, and need no network.
+        expected_hosts: The names that Slurm gives the nodes; for those that never report one themselves.
+        now: This node's clock, in seconds since 1970.
+        join_s: How long to wait until all nodes have joined.
+        bind_source: Probe from the node's own address, whatever the kernel's routes say: for tests with the addresses
+            of many nodes on one machine.
     """
 
     node: int
@@ -62,7 +77,7 @@ class Participant:
     listen: Callable[[str], socket.socket]
     bandwidth: Callable[[str, int, str], Mapping[str, Any]]
     stopped: Callable[[], str | None] = lambda: None
-    together: bool = False
+    single_machine: bool = False
     expected_hosts: Mapping[int, str] = field(default_factory=dict)
     now: Callable[[], float] = time.time
     join_s: float = JOIN_S
@@ -70,16 +85,26 @@ class Participant:
 
     @property
     def needs_network(self) -> bool:
-        return self.nodes > 1 and not self.together
+        """Whether the nodes train over a network that has to be elected."""
+        return self.nodes > 1 and not self.single_machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreflightOutcome:
-    """What the preflight came to, for one node.
+    """The result of a preflight for one node.
 
-    ``problem``: why no worker may start. ``blamed``: the hosts without which it might be tried again. ``master``:
-    address and port that training meets at; ``address`` and ``interface`` are this node's on the way there.
-    ``listener`` and ``election`` are node 0's. ``sent`` and ``tests`` count messages and connections of this node.
+    Attributes:
+        findings: This node's.
+        blamed: The hosts without which the attempt could start.
+        problem: Why no worker may start; None if they may.
+        master: Address and port of training's rendezvous on node 0; None where it is not bound.
+        address: This node's own in the elected network.
+        interface: The one with that address.
+        clock: What is journaled of this node's clock.
+        election: What is journaled of the election, on node 0 only.
+        listener: The socket that is bound to ``master``, on node 0 only.
+        sent: Messages that this node sent.
+        tests: Connections that this node made to probe networks.
     """
 
     findings: Sequence[Finding]
@@ -96,141 +121,193 @@ class PreflightOutcome:
 
     @property
     def status(self) -> str:
+        """The worst status among the findings."""
         return worst_status(self.findings)
 
 
-async def participate(party: Participant, doors: Callable[[], Sequence[Endpoint]]) -> PreflightOutcome:
-    """The part of every node but node 0.
+async def participate(participant: Participant, known_endpoints: Callable[[], Sequence[Endpoint]]) -> PreflightOutcome:
+    """Take part in a preflight as a node other than node 0, which listens at one of ``known_endpoints``.
 
-    Raises Left when node 0 is gone, Late when it says nothing, LaunchError when it cannot be found.
+    Raises:
+        PeerLost: Node 0 is lost.
+        ResponseTimeout: Node 0 sends no command.
+        LaunchError: Node 0 cannot be found.
     """
-    warming = asyncio.create_task(in_background(party.warm_up))
-    guest, secret = await connect_to_coordinator(doors, party.node, party.join_s, party.now)
-    prover = Prober(party.node, secret, bind_source=party.bind_source)
+    # Importing torch takes longer than finding node 0: both begin at once.
+    warming_up = asyncio.create_task(in_background(participant.warm_up))
+    coordinator, secret = await connect_to_coordinator(
+        known_endpoints, participant.node, participant.join_s, participant.now
+    )
+    prober = Prober(participant.node, secret, bind_source=participant.bind_source)
     try:
-        await warming
-        await guest.report("join", await make_join_report(party, prover, guest.via))
+        await warming_up
+        await coordinator.report("join", await make_join_report(participant, prober, coordinator.route))
         task = ProbeTask((), {}, "")
         while True:
-            words = await guest.hear("next", _PATIENCE_S)
-            if words["do"] == "end":
-                return replace(read_outcome(words), sent=guest.sent, tests=prover.made)
-            if words["do"] == "work":
-                task = ProbeTask.from_dict(words["task"])
-            await guest.report(words["do"], await _execute(party, guest, prover, task, words))
+            command = await coordinator.receive("command", _COMMAND_S)
+            if command["do"] == "end":
+                return replace(read_outcome(command), sent=coordinator.sent, tests=prober.made)
+            if command["do"] == "measure":
+                task = ProbeTask.from_dict(command["task"])
+            await coordinator.report(command["do"], await _execute(participant, coordinator, prober, task, command))
     finally:
-        await prover.close()
-        await guest.close(party.stopped())
+        await prober.close()
+        await coordinator.close(participant.stopped())
 
 
 async def _execute(
-    party: Participant, guest: CoordinatorConnection, prover: Prober, task: ProbeTask, words: Mapping[str, Any]
+    participant: Participant,
+    coordinator: CoordinatorConnection,
+    prober: Prober,
+    task: ProbeTask,
+    command: Mapping[str, Any],
 ) -> Any:
-    """What node 0 asks for."""
-    if words["do"] == "work":
+    """Do what node 0 asks for, and return the report."""
+    if command["do"] == "measure":
         # The clock first: measuring keeps this machine busy, and delays are what makes an offset uncertain.
-        clock = await _compare_clocks(party, guest)
-        return {**await measure_and_probe(party, prover, task), "clock": clock}
-    if words["do"] == "rate":
-        return await measure_rates(party, prover, task, words["networks"])
-    return await in_background(party.bandwidth, words["address"], words["port"], words["interface"])
+        clock = await _compare_clocks(participant, coordinator)
+        return {**await measure_and_probe(participant, prober, task), "clock": clock}
+    if command["do"] == "rate":
+        return await measure_rates(participant, prober, task, command["networks"])
+    return await in_background(participant.bandwidth, command["address"], command["port"], command["interface"])
 
 
-def read_outcome(words: Mapping[str, Any]) -> PreflightOutcome:
-    """What node 0's last words mean for a node."""
+def read_outcome(command: Mapping[str, Any]) -> PreflightOutcome:
+    """What node 0's last command means for a node."""
     return PreflightOutcome(
-        findings=[Finding(**{"evidence": {}, **one}) for one in words["findings"]],
-        blamed=words["blamed"],
-        problem=words["problem"],
-        master=tuple(words["master"]) if words["master"] else None,
-        address=words["address"],
-        interface=words["interface"],
-        clock=words["clock"],
+        findings=[Finding(**{"evidence": {}, **finding}) for finding in command["findings"]],
+        blamed=command["blamed"],
+        problem=command["problem"],
+        master=tuple(command["master"]) if command["master"] else None,
+        address=command["address"],
+        interface=command["interface"],
+        clock=command["clock"],
     )
 
 
-async def make_join_report(party: Participant, prover: Prober, via: tuple[str, str] | None) -> dict[str, Any]:
-    """What a node says of itself when it comes. ``via``: the addresses of this node and of node 0 by which it came."""
-    candidates, excluded = ([], []) if not party.needs_network else await in_background(party.candidates)
+async def make_join_report(participant: Participant, prober: Prober, route: tuple[str, str] | None) -> dict[str, Any]:
+    """What a node reports of itself when it joins.
+
+    Args:
+        participant: The node.
+        prober: Answers the probes of other nodes from now on.
+        route: The addresses of this node and of node 0 between which it has connected; None on node 0.
+    """
+    candidates, excluded = ([], []) if not participant.needs_network else await in_background(participant.candidates)
     return {
-        "host": party.host,
-        "port": await prover.listen() if party.needs_network else 0,
-        "via": via[0] if via else None,
-        "home": via[1] if via else None,
-        "candidates": [asdict(one) for one in candidates],
-        "excluded": [asdict(one) for one in excluded],
+        "host": participant.host,
+        "port": await prober.listen() if participant.needs_network else 0,
+        "own_address": route[0] if route else None,
+        "coordinator_address": route[1] if route else None,
+        "candidates": [asdict(candidate) for candidate in candidates],
+        "excluded": [asdict(address) for address in excluded],
     }
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """What a node is to prove: networks in which it knows itself and those it is to try, and where they answer."""
+    """What a node is to probe.
+
+    Attributes:
+        networks: The candidate networks, with at least the node itself and those that it connects to as members.
+        ports: Where these nodes answer probes.
+        token: What only the nodes of this attempt know, for checks that need a shared name.
+    """
 
     networks: Sequence[Network]
     ports: Mapping[int, int]
     token: str
 
     def to_dict(self, nodes: int) -> dict[int, dict[str, Any]]:
-        """For each of so many nodes, as JSON has it: no more than it needs, since there may be hundreds."""
-        members = [{node: asdict(member) for node, member in one.members.items()} for one in self.networks]
-        told = {}
+        """The task of each of so many nodes, as JSON has it: no more than it needs, since there may be hundreds."""
+        # Converted once, since the same member is part of many tasks.
+        members = [
+            {node: asdict(member) for node, member in network.members.items()} for network in self.networks
+        ]  # fmt: skip
+        tasks = {}
         for node in range(nodes):
-            wanted = [node, *probe_targets(node, nodes)] if self.networks else []
-            told[node] = {
+            needed = [node, *probe_targets(node, nodes)] if self.networks else []
+            tasks[node] = {
                 "networks": [
-                    [one.name, {n: theirs[n] for n in wanted}]
-                    for one, theirs in zip(self.networks, members, strict=True)
+                    [network.name, {other: network_members[other] for other in needed}]
+                    for network, network_members in zip(self.networks, members, strict=True)
                 ],
-                "ports": {n: self.ports[n] for n in wanted},
+                "ports": {other: self.ports[other] for other in needed},
                 "token": self.token,
             }
-        return told
+        return tasks
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ProbeTask:
         """Read what :meth:`to_dict` gave; JSON has made text of the nodes' numbers."""
         networks = [
-            Network(name, {int(node): Candidate(**one) for node, one in members.items()})
+            Network(name, {int(node): Candidate(**member) for node, member in members.items()})
             for name, members in plain["networks"]
         ]
         return cls(networks, {int(node): port for node, port in plain["ports"].items()}, plain["token"])
 
 
-async def measure_and_probe(party: Participant, prover: Prober, task: ProbeTask) -> dict[str, Any]:
-    """Measure this machine and prove the networks, at the same time."""
-    own = [one.members[party.node].address for one in task.networks]
-    measuring = in_background(party.measure, own, task.token)
-    discipline = in_background(party.discipline)
-    facts, said, problems = await asyncio.gather(measuring, discipline, _prove(party, prover, task))
+async def measure_and_probe(participant: Participant, prober: Prober, task: ProbeTask) -> dict[str, Any]:
+    """Measure this machine and probe the networks, at the same time.
+
+    Args:
+        participant: This node.
+        prober: Makes its probes.
+        task: What to probe.
+
+    Returns:
+        The report of the command ``measure``: facts by check, the clock's discipline, and for each network the problems
+        as pairs of target and reason.
+    """
+    own_addresses = [network.members[participant.node].address for network in task.networks]
+    facts, discipline, problems = await asyncio.gather(
+        in_background(participant.measure, own_addresses, task.token),
+        in_background(participant.discipline),
+        _probe_networks(participant, prober, task),
+    )
     return {
         "facts": facts,
-        "discipline": said,
-        "problems": [[[problem.target, problem.why] for problem in found] for found in problems],
-        "tests": prover.made,
+        "discipline": discipline,
+        "problems": [[[problem.target, problem.reason] for problem in of_network] for of_network in problems],
+        "tests": prober.made,
     }
 
 
 async def measure_rates(
-    party: Participant, prover: Prober, task: ProbeTask, which: Sequence[int]
+    participant: Participant, prober: Prober, task: ProbeTask, network_indices: Sequence[int]
 ) -> list[float | None]:
-    """Bytes a second to the next node, over some of the networks, one after the other."""
-    target = (party.node + 1) % party.nodes
-    return [await prover.rate(task.networks[index], task.ports[target], target, RATE_S) for index in which]
+    """Measure the rate to the next node over some networks, one after the other so that they do not share it.
+
+    Args:
+        participant: This node.
+        prober: Makes its connections.
+        task: Has the networks.
+        network_indices: Which of them.
+
+    Returns:
+        Bytes a second over each; None where too little got through in time.
+    """
+    target = (participant.node + 1) % participant.nodes
+    return [
+        await prober.measure_rate(task.networks[index], task.ports[target], target, RATE_S) for index in network_indices
+    ]
 
 
-async def _prove(party: Participant, prover: Prober, task: ProbeTask) -> list[list[Any]]:
-    limits = party.spec.preflight.network
+async def _probe_networks(participant: Participant, prober: Prober, task: ProbeTask) -> list[list[Any]]:
+    """The problems of each network."""
+    limits = participant.spec.preflight.network
     if limits.level == "off":
         return [[] for _ in task.networks]
-    targets = probe_targets(party.node, party.nodes)
-    timeout_s = limits.timeout_s + _ANSWERING_S * party.nodes
-    return list(await asyncio.gather(*(prover.prove(one, task.ports, targets, timeout_s) for one in task.networks)))
+    targets = probe_targets(participant.node, participant.nodes)
+    timeout_s = limits.timeout_s + _PROBE_S_PER_NODE * participant.nodes
+    probes = (prober.probe(network, task.ports, targets, timeout_s) for network in task.networks)
+    return list(await asyncio.gather(*probes))
 
 
-async def _compare_clocks(party: Participant, guest: CoordinatorConnection) -> dict[str, Any] | None:
-    """This node's clock beside node 0's; None where it could not be compared."""
-    count = _EXCHANGES if party.nodes <= ALL_PAIRS else _EXCHANGES_OF_MANY
-    stamps = [await guest.ask_clock(_ANSWER_S) for _ in range(count)]
+async def _compare_clocks(participant: Participant, coordinator: CoordinatorConnection) -> dict[str, Any] | None:
+    """How far this node's clock is ahead of node 0's; None where they could not be compared."""
+    count = _EXCHANGES if participant.nodes <= ALL_PAIRS else _EXCHANGES_OF_MANY
+    stamps = [await coordinator.exchange_clock_stamps(_CLOCK_ANSWER_S) for _ in range(count)]
     try:
         return asdict(offset_from_stamps(stamps))
     except ValueError:

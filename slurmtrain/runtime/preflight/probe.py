@@ -1,8 +1,8 @@
-"""Proving a network: real connections between its exact addresses, in both directions, with a full packet's load.
+"""Probes of a network: real connections between its exact addresses, both ways, with more than a packet's load.
 
-What training does later is done here first: connect to the other's address and let the kernel choose the way. It must
-choose this node's own address in the same network, the one who answers must be who it should be, and a message larger
-than the largest packet must get through both ways.
+What training does later is tried here first: connect to the other node's address and let the kernel choose the way. It
+must choose this node's own address in the same network, the node that answers must be the expected one, and a message
+larger than the largest packet must get through both ways: smaller ones also pass where jumbo frames are lost.
 """
 
 from __future__ import annotations
@@ -16,23 +16,34 @@ from slurmtrain.model.preflight.election import Network, NetworkProblem
 from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight.sockets import BACKLOG, listen, listen_anywhere, source_towards
 
-_AT_ONCE = 64
+# Probes at a time: each holds a file descriptor, of which a process may have as few as 1,024.
+_MAX_CONCURRENT = 64
 # What is sent to learn the rate between two nodes, in messages of one chunk.
 RATE_BYTES = 2 << 20
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 
 class Prober:
-    """Answers the probes of other nodes, and makes this node's own."""
+    """Answers the probes of other nodes, and makes this node's own.
+
+    A probe sends ``{"from": node, "pad": text}``, before which text alone is load for measuring a rate; the answer is
+    ``{"node": number, "you": address, "pad": text}`` with the address that the answering node sees.
+    """
 
     def __init__(self, node: int, secret: bytes, *, bind_source: bool = False) -> None:
-        """``bind_source``: connect from the node's own address, whatever the kernel's routes say."""
+        """Probe as one node of an attempt.
+
+        Args:
+            node: This node's number.
+            secret: The attempt's secret.
+            bind_source: Connect from the node's own address, whatever the kernel's routes say.
+        """
         self._node = node
         self._secret = secret
         self._bind_source = bind_source
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
-        self._limit = asyncio.Semaphore(_AT_ONCE)
+        self._limit = asyncio.Semaphore(_MAX_CONCURRENT)
         self.made = 0
         """Connections made."""
 
@@ -42,23 +53,43 @@ class Prober:
         self._server = await asyncio.start_server(self._answer, sock=listener, backlog=BACKLOG)
         return int(listener.getsockname()[1])
 
-    async def prove(
+    async def probe(
         self, network: Network, ports: Mapping[int, int], targets: Sequence[int], timeout_s: float
     ) -> list[NetworkProblem]:
-        """Connect to these nodes over a network, and say what was wrong."""
-        found = await asyncio.gather(*(self._probe(network, ports[node], node, timeout_s) for node in targets))
-        return [problem for problem in found if problem is not None]
+        """Connect to some nodes over a network, and return the problems.
 
-    async def rate(self, network: Network, port: int, target: int, timeout_s: float) -> float | None:
-        """Bytes a second to another node over a network; None where it did not get through in time."""
+        Args:
+            network: Has the addresses.
+            ports: Where each node answers.
+            targets: The nodes to connect to.
+            timeout_s: Seconds for each of them.
+        """
+        results = await asyncio.gather(
+            *(self._probe_node(network, ports[node], node, timeout_s) for node in targets)
+        )  # fmt: skip
+        return [problem for problem in results if problem is not None]
+
+    async def measure_rate(self, network: Network, port: int, target: int, timeout_s: float) -> float | None:
+        """Measure the rate to another node over a network.
+
+        Args:
+            network: Has the addresses.
+            port: Where the node answers.
+            target: The node.
+            timeout_s: Seconds for all of it.
+
+        Returns:
+            Bytes a second; None where the load did not get through in time.
+        """
         address = network.members[target].address
-        load = "x" * _CHUNK
+        load = "x" * _CHUNK_BYTES
         try:
             async with asyncio.timeout(timeout_s):
                 with contextlib.closing(await connect(address, port, self._secret)) as channel:
                     began = time.perf_counter()
-                    for _ in range(RATE_BYTES // _CHUNK):
+                    for _ in range(RATE_BYTES // _CHUNK_BYTES):
                         await channel.send(load)
+                    # What was sent may still be in buffers: only the answer shows that all of it has arrived.
                     await channel.send({"from": self._node, "pad": ""})
                     await channel.receive()
                     return RATE_BYTES / (time.perf_counter() - began)
@@ -66,34 +97,34 @@ class Prober:
             return None
 
     async def close(self) -> None:
-        """Answer no more."""
+        """Answer no more probes."""
         if self._server is not None:
             self._server.close()
         for task in self._serving:
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
-    async def _probe(self, network: Network, port: int, target: int, timeout_s: float) -> NetworkProblem | None:
+    async def _probe_node(self, network: Network, port: int, target: int, timeout_s: float) -> NetworkProblem | None:
         async with self._limit:
             self.made += 1
-            why = await self._try(network, port, target, timeout_s)
-        return None if why is None else NetworkProblem(source=self._node, target=target, why=why)
+            reason = await self._find_problem(network, port, target, timeout_s)
+        return None if reason is None else NetworkProblem(source=self._node, target=target, reason=reason)
 
-    async def _try(self, network: Network, port: int, target: int, timeout_s: float) -> str | None:
-        """What is wrong with the way to a node; None if nothing is."""
-        mine, address = network.members[self._node].address, network.members[target].address
-        source = mine if self._bind_source else source_towards(address)
-        if source != mine:
-            return f"the kernel goes to {address} from {source or 'nowhere'}, not from {mine}"
-        channel = None
+    async def _find_problem(self, network: Network, port: int, target: int, timeout_s: float) -> str | None:
+        """Why training could not reach a node; None if it could."""
+        own_address, address = network.members[self._node].address, network.members[target].address
+        source = own_address if self._bind_source else source_towards(address)
+        if source != own_address:
+            return f"the kernel goes to {address} from {source or 'nowhere'}, not from {own_address}"
+        channel: Channel | None = None
         try:
             async with asyncio.timeout(timeout_s):
-                channel = await connect(address, port, self._secret, mine if self._bind_source else None)
+                channel = await connect(address, port, self._secret, own_address if self._bind_source else None)
                 await channel.send({"from": self._node, "pad": "x" * (2 * network.mtu)})
-                said = await channel.receive()
+                answer = await channel.receive()
         except TimeoutError:
-            got = "connects, but loses larger packets" if channel is not None else "does not answer"
-            return f"{address} {got} within {timeout_s:g} s"
+            symptom = "connects, but loses larger packets" if channel is not None else "does not answer"
+            return f"{address} {symptom} within {timeout_s:g} s"
         except AuthenticationError as error:
             return f"at {address} {error}"
         except (ChannelClosed, OSError) as error:
@@ -101,10 +132,11 @@ class Prober:
         finally:
             if channel is not None:
                 channel.close()
-        if said["node"] != target:
-            return f"at {address} node {said['node']} answers"
-        if said["you"] != mine:
-            return f"it is seen as {said['you']} at {address}, not as {mine}"
+        if answer["node"] != target:
+            return f"at {address} node {answer['node']} answers"
+        # Another address where something in between translates addresses, which training would not survive.
+        if answer["you"] != own_address:
+            return f"it is seen as {answer['you']} at {address}, not as {own_address}"
         return None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -114,16 +146,17 @@ class Prober:
         try:
             await self._serve(await accept(reader, writer, self._secret))
         except (AuthenticationError, ChannelClosed):
-            pass  # a stranger is no business of ours, and a node that has left is missed by whoever gathers
+            # Connections from outside the attempt do not concern it; a node that is lost is noticed by node 0.
+            pass
         except asyncio.CancelledError:
             writer.close()
         finally:
             self._serving.discard(task)
 
     async def _serve(self, channel: Channel) -> None:
-        """Answer the last message of a connection; what comes before it is load."""
+        """Answer the last message of a connection; text before it is load."""
         with contextlib.closing(channel):
-            said = await channel.receive()
-            while isinstance(said, str):
-                said = await channel.receive()
-            await channel.send({"node": self._node, "you": channel.there, "pad": said["pad"]})
+            message = await channel.receive()
+            while isinstance(message, str):
+                message = await channel.receive()
+            await channel.send({"node": self._node, "you": channel.remote_address, "pad": message["pad"]})

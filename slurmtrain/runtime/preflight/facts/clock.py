@@ -1,4 +1,4 @@
-"""What keeps this node's clock. The kernel and the time services are asked; nothing is ever set."""
+"""What keeps this node's clock synchronised: the kernel and the time services are asked, and nothing is ever set."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from typing import Any
 
 from slurmtrain.runtime.job.environment import environment_of_tools
 
+# ``disciplined`` (None: unknown), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``description`` (a phrase with
+# figures) and ``bound_ms`` (the largest error of the clock by true time, or None).
 Discipline = dict[str, Any]
 
 # adjtimex(2): what it returns for a clock that is not synchronised.
@@ -26,39 +28,38 @@ _CHRONY_FIELDS = 14
 
 
 def read_discipline(timeout_s: float = 2.0) -> Discipline:
-    """What keeps this node's clock, by whoever knows: the kernel, chrony, systemd's timedated, ntpd.
+    """What keeps this node's clock, by the first that knows: the kernel, chrony, systemd's timedated, ntpd.
 
-    Returns ``disciplined`` (None: nobody knows), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``said`` (a
-    phrase with figures) and ``bound_ms`` (the largest error of the clock by true time, or None). A service is asked
-    only where the kernel does not call the clock synchronised; each has ``timeout_s`` seconds. Raises nothing.
+    A service is asked only where the kernel does not call the clock synchronised; each has ``timeout_s`` seconds.
+    Raises nothing.
     """
     kernel = ask_kernel()
     if kernel is not None and kernel["disciplined"]:
         return kernel
     denied = None
     for command, read in _SERVICES:
-        answer = read(_output(command, timeout_s))
-        if answer is not None and answer["disciplined"]:
-            return answer
-        denied = denied or answer
-    return conclude(kernel, denied)
+        discipline = read(_output(command, timeout_s))
+        if discipline is not None and discipline["disciplined"]:
+            return discipline
+        denied = denied or discipline
+    return combine(kernel, denied)
 
 
-def conclude(kernel: Discipline | None, denied: Discipline | None) -> Discipline:
-    """The answer where neither the kernel nor any service calls the clock synchronised, but one service denies it.
+def combine(kernel: Discipline | None, denied: Discipline | None) -> Discipline:
+    """What keeps the clock where neither the ``kernel`` nor any service calls it synchronised; ``denied`` by a service.
 
-    A kernel that is in doubt gives a bound of the error that somebody has set since the clock last was: chronyd without
-    ``rtcsync`` does so, and leaves the flag of the unsynchronised clock alone.
+    A kernel whose flag and bound contradict each other has a bound that somebody has set since the clock was last
+    called unsynchronised: chronyd without ``rtcsync`` does so, and leaves the flag alone. So the clock is disciplined.
     """
     if denied is not None:
         return denied
     if kernel is None:
-        return _answer(None, "none", "no time service answers")
+        return _discipline(None, "none", "no time service answers")
     return {**kernel, "disciplined": True} if kernel["disciplined"] is None else kernel
 
 
-def _answer(disciplined: bool | None, source: str, said: str, bound_ms: float | None = None) -> Discipline:
-    return {"disciplined": disciplined, "source": source, "said": said, "bound_ms": bound_ms}
+def _discipline(disciplined: bool | None, source: str, description: str, bound_ms: float | None = None) -> Discipline:
+    return {"disciplined": disciplined, "source": source, "description": description, "bound_ms": bound_ms}
 
 
 # --- the kernel -------------------------------------------------------------------------------------------------
@@ -81,32 +82,33 @@ class Timex(ctypes.Structure):
 
 
 def ask_kernel() -> Discipline | None:
-    """What the kernel says; None where it may not be asked, as in some containers, or is not 64-bit Linux."""
+    """The kernel's answer; None where it may not be asked, as in some containers, or is not 64-bit Linux."""
     try:
         adjtimex = ctypes.CDLL(None).adjtimex
     except (OSError, AttributeError):
         return None
     if ctypes.sizeof(ctypes.c_long) != 8:
         return None
-    said = Timex(modes=0)
-    state = int(adjtimex(ctypes.byref(said)))
-    return read_kernel(state, said.maxerror)
+    # No mode: the call sets nothing.
+    timex = Timex(modes=0)
+    state = int(adjtimex(ctypes.byref(timex)))
+    return read_kernel(state, timex.maxerror)
 
 
 def read_kernel(state: int, maxerror_us: int) -> Discipline | None:
-    """What adjtimex(2) returned, and its bound of the error in microseconds; -1 says nothing.
+    """What adjtimex(2) returned, -1 being an error, and its bound of the clock's error in microseconds.
 
     ``disciplined`` is None where flag and bound contradict each other.
     """
     if state < 0:
         return None
     if maxerror_us >= _UNKNOWN_US:
-        return _answer(False, "adjtimex", "not synchronised, by the kernel")
+        return _discipline(False, "adjtimex", "not synchronised, by the kernel")
     bound_ms = maxerror_us / 1e3
     error = f"{_at_most(bound_ms)} by the kernel"
     if state == _TIME_ERROR:
-        return _answer(None, "adjtimex", f"{error}, which has no word that it is synchronised", bound_ms)
-    return _answer(True, "adjtimex", error, bound_ms)
+        return _discipline(None, "adjtimex", f"{error}, which has no word that it is synchronised", bound_ms)
+    return _discipline(True, "adjtimex", error, bound_ms)
 
 
 # --- services ---------------------------------------------------------------------------------------------------
@@ -121,22 +123,23 @@ def read_chrony(text: str) -> Discipline | None:
     if fields is None:
         return None
     if fields[13] == "Not synchronised":
-        return _answer(False, "chrony", "chrony follows no source")
+        return _discipline(False, "chrony", "chrony follows no source")
     if fields[0] == _OWN_CLOCK:
-        return _answer(False, "chrony", "chrony follows no source but this clock itself")
+        return _discipline(False, "chrony", "chrony follows no source but this clock itself")
     correction, delay, dispersion = (_number(fields[index]) for index in (4, 10, 11))
     if correction is None or delay is None or dispersion is None:
         return None
     bound_ms = (abs(correction) + dispersion + delay / 2) * 1e3
-    return _answer(True, "chrony", f"{_at_most(bound_ms)}, chrony follows {fields[1] or fields[0]}", bound_ms)
+    return _discipline(True, "chrony", f"{_at_most(bound_ms)}, chrony follows {fields[1] or fields[0]}", bound_ms)
 
 
 def read_timedatectl(text: str) -> Discipline | None:
     """The answer of ``timedatectl show -p NTPSynchronized --value``: yes or no."""
-    said = text.strip()
-    if said not in ("yes", "no"):
+    answer = text.strip()
+    if answer not in ("yes", "no"):
         return None
-    return _answer(said == "yes", "timesyncd", f"{'' if said == 'yes' else 'not '}synchronised, by timedatectl")
+    negation = "" if answer == "yes" else "not "
+    return _discipline(answer == "yes", "timesyncd", f"{negation}synchronised, by timedatectl")
 
 
 def read_ntpq(text: str) -> Discipline | None:
@@ -148,15 +151,15 @@ def read_ntpq(text: str) -> Discipline | None:
     if "leap" not in values or "stratum" not in values:
         return None
     if values["leap"] in ("11", "3", "03") or values["stratum"] == "16":
-        return _answer(False, "ntpd", "ntpd follows no source")
+        return _discipline(False, "ntpd", "ntpd follows no source")
     if "sync_local" in text or values.get("refid", "").startswith("LOCAL"):
-        return _answer(False, "ntpd", "ntpd follows no source but this clock itself")
+        return _discipline(False, "ntpd", "ntpd follows no source but this clock itself")
     offset, delay, dispersion = (_number(values.get(name, "")) for name in ("offset", "rootdelay", "rootdisp"))
-    who = f"ntpd follows {values.get('refid', 'a source')}"
+    source = f"ntpd follows {values.get('refid', 'a source')}"
     if offset is None or delay is None or dispersion is None:
-        return _answer(True, "ntpd", who)
+        return _discipline(True, "ntpd", source)
     bound_ms = abs(offset) + dispersion + delay / 2
-    return _answer(True, "ntpd", f"{_at_most(bound_ms)}, {who}", bound_ms)
+    return _discipline(True, "ntpd", f"{_at_most(bound_ms)}, {source}", bound_ms)
 
 
 # chronyc and ntpq without -n look up the names of servers, which may take seconds.
@@ -182,14 +185,14 @@ def _number(text: str) -> float | None:
 
 
 def _output(command: Sequence[str], timeout_s: float) -> str:
-    """What a command prints; nothing where it is not there, fails or takes too long."""
+    """What a command prints; empty where it is not installed, fails or takes too long."""
     environ = environment_of_tools()
     # Time services live in sbin directories, which are rarely on the PATH of a job.
     program = shutil.which(command[0], path=os.pathsep.join([environ["PATH"], *_SYSTEM_PATHS]))
     if program is None:
         return ""
     try:
-        done = subprocess.run(
+        completed = subprocess.run(
             [program, *command[1:]],
             env=environ,
             stdin=subprocess.DEVNULL,
@@ -202,4 +205,4 @@ def _output(command: Sequence[str], timeout_s: float) -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return done.stdout if done.returncode == 0 else ""
+    return completed.stdout if completed.returncode == 0 else ""

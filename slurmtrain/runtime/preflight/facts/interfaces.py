@@ -1,4 +1,4 @@
-"""The addresses of this machine that training could use, and those that are none, with the reason."""
+"""The addresses of this machine that training could use, and those that it cannot, each with the reason."""
 
 from __future__ import annotations
 
@@ -19,49 +19,51 @@ _SYSFS = Path("/sys/class/net")
 _INFINIBAND = 32
 _IF_INET6 = Path("/proc/net/if_inet6")
 # Flags in it (linux/if_addr.h): temporary, failed duplicate detection, deprecated, tentative.
-_UNFIT = 0x01 | 0x08 | 0x20 | 0x40
+_UNUSABLE_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
 
 
 def find_candidates(node: int, pinned: str | None = None) -> tuple[list[Candidate], list[ExcludedAddress]]:
-    """What this machine has, the most stable names first, and what of it was left out.
+    """The addresses of this machine that training could use, in the order of the interfaces' names, and all others.
 
-    ``pinned``: an interface that counts whatever it is, as long as it is up.
+    ``node`` is this node's number. ``pinned``: an interface that counts whatever it is, as long as it is up.
     """
-    found, left_out = [], []
+    usable, excluded = [], []
     for interface in sorted(psutil.net_if_addrs(), key=natural_sort_key):
         for address, prefix in _addresses(interface):
-            why = _unfit(interface, address, interface == pinned)
-            if why is None:
-                found.append(_candidate(interface, address, prefix))
-            # Every interface has one of its own that nobody would expect to be used.
+            reason = _exclusion_reason(interface, address, interface == pinned)
+            if reason is None:
+                usable.append(_candidate(interface, address, prefix))
+            # Every interface has a link-local address, which nobody expects to be used: no need to explain that.
             elif interface != "lo" and not ipaddress.ip_address(address).is_link_local:
-                left_out.append(ExcludedAddress(node=node, interface=interface, address=address, why=why))
-    return found, left_out
+                excluded.append(ExcludedAddress(node=node, interface=interface, address=address, reason=reason))
+    return usable, excluded
 
 
 def _addresses(interface: str) -> list[tuple[str, int]]:
     """Addresses of an interface with the lengths of their prefixes, IPv4 first."""
     listed = psutil.net_if_addrs().get(interface, [])
-    found = []
+    addresses = []
     for family in (socket.AF_INET, socket.AF_INET6):
-        for each in listed:
-            if each.family == family:
-                address = each.address.partition("%")[0]
-                found.append((address, _prefix(each.netmask, family)))
-    return found
+        for entry in listed:
+            if entry.family == family:
+                # Without the scope of a link-local address, as in fe80::1%eth0.
+                address = entry.address.partition("%")[0]
+                addresses.append((address, _prefix(entry.netmask, family)))
+    return addresses
 
 
 def _prefix(netmask: str | None, family: int) -> int:
-    whole = 32 if family == socket.AF_INET else 128
-    return whole if netmask is None else int(ipaddress.ip_address(netmask)).bit_count()
+    full_length = 32 if family == socket.AF_INET else 128
+    return full_length if netmask is None else int(ipaddress.ip_address(netmask)).bit_count()
 
 
-def _unfit(interface: str, address: str, pinned: bool) -> str | None:
-    """Why nothing should be trained over an address."""
+def _exclusion_reason(interface: str, address: str, pinned: bool) -> str | None:
+    """Why an address should not be used for training; None if it may be."""
     parsed = ipaddress.ip_address(address)
     stats = psutil.net_if_stats().get(interface)
     if stats is None or not stats.isup:
         return "the interface is down"
+    # psutil's isup is the administrative state: an interface without a cable is up, too.
     if _read(interface, "operstate") in ("down", "lowerlayerdown", "notpresent"):
         return "the interface has no carrier"
     if parsed.is_link_local:
@@ -70,7 +72,7 @@ def _unfit(interface: str, address: str, pinned: bool) -> str | None:
         return "the loopback interface"
     if not pinned and _VIRTUAL.match(interface):
         return "an interface of containers or virtual machines, by its name"
-    if parsed.version == 6 and _flags(address) & _UNFIT:
+    if parsed.version == 6 and _flags(address) & _UNUSABLE_FLAGS:
         return "a temporary, deprecated or unconfirmed address"
     return None
 

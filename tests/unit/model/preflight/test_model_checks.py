@@ -73,15 +73,15 @@ def spec_with(**sections: Any) -> Spec:
     return Spec(preflight=replace(base, **changed))
 
 
-def found(check: str, facts: Mapping[int, Mapping[str, Any]], spec: Spec | None = None) -> dict[int, Finding]:
+def judge_check(check: str, facts: Mapping[int, Mapping[str, Any]], spec: Spec | None = None) -> dict[int, Finding]:
     """The finding of one check on each node, all else being well."""
     findings = judge_checks({node: {**GOOD, check: its} for node, its in facts.items()}, spec or Spec(), HOSTS)
-    return {node: next(one for one in its if one.check == check) for node, its in findings.items()}
+    return {node: next(finding for finding in its if finding.check == check) for node, its in findings.items()}
 
 
-def one(check: str, facts: Mapping[str, Any], spec: Spec | None = None) -> Finding:
+def judge_node(check: str, facts: Mapping[str, Any], spec: Spec | None = None) -> Finding:
     """The finding of one check on a node that is alone."""
-    return found(check, {0: facts}, spec)[0]
+    return judge_check(check, {0: facts}, spec)[0]
 
 
 # --- all checks -------------------------------------------------------------------------------------------------
@@ -100,20 +100,20 @@ def test_every_check_of_the_spec_is_judged_here_or_with_the_network() -> None:
 
 @pytest.mark.parametrize("check", OWN)
 def test_a_check_that_does_not_apply_is_passed_over_with_its_reason(check: str) -> None:
-    finding = one(check, {"skip": "there is one node only"})
+    finding = judge_node(check, {"skip": "there is one node only"})
     assert (finding.status, finding.summary) == ("skip", "there is one node only")
 
 
 @pytest.mark.parametrize("check", [*OWN, "a-plug-in", "plugins"])
 def test_a_check_that_could_not_be_made_is_a_warning(check: str) -> None:
-    finding = one(check, {"error": "OSError: no"})
+    finding = judge_node(check, {"error": "OSError: no"})
     assert (finding.status, finding.summary) == ("warn", "could not be measured: OSError: no")
 
 
 @pytest.mark.parametrize("check", [*OWN, "a-plug-in"])
 def test_a_check_that_did_not_end_in_time_is_a_failure(check: str) -> None:
     spec = spec_with(**{check: {"level": "fail"}}) if check in OWN else Spec()
-    finding = one(check, {"timeout": 30.0}, spec)
+    finding = judge_node(check, {"timeout": 30.0}, spec)
     assert (finding.status, finding.summary, finding.evidence) == (
         "fail", "no answer within 30 s", {"timeout_s": 30.0},
     )  # fmt: skip
@@ -121,7 +121,7 @@ def test_a_check_that_did_not_end_in_time_is_a_failure(check: str) -> None:
 
 @pytest.mark.parametrize("check", OWN)
 def test_a_check_that_only_warns_makes_a_failure_a_warning(check: str) -> None:
-    assert one(check, {"timeout": 30.0}, spec_with(**{check: {"level": "warn"}})).status == "warn"
+    assert judge_node(check, {"timeout": 30.0}, spec_with(**{check: {"level": "warn"}})).status == "warn"
 
 
 @pytest.mark.parametrize("check", OWN)
@@ -141,7 +141,7 @@ def test_a_check_that_a_node_did_not_make_is_told() -> None:
     [("limits", {"open_files": 3}), ("straggler", {"seconds": 0}), ("dns", {"10.0.0.5": None}), ("gpu", {"gpus": 3})],
 )
 def test_facts_that_another_version_gave_are_told_and_stop_nobody(check: str, facts: dict[str, Any]) -> None:
-    findings = found(check, dict.fromkeys(range(3), facts))
+    findings = judge_check(check, dict.fromkeys(range(3), facts))
     assert {finding.status for finding in findings.values()} == {"warn"}
     assert findings[0].summary.startswith("its facts cannot be judged: ")
 
@@ -184,40 +184,40 @@ UNSEEN = {"unseen": True}
 
 
 def test_a_shared_directory_that_all_see_passes_with_times() -> None:
-    findings = found("shared", {0: WROTE, 1: READ})
+    findings = judge_check("shared", {0: WROTE, 1: READ})
     assert [findings[node].status for node in (0, 1)] == ["pass", "pass"]
     assert findings[0].summary == "written in 3.2 ms, read after 3.4 ms"
     assert findings[1].summary == "read after 12 ms"
 
 
 def test_a_node_that_does_not_see_what_another_sees_is_to_blame() -> None:
-    findings = found("shared", {0: WROTE, 1: READ, 2: UNSEEN})
+    findings = judge_check("shared", {0: WROTE, 1: READ, 2: UNSEEN})
     assert findings[2].status == "fail"
     assert findings[2].summary == "what node0 wrote was not seen within 10 s"
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {2}
 
 
 def test_where_nobody_sees_what_node_0_wrote_nobody_is_to_blame() -> None:
-    findings = found("shared", {0: WROTE, 1: UNSEEN, 2: UNSEEN})
+    findings = judge_check("shared", {0: WROTE, 1: UNSEEN, 2: UNSEEN})
     assert [finding.status for finding in findings.values()] == ["pass", "fail", "fail"]
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == set()
 
 
 @pytest.mark.parametrize("of_node_0", [{"refused": "no space left on the device"}, {"timeout": 10.0}, {"error": "no"}])
 def test_where_node_0_wrote_nothing_the_others_are_not_judged(of_node_0: dict[str, Any]) -> None:
-    findings = found("shared", {0: of_node_0, 1: UNSEEN, 2: UNSEEN})
+    findings = judge_check("shared", {0: of_node_0, 1: UNSEEN, 2: UNSEEN})
     assert [findings[node].status for node in (1, 2)] == ["skip", "skip"]
     assert findings[1].summary == "node0 wrote nothing that could be seen"
 
 
 def test_a_node_that_cannot_write_is_to_blame() -> None:
-    findings = found("shared", {0: WROTE, 1: {"refused": "permission denied"}})
+    findings = judge_check("shared", {0: WROTE, 1: {"refused": "permission denied"}})
     assert (findings[1].status, findings[1].summary) == ("fail", "cannot be written: permission denied")
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {1}
 
 
 def test_node_0_that_does_not_see_its_own_file_is_to_blame() -> None:
-    findings = found("shared", {0: {"write_ms": 1.0, "unseen": True}, 1: UNSEEN})
+    findings = judge_check("shared", {0: {"write_ms": 1.0, "unseen": True}, 1: UNSEEN})
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {0}
 
 
@@ -225,38 +225,38 @@ def test_node_0_that_does_not_see_its_own_file_is_to_blame() -> None:
 
 
 def test_equal_versions_pass_and_are_named() -> None:
-    finding = one("versions", {**VERSIONS, "driver": None})
+    finding = judge_node("versions", {**VERSIONS, "driver": None})
     assert finding.status == "pass"
     assert finding.summary == "Python 3.11.7, torch 2.13.0, CUDA 12.8, NCCL 2.28.3, slurmtrain 0.1.0"
 
 
 def test_the_minority_is_at_fault_and_told_what_the_others_have() -> None:
-    findings = found("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}, 2: VERSIONS, 3: VERSIONS})
+    findings = judge_check("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}, 2: VERSIONS, 3: VERSIONS})
     assert [finding.status for finding in findings.values()] == ["pass", "fail", "pass", "pass"]
     assert findings[1].summary == "torch 2.12.0, but 2.13.0 on node0, node2, node3"
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {1}
 
 
 def test_what_only_one_node_lacks_is_a_difference_too() -> None:
-    findings = found("versions", {0: VERSIONS, 1: {**VERSIONS, "driver": None}, 2: VERSIONS})
+    findings = judge_check("versions", {0: VERSIONS, 1: {**VERSIONS, "driver": None}, 2: VERSIONS})
     assert findings[1].summary == "driver none, but 570.86 on node0, node2"
 
 
 def test_many_nodes_are_counted_not_listed() -> None:
     facts = dict.fromkeys(range(7), VERSIONS) | {7: {**VERSIONS, "python": "3.12.1"}}
-    assert found("versions", facts)[7].summary == "Python 3.12.1, but 3.11.7 on node0, node1, node2 and 4 more"
+    assert judge_check("versions", facts)[7].summary == "Python 3.12.1, but 3.11.7 on node0, node1, node2 and 4 more"
 
 
 @pytest.mark.parametrize("others", [["2.12.0"], ["2.12.0", "2.11.0"], ["2.13.0", "2.12.0", "2.12.0"]])
 def test_without_a_majority_all_nodes_fail_and_none_is_to_blame(others: list[str]) -> None:
     facts = {0: VERSIONS} | {node: {**VERSIONS, "torch": torch} for node, torch in enumerate(others, 1)}
-    findings = found("versions", facts)
+    findings = judge_check("versions", facts)
     assert {finding.status for finding in findings.values()} == {"fail"}
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == set()
 
 
 def test_two_nodes_that_differ_are_told_of_each_other() -> None:
-    findings = found("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}})
+    findings = judge_check("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}})
     assert findings[0].summary == "torch 2.13.0, but 2.12.0 on node1"
     assert findings[1].summary == "torch 2.12.0, but 2.13.0 on node0"
 
@@ -268,13 +268,13 @@ def test_a_node_in_a_minority_is_to_blame_although_something_else_is_undecided()
         2: VERSIONS,
         3: {**VERSIONS, "torch": "2.12.0"},
     }
-    findings = found("versions", facts)
+    findings = judge_check("versions", facts)
     assert {finding.status for finding in findings.values()} == {"fail"}
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {3}
 
 
 def test_a_node_without_versions_has_no_say_in_them() -> None:
-    findings = found("versions", {0: VERSIONS, 1: {"error": "ImportError: torch"}, 2: VERSIONS})
+    findings = judge_check("versions", {0: VERSIONS, 1: {"error": "ImportError: torch"}, 2: VERSIONS})
     assert [finding.status for finding in findings.values()] == ["pass", "warn", "pass"]
 
 
@@ -287,7 +287,7 @@ def with_gpu(**facts: Any) -> dict[str, Any]:
 
 
 def test_good_gpus_pass_with_their_name_and_speed() -> None:
-    assert one("gpu", GPUS).summary == "2 GPUs, H100, 612 to 640 TFLOP/s"
+    assert judge_node("gpu", GPUS).summary == "2 GPUs, H100, 612 to 640 TFLOP/s"
 
 
 @pytest.mark.parametrize(
@@ -312,51 +312,52 @@ def test_good_gpus_pass_with_their_name_and_speed() -> None:
     ],
 )  # fmt: skip
 def test_a_gpu_that_is_not_as_it_should_be_fails_with_figures(facts: dict[str, Any], summary: str) -> None:
-    finding = one("gpu", facts)
+    finding = judge_node("gpu", facts)
     assert (finding.status, finding.summary) == ("fail", summary)
 
 
 def test_everything_that_is_wrong_with_gpus_is_told_at_once() -> None:
-    finding = one("gpu", {**with_gpu(uncorrected=1, pending=True), "count": 1})
+    finding = judge_node("gpu", {**with_gpu(uncorrected=1, pending=True), "count": 1})
     assert finding.summary.count(";") == 2
 
 
 def test_an_xid_that_is_no_sign_of_broken_hardware_only_warns() -> None:
-    finding = one("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 63, "times": 1, "line": "NVRM"}]})
+    finding = judge_node("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 63, "times": 1, "line": "NVRM"}]})
     assert (finding.status, finding.summary) == ("warn", "1 x Xid 63 of 0000:3b:00 in the kernel log")
     assert 63 not in FATAL_XIDS
 
 
 def test_an_xid_that_a_program_caused_in_itself_says_nothing_of_the_gpu() -> None:
     assert (
-        one("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 31, "times": 9, "line": "NVRM"}]}).status == "pass"
+        judge_node("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 31, "times": 9, "line": "NVRM"}]}).status
+        == "pass"
     )
 
 
 def test_figures_that_a_gpu_does_not_have_are_no_failure() -> None:
-    assert one("gpu", with_gpu(uncorrected=None, pending=None, used_mb=None)).status == "pass"
+    assert judge_node("gpu", with_gpu(uncorrected=None, pending=None, used_mb=None)).status == "pass"
 
 
 def test_a_kernel_log_that_cannot_be_read_is_no_failure() -> None:
-    assert one("gpu", {**GPUS, "xids": None, "kernel_log": "operation not permitted"}).status == "pass"
+    assert judge_node("gpu", {**GPUS, "xids": None, "kernel_log": "operation not permitted"}).status == "pass"
 
 
 def test_without_nvml_gpus_pass_by_what_torch_says_and_the_summary_tells() -> None:
     facts = {**GPUS, "nvml": "nvidia-ml-py is not installed", "gpus": []}
-    finding = one("gpu", facts)
+    finding = judge_node("gpu", facts)
     assert finding.status == "pass"
     assert finding.summary.endswith("memory errors not looked for: nvidia-ml-py is not installed")
 
 
 def test_a_torch_without_cuda_does_not_fail_gpus_that_nvml_sees() -> None:
-    finding = one("gpu", {**GPUS, "gemm": {"skip": "torch is built without CUDA"}})
+    finding = judge_node("gpu", {**GPUS, "gemm": {"skip": "torch is built without CUDA"}})
     assert finding.status == "pass"
     assert "not made to multiply: torch is built without CUDA" in finding.summary
 
 
 def test_of_the_parts_of_a_divided_gpu_torch_need_use_but_one() -> None:
     facts = {**GPUS, "mig": True, "gemm": {"count": 1, "gpus": GPUS["gemm"]["gpus"][:1]}}
-    assert one("gpu", facts).status == "pass"
+    assert judge_node("gpu", facts).status == "pass"
 
 
 # --- room -------------------------------------------------------------------------------------------------------
@@ -378,7 +379,7 @@ def test_of_the_parts_of_a_divided_gpu_torch_need_use_but_one() -> None:
 def test_room_is_told_in_gb_and_must_reach_the_limit(
     check: str, facts: dict[str, Any], status: str, summary: str
 ) -> None:
-    finding = one(check, facts, spec_with(**{check: {"level": "fail", "min_gb": 1}}))
+    finding = judge_node(check, facts, spec_with(**{check: {"level": "fail", "min_gb": 1}}))
     assert (finding.status, finding.summary) == (status, summary)
 
 
@@ -395,31 +396,31 @@ def over(profile: str | None, **limits_of_spec: Any) -> Spec:
 
 @pytest.mark.parametrize(("nofile", "status"), [(4095, "fail"), (4096, "pass"), (None, "pass")])
 def test_open_files_must_reach_the_limit(nofile: int | None, status: str) -> None:
-    assert one("limits", limits(nofile=nofile), over(None)).status == status
+    assert judge_node("limits", limits(nofile=nofile), over(None)).status == status
 
 
 def test_too_few_open_files_are_told_with_the_limit() -> None:
-    said = one("limits", limits(nofile=1024), over(None)).summary
-    assert said == "1024 open files (limit 4096), 0.00839 GB of locked memory"
+    summary = judge_node("limits", limits(nofile=1024), over(None)).summary
+    assert summary == "1024 open files (limit 4096), 0.00839 GB of locked memory"
 
 
 @pytest.mark.parametrize("profile", ["infiniband", "roce", "efa"])
 def test_networks_with_rdma_want_locked_memory_without_a_limit(profile: str) -> None:
-    bad = one("limits", limits(rdma=("mlx5_0",)), over(profile))
+    bad = judge_node("limits", limits(rdma=("mlx5_0",)), over(profile))
     assert bad.status == "fail"
     assert bad.summary.endswith("0.00839 GB of locked memory (RDMA over mlx5_0 needs any amount)")
-    assert one("limits", limits(memlock=None, rdma=("mlx5_0",)), over(profile)).status == "pass"
+    assert judge_node("limits", limits(memlock=None, rdma=("mlx5_0",)), over(profile)).status == "pass"
 
 
 @pytest.mark.parametrize(("profile", "rdma"), [(None, ("mlx5_0",)), ("tcp", ("mlx5_0",)), ("infiniband", ())])
 def test_elsewhere_any_amount_of_locked_memory_will_do(profile: str | None, rdma: tuple[str, ...]) -> None:
-    assert one("limits", limits(rdma=rdma), over(profile)).status == "pass"
+    assert judge_node("limits", limits(rdma=rdma), over(profile)).status == "pass"
 
 
 @pytest.mark.parametrize(("memlock", "status"), [(10**9, "fail"), (2 * 10**9, "pass"), (None, "pass")])
 def test_a_limit_of_locked_memory_in_the_spec_decides_alone(memlock: int | None, status: str) -> None:
     facts = limits(memlock=memlock, rdma=("mlx5_0",))
-    assert one("limits", facts, over("infiniband", min_memlock_gb=2)).status == status
+    assert judge_node("limits", facts, over("infiniband", min_memlock_gb=2)).status == status
 
 
 # --- DNS, environment -------------------------------------------------------------------------------------------
@@ -427,14 +428,14 @@ def test_a_limit_of_locked_memory_in_the_spec_decides_alone(memlock: int | None,
 
 def test_the_slowest_look_up_decides() -> None:
     spec = spec_with(dns={"level": "fail"})
-    slow = one("dns", {"10.0.0.5": 3.0, "10.1.0.5": 5012.0}, spec)
+    slow = judge_node("dns", {"10.0.0.5": 3.0, "10.1.0.5": 5012.0}, spec)
     assert (slow.status, slow.summary) == ("fail", "5012 ms for 10.1.0.5 (limit 1000 ms)")
-    quick = one("dns", {"10.0.0.5": 3.0, "10.1.0.5": 1000.0}, spec)
+    quick = judge_node("dns", {"10.0.0.5": 3.0, "10.1.0.5": 1000.0}, spec)
     assert (quick.status, quick.summary) == ("pass", "1000 ms for 10.1.0.5")
 
 
 def test_what_is_said_of_the_environment_is_told() -> None:
-    finding = one("environment", {"said": ["A is obsolete", "B undoes it"]})
+    finding = judge_node("environment", {"said": ["A is obsolete", "B undoes it"]})
     assert (finding.status, finding.summary) == ("warn", "A is obsolete; B undoes it")
 
 
@@ -446,55 +447,55 @@ def times(*seconds: float) -> dict[int, dict[str, float]]:
 
 
 def test_a_node_that_takes_more_than_twice_the_median_is_a_straggler() -> None:
-    findings = found("straggler", times(0.001, 0.0011, 0.0034), spec_with(straggler={"level": "fail"}))
+    findings = judge_check("straggler", times(0.001, 0.0011, 0.0034), spec_with(straggler={"level": "fail"}))
     assert [finding.status for finding in findings.values()] == ["pass", "pass", "fail"]
     assert findings[2].summary == "3.4 ms, 3.1 times the median (limit 2)"
 
 
 def test_a_node_at_the_limit_is_no_straggler() -> None:
-    assert found("straggler", times(0.001, 0.001, 0.002))[2].status == "pass"
+    assert judge_check("straggler", times(0.001, 0.001, 0.002))[2].status == "pass"
 
 
 def test_half_of_the_nodes_being_slow_does_not_make_the_quick_ones_the_measure() -> None:
-    findings = found("straggler", times(0.001, 0.001, 0.005, 0.005), spec_with(straggler={"level": "fail"}))
+    findings = judge_check("straggler", times(0.001, 0.001, 0.005, 0.005), spec_with(straggler={"level": "fail"}))
     assert [finding.status for finding in findings.values()] == ["pass", "pass", "fail", "fail"]
 
 
 @pytest.mark.parametrize("seconds", [[0.001], [0.001, 0.9]])
 def test_of_fewer_than_three_nodes_none_is_a_straggler(seconds: list[float]) -> None:
-    findings = found("straggler", times(*seconds), spec_with(straggler={"level": "fail"}))
+    findings = judge_check("straggler", times(*seconds), spec_with(straggler={"level": "fail"}))
     assert {finding.status for finding in findings.values()} == {"pass"}
     assert findings[0].summary == "1 ms"
 
 
 def test_nodes_that_were_not_timed_are_not_counted() -> None:
     facts = {**times(0.001, 0.9), 2: {"error": "RuntimeError: no"}}
-    findings = found("straggler", facts, spec_with(straggler={"level": "fail"}))
+    findings = judge_check("straggler", facts, spec_with(straggler={"level": "fail"}))
     assert [finding.status for finding in findings.values()] == ["pass", "pass", "warn"]
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------
 
-SAID = {"status": "fail", "summary": "no licence left", "evidence": {"left": 0}}
+SUMMARIES = {"status": "fail", "summary": "no licence left", "evidence": {"left": 0}}
 
 
 def test_a_plug_in_speaks_for_itself_after_the_checks_of_the_spec() -> None:
-    findings = judge_checks({0: {"licence": SAID, **GOOD}}, Spec(), HOSTS)
+    findings = judge_checks({0: {"licence": SUMMARIES, **GOOD}}, Spec(), HOSTS)
     assert findings[0][-1] == Finding("licence", "fail", "no licence left", {"left": 0})
 
 
 @pytest.mark.parametrize(("level", "status"), [("fail", "fail"), ("warn", "warn")])
 def test_a_plug_in_has_the_level_that_the_spec_gives_it(level: str, status: str) -> None:
-    assert one("licence", SAID, spec_with(plugins={"licence": level})).status == status
+    assert judge_node("licence", SUMMARIES, spec_with(plugins={"licence": level})).status == status
 
 
 def test_a_plug_in_that_is_off_says_nothing() -> None:
-    findings = judge_checks({0: {**GOOD, "licence": SAID}}, spec_with(plugins={"licence": "off"}), HOSTS)
+    findings = judge_checks({0: {**GOOD, "licence": SUMMARIES}}, spec_with(plugins={"licence": "off"}), HOSTS)
     assert [finding.check for finding in findings[0]] == OWN
 
 
 def test_a_plug_in_that_only_some_nodes_have_is_judged_on_those() -> None:
-    findings = judge_checks({0: GOOD, 1: {**GOOD, "licence": SAID}}, Spec(), HOSTS)
+    findings = judge_checks({0: GOOD, 1: {**GOOD, "licence": SUMMARIES}}, Spec(), HOSTS)
     assert [len(its) for its in findings.values()] == [len(OWN), len(OWN) + 1]
 
 
@@ -538,7 +539,7 @@ def test_an_ambiguous_failure_is_nobodys() -> None:
 @given(st.dictionaries(st.integers(0, 5), st.lists(st.sampled_from(["disk", "gpu"]), unique=True), min_size=2))
 def test_of_one_check_alone_some_node_is_always_left(failures: dict[int, list[str]]) -> None:
     for check in ("disk", "gpu"):
-        only = {node: [failed(one) for one in its if one == check] for node, its in failures.items()}
+        only = {node: [failed(finding) for finding in its if finding == check] for node, its in failures.items()}
         assert blamed_nodes(only) < failures.keys()
 
 
@@ -547,8 +548,8 @@ def test_of_one_check_alone_some_node_is_always_left(failures: dict[int, list[st
 
 def rows() -> dict[str, tuple[str, str]]:
     """The table of checks in the page: level and limits by name."""
-    found = re.findall(r"^\| `(\w+)` \| .* \| (\w+) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    return {name: (level, limits) for name, level, limits in found}
+    findings = re.findall(r"^\| `(\w+)` \| .* \| (\w+) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
+    return {name: (level, limits) for name, level, limits in findings}
 
 
 def test_the_page_names_every_check_with_its_level_and_limits() -> None:
@@ -556,8 +557,8 @@ def test_the_page_names_every_check_with_its_level_and_limits() -> None:
     for field in fields(PreflightSpec):
         if isinstance(field.metadata["kind"], LevelSection):
             keys = [inner for inner in fields(field.metadata["kind"].cls) if inner.name != "level"]
-            said = ", ".join(f"`{inner.name}: {plain(default_of(inner))}`" for inner in keys)
-            expected[field.name] = (default_of(field).level, said)
+            summary = ", ".join(f"`{inner.name}: {plain(default_of(inner))}`" for inner in keys)
+            expected[field.name] = (default_of(field).level, summary)
     assert rows() == expected
 
 

@@ -14,9 +14,9 @@ from slurmtrain.model.preflight.clock import ADVICE, ClockOffset, judge_clocks, 
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.spec.preflight_checks import ClockCheck
 
-KEPT = {"disciplined": True, "source": "adjtimex", "said": "error at most 2 ms by the kernel"}
-ASTRAY = {"disciplined": False, "source": "chrony", "said": "chrony follows no source"}
-UNKNOWN = {"disciplined": None, "source": "none", "said": "no time service answers"}
+DISCIPLINE = {"disciplined": True, "source": "adjtimex", "description": "error at most 2 ms by the kernel"}
+ASTRAY = {"disciplined": False, "source": "chrony", "description": "chrony follows no source"}
+UNKNOWN = {"disciplined": None, "source": "none", "description": "no time service answers"}
 LIMITS = ClockCheck()
 
 
@@ -30,10 +30,10 @@ def judged(
     for node, offset in enumerate(offsets, 1):
         both = offset if isinstance(offset, tuple) else (offset, 0.0002)
         measured[node] = None if offset is None else ClockOffset(both[0], both[1], 32)
-    facts = dict.fromkeys(measured, KEPT) | (disciplines or {})
-    found = judge_clocks(measured, facts, limits, {node: f"node{node}" for node in measured})
-    assert list(found) == list(measured)
-    return list(found.values())
+    facts = dict.fromkeys(measured, DISCIPLINE) | (disciplines or {})
+    findings = judge_clocks(measured, facts, limits, {node: f"node{node}" for node in measured})
+    assert list(findings) == list(measured)
+    return list(findings.values())
 
 
 def statuses(findings: list[Finding]) -> list[str]:
@@ -43,16 +43,16 @@ def statuses(findings: list[Finding]) -> list[str]:
 # --- the offset -------------------------------------------------------------------------------------------------
 
 
-def exchange(ahead: float, there: float, answering: float, back: float, at: float = 1000.0) -> tuple[float, ...]:
+def exchange(ahead: float, outward: float, answering: float, back: float, at: float = 1000.0) -> tuple[float, ...]:
     """The stamps of one exchange with a node whose clock is so far ahead; the way takes so long each way."""
-    return at + ahead, at + there, at + there + answering, at + there + answering + back + ahead
+    return at + ahead, at + outward, at + outward + answering, at + outward + answering + back + ahead
 
 
 def test_a_node_whose_clock_is_ahead_has_a_positive_offset() -> None:
-    found = offset_from_stamps([(1005.0, 1000.1, 1000.2, 1005.3)])
-    assert found.offset_s == pytest.approx(5.0)
-    assert found.bound_s == pytest.approx(0.1)
-    assert found.samples == 1
+    offset = offset_from_stamps([(1005.0, 1000.1, 1000.2, 1005.3)])
+    assert offset.offset_s == pytest.approx(5.0)
+    assert offset.bound_s == pytest.approx(0.1)
+    assert offset.samples == 1
 
 
 def test_a_node_whose_clock_is_behind_has_a_negative_offset() -> None:
@@ -62,10 +62,10 @@ def test_a_node_whose_clock_is_behind_has_a_negative_offset() -> None:
 def test_the_sample_with_the_least_delay_decides() -> None:
     slow, quick = exchange(3.0, 0.5, 0.0, 0.1), exchange(3.0, 0.001, 0.2, 0.001)
     for samples in ([slow, quick], [quick, slow]):
-        found = offset_from_stamps(samples)
-        assert found.offset_s == pytest.approx(3.0)
-        assert found.bound_s == pytest.approx(0.001)
-        assert found.samples == 2
+        offset = offset_from_stamps(samples)
+        assert offset.offset_s == pytest.approx(3.0)
+        assert offset.bound_s == pytest.approx(0.001)
+        assert offset.samples == 2
 
 
 @given(
@@ -73,10 +73,10 @@ def test_the_sample_with_the_least_delay_decides() -> None:
     st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=8),
 )
 def test_the_true_offset_is_within_the_bound(ahead: float, ways: list[tuple[float, float, float]]) -> None:
-    samples = [exchange(ahead, there, answering + 1e-6, back + 1e-6, 1.8e9) for there, answering, back in ways]
-    found = offset_from_stamps(samples)
+    samples = [exchange(ahead, outward, answering + 1e-6, back + 1e-6, 1.8e9) for outward, answering, back in ways]
+    offset = offset_from_stamps(samples)
     # Seconds since 1970 are exact to a quarter of a microsecond in a float.
-    assert abs(found.offset_s - ahead) <= found.bound_s + 1e-6
+    assert abs(offset.offset_s - ahead) <= offset.bound_s + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,9 @@ def test_the_true_offset_is_within_the_bound(ahead: float, ways: list[tuple[floa
     ],
 )
 def test_samples_that_a_clock_was_set_in_are_dropped(impossible: tuple[float, ...]) -> None:
-    found = offset_from_stamps([impossible, exchange(2.0, 0.1, 0.0, 0.1), impossible])
-    assert found.offset_s == pytest.approx(2.0)
-    assert found.samples == 1
+    offset = offset_from_stamps([impossible, exchange(2.0, 0.1, 0.0, 0.1), impossible])
+    assert offset.offset_s == pytest.approx(2.0)
+    assert offset.samples == 1
     with pytest.raises(ValueError, match="a clock was set during the measurement: none of its 2 samples"):
         offset_from_stamps([impossible, impossible])
 
@@ -240,12 +240,12 @@ def test_whoever_differs_from_a_majority_that_agrees_fails_and_nobody_else(data:
 @pytest.mark.parametrize(
     ("of_0", "of_1", "blamed"),
     [
-        (KEPT, KEPT, 1),
-        (ASTRAY, KEPT, 0),
-        (KEPT, ASTRAY, 1),
+        (DISCIPLINE, DISCIPLINE, 1),
+        (ASTRAY, DISCIPLINE, 0),
+        (DISCIPLINE, ASTRAY, 1),
         (ASTRAY, ASTRAY, 1),
         (ASTRAY, UNKNOWN, 0),
-        (UNKNOWN, KEPT, 1),
+        (UNKNOWN, DISCIPLINE, 1),
         (UNKNOWN, ASTRAY, 1),
     ],
 )
@@ -275,16 +275,16 @@ def test_of_two_clocks_that_agree_none_is_compared_with_node_1() -> None:
 def test_a_clock_that_nothing_keeps_is_a_warning_only(facts: dict[str, Any]) -> None:
     finding = judged(0.0, 0.0, disciplines={2: facts})[2]
     assert finding.status == "warn"
-    assert finding.summary == f"within 0.2 ms of node0; {facts['said']}"
+    assert finding.summary == f"within 0.2 ms of node0; {facts['description']}"
     assert finding.evidence["advice"] == ADVICE
 
 
-@pytest.mark.parametrize(("facts", "status"), [(KEPT, "pass"), (ASTRAY, "warn"), (UNKNOWN, "warn")])
+@pytest.mark.parametrize(("facts", "status"), [(DISCIPLINE, "pass"), (ASTRAY, "warn"), (UNKNOWN, "warn")])
 def test_of_a_single_node_only_what_keeps_its_clock_counts(facts: dict[str, Any], status: str) -> None:
     for alone in (None, ClockOffset(0.0, 0.0, 0)):
         finding = judge_clocks({0: alone}, {0: facts}, LIMITS, {0: "node0"})[0]
         assert finding.status == status
-        assert finding.summary == facts["said"]
+        assert finding.summary == facts["description"]
 
 
 def test_a_node_that_was_not_measured_is_judged_by_what_keeps_its_clock() -> None:
@@ -298,11 +298,14 @@ def test_a_node_that_was_not_measured_is_judged_by_what_keeps_its_clock() -> Non
 
 
 def test_where_no_other_node_was_measured_node_0_is_compared_with_none() -> None:
-    assert [finding.summary for finding in judged(None)] == [KEPT["said"], f"not compared with node0; {KEPT['said']}"]
+    assert [finding.summary for finding in judged(None)] == [
+        DISCIPLINE["description"],
+        f"not compared with node0; {DISCIPLINE['description']}",
+    ]
 
 
 @pytest.mark.parametrize(
-    ("facts", "said"),
+    ("facts", "description"),
     [
         ({}, "no time service answers"),
         ({"error": "no memory"}, "its time service was not asked: no memory"),
@@ -311,16 +314,18 @@ def test_where_no_other_node_was_measured_node_0_is_compared_with_none() -> None
         ({"disciplined": False}, "not synchronised"),
     ],
 )
-def test_facts_that_say_nothing_of_a_clock_are_a_warning_with_the_reason(facts: dict[str, Any], said: str) -> None:
+def test_facts_that_say_nothing_of_a_clock_are_a_warning_with_the_reason(
+    facts: dict[str, Any], description: str
+) -> None:
     finding = judge_clocks({0: None}, {0: facts}, LIMITS, {0: "node0"})[0]
     assert finding.status == "warn"
-    assert finding.summary == said
+    assert finding.summary == description
 
 
 def test_a_node_without_facts_and_without_a_name_is_judged() -> None:
-    found = judge_clocks({1: ClockOffset(3.0, 0.1, 8)}, {}, LIMITS, {})
-    assert found[1].status == "fail"
-    assert found[1].summary.endswith("ahead of node 0 (limit 1 s); no time service answers")
+    findings = judge_clocks({1: ClockOffset(3.0, 0.1, 8)}, {}, LIMITS, {})
+    assert findings[1].status == "fail"
+    assert findings[1].summary.endswith("ahead of node 0 (limit 1 s); no time service answers")
 
 
 OFFSETS = st.none() | st.builds(ClockOffset, st.floats(-1e10, 1e10), st.floats(0, 1e10), st.integers(0, 64))
@@ -328,18 +333,18 @@ OFFSETS = st.none() | st.builds(ClockOffset, st.floats(-1e10, 1e10), st.floats(0
 
 @given(
     st.dictionaries(st.integers(0, 6), OFFSETS),
-    st.dictionaries(st.integers(0, 6), st.sampled_from([KEPT, ASTRAY, UNKNOWN, {}, {"timeout": 2.5}])),
+    st.dictionaries(st.integers(0, 6), st.sampled_from([DISCIPLINE, ASTRAY, UNKNOWN, {}, {"timeout": 2.5}])),
     st.floats(0, 1e4),
     st.floats(0, 1e4),
 )
 def test_every_node_gets_a_finding_that_can_be_journaled(
-    offsets: dict[int, ClockOffset | None], disciplines: dict[int, dict[str, Any]], one: float, other: float
+    offsets: dict[int, ClockOffset | None], disciplines: dict[int, dict[str, Any]], one_limit: float, other_limit: float
 ) -> None:
     offsets = offsets | ({0: ClockOffset(0.0, 0.0, 0)} if 0 in offsets else {})
-    limits = ClockCheck(warn_ms=min(one, other), fail_ms=max(one, other))
-    found = judge_clocks(offsets, disciplines, limits, {})
-    assert set(found) == set(offsets) | set(disciplines)
-    for finding in found.values():
+    limits = ClockCheck(warn_ms=min(one_limit, other_limit), fail_ms=max(one_limit, other_limit))
+    findings = judge_clocks(offsets, disciplines, limits, {})
+    assert set(findings) == set(offsets) | set(disciplines)
+    for finding in findings.values():
         assert finding.check == "clock"
         assert finding.summary
         assert json.loads(json.dumps(finding.to_dict(), allow_nan=False)) == finding.to_dict()

@@ -18,10 +18,10 @@ from slurmtrain.model.preflight.election import (
     elect,
 )
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.network import describe_problem, election_record, judge_networks
+from slurmtrain.model.preflight.network import ElectionResult, describe_problem, election_record, judge_networks
 
 
-def network(nodes: int, name: str, interface: str, speed: int | None = None, *, pinned: bool = False) -> Network:
+def make_network(nodes: int, name: str, interface: str, speed: int | None = None, *, pinned: bool = False) -> Network:
     third = 1 if interface.startswith("ib") else 0
     members = {
         node: Candidate(
@@ -37,36 +37,39 @@ def network(nodes: int, name: str, interface: str, speed: int | None = None, *, 
 
 
 def fast(nodes: int = 4, **options: bool) -> Network:
-    return network(nodes, "10.1.0.0/24", "ib0", 200_000, **options)
+    return make_network(nodes, "10.1.0.0/24", "ib0", 200_000, **options)
 
 
 def slow(nodes: int = 4, **options: bool) -> Network:
-    return network(nodes, "10.0.0.0/24", "eth0", 1000, **options)
+    return make_network(nodes, "10.0.0.0/24", "eth0", 1000, **options)
 
 
-def apart(*pairs: tuple[int, int], why: str = "10.1.0.3 does not answer within 2 s") -> list[NetworkProblem]:
-    return [NetworkProblem(source=source, target=target, why=why) for source, target in pairs]
+def unreachable(*pairs: tuple[int, int], reason: str = "10.1.0.3 does not answer within 2 s") -> list[NetworkProblem]:
+    return [NetworkProblem(source=source, target=target, reason=reason) for source, target in pairs]
 
 
 # Node 2 reaches nobody, and nobody reaches it.
-WITHOUT_2 = apart((0, 2), (1, 2), (3, 2), (2, 0), (2, 1), (2, 3))
+WITHOUT_2 = unreachable((0, 2), (1, 2), (3, 2), (2, 0), (2, 1), (2, 3))
 
 
-def judged(
-    tried: Sequence[ProbedNetwork], *, pinned: str | None = None, level: str = "fail", lacks: Iterable[int] = ()
+def judge(
+    probed: Sequence[ProbedNetwork], *, pinned: str | None = None, level: str = "fail", lacks: Iterable[int] = ()
 ) -> list[Finding]:
     """The nodes' findings, in order; nodes in ``lacks`` have eth0 only."""
-    nodes = len(tried[0].network.members) if tried else 4
+    nodes = len(probed[0].network.members) if probed else 4
     cards = {
         node: [Candidate(interface=name, address=f"10.9.{node}.1", prefix=24) for name in ("eth0", "ib0")]
         for node in range(nodes)
     }
-    places = {node: NodeAddresses(cards[node][:1] if node in set(lacks) else cards[node]) for node in range(nodes)}
+    node_addresses = {
+        node: NodeAddresses(cards[node][:1] if node in set(lacks) else cards[node]) for node in range(nodes)
+    }
     hosts = {node: f"node{node}" for node in range(nodes)}
-    found = judge_networks(tried, elect(tried), places, pinned=pinned, level=level, hosts=hosts)
-    assert list(found) == list(range(nodes))
-    assert all(one.check == "network" for one in found.values())
-    return list(found.values())
+    result = ElectionResult(probed=probed, elected=elect(probed), addresses=node_addresses, hosts=hosts, pinned=pinned)
+    findings = judge_networks(result, level)
+    assert list(findings) == list(range(nodes))
+    assert all(network.check == "network" for network in findings.values())
+    return list(findings.values())
 
 
 def statuses(findings: Iterable[Finding]) -> list[str]:
@@ -81,31 +84,31 @@ def ambiguous(findings: Iterable[Finding]) -> list[bool]:
 
 
 def test_nodes_that_all_reach_each_other_pass_with_the_network_that_was_elected() -> None:
-    findings = judged([ProbedNetwork(fast()), ProbedNetwork(slow())])
+    findings = judge([ProbedNetwork(fast()), ProbedNetwork(slow())])
     assert statuses(findings) == ["pass"] * 4
     assert {finding.summary for finding in findings} == {"ib0 on 10.1.0.0/24, 200 Gbit/s"}
 
 
 @pytest.mark.parametrize(
-    ("one", "said"),
+    ("network", "text"),
     [
-        (network(2, "10.0.0.0/24", "eth0", 2500), "eth0 on 10.0.0.0/24, 2.5 Gbit/s"),
-        (network(2, "interface eth0", "eth0"), "eth0 on interface eth0"),
+        (make_network(2, "10.0.0.0/24", "eth0", 2500), "eth0 on 10.0.0.0/24, 2.5 Gbit/s"),
+        (make_network(2, "interface eth0", "eth0"), "eth0 on interface eth0"),
     ],
 )
-def test_a_speed_is_told_where_it_is_known(one: Network, said: str) -> None:
-    assert judged([ProbedNetwork(one)])[1].summary == said
+def test_a_speed_is_told_where_it_is_known(network: Network, text: str) -> None:
+    assert judge([ProbedNetwork(network)])[1].summary == text
 
 
 def test_differing_interfaces_are_all_named() -> None:
-    one = fast(2)
-    other = replace(one.members[1], interface="hsn0")
-    findings = judged([ProbedNetwork(Network(one.name, {0: one.members[0], 1: other}))])
+    network = fast(2)
+    other = replace(network.members[1], interface="hsn0")
+    findings = judge([ProbedNetwork(Network(network.name, {0: network.members[0], 1: other}))])
     assert findings[0].summary == "hsn0/ib0 on 10.1.0.0/24, 200 Gbit/s"
 
 
 def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node() -> None:
-    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow())])
+    findings = judge([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow())])
     assert statuses(findings) == ["pass", "pass", "warn", "pass"]
     assert findings[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
     assert findings[2].summary == (
@@ -115,21 +118,21 @@ def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node(
 
 
 def test_a_better_network_in_which_one_pair_is_apart_is_a_warning_of_both() -> None:
-    findings = judged([ProbedNetwork(fast(), apart((3, 1))), ProbedNetwork(slow())])
+    findings = judge([ProbedNetwork(fast(), unreachable((3, 1))), ProbedNetwork(slow())])
     assert statuses(findings) == ["pass", "warn", "pass", "warn"]
     assert "apart from node3 on 10.1.0.0/24: node3 cannot reach node1: 10.1.0.3" in findings[1].summary
     assert "apart from node1 on 10.1.0.0/24" in findings[3].summary
 
 
 def test_a_worse_network_that_is_blocked_is_not_told() -> None:
-    assert statuses(judged([ProbedNetwork(fast()), ProbedNetwork(slow(), WITHOUT_2)])) == ["pass"] * 4
+    assert statuses(judge([ProbedNetwork(fast()), ProbedNetwork(slow(), WITHOUT_2)])) == ["pass"] * 4
 
 
 # --- no network that reaches all --------------------------------------------------------------------------------
 
 
 def test_a_node_that_is_apart_on_every_network_fails_alone() -> None:
-    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), WITHOUT_2)])
+    findings = judge([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), WITHOUT_2)])
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
     assert findings[2].summary == (
         "apart from node0, node1, node3 on 10.1.0.0/24: node0 cannot reach node2: 10.1.0.3 does not answer within 2 s"
@@ -138,35 +141,35 @@ def test_a_node_that_is_apart_on_every_network_fails_alone() -> None:
 
 
 def test_of_a_pair_that_is_apart_both_fail_and_none_is_surely_at_fault() -> None:
-    findings = judged([ProbedNetwork(fast(), apart((1, 3), (3, 1))), ProbedNetwork(slow(), apart((1, 3)))])
+    findings = judge([ProbedNetwork(fast(), unreachable((1, 3), (3, 1))), ProbedNetwork(slow(), unreachable((1, 3)))])
     assert statuses(findings) == ["pass", "fail", "pass", "fail"]
-    said = "10.1.0.3 does not answer within 2 s"
-    assert findings[1].summary == f"node1 cannot reach node3: {said}; node3 cannot reach node1: {said}"
+    text = "10.1.0.3 does not answer within 2 s"
+    assert findings[1].summary == f"node1 cannot reach node3: {text}; node3 cannot reach node1: {text}"
     assert findings[3].summary == findings[1].summary
     assert ambiguous(findings) == [False, True, False, True]
 
 
 def test_of_two_nodes_that_are_apart_none_is_surely_at_fault() -> None:
-    findings = judged([ProbedNetwork(fast(2), apart((0, 1)))])
+    findings = judge([ProbedNetwork(fast(2), unreachable((0, 1)))])
     assert statuses(findings) == ["fail", "fail"]
     assert ambiguous(findings) == [True, True]
 
 
 def test_where_networks_accuse_different_nodes_all_of_them_fail_and_none_is_surely_at_fault() -> None:
-    without_1 = apart((0, 1), (2, 1), (3, 1))
-    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), without_1)])
+    without_1 = unreachable((0, 1), (2, 1), (3, 1))
+    findings = judge([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), without_1)])
     assert statuses(findings) == ["fail"] * 4
     assert ambiguous(findings) == [True] * 4
 
 
 def test_a_node_that_not_every_network_accuses_is_not_surely_at_fault() -> None:
-    findings = judged([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), apart((2, 0)))])
+    findings = judge([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), unreachable((2, 0)))])
     assert statuses(findings) == ["fail"] * 4
     assert ambiguous(findings) == [True] * 4
 
 
 def test_nodes_without_a_network_in_common_all_fail_with_what_they_have() -> None:
-    findings = judged([])
+    findings = judge([])
     assert statuses(findings) == ["fail"] * 4
     assert {finding.summary for finding in findings} == {
         "the nodes have no network in common (node0: it has eth0, ib0; node1: it has eth0, ib0; node2: it has eth0, "
@@ -177,47 +180,48 @@ def test_nodes_without_a_network_in_common_all_fail_with_what_they_have() -> Non
 
 def test_no_more_than_a_few_nodes_are_named() -> None:
     nodes = 20
-    places = {node: NodeAddresses([]) for node in range(nodes)}
+    node_addresses = {node: NodeAddresses([]) for node in range(nodes)}
     hosts = {node: f"node{node}" for node in range(nodes)}
-    nothing = judge_networks([], None, places, pinned=None, level="fail", hosts=hosts)
-    assert nothing[19].summary.count("it has no usable interface") == 4
-    everything = apart(*((node, 7) for node in range(nodes) if node != 7))
-    lonely = judge_networks(
-        [ProbedNetwork(fast(nodes), everything)], None, places, pinned=None, level="fail", hosts=hosts
+    nothing_in_common = ElectionResult(probed=[], elected=None, addresses=node_addresses, hosts=hosts)
+    without_network = judge_networks(nothing_in_common, "fail")
+    assert without_network[19].summary.count("it has no usable interface") == 4
+    problems = unreachable(*((node, 7) for node in range(nodes) if node != 7))
+    cut_off = judge_networks(replace(nothing_in_common, probed=[ProbedNetwork(fast(nodes), problems)]), "fail")
+    assert statuses(cut_off.values()).count("fail") == 1
+    assert cut_off[7].summary.startswith(
+        "apart from node0, node1, node2, node3 and others on 10.1.0.0/24: node0 cannot"
     )
-    assert statuses(lonely.values()).count("fail") == 1
-    assert lonely[7].summary.startswith("apart from node0, node1, node2, node3 and others on 10.1.0.0/24: node0 cannot")
 
 
 # --- an interface that the spec asks for ------------------------------------------------------------------------
 
 
 def test_the_pinned_interface_passes_where_it_reaches_all() -> None:
-    findings = judged([ProbedNetwork(slow(pinned=True)), ProbedNetwork(fast())], pinned="eth0")
+    findings = judge([ProbedNetwork(slow(pinned=True)), ProbedNetwork(fast())], pinned="eth0")
     assert statuses(findings) == ["pass"] * 4
     assert findings[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
 
 
 def test_a_node_without_the_pinned_interface_fails_with_what_it_has() -> None:
-    findings = judged([ProbedNetwork(slow())], pinned="ib0", lacks=[1])
+    findings = judge([ProbedNetwork(slow())], pinned="ib0", lacks=[1])
     assert statuses(findings) == ["pass", "fail", "pass", "pass"]
     assert findings[1].summary == "ib0 (network.interface) is not there, or down; it has eth0"
     assert ambiguous(findings) == [False] * 4
 
 
 def test_a_pinned_interface_that_no_node_has_fails_everywhere() -> None:
-    findings = judged([ProbedNetwork(slow())], pinned="hsn7")
+    findings = judge([ProbedNetwork(slow())], pinned="hsn7")
     assert statuses(findings) == ["fail"] * 4
 
 
 def test_the_pinned_interface_counts_even_where_another_one_reaches_all() -> None:
-    findings = judged([ProbedNetwork(fast(pinned=True), WITHOUT_2), ProbedNetwork(slow())], pinned="ib0")
+    findings = judge([ProbedNetwork(fast(pinned=True), WITHOUT_2), ProbedNetwork(slow())], pinned="ib0")
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
     assert findings[2].summary.startswith("apart from node0, node1, node3 on 10.1.0.0/24: ")
 
 
 def test_a_pinned_interface_that_connects_nothing_is_no_network_in_common() -> None:
-    findings = judged([ProbedNetwork(slow())], pinned="ib0")
+    findings = judge([ProbedNetwork(slow())], pinned="ib0")
     assert statuses(findings) == ["fail"] * 4
     assert findings[0].summary.startswith("the nodes have no network in common (node0: it has eth0, ib0; ")
 
@@ -226,15 +230,15 @@ def test_a_pinned_interface_that_connects_nothing_is_no_network_in_common() -> N
 
 
 @pytest.mark.parametrize(
-    "tried",
-    [[ProbedNetwork(fast(), WITHOUT_2)], [ProbedNetwork(fast(), apart((0, 1)))], []],
+    "probed",
+    [[ProbedNetwork(fast(), WITHOUT_2)], [ProbedNetwork(fast(), unreachable((0, 1)))], []],
     ids=["one", "pair", "none"],
 )
-def test_at_a_level_of_warn_no_node_fails(tried: list[ProbedNetwork]) -> None:
-    failed, warned = judged(tried), judged(tried, level="warn")
-    assert statuses(warned) == [{"fail": "warn"}.get(one.status, one.status) for one in failed]
+def test_at_a_level_of_warn_no_node_fails(probed: list[ProbedNetwork]) -> None:
+    failed, warned = judge(probed), judge(probed, level="warn")
+    assert statuses(warned) == [{"fail": "warn"}.get(network.status, network.status) for network in failed]
     assert "fail" in statuses(failed)
-    assert [one.summary for one in warned] == [one.summary for one in failed]
+    assert [network.summary for network in warned] == [network.summary for network in failed]
 
 
 # --- evidence ---------------------------------------------------------------------------------------------------
@@ -243,10 +247,10 @@ HOSTS: Mapping[int, str] = {0: "alpha", 1: "beta"}
 
 
 def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
-    tried = [ProbedNetwork(fast(2), apart((0, 1))), ProbedNetwork(slow(2, pinned=True), rate=117_649_000.0)]
-    excluded = [ExcludedAddress(node=1, interface="br0", address="172.17.0.1", why="2 nodes have this address")]
-    told = election_record(tried, 1, excluded, HOSTS, 6).to_json()
-    assert told == {
+    probed = [ProbedNetwork(fast(2), unreachable((0, 1))), ProbedNetwork(slow(2, pinned=True), rate=117_649_000.0)]
+    excluded = [ExcludedAddress(node=1, interface="br0", address="172.17.0.1", reason="2 nodes have this address")]
+    record = election_record(probed, 1, excluded, HOSTS, 6).to_json()
+    assert record == {
         "networks": [
             {
                 "name": "10.1.0.0/24",
@@ -279,9 +283,9 @@ def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
         "elected": 1,
         "tests": 6,
     }
-    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
 def test_a_problem_is_told_with_the_names_of_both_hosts() -> None:
-    [problem] = apart((1, 0), why="10.0.0.1: Connection refused")
+    [problem] = unreachable((1, 0), reason="10.0.0.1: Connection refused")
     assert describe_problem(problem, HOSTS) == "beta cannot reach alpha: 10.0.0.1: Connection refused"

@@ -24,7 +24,7 @@ CLOCK = {"check": "clock", "status": "fail", "summary": "5 s ahead of n0 (limit 
 DISK = {"check": "disk", "status": "pass", "summary": "81 GB free"}
 
 
-def told(story: RunBuilder) -> list[LedgerEntry]:
+def ledger_of(story: RunBuilder) -> list[LedgerEntry]:
     return ledger_entries("RUN", story.events, {attempt.key: attempt.number for attempt in story.run.attempts})
 
 
@@ -32,7 +32,7 @@ def judged(story: RunBuilder, node: int, *findings: dict[str, Any], blamed: bool
     return story.node("preflight", node, restart, status="fail", seconds=1.0, findings=list(findings), blamed=blamed)
 
 
-def entry(host: str = "n1", run: str = "RUN", seen_at: float = 0.0, key: str = "7.0") -> LedgerEntry:
+def make_entry(host: str = "n1", run: str = "RUN", seen_at: float = 0.0, key: str = "7.0") -> LedgerEntry:
     return LedgerEntry(
         host=host, run_id=run, attempt_key=key, attempt=1, checks=("clock",), reason="clock: x", seen_at=seen_at
     )
@@ -42,7 +42,7 @@ def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> AnyEvent:
     return event(
         at,
         "forgiven",
-        {"host": pardoned[0].host, "by": "me", "findings": [e.name[:2] for e in pardoned]},
+        {"host": pardoned[0].host, "by": "me", "findings": [e.key[:2] for e in pardoned]},
         "f",
         0,
     )
@@ -53,40 +53,40 @@ def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> AnyEvent:
 
 def test_a_node_that_is_blamed_is_entered_with_what_it_failed_and_the_evidence() -> None:
     story = judged(RunBuilder().submitted().started(0, 2), 0, DISK, blamed=False)
-    [found] = told(judged(story, 1, CLOCK, DISK, blamed=True))
-    assert (found.host, found.run_id, found.attempt_key, found.attempt) == ("n1", "RUN", "7.0", 1)
-    assert (found.checks, found.reason) == (("clock",), "clock: 5 s ahead of n0 (limit 1 s)")
-    assert found.evidence == {"clock": {"offset_ms": 5000}}
+    [entry] = ledger_of(judged(story, 1, CLOCK, DISK, blamed=True))
+    assert (entry.host, entry.run_id, entry.attempt_key, entry.attempt) == ("n1", "RUN", "7.0", 1)
+    assert (entry.checks, entry.reason) == (("clock",), "clock: 5 s ahead of n0 (limit 1 s)")
+    assert entry.evidence == {"clock": {"offset_ms": 5000}}
 
 
 def test_a_node_that_failed_without_being_to_blame_is_not_entered() -> None:
-    assert told(judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=False)) == []
+    assert ledger_of(judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=False)) == []
 
 
 def test_nodes_of_a_run_on_one_machine_are_not_entered() -> None:
     story = RunBuilder().submitted()
     story.node("agent", 1, node=1, nodes=2, host="vm/1", executor="local", submission=1, attempt=1)
-    assert told(judged(story, 1, CLOCK, blamed=True)) == []
+    assert ledger_of(judged(story, 1, CLOCK, blamed=True)) == []
 
 
 def test_a_node_that_never_spoke_is_entered_by_what_node_0_says_of_it() -> None:
     story = judged(RunBuilder().submitted().started(), 0, DISK, blamed=False)
     story.node("requeue", 0, 0, exclude=["n1"], why="n1: agent: it did not come within 60 s")
-    [found] = told(story)
-    assert (found.host, found.reason) == ("n1", "n1: agent: it did not come within 60 s")
-    assert found.seen_at == story.now - 1
+    [entry] = ledger_of(story)
+    assert (entry.host, entry.reason) == ("n1", "n1: agent: it did not come within 60 s")
+    assert entry.seen_at == story.now - 1
 
 
 def test_a_node_that_both_tell_of_is_entered_once() -> None:
     story = judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=True)
     story.node("requeue", 0, 0, exclude=["n1"], why="x")
-    assert len(told(story)) == 1
+    assert len(ledger_of(story)) == 1
 
 
 def test_each_attempt_is_a_finding_of_its_own() -> None:
     story = judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=True)
     judged(story.started(1, 2), 1, CLOCK, blamed=True, restart=1)
-    assert [(found.attempt_key, found.attempt) for found in told(story)] == [("7.0", 1), ("7.1", 2)]
+    assert [(entry.attempt_key, entry.attempt) for entry in ledger_of(story)] == [("7.0", 1), ("7.1", 2)]
 
 
 @pytest.mark.parametrize("wrong_by", [-1e6, 1e6])
@@ -95,22 +95,22 @@ def test_when_it_was_seen_is_not_told_by_the_clock_that_is_wrong(wrong_by: float
     right = story.now
     judged(story, 2, DISK, blamed=False)
     judged(story.later(wrong_by), 1, CLOCK, blamed=True)
-    [found] = told(story)
-    assert right <= found.seen_at <= right + 1
+    [entry] = ledger_of(story)
+    assert right <= entry.seen_at <= right + 1
 
 
 # --- for how long -------------------------------------------------------------------------------------------------
 
 
 def test_a_finding_counts_until_it_expires() -> None:
-    assert entry_state(entry(), frozenset(), DAY - 1, DAY) == "active"
-    assert entry_state(entry(), frozenset(), DAY, DAY) == "expired"
-    assert entry_state(entry(), frozenset(), 0.0, 0.0) == "expired"
+    assert entry_state(make_entry(), frozenset(), DAY - 1, DAY) == "active"
+    assert entry_state(make_entry(), frozenset(), DAY, DAY) == "expired"
+    assert entry_state(make_entry(), frozenset(), 0.0, 0.0) == "expired"
 
 
 def test_the_newest_finding_of_each_node_counts_the_newest_first() -> None:
-    found = [entry("n1", seen_at=1), entry("n2", "OTHER", seen_at=3), entry("n1", "LATER", seen_at=2)]
-    assert [(one.host, one.run_id) for one in active_entries(found, frozenset(), 4, DAY).values()] == [
+    entries = [make_entry("n1", seen_at=1), make_entry("n2", "OTHER", seen_at=3), make_entry("n1", "LATER", seen_at=2)]
+    assert [(entry.host, entry.run_id) for entry in active_entries(entries, frozenset(), 4, DAY).values()] == [
         ("n2", "OTHER"),
         ("n1", "LATER"),
     ]
@@ -120,41 +120,41 @@ def test_the_newest_finding_of_each_node_counts_the_newest_first() -> None:
 
 
 def test_what_is_forgiven_counts_no_more_and_what_is_found_later_does() -> None:
-    old, new = entry(), entry(key="7.1", seen_at=9)
+    old, new = make_entry(), make_entry(key="7.1", seen_at=9)
     assert active_entries([old], forgiven_findings([pardon(old)]), 10, DAY) == {}
     assert active_entries([old, new], forgiven_findings([pardon(old)]), 10, DAY) == {"n1": new}
 
 
 def test_a_later_finding_counts_though_the_clock_that_timed_it_is_behind() -> None:
-    old, new = entry(seen_at=100), entry(key="7.1", seen_at=-1000)
+    old, new = make_entry(seen_at=100), make_entry(key="7.1", seen_at=-1000)
     assert list(active_entries([old, new], forgiven_findings([pardon(old, at=50)]), 10, DAY).values()) == [new]
 
 
 _ENTRIES = st.lists(
     st.builds(
-        entry,
+        make_entry,
         host=st.sampled_from(["n1", "n2", "n3"]),
         run=st.sampled_from(["A", "B"]),
         key=st.sampled_from(["7.0", "7.1"]),
         seen_at=st.integers(0, 200).map(float),
     ),
-    unique_by=lambda one: one.name,
+    unique_by=lambda entry: entry.key,
 )
 
 
 @given(_ENTRIES, st.data(), st.integers(0, 300).map(float))
 def test_any_order_gives_the_same_and_only_what_was_forgiven_is(
-    found: list[LedgerEntry], data: st.DataObject, now: float
+    entries: list[LedgerEntry], data: st.DataObject, now: float
 ) -> None:
-    pardoned = [one for one in found if data.draw(st.booleans())]
-    said = [pardon(one) for one in pardoned]
-    shuffled = data.draw(st.permutations(found)), data.draw(st.permutations(said))
-    counting = active_entries(found, forgiven_findings(said), now, 100.0)
+    pardoned = [entry for entry in entries if data.draw(st.booleans())]
+    pardons = [pardon(entry) for entry in pardoned]
+    shuffled = data.draw(st.permutations(entries)), data.draw(st.permutations(pardons))
+    counting = active_entries(entries, forgiven_findings(pardons), now, 100.0)
     assert list(active_entries(shuffled[0], forgiven_findings(shuffled[1]), now, 100.0).items()) == list(
         counting.items()
     )
-    for one in found:
-        due = now < one.seen_at + 100.0 and one not in pardoned
-        assert (entry_state(one, forgiven_findings(said), now, 100.0) == "active") == due
-        assert not due or one.host in counting
-    assert list(counting.values()) == sorted(counting.values(), key=lambda one: (-one.seen_at, one.name))
+    for entry in entries:
+        due = now < entry.seen_at + 100.0 and entry not in pardoned
+        assert (entry_state(entry, forgiven_findings(pardons), now, 100.0) == "active") == due
+        assert not due or entry.host in counting
+    assert list(counting.values()) == sorted(counting.values(), key=lambda entry: (-entry.seen_at, entry.key))

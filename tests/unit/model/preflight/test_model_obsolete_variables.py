@@ -16,9 +16,9 @@ OURS = {"NCCL_SOCKET_IFNAME": "=eth1", "GLOO_SOCKET_IFNAME": "eth1", "MASTER_ADD
 
 @pytest.mark.parametrize("name", OBSOLETE)
 def test_each_variable_is_pointed_out_in_a_sentence_that_names_it(name: str) -> None:
-    (said,) = describe_obsolete({name: "1", "PATH": "/bin"})
-    assert said.startswith(f"{name} ")
-    assert said.endswith(".")
+    (sentence,) = describe_obsolete({name: "1", "PATH": "/bin"})
+    assert sentence.startswith(f"{name} ")
+    assert sentence.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,8 @@ def test_the_sentence_says_since_when_and_what_to_do_instead(name: str, advice: 
 
 
 def test_any_variable_of_the_verbs_library_is_pointed_out() -> None:
-    said = describe_obsolete({"RDMAV_HUGEPAGES_SAFE": "1", "RDMAV_FORK_SAFE": "1"})
-    assert [sentence.split()[0] for sentence in said] == ["RDMAV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"]
+    sentence = describe_obsolete({"RDMAV_HUGEPAGES_SAFE": "1", "RDMAV_FORK_SAFE": "1"})
+    assert [sentence.split()[0] for sentence in sentence] == ["RDMAV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"]
 
 
 @pytest.mark.parametrize(
@@ -55,26 +55,26 @@ def test_what_is_in_order_is_not_pointed_out(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize("google", [{"NCCL_NET": "gIB"}, {SHIM: "/var/lib/tcpxo/lib64/a3plus_guest_config.textproto"}])
 def test_what_googles_scripts_set_for_nccl_is_left_to_them(google: dict[str, str]) -> None:
     environ = {**google, "NCCL_MIN_NCHANNELS": "4", "NCCL_IB_GID_INDEX": "3", "NCCL_BLOCKING_WAIT": "1"}
-    assert [said.split()[0] for said in describe_obsolete(environ)] == ["NCCL_BLOCKING_WAIT"]
+    assert [sentence.split()[0] for sentence in describe_obsolete(environ)] == ["NCCL_BLOCKING_WAIT"]
 
 
 def test_a_variable_that_differs_from_ours_is_named_with_both_values() -> None:
-    (said,) = describe_overruled({"MASTER_PORT": "29500", "MASTER_ADDR": "10.0.0.1", "LR": "1"}, OURS)
-    assert said == "MASTER_PORT is '29500' in env, but slurmtrain sets it to '21000'; leave it out."
+    (sentence,) = describe_overruled({"MASTER_PORT": "29500", "MASTER_ADDR": "10.0.0.1", "LR": "1"}, OURS)
+    assert sentence == "MASTER_PORT is '29500' in env, but slurmtrain sets it to '21000'; leave it out."
 
 
 def test_whoever_sets_an_interface_is_told_where_to_pin_it() -> None:
-    said = describe_overruled(
+    sentence = describe_overruled(
         {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth1", "TP_SOCKET_IFNAME": "eth0"}, OURS
     )
-    assert [sentence.split()[0] for sentence in said] == ["NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]
-    assert all("network.interface" in sentence for sentence in said)
+    assert [sentence.split()[0] for sentence in sentence] == ["NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"]
+    assert all("network.interface" in sentence for sentence in sentence)
 
 
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "WORLD_SIZE"])
 def test_what_each_process_has_of_its_own_cannot_be_set_for_all(name: str) -> None:
-    (said,) = describe_overruled({name: "0"}, OURS)
-    assert said.startswith(f"{name} is '0' in env, but slurmtrain sets it; leave it out")
+    (sentence,) = describe_overruled({name: "0"}, OURS)
+    assert sentence.startswith(f"{name} is '0' in env, but slurmtrain sets it; leave it out")
 
 
 def test_what_is_the_same_as_ours_undoes_nothing() -> None:

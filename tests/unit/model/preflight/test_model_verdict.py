@@ -17,14 +17,14 @@ from slurmtrain.model.spec.preflight_checks import BandwidthCheck, ClockCheck, N
 from slurmtrain.model.spec.spec import NetworkSpec as NetworkSection
 from slurmtrain.model.spec.spec import ResourcesSpec, Spec
 
-KEPT = {"disciplined": True, "source": "chrony", "said": "chrony follows 10.0.0.1"}
+DISCIPLINE = {"disciplined": True, "source": "chrony", "description": "chrony follows 10.0.0.1"}
 
 
 def hosts(count: int) -> dict[int, str]:
     return {node: f"node{node}" for node in range(count)}
 
 
-def verdict(findings: Mapping[int, Sequence[Finding]], count: int = 4) -> Verdict:
+def make_verdict(findings: Mapping[int, Sequence[Finding]], count: int = 4) -> Verdict:
     return Verdict({node: findings.get(node, []) for node in range(count)}, hosts(count))
 
 
@@ -36,26 +36,26 @@ def failing(check: str = "disk", summary: str = "0.2 GB free (limit 1 GB)", **ev
 
 
 def test_an_attempt_may_start_where_nothing_failed() -> None:
-    some = verdict({0: [Finding("disk", "pass", "412 GB free")], 1: [Finding("tmp", "warn", "full")]})
-    assert some.problem is None
-    assert some.blamed == []
-    assert verdict({}).problem is None
+    verdict = make_verdict({0: [Finding("disk", "pass", "412 GB free")], 1: [Finding("tmp", "warn", "full")]})
+    assert verdict.problem is None
+    assert verdict.blamed == []
+    assert make_verdict({}).problem is None
 
 
 def test_a_failure_is_told_with_its_host_and_its_check() -> None:
-    some = verdict({2: [failing(), Finding("tmp", "warn", "full")]})
-    assert some.problem == "node2: disk: 0.2 GB free (limit 1 GB)"
-    assert some.blamed == [2]
+    verdict = make_verdict({2: [failing(), Finding("tmp", "warn", "full")]})
+    assert verdict.problem == "node2: disk: 0.2 GB free (limit 1 GB)"
+    assert verdict.blamed == [2]
 
 
 def test_hosts_that_share_a_failure_are_told_together() -> None:
-    assert verdict({1: [failing()], 3: [failing()]}).problem == "node1, node3: disk: 0.2 GB free (limit 1 GB)"
+    assert make_verdict({1: [failing()], 3: [failing()]}).problem == "node1, node3: disk: 0.2 GB free (limit 1 GB)"
 
 
 def test_no_more_than_a_few_hosts_and_failures_are_told() -> None:
-    same = verdict({node: [failing()] for node in range(64)}, 64)
+    same = make_verdict({node: [failing()] for node in range(64)}, 64)
     assert same.problem == "node0, node1, node2 ...: disk: 0.2 GB free (limit 1 GB)"
-    differing = verdict({node: [failing(summary=f"{node} GB free")] for node in range(64)}, 64)
+    differing = make_verdict({node: [failing(summary=f"{node} GB free")] for node in range(64)}, 64)
     assert differing.problem == ("node0: disk: 0 GB free; node1: disk: 1 GB free; node2: disk: 2 GB free; and 61 more")
 
 
@@ -63,22 +63,22 @@ def test_no_more_than_a_few_hosts_and_failures_are_told() -> None:
 
 
 def test_nodes_with_a_failure_of_their_own_are_to_blame() -> None:
-    assert verdict({1: [failing()], 3: [failing("gpu", "7 of 8 GPUs")]}).blamed == [1, 3]
+    assert make_verdict({1: [failing()], 3: [failing("gpu", "7 of 8 GPUs")]}).blamed == [1, 3]
 
 
 def test_what_all_nodes_share_is_the_fault_of_none() -> None:
     everywhere = {node: [failing()] for node in range(4)}
-    assert verdict(everywhere).blamed == []
+    assert make_verdict(everywhere).blamed == []
     everywhere[2] = [failing(), failing("gpu", "7 of 8 GPUs")]
-    assert verdict(everywhere).blamed == [2]
+    assert make_verdict(everywhere).blamed == [2]
 
 
 def test_what_may_be_the_fault_of_another_node_is_the_fault_of_none() -> None:
-    assert verdict({1: [failing(ambiguous=True)], 3: [failing(ambiguous=True)]}).blamed == []
+    assert make_verdict({1: [failing(ambiguous=True)], 3: [failing(ambiguous=True)]}).blamed == []
 
 
 def test_a_single_node_is_to_blame_for_what_it_failed() -> None:
-    assert verdict({0: [failing()]}, 1).blamed == [0]
+    assert make_verdict({0: [failing()]}, 1).blamed == [0]
 
 
 _FINDINGS = st.builds(
@@ -94,20 +94,20 @@ _FINDINGS = st.builds(
 def test_whoever_is_blamed_has_failed_and_nobody_is_blamed_where_the_attempt_may_start(
     findings: list[list[Finding]],
 ) -> None:
-    some = verdict(dict(enumerate(findings)), len(findings))
-    failed = {node for node, found in enumerate(findings) if any(one.status == "fail" for one in found)}
-    assert set(some.blamed) <= failed
-    assert (some.problem is None) == (not failed)
-    assert len(some.problem or "") < 300
+    verdict = make_verdict(dict(enumerate(findings)), len(findings))
+    failed = {node for node, of_node in enumerate(findings) if any(finding.status == "fail" for finding in of_node)}
+    assert set(verdict.blamed) <= failed
+    assert (verdict.problem is None) == (not failed)
+    assert len(verdict.problem or "") < 300
 
 
 # --- more findings ----------------------------------------------------------------------------------------------
 
 
 def test_a_finding_can_be_added_to_some_nodes() -> None:
-    before = verdict({0: [Finding("disk", "pass", "412 GB free")]}, 2)
+    before = make_verdict({0: [Finding("disk", "pass", "412 GB free")]}, 2)
     after = before.adding({0: failing("port", "no port is free", ambiguous=True)})
-    assert [one.check for one in after.findings[0]] == ["disk", "port"]
+    assert [finding.check for finding in after.findings[0]] == ["disk", "port"]
     assert after.findings[1] == []
     assert after.problem == "node0: port: no port is free"
     assert after.blamed == []
@@ -115,16 +115,16 @@ def test_a_finding_can_be_added_to_some_nodes() -> None:
 
 
 def test_nodes_that_did_not_do_their_part_are_named_and_to_blame() -> None:
-    some = absence_verdict([1, 3], hosts(4), "its agent has not reported in time")
-    assert some.problem == "node1, node3: agent: its agent has not reported in time"
-    assert some.blamed == [1, 3]
-    assert some.findings[0] == []
+    verdict = absence_verdict([1, 3], hosts(4), "its agent has not reported in time")
+    assert verdict.problem == "node1, node3: agent: its agent has not reported in time"
+    assert verdict.blamed == [1, 3]
+    assert verdict.findings[0] == []
 
 
 # --- everything that was seen -----------------------------------------------------------------------------------
 
 
-def network(nodes: int) -> Network:
+def make_network(nodes: int) -> Network:
     members = {
         node: Candidate(interface="eth0", address=f"10.0.0.{node + 1}", prefix=24, speed_mbps=1000)
         for node in range(nodes)
@@ -132,85 +132,89 @@ def network(nodes: int) -> Network:
     return Network("10.0.0.0/24", members)
 
 
-def seen(nodes: int = 3, **differing: Any) -> PreflightReports:
+def reports(nodes: int = 3, **differing: Any) -> PreflightReports:
     """Nodes with which all is well."""
     facts = {"tmp": {"path": "/tmp", "writable": True, "free": 5e11, "inodes": 9}}
-    found: dict[str, Any] = {
+    values: dict[str, Any] = {
         "hosts": hosts(nodes),
-        "places": {node: NodeAddresses([network(nodes).members[node]]) for node in range(nodes)},
+        "addresses": {node: NodeAddresses([make_network(nodes).members[node]]) for node in range(nodes)},
         "facts": dict.fromkeys(range(nodes), facts),
         "offsets": {node: ClockOffset(0.0, 1e-4 if node else 0.0, 32 if node else 0) for node in range(nodes)},
-        "disciplines": dict.fromkeys(range(nodes), KEPT),
-        "tried": [ProbedNetwork(network(nodes))],
+        "disciplines": dict.fromkeys(range(nodes), DISCIPLINE),
+        "probed": [ProbedNetwork(make_network(nodes))],
         "elected": 0,
     }
-    return PreflightReports(**{**found, **differing})
+    return PreflightReports(**{**values, **differing})
 
 
 def spec(nodes: int = 3, **sections: Any) -> Spec:
     return Spec(resources=ResourcesSpec(nodes=nodes), preflight=PreflightSpec(**sections))
 
 
-def of_check(some: Verdict, check: str) -> dict[int, tuple[str, str]]:
+def findings_of_check(verdict: Verdict, check: str) -> dict[int, tuple[str, str]]:
     return {
-        node: (one.status, one.summary) for node, found in some.findings.items() for one in found if one.check == check
+        node: (finding.status, finding.summary)
+        for node, findings in verdict.findings.items()
+        for finding in findings
+        if finding.check == check
     }
 
 
 def test_each_node_has_a_finding_of_its_clock_of_the_network_and_of_every_other_check() -> None:
-    some = judge_nodes(seen(), spec())
-    for found in some.findings.values():
-        checks = [one.check for one in found]
+    verdict = judge_nodes(reports(), spec())
+    for findings in verdict.findings.values():
+        checks = [finding.check for finding in findings]
         assert checks[:2] == ["clock", "network"]
         assert len(set(checks)) == len(checks)
         assert {"disk", "tmp", "versions", "gpu", "shared"} <= set(checks)
-    assert of_check(some, "tmp")[2] == ("pass", "500 GB free")
-    assert of_check(some, "network")[1] == ("pass", "eth0 on 10.0.0.0/24, 1 Gbit/s")
-    assert some.problem is None
+    assert findings_of_check(verdict, "tmp")[2] == ("pass", "500 GB free")
+    assert findings_of_check(verdict, "network")[1] == ("pass", "eth0 on 10.0.0.0/24, 1 Gbit/s")
+    assert verdict.problem is None
 
 
 def test_a_clock_that_is_wrong_is_to_blame() -> None:
     offsets = {0: ClockOffset(0.0, 0.0, 0), 1: ClockOffset(5.003, 1e-4, 32), 2: ClockOffset(0.0, 1e-4, 32)}
-    some = judge_nodes(seen(offsets=offsets), spec())
-    assert some.problem == "node1: clock: 5.003 s ahead of node0 (± 0.1 ms, limit 1 s)"
-    assert some.blamed == [1]
-    assert judge_nodes(seen(offsets=offsets), spec(clock=ClockCheck(level="warn"))).problem is None
+    verdict = judge_nodes(reports(offsets=offsets), spec())
+    assert verdict.problem == "node1: clock: 5.003 s ahead of node0 (± 0.1 ms, limit 1 s)"
+    assert verdict.blamed == [1]
+    assert judge_nodes(reports(offsets=offsets), spec(clock=ClockCheck(level="warn"))).problem is None
     assert "clock" not in {
-        one.check for one in judge_nodes(seen(offsets=offsets), spec(clock=ClockCheck(level="off"))).findings[1]
+        finding.check
+        for finding in judge_nodes(reports(offsets=offsets), spec(clock=ClockCheck(level="off"))).findings[1]
     }
 
 
 def test_a_node_that_is_apart_is_to_blame() -> None:
-    lost = [NetworkProblem(source=node, target=2, why="10.0.0.3: No route to host") for node in (0, 1)]
-    apart = {"tried": [ProbedNetwork(network(3), lost)], "elected": None}
-    some = judge_nodes(seen(**apart), spec())
-    assert some.problem == (
+    lost = [NetworkProblem(source=node, target=2, reason="10.0.0.3: No route to host") for node in (0, 1)]
+    unreachable = {"probed": [ProbedNetwork(make_network(3), lost)], "elected": None}
+    verdict = judge_nodes(reports(**unreachable), spec())
+    assert verdict.problem == (
         "node2: network: apart from node0, node1 on 10.0.0.0/24: node0 cannot reach node2: 10.0.0.3: No route to host"
     )
-    assert some.blamed == [2]
-    assert judge_nodes(seen(**apart), spec(network=NetworkCheck(level="warn"))).problem is None
+    assert verdict.blamed == [2]
+    assert judge_nodes(reports(**unreachable), spec(network=NetworkCheck(level="warn"))).problem is None
 
 
 def test_the_pinned_interface_is_that_of_the_spec() -> None:
     pinned = Spec(resources=ResourcesSpec(nodes=3), network=NetworkSection(interface="ib0"))
-    some = judge_nodes(seen(), pinned)
-    assert {status for status, _ in of_check(some, "network").values()} == {"fail"}
-    assert some.blamed == []
+    verdict = judge_nodes(reports(), pinned)
+    assert {status for status, _ in findings_of_check(verdict, "network").values()} == {"fail"}
+    assert verdict.blamed == []
 
 
 def test_where_no_network_is_needed_none_is_proved() -> None:
-    alone = judge_nodes(seen(1, tried=None, elected=None, offsets={0: None}), spec(1))
-    assert of_check(alone, "network") == {0: ("skip", "one machine: there is nothing to prove")}
-    assert of_check(alone, "clock") == {0: ("pass", KEPT["said"])}
+    alone = judge_nodes(reports(1, probed=None, elected=None, offsets={0: None}), spec(1))
+    assert findings_of_check(alone, "network") == {0: ("skip", "one machine: there is nothing to prove")}
+    assert findings_of_check(alone, "clock") == {0: ("pass", DISCIPLINE["description"])}
     assert alone.problem is None
 
 
 def test_a_check_that_did_not_answer_is_to_blame() -> None:
-    facts = {**seen().facts, 1: {"tmp": {"timeout": 30}}}
-    some = judge_nodes(seen(facts=facts), spec())
-    assert of_check(some, "tmp")[1] == ("warn", "no answer within 30 s")
-    facts = {**seen().facts, 1: {"disk": {"timeout": 30}}}
-    assert judge_nodes(seen(facts=facts), spec()).problem == "node1: disk: no answer within 30 s"
+    facts = {**reports().facts, 1: {"tmp": {"timeout": 30}}}
+    verdict = judge_nodes(reports(facts=facts), spec())
+    assert findings_of_check(verdict, "tmp")[1] == ("warn", "no answer within 30 s")
+    facts = {**reports().facts, 1: {"disk": {"timeout": 30}}}
+    assert judge_nodes(reports(facts=facts), spec()).problem == "node1: disk: no answer within 30 s"
 
 
 # --- bandwidth --------------------------------------------------------------------------------------------------
@@ -218,23 +222,23 @@ def test_a_check_that_did_not_answer_is_to_blame() -> None:
 FIGURES = {"algbw_gb_s": 10.0, "busbw_gb_s": 17.5, "seconds": 0.0064, "ranks": 8, "size_mb": 64.0, "backend": "nccl"}
 
 
-def bandwidth(facts: Mapping[str, Any], level: str = "fail", least: float | None = None) -> Finding:
-    limits = PreflightSpec(bandwidth=BandwidthCheck(level=level, min_gb_per_s=least))
-    [found] = judge_bandwidth({3: facts}, Spec(preflight=limits)).values()
-    return found
+def bandwidth(facts: Mapping[str, Any], level: str = "fail", minimum: float | None = None) -> Finding:
+    limits = PreflightSpec(bandwidth=BandwidthCheck(level=level, min_gb_per_s=minimum))
+    [finding] = judge_bandwidth({3: facts}, Spec(preflight=limits)).values()
+    return finding
 
 
 def test_a_bandwidth_is_told_and_passes_without_a_limit() -> None:
-    found = bandwidth(FIGURES)
-    assert (found.status, found.summary) == ("pass", "17.5 GB/s of bus bandwidth, 10 GB/s of an all-reduce")
-    assert found.evidence["busbw_gb_s"] == 17.5
+    finding = bandwidth(FIGURES)
+    assert (finding.status, finding.summary) == ("pass", "17.5 GB/s of bus bandwidth, 10 GB/s of an all-reduce")
+    assert finding.evidence["busbw_gb_s"] == 17.5
 
 
-@pytest.mark.parametrize(("least", "status"), [(17.4, "pass"), (17.5, "pass"), (17.6, "fail")])
-def test_a_bandwidth_below_the_limit_fails(least: float, status: str) -> None:
-    found = bandwidth(FIGURES, least=least)
-    assert found.status == status
-    assert found.summary.endswith(f" (limit {least:g} GB/s)") == (status == "fail")
+@pytest.mark.parametrize(("minimum", "status"), [(17.4, "pass"), (17.5, "pass"), (17.6, "fail")])
+def test_a_bandwidth_below_the_limit_fails(minimum: float, status: str) -> None:
+    finding = bandwidth(FIGURES, minimum=minimum)
+    assert finding.status == status
+    assert finding.summary.endswith(f" (limit {minimum:g} GB/s)") == (status == "fail")
 
 
 @pytest.mark.parametrize(
@@ -246,13 +250,13 @@ def test_a_bandwidth_below_the_limit_fails(least: float, status: str) -> None:
     ],
 )
 def test_an_all_reduce_without_figures_says_why(facts: dict[str, Any], level: str, status: str, summary: str) -> None:
-    found = bandwidth(facts, level)
-    assert (found.check, found.status, found.summary) == ("bandwidth", status, summary)
+    finding = bandwidth(facts, level)
+    assert (finding.check, finding.status, finding.summary) == ("bandwidth", status, summary)
 
 
 def test_nobody_alone_is_to_blame_for_the_bandwidth() -> None:
     spec_ = Spec(preflight=PreflightSpec(bandwidth=BandwidthCheck(level="fail", min_gb_per_s=100)))
-    found = judge_bandwidth({0: FIGURES, 1: {"error": "killed"}}, spec_)
-    some = verdict({}, 2).adding(found)
-    assert some.problem is not None
-    assert some.blamed == []
+    findings = judge_bandwidth({0: FIGURES, 1: {"error": "killed"}}, spec_)
+    verdict = make_verdict({}, 2).adding(findings)
+    assert verdict.problem is not None
+    assert verdict.blamed == []

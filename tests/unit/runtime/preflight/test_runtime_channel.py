@@ -1,4 +1,4 @@
-"""What agents say to each other: to nobody else, unchanged, once, and in order."""
+"""Messages between agents arrive unchanged, once, in order, and from nobody else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers.simulated_preflight import Middleman, vacant
+from helpers.simulated_preflight import Proxy, vacant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,23 +23,23 @@ Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class Server:
-    """A socket on this machine; ``met`` is what came of each connection to it, in the order of its end."""
+    """A server on this machine; ``results`` has what became of each connection to it, in the order of their ends."""
 
     def __init__(self) -> None:
         self.port = 0
-        self.met: asyncio.Queue[Any] = asyncio.Queue()
+        self.results: asyncio.Queue[Any] = asyncio.Queue()
 
 
 @contextlib.asynccontextmanager
 async def serving(answer: Callable[..., Coroutine[Any, Any, Any]]) -> AsyncIterator[Server]:
-    """Answer connections with this; what it returns or raises can be asked for."""
+    """Serve connections with ``answer``; what it returns or raises becomes a result."""
     server = Server()
 
     async def note(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            server.met.put_nowait(await answer(reader, writer))
+            server.results.put_nowait(await answer(reader, writer))
         except (AuthenticationError, ChannelClosed, OSError, EOFError) as error:
-            server.met.put_nowait(error)
+            server.results.put_nowait(error)
 
     listener = await asyncio.start_server(note, "127.0.0.1", 0)
     server.port = listener.sockets[0].getsockname()[1]
@@ -49,167 +49,167 @@ async def serving(answer: Callable[..., Coroutine[Any, Any, Any]]) -> AsyncItera
         listener.close()
 
 
-def greeting(secret: bytes = SECRET) -> Callable[..., Coroutine[Any, Any, Channel]]:
+def accepting(secret: bytes = SECRET) -> Callable[..., Coroutine[Any, Any, Channel]]:
     return lambda reader, writer: accept(reader, writer, secret)
 
 
-async def met(secret: bytes = SECRET) -> tuple[Channel, Channel]:
-    """Two sides that know each other: the one that served and the one that connected."""
-    async with serving(greeting(secret)) as server:
-        there = await connect("127.0.0.1", server.port, secret)
-        return await server.met.get(), there
+async def connect_pair(secret: bytes = SECRET) -> tuple[Channel, Channel]:
+    """Both ends of a connection: the accepting one and the connecting one."""
+    async with serving(accepting(secret)) as server:
+        connected = await connect("127.0.0.1", server.port, secret)
+        return await server.results.get(), connected
 
 
-async def closed(reader: asyncio.StreamReader) -> bytes:
-    """What still comes until the other side has ended the connection."""
+async def read_to_end(reader: asyncio.StreamReader) -> bytes:
+    """All that arrives until the other side closes the connection."""
     with contextlib.suppress(ConnectionResetError):
         return await reader.read()
     return b""
 
 
-# --- those who know each other ----------------------------------------------------------------------------------
+# --- authenticated connections ----------------------------------------------------------------------------------
 
 
-def test_two_sides_that_know_the_secret_talk_both_ways_and_count() -> None:
-    async def talk() -> None:
-        here, there = await met()
-        await there.send({"node": 3})
-        await there.send("x" * 300_000)
-        assert await here.receive() == {"node": 3}
-        assert await here.receive() == "x" * 300_000
-        await here.send([None, 1.5, "ä"])
-        assert await there.receive() == [None, 1.5, "ä"]
-        assert (here.sent, there.sent) == (1, 2)
-        here.close()
-        there.close()
+def test_messages_go_both_ways_and_are_counted() -> None:
+    async def scenario() -> None:
+        accepted, connected = await connect_pair()
+        await connected.send({"node": 3})
+        await connected.send("x" * 300_000)
+        assert await accepted.receive() == {"node": 3}
+        assert await accepted.receive() == "x" * 300_000
+        await accepted.send([None, 1.5, "ä"])
+        assert await connected.receive() == [None, 1.5, "ä"]
+        assert (accepted.sent, connected.sent) == (1, 2)
+        accepted.close()
+        connected.close()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_what_was_sent_before_the_end_still_arrives() -> None:
-    async def talk() -> None:
-        here, there = await met()
-        await here.send("x" * 300_000)
-        here.close()
-        assert await there.receive() == "x" * 300_000
+def test_messages_sent_before_closing_still_arrive() -> None:
+    async def scenario() -> None:
+        accepted, connected = await connect_pair()
+        await accepted.send("x" * 300_000)
+        accepted.close()
+        assert await connected.receive() == "x" * 300_000
         with pytest.raises(ChannelClosed, match="it closed the connection"):
-            await there.receive()
-        there.close()
+            await connected.receive()
+        connected.close()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_a_side_that_is_gone_is_noticed_by_the_one_that_sends() -> None:
-    async def talk() -> None:
-        here, there = await met()
-        here._writer.transport.abort()
+def test_sending_to_a_side_that_has_died_raises() -> None:
+    async def scenario() -> None:
+        accepted, connected = await connect_pair()
+        accepted._writer.transport.abort()
         with pytest.raises(ChannelClosed, match=r"Connection reset by peer|Broken pipe|Connection lost"):
             while True:
-                await there.send("x" * 100_000)
+                await connected.send("x" * 100_000)
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_nothing_can_be_sent_over_a_connection_that_this_side_has_ended() -> None:
-    async def talk() -> None:
-        _, there = await met()
-        there.close()
-        await there._writer.wait_closed()
+def test_sending_over_a_closed_connection_raises() -> None:
+    async def scenario() -> None:
+        _, connected = await connect_pair()
+        connected.close()
+        await connected._writer.wait_closed()
         with pytest.raises(ChannelClosed, match=r"^Connection lost$"):
-            await there.send("too late")
+            await connected.send("too late")
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_a_connection_that_is_cut_is_closed_in_words() -> None:
-    async def talk() -> None:
-        here, there = await met()
-        here._writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        here._writer.transport.abort()
+def test_a_reset_connection_is_closed_with_the_systems_message() -> None:
+    async def scenario() -> None:
+        accepted, connected = await connect_pair()
+        accepted._writer.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
+        accepted._writer.transport.abort()
         with pytest.raises(ChannelClosed, match="Connection reset by peer"):
-            await there.receive()
+            await connected.receive()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_addresses_are_as_they_are_written_in_their_own_family() -> None:
-    async def talk() -> None:
+def test_addresses_are_written_in_their_own_family() -> None:
+    async def scenario() -> None:
         with listen_anywhere(0) as listener:
-            met: asyncio.Queue[Channel] = asyncio.Queue()
+            connect_pair: asyncio.Queue[Channel] = asyncio.Queue()
 
             async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                met.put_nowait(await accept(reader, writer, SECRET))
+                connect_pair.put_nowait(await accept(reader, writer, SECRET))
 
             server = await asyncio.start_server(answer, sock=listener)
-            there = await connect("127.0.0.1", listener.getsockname()[1], SECRET, "127.4.0.7")
-            here = await met.get()
-            assert (here.here, here.there) == ("127.0.0.1", "127.4.0.7")
-            assert (there.here, there.there) == ("127.4.0.7", "127.0.0.1")
-            here.close()
-            there.close()
+            connected = await connect("127.0.0.1", listener.getsockname()[1], SECRET, "127.4.0.7")
+            accepted = await connect_pair.get()
+            assert (accepted.local_address, accepted.remote_address) == ("127.0.0.1", "127.4.0.7")
+            assert (connected.local_address, connected.remote_address) == ("127.4.0.7", "127.0.0.1")
+            accepted.close()
+            connected.close()
             server.close()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-# --- strangers --------------------------------------------------------------------------------------------------
+# --- failed handshakes -------------------------------------------------------------------------------------------
 
 
 def test_sides_with_different_secrets_refuse_each_other() -> None:
-    async def talk() -> None:
-        async with serving(greeting()) as server:
+    async def scenario() -> None:
+        async with serving(accepting()) as server:
             with pytest.raises(AuthenticationError, match="none of this attempt"):
                 await connect("127.0.0.1", server.port, OTHER)
-            assert str(await server.met.get()) == "it does not know the secret of this attempt"
+            assert str(await server.results.get()) == "it does not know the secret of this attempt"
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent",
     [
         pytest.param(b"GET / HTTP/1.1\r\nHost: node0\r\nUser-Agent: something\r\n\r\n", id="another-protocol"),
         pytest.param(bytes(16 + 32), id="nothing-but-zeros"),
         pytest.param(b"x" * 100_000, id="too-much"),
     ],
 )
-def test_a_stranger_who_talks_at_random_is_sent_away(said: bytes) -> None:
-    async def talk() -> None:
-        async with serving(greeting()) as server:
+def test_a_connection_that_does_not_speak_the_protocol_is_refused(sent: bytes) -> None:
+    async def scenario() -> None:
+        async with serving(accepting()) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(said)
-            assert isinstance(await server.met.get(), AuthenticationError)
-            # Its own nonce is all that the server has said.
-            assert len(await closed(reader)) <= len(b"slurmtrain/1") + 16
+            writer.write(sent)
+            assert isinstance(await server.results.get(), AuthenticationError)
+            # Its own nonce is all that the server has sent.
+            assert len(await read_to_end(reader)) <= len(b"slurmtrain/1") + 16
             writer.close()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize("said", [b"", b"half a greeting"])
-@pytest.mark.parametrize("leaves", [True, False])
-def test_a_stranger_who_does_not_say_enough_is_not_waited_for(
-    monkeypatch: pytest.MonkeyPatch, said: bytes, leaves: bool
-) -> None:
-    if not leaves:
+@pytest.mark.parametrize("sent", [b"", b"half a greeting"])
+@pytest.mark.parametrize("disconnects", [True, False])
+def test_an_incomplete_handshake_is_refused(monkeypatch: pytest.MonkeyPatch, sent: bytes, disconnects: bool) -> None:
+    if not disconnects:
         monkeypatch.setattr(channel, "_HANDSHAKE_S", 0.05)
 
-    async def talk() -> None:
-        async with serving(greeting()) as server:
+    async def scenario() -> None:
+        async with serving(accepting()) as server:
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(said)
-            if leaves:
+            writer.write(sent)
+            if disconnects:
                 writer.write_eof()
-            refused = await server.met.get()
+            refused = await server.results.get()
             assert str(refused) == "it did not say who it is"
-            await closed(reader)
+            await read_to_end(reader)
             writer.close()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize(
-    ("said", "why"),
+    ("sent", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.6 Debian-3\r\nand more of that", "something else listens there"),
         (b"", "none of this attempt's, or closed"),
@@ -217,49 +217,49 @@ def test_a_stranger_who_does_not_say_enough_is_not_waited_for(
         (b"slurmtrain/1" + bytes(16) + bytes(32), "does not know the secret"),
     ],
 )
-def test_a_service_that_does_not_know_the_secret_is_a_stranger(said: bytes, why: str) -> None:
+def test_a_service_that_does_not_know_the_secret_is_refused(sent: bytes, reason: str) -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(said)
-        if len(said) > len(b"slurmtrain/1") + 16:
+        writer.write(sent)
+        if len(sent) > len(b"slurmtrain/1") + 16:
             await reader.readexactly(16 + 32)
         writer.close()
 
-    async def talk() -> None:
+    async def scenario() -> None:
         async with serving(answer) as server:
-            with pytest.raises(AuthenticationError, match=why):
+            with pytest.raises(AuthenticationError, match=reason):
                 await connect("127.0.0.1", server.port, SECRET)
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_a_service_that_gives_back_what_it_was_sent_proves_nothing() -> None:
+def test_a_service_that_echoes_the_handshake_is_refused() -> None:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"slurmtrain/1" + bytes(16))
         nonce, proof = await reader.readexactly(16), await reader.readexactly(32)
         writer.write(proof + nonce)
-        await closed(reader)
+        await read_to_end(reader)
         writer.close()
 
-    async def talk() -> None:
+    async def scenario() -> None:
         async with serving(answer) as server:
             with pytest.raises(AuthenticationError, match="does not know the secret"):
                 await connect("127.0.0.1", server.port, SECRET)
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_one_who_gives_up_on_a_silent_service_leaves_it() -> None:
-    async def talk() -> None:
-        async with serving(lambda reader, writer: closed(reader)) as server:
+def test_a_cancelled_handshake_closes_the_connection() -> None:
+    async def scenario() -> None:
+        async with serving(lambda reader, writer: read_to_end(reader)) as server:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(connect("127.0.0.1", server.port, SECRET), 0.05)
-            assert await server.met.get() == b""
+            assert await server.results.get() == b""
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_nobody_at_all_is_an_error_of_the_system() -> None:
-    async def talk() -> None:
+def test_an_address_without_a_listener_raises_the_systems_error() -> None:
+    async def scenario() -> None:
         with vacant("127.0.0.1") as port:
             with pytest.raises(ConnectionRefusedError) as refused:
                 await connect("127.0.0.1", port, SECRET)
@@ -268,77 +268,77 @@ def test_nobody_at_all_is_an_error_of_the_system() -> None:
         assert refused.value.strerror == "Connection refused"
         assert unknown.value.strerror == "Cannot assign requested address"
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-# --- those in between -------------------------------------------------------------------------------------------
+# --- eavesdroppers ---------------------------------------------------------------------------------------------
 
 
-def test_what_goes_over_the_wire_holds_nothing_of_the_secret() -> None:
-    async def talk() -> bytes:
-        async with serving(greeting()) as server, Middleman(server.port) as middle:
-            there = await connect("127.0.0.1", middle.port, SECRET)
-            here = await server.met.get()
-            await there.send({"host": "node1"})
-            assert await here.receive() == {"host": "node1"}
-            await here.send("words")
-            assert await there.receive() == "words"
-            key = here._key
-            here.close()
-            there.close()
-        seen = bytes(middle.forth + middle.back)
-        assert b'{"host":"node1"}' in seen
-        assert key not in seen
-        return seen
+def test_the_secret_is_never_sent() -> None:
+    async def scenario() -> bytes:
+        async with serving(accepting()) as server, Proxy(server.port) as proxy:
+            connected = await connect("127.0.0.1", proxy.port, SECRET)
+            accepted = await server.results.get()
+            await connected.send({"host": "node1"})
+            assert await accepted.receive() == {"host": "node1"}
+            await accepted.send("words")
+            assert await connected.receive() == "words"
+            key = accepted._key
+            accepted.close()
+            connected.close()
+        traffic = bytes(proxy.forth + proxy.back)
+        assert b'{"host":"node1"}' in traffic
+        assert key not in traffic
+        return traffic
 
-    seen = asyncio.run(talk())
+    traffic = asyncio.run(scenario())
     for length in (8, 32):
-        assert SECRET[:length] not in seen
-        assert SECRET.hex()[:length].encode() not in seen
+        assert SECRET[:length] not in traffic
+        assert SECRET.hex()[:length].encode() not in traffic
 
 
-def test_a_conversation_that_was_heard_cannot_be_repeated_to_the_host() -> None:
-    async def talk() -> None:
-        async with serving(greeting()) as server, Middleman(server.port) as middle:
-            there = await connect("127.0.0.1", middle.port, SECRET)
-            await server.met.get()
-            await there.send({"topic": "bye", "words": "SIGTERM"})
-            there.close()
+def test_a_recorded_connection_cannot_be_replayed_to_the_accepting_side() -> None:
+    async def scenario() -> None:
+        async with serving(accepting()) as server, Proxy(server.port) as proxy:
+            connected = await connect("127.0.0.1", proxy.port, SECRET)
+            await server.results.get()
+            await connected.send({"topic": "stopped", "payload": "SIGTERM"})
+            connected.close()
             _, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            writer.write(bytes(middle.forth))
-            assert str(await server.met.get()) == "it does not know the secret of this attempt"
+            writer.write(bytes(proxy.forth))
+            assert str(await server.results.get()) == "it does not know the secret of this attempt"
             writer.close()
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_a_host_that_was_heard_cannot_be_played_to_a_guest() -> None:
-    heard: list[bytes] = []
+def test_a_recorded_connection_cannot_be_replayed_to_the_connecting_side() -> None:
+    recorded: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(heard[0])
-        await closed(reader)
+        writer.write(recorded[0])
+        await read_to_end(reader)
         writer.close()
 
-    async def talk() -> None:
-        async with serving(greeting()) as server, Middleman(server.port) as middle:
-            there = await connect("127.0.0.1", middle.port, SECRET)
-            here = await server.met.get()
-            here.close()
-            there.close()
-        heard.append(bytes(middle.back))
+    async def scenario() -> None:
+        async with serving(accepting()) as server, Proxy(server.port) as proxy:
+            connected = await connect("127.0.0.1", proxy.port, SECRET)
+            accepted = await server.results.get()
+            accepted.close()
+            connected.close()
+        recorded.append(bytes(proxy.back))
         async with serving(answer) as server:
             with pytest.raises(AuthenticationError, match="does not know the secret"):
                 await connect("127.0.0.1", server.port, SECRET)
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-# --- messages that were tampered with ---------------------------------------------------------------------------
+# --- altered messages ------------------------------------------------------------------------------------------
 
 
 class Written:
-    """A writer that keeps what it is given, one message an item."""
+    """A writer that keeps all messages."""
 
     def __init__(self) -> None:
         self.frames: list[bytes] = []
@@ -347,34 +347,34 @@ class Written:
         self.frames.append(data)
 
     async def drain(self) -> None:
-        """Nothing is in the way."""
+        """Everything is written at once."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Nothing to close."""
 
 
-async def frames(*messages: object, serving: bool = False) -> list[bytes]:
-    """How one side sends these messages."""
+async def send_frames(*messages: object, accepted: bool = False) -> list[bytes]:
+    """The bytes of these messages, as one side sends them."""
     written = Written()
-    channel = Channel(asyncio.StreamReader(), written, b"key", serving=serving)  # type: ignore[arg-type]
+    channel = Channel(asyncio.StreamReader(), written, b"key", accepted=accepted)  # type: ignore[arg-type]
     for message in messages:
         await channel.send(message)
     return written.frames
 
 
-async def received(*data: bytes, serving: bool = True) -> list[Any]:
-    """What the other side makes of these bytes, until the end or the first problem."""
+async def receive_frames(*data: bytes, accepted: bool = True) -> list[Any]:
+    """The messages that the other side reads from these bytes, and the error that follows."""
     reader = asyncio.StreamReader()
-    for each in data:
-        reader.feed_data(each)
+    for piece in data:
+        reader.feed_data(piece)
     reader.feed_eof()
-    channel = Channel(reader, Written(), b"key", serving=serving)  # type: ignore[arg-type]
-    heard: list[Any] = []
+    channel = Channel(reader, Written(), b"key", accepted=accepted)  # type: ignore[arg-type]
+    messages: list[Any] = []
     try:
         while True:
-            heard.append(await channel.receive())
-    except ChannelClosed as end:
-        return [*heard, str(end)]
+            messages.append(await channel.receive())
+    except ChannelClosed as closed_error:
+        return [*messages, str(closed_error)]
 
 
 END, WRONG = "it closed the connection", "it sent a message with a wrong signature"
@@ -388,70 +388,72 @@ _JSON = st.recursive(
 @settings(deadline=None)
 @given(st.lists(_JSON, max_size=5))
 def test_messages_arrive_as_they_were_sent_and_in_order(messages: list[Any]) -> None:
-    async def talk() -> list[Any]:
-        return await received(*(await frames(*messages)))
+    async def scenario() -> list[Any]:
+        return await receive_frames(*(await send_frames(*messages)))
 
-    assert asyncio.run(talk()) == [*messages, END]
+    assert asyncio.run(scenario()) == [*messages, END]
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_a_message_of_which_any_bit_has_changed_is_refused(data: st.DataObject) -> None:
-    async def talk() -> None:
-        first, second = await frames({"node": 1}, {"node": 2})
+    async def scenario() -> None:
+        first, second = await send_frames({"node": 1}, {"node": 2})
         # Beyond the length: with another length, other bytes are signed.
         at = data.draw(st.integers(4 * 8, len(second) * 8 - 1))
-        changed = bytearray(second)
-        changed[at // 8] ^= 1 << at % 8
-        assert await received(first, bytes(changed)) == [{"node": 1}, WRONG]
+        altered = bytearray(second)
+        altered[at // 8] ^= 1 << at % 8
+        assert await receive_frames(first, bytes(altered)) == [{"node": 1}, WRONG]
 
-    asyncio.run(talk())
-
-
-def test_messages_that_are_repeated_swapped_or_left_out_are_refused() -> None:
-    async def talk() -> None:
-        one, two = await frames("one", "two")
-        assert await received(one, two) == ["one", "two", END]
-        assert await received(one, one) == ["one", WRONG]
-        assert await received(two, one) == [WRONG]
-        assert await received(two) == [WRONG]
-
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_a_side_cannot_be_made_to_hear_its_own_words() -> None:
-    async def talk() -> None:
-        (said,) = await frames("one")
-        assert await received(said, serving=False) == [WRONG]
-        (said,) = await frames("one", serving=True)
-        assert await received(said, serving=True) == [WRONG]
-        assert await received(said, serving=False) == ["one", END]
+def test_repeated_swapped_and_missing_messages_are_refused() -> None:
+    async def scenario() -> None:
+        first, second = await send_frames("one", "two")
+        assert await receive_frames(first, second) == ["one", "two", END]
+        assert await receive_frames(first, first) == ["one", WRONG]
+        assert await receive_frames(second, first) == [WRONG]
+        assert await receive_frames(second) == [WRONG]
 
-    asyncio.run(talk())
-
-
-def test_the_same_words_are_signed_anew_each_time() -> None:
-    async def talk() -> None:
-        one, again = await frames("one", "one")
-        assert one[:-32] == again[:-32]
-        assert one != again
-
-    asyncio.run(talk())
+    asyncio.run(scenario())
 
 
-def test_a_length_that_no_message_has_is_refused_before_it_is_read() -> None:
-    async def talk() -> None:
-        (said,) = await frames("one")
-        for length in (channel._LIMIT + 1, 2**32 - 1):
-            assert await received(struct.pack(">I", length) + said[4:]) == ["it sent something that is no message"]
+def test_a_message_sent_back_to_its_sender_is_refused() -> None:
+    async def scenario() -> None:
+        (frame,) = await send_frames("one")
+        assert await receive_frames(frame, accepted=False) == [WRONG]
+        (frame,) = await send_frames("one", accepted=True)
+        assert await receive_frames(frame, accepted=True) == [WRONG]
+        assert await receive_frames(frame, accepted=False) == ["one", END]
 
-    asyncio.run(talk())
+    asyncio.run(scenario())
+
+
+def test_equal_messages_have_different_signatures() -> None:
+    async def scenario() -> None:
+        first, repeated = await send_frames("one", "one")
+        assert first[:-32] == repeated[:-32]
+        assert first != repeated
+
+    asyncio.run(scenario())
+
+
+def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
+    async def scenario() -> None:
+        (frame,) = await send_frames("one")
+        for length in (channel._MAX_MESSAGE_BYTES + 1, 2**32 - 1):
+            assert await receive_frames(struct.pack(">I", length) + frame[4:]) == [
+                "it sent something that is no message"
+            ]
+
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("length", [0, 2, 4, 6, 20])
-def test_half_a_message_is_none(length: int) -> None:
-    async def talk() -> None:
-        (said,) = await frames("one")
-        assert await received(said[:length]) == [END]
+def test_an_incomplete_message_is_no_message(length: int) -> None:
+    async def scenario() -> None:
+        (frame,) = await send_frames("one")
+        assert await receive_frames(frame[:length]) == [END]
 
-    asyncio.run(talk())
+    asyncio.run(scenario())

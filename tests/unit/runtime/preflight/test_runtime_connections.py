@@ -1,4 +1,4 @@
-"""Where agents meet: who is heard and told, who is late or gone, and how node 0 is found."""
+"""The connections between node 0 and all others: reports and commands, lost peers, and how node 0 is found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LONG_S = 60.0
 
 
 class Clock:
-    """Stands for the monotonic clock of the lobby; it goes on by itself, and jumps when told."""
+    """Replaces the monotonic clock of the connections: it runs by itself, and jumps on request."""
 
     def __init__(self) -> None:
         self._ahead = 0.0
@@ -52,466 +52,491 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @contextlib.asynccontextmanager
-async def hosting(
+async def listening_coordinator(
     nodes: int, secret: bytes = SECRET, now: Callable[[], float] = time.time
 ) -> AsyncIterator[tuple[ParticipantConnections, Endpoint]]:
-    """Node 0, and where it is."""
-    host, listener = ParticipantConnections(secret, nodes, now), listen("127.0.0.1", 0)
-    await host.listen(listener)
+    """Node 0, and its endpoint."""
+    coordinator, listener = ParticipantConnections(secret, nodes, now), listen("127.0.0.1", 0)
+    await coordinator.listen(listener)
     try:
-        yield host, Endpoint("127.0.0.1", listener.getsockname()[1], secret)
+        yield coordinator, Endpoint("127.0.0.1", listener.getsockname()[1], secret)
     finally:
-        await host.close()
+        await coordinator.close()
 
 
-async def come(door: Endpoint, node: int, now: Callable[[], float] = time.time) -> CoordinatorConnection:
-    guest, _ = await connect_to_coordinator(lambda: [door], node, LONG_S, now)
-    return guest
+async def connect_participant(
+    endpoint: Endpoint, node: int, now: Callable[[], float] = time.time
+) -> CoordinatorConnection:
+    participant, _ = await connect_to_coordinator(lambda: [endpoint], node, LONG_S, now)
+    return participant
 
 
-async def heard(guest: CoordinatorConnection) -> None:
-    """Node 0 has heard all that this guest has said: it answers in turn."""
-    await guest.ask_clock(LONG_S)
+async def wait_until_received(participant: CoordinatorConnection) -> None:
+    """Wait until node 0 has received all that this participant has sent: it answers in order."""
+    await participant.exchange_clock_stamps(LONG_S)
 
 
-async def parted(host: ParticipantConnections, left: int) -> None:
-    """Node 0 has noticed the end of all connections but some."""
-    while len(host._serving) > left:
+async def wait_for_disconnects(coordinator: ParticipantConnections, remaining: int) -> None:
+    """Wait until node 0 has noticed the end of all connections but so many."""
+    while len(coordinator._serving) > remaining:
         await asyncio.sleep(0.001)
 
 
-async def silent(door: Endpoint, node: int) -> Channel:
-    """A guest that says who it is, and nothing more."""
-    channel = await connect(door.address, door.port, door.secret)
+async def connect_without_heartbeats(endpoint: Endpoint, node: int) -> Channel:
+    """A participant that reports its number, and nothing more."""
+    channel = await connect(endpoint.address, endpoint.port, endpoint.secret)
     await channel.send({"node": node})
     # The answer shows that the number has been read.
-    await channel.send({"topic": "beat", "words": None})
+    await channel.send({"topic": "heartbeat", "payload": None})
     await channel.receive()
     return channel
 
 
-# --- what is said -----------------------------------------------------------------------------------------------
+# --- reports and commands ------------------------------------------------------------------------------------------
 
 
-def test_the_host_collects_what_all_say_and_answers_all_at_once() -> None:
-    async def meet() -> None:
-        async with hosting(3) as (host, door):
-            two, one = await come(door, 2), await come(door, 1)
-            await two.report("join", "I am two")
-            await one.report("join", {"I am": 1})
-            said = await host.gather("join", "I am the host", LONG_S)
-            assert list(said.items()) == [(0, "I am the host"), (1, {"I am": 1}), (2, "I am two")]
-            await host.tell("next", "go on")
-            assert [await one.hear("next", LONG_S), await two.hear("next", LONG_S)] == ["go on", "go on"]
-            await host.tell_each("next", {0: "unused", 1: "for one", 2: "for two"})
-            assert [await two.hear("next", LONG_S), await one.hear("next", LONG_S)] == ["for two", "for one"]
-            for guest in (one, two):
-                await guest.close()
+def test_node_0_gathers_the_reports_of_all_and_commands_all_or_each() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(3) as (coordinator, endpoint):
+            participant_2, participant_1 = (
+                await connect_participant(endpoint, 2),
+                await connect_participant(endpoint, 1),
+            )
+            await participant_2.report("join", "I am two")
+            await participant_1.report("join", {"I am": 1})
+            reports = await coordinator.gather("join", "I am node 0", LONG_S)
+            assert list(reports.items()) == [(0, "I am node 0"), (1, {"I am": 1}), (2, "I am two")]
+            await coordinator.broadcast("command", "go on")
+            assert [await participant_1.receive("command", LONG_S), await participant_2.receive("command", LONG_S)] == [
+                "go on",
+                "go on",
+            ]
+            await coordinator.send_each("command", {0: "unused", 1: "for one", 2: "for two"})
+            assert [await participant_2.receive("command", LONG_S), await participant_1.receive("command", LONG_S)] == [
+                "for two",
+                "for one",
+            ]
+            for participant in (participant_1, participant_2):
+                await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_what_is_said_before_it_is_asked_for_is_kept_by_topic_and_in_order() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            guest = await come(door, 1)
-            await guest.report("later", "b")
-            await guest.report("first", "a")
-            assert await host.gather("first", None, LONG_S) == {0: None, 1: "a"}
-            assert await host.gather("later", None, LONG_S) == {0: None, 1: "b"}
+def test_early_messages_are_kept_by_topic_and_in_order() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            participant = await connect_participant(endpoint, 1)
+            await participant.report("later", "b")
+            await participant.report("first", "a")
+            assert await coordinator.gather("first", None, LONG_S) == {0: None, 1: "a"}
+            assert await coordinator.gather("later", None, LONG_S) == {0: None, 1: "b"}
             for word in "xyz":
-                await host.tell("next", word)
-            await host.tell("other", "w")
-            assert await guest.hear("other", LONG_S) == "w"
-            assert [await guest.hear("next", LONG_S) for _ in "xyz"] == ["x", "y", "z"]
-            await guest.close()
+                await coordinator.broadcast("command", word)
+            await coordinator.broadcast("other", "w")
+            assert await participant.receive("other", LONG_S) == "w"
+            assert [await participant.receive("command", LONG_S) for _ in "xyz"] == ["x", "y", "z"]
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_a_host_without_others_waits_for_nobody() -> None:
-    async def meet() -> None:
+def test_a_single_node_waits_for_nobody() -> None:
+    async def scenario() -> None:
         assert await ParticipantConnections(SECRET, 1).gather("join", "alone", 0) == {0: "alone"}
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
 def test_clocks_are_compared_by_the_stamps_of_both_sides() -> None:
-    async def meet() -> tuple[float, ...]:
-        async with hosting(2, now=lambda: 10.0) as (_, door):
-            guest = await come(door, 1, lambda: 20.0)
-            stamps = await guest.ask_clock(LONG_S)
-            await guest.close()
+    async def scenario() -> tuple[float, ...]:
+        async with listening_coordinator(2, now=lambda: 10.0) as (_, endpoint):
+            participant = await connect_participant(endpoint, 1, lambda: 20.0)
+            stamps = await participant.exchange_clock_stamps(LONG_S)
+            await participant.close()
             return stamps
 
-    assert asyncio.run(meet()) == (20.0, 10.0, 10.0, 20.0)
+    assert asyncio.run(scenario()) == (20.0, 10.0, 10.0, 20.0)
 
 
-def test_a_guest_knows_the_addresses_by_which_it_came() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (_, door):
-            guest = await come(door, 1)
-            assert guest.via == ("127.0.0.1", "127.0.0.1")
-            await guest.close()
+def test_a_participant_knows_the_addresses_of_its_connection() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (_, endpoint):
+            participant = await connect_participant(endpoint, 1)
+            assert participant.route == ("127.0.0.1", "127.0.0.1")
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
 def test_both_sides_count_what_they_send() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            guest = await come(door, 1)
-            before, told = guest.sent, host.sent
-            await guest.report("join", None)
-            await host.gather("join", None, LONG_S)
-            await host.tell("next", None)
-            await guest.hear("next", LONG_S)
-            assert guest.sent >= before + 1
-            assert host.sent >= told + 1
-            await guest.close()
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            participant = await connect_participant(endpoint, 1)
+            participant_sent, coordinator_sent = participant.sent, coordinator.sent
+            await participant.report("join", None)
+            await coordinator.gather("join", None, LONG_S)
+            await coordinator.broadcast("command", None)
+            await participant.receive("command", LONG_S)
+            assert participant.sent >= participant_sent + 1
+            assert coordinator.sent >= coordinator_sent + 1
+            await participant.close()
 
-    asyncio.run(meet())
-
-
-# --- who is late ------------------------------------------------------------------------------------------------
+    asyncio.run(scenario())
 
 
-def test_nodes_that_are_late_are_named() -> None:
-    async def meet() -> None:
-        async with hosting(5) as (host, door):
-            guests = [await come(door, node) for node in (1, 2, 4)]
-            for guest in guests[::2]:
-                await guest.report("join", None)
-                await heard(guest)
-            with pytest.raises(ResponseTimeout) as late:
-                await host.gather("join", None, 0)
-            assert late.value.nodes == [2, 3]
-            assert str(late.value) == "nodes 2, 3"
-            for guest in guests:
-                await guest.close()
-
-    asyncio.run(meet())
+# --- time-outs --------------------------------------------------------------------------------------------------
 
 
-def test_a_host_that_says_nothing_of_a_topic_in_time_is_late() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            guest = await come(door, 1)
-            await host.tell("other", None)
-            with pytest.raises(ResponseTimeout) as late:
-                await guest.hear("next", 0)
-            assert late.value.nodes == [0]
-            await guest.close()
+def test_nodes_that_have_not_reported_in_time_are_named() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(5) as (coordinator, endpoint):
+            participants = [await connect_participant(endpoint, node) for node in (1, 2, 4)]
+            for participant in participants[::2]:
+                await participant.report("join", None)
+                await wait_until_received(participant)
+            with pytest.raises(ResponseTimeout) as timeout:
+                await coordinator.gather("join", None, 0)
+            assert timeout.value.nodes == [2, 3]
+            assert str(timeout.value) == "nodes 2, 3"
+            for participant in participants:
+                await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-# --- who is gone ------------------------------------------------------------------------------------------------
+def test_a_command_that_does_not_come_in_time_is_a_timeout() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            participant = await connect_participant(endpoint, 1)
+            await coordinator.broadcast("other", None)
+            with pytest.raises(ResponseTimeout) as timeout:
+                await participant.receive("command", 0)
+            assert timeout.value.nodes == [0]
+            await participant.close()
+
+    asyncio.run(scenario())
+
+
+# --- lost peers -------------------------------------------------------------------------------------------------
 
 
 # The kernel resets a connection that is closed before all that has arrived was read.
 CLOSED = "it closed the connection|Connection reset by peer"
 
 
-@pytest.mark.parametrize(("signal", "why"), [(None, CLOSED), ("SIGTERM", "it was stopped")], ids=["died", "stopped"])
-def test_a_guest_that_leaves_is_named_with_its_signal(signal: str | None, why: str) -> None:
-    async def meet() -> None:
-        async with hosting(3) as (host, door):
-            one, two = await come(door, 1), await come(door, 2)
-            await two.report("join", None)
-            await two.close(signal)
-            await parted(host, 1)
-            with pytest.raises(PeerLost, match=why) as left:
-                await host.gather("join", None, LONG_S)
-            assert (left.value.node, left.value.signal) == (2, signal)
-            await one.close()
+@pytest.mark.parametrize(("signal", "reason"), [(None, CLOSED), ("SIGTERM", "it was stopped")], ids=["died", "stopped"])
+def test_a_participant_that_disconnects_is_named_with_its_signal(signal: str | None, reason: str) -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(3) as (coordinator, endpoint):
+            participant_1, participant_2 = (
+                await connect_participant(endpoint, 1),
+                await connect_participant(endpoint, 2),
+            )
+            await participant_2.report("join", None)
+            await participant_2.close(signal)
+            await wait_for_disconnects(coordinator, 1)
+            with pytest.raises(PeerLost, match=reason) as lost:
+                await coordinator.gather("join", None, LONG_S)
+            assert (lost.value.node, lost.value.signal) == (2, signal)
+            await participant_1.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_a_guest_that_is_gone_is_missed_even_if_it_has_said_all() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            guest = await come(door, 1)
-            await guest.report("join", None)
-            assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
-            await guest.report("report", None)
-            await guest.close()
+def test_a_lost_participant_is_noticed_even_if_it_has_reported_everything() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            participant = await connect_participant(endpoint, 1)
+            await participant.report("join", None)
+            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+            await participant.report("report", None)
+            await participant.close()
             with pytest.raises(PeerLost, match=CLOSED):
-                await host.gather("next", None, LONG_S)
+                await coordinator.gather("command", None, LONG_S)
             with pytest.raises(PeerLost, match=CLOSED):
-                await host.gather("report", None, LONG_S)
+                await coordinator.gather("report", None, LONG_S)
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("signal", "why"), [(None, CLOSED), ("SIGUSR2", "it was stopped")], ids=["died", "stopped"])
-def test_a_host_that_leaves_is_noticed_with_its_signal_by_all(signal: str | None, why: str) -> None:
-    async def meet() -> None:
-        async with hosting(3) as (host, door):
-            guests = [await come(door, 1), await come(door, 2)]
-            for guest in guests:
-                await heard(guest)
-            await host.close(signal)
-            for guest in guests:
-                with pytest.raises(PeerLost, match=why) as left:
-                    await guest.hear("next", LONG_S)
-                assert (left.value.node, left.value.signal) == (0, signal)
-                with pytest.raises(PeerLost) as left:
+@pytest.mark.parametrize(("signal", "reason"), [(None, CLOSED), ("SIGUSR2", "it was stopped")], ids=["died", "stopped"])
+def test_all_notice_that_node_0_disconnects_and_its_signal(signal: str | None, reason: str) -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(3) as (coordinator, endpoint):
+            participants = [await connect_participant(endpoint, 1), await connect_participant(endpoint, 2)]
+            for participant in participants:
+                await wait_until_received(participant)
+            await coordinator.close(signal)
+            for participant in participants:
+                with pytest.raises(PeerLost, match=reason) as lost:
+                    await participant.receive("command", LONG_S)
+                assert (lost.value.node, lost.value.signal) == (0, signal)
+                with pytest.raises(PeerLost) as lost:
                     while True:
-                        await guest.report("join", None)
-                assert (left.value.node, left.value.signal) == (0, signal)
-                await guest.close()
+                        await participant.report("join", None)
+                assert (lost.value.node, lost.value.signal) == (0, signal)
+                await participant.close()
 
-    asyncio.run(meet())
-
-
-def test_last_words_are_heard_to_the_end_while_guests_still_talk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_BEAT_S", 0.001)
-    words = "x" * 3_000_000
-
-    async def leave(guest: CoordinatorConnection) -> str:
-        said: str = await guest.hear("next", LONG_S)
-        await guest.close()
-        return said
-
-    async def meet() -> None:
-        async with hosting(5) as (host, door):
-            guests = [await come(door, node) for node in range(1, 5)]
-            for guest in guests:
-                await heard(guest)
-            leaving = [asyncio.create_task(leave(guest)) for guest in guests]
-            await host.tell("next", words)
-            await host.part(LONG_S)
-            await host.close()
-            for each in leaving:
-                assert await each == words
-
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_a_guest_that_never_leaves_is_not_waited_for() -> None:
-    async def meet() -> None:
-        async with hosting(3) as (host, door):
-            one, two = await come(door, 1), await come(door, 2)
-            await heard(one)
-            await heard(two)
-            await one.close()
-            await host.part(0.05)
-            await parted(host, 1)
-            assert set(host._gone) == {1}
-            await two.close()
-            await host.part(LONG_S)
-            assert set(host._gone) == {1, 2}
+def test_the_last_command_arrives_whole_while_participants_still_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.001)
+    payload = "x" * 3_000_000
 
-    asyncio.run(meet())
+    async def receive_and_leave(participant: CoordinatorConnection) -> str:
+        payload: str = await participant.receive("command", LONG_S)
+        await participant.close()
+        return payload
+
+    async def scenario() -> None:
+        async with listening_coordinator(5) as (coordinator, endpoint):
+            participants = [await connect_participant(endpoint, node) for node in range(1, 5)]
+            for participant in participants:
+                await wait_until_received(participant)
+            tasks = [asyncio.create_task(receive_and_leave(participant)) for participant in participants]
+            await coordinator.broadcast("command", payload)
+            await coordinator.wait_for_disconnects(LONG_S)
+            await coordinator.close()
+            for task in tasks:
+                assert await task == payload
+
+    asyncio.run(scenario())
 
 
-def test_telling_all_goes_on_where_one_is_gone() -> None:
-    async def meet() -> None:
-        async with hosting(3) as (host, door):
-            one, two = await come(door, 1), await come(door, 2)
-            await heard(two)
-            await one.close()
+def test_node_0_does_not_wait_long_for_a_participant_that_never_disconnects() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(3) as (coordinator, endpoint):
+            participant_1, participant_2 = (
+                await connect_participant(endpoint, 1),
+                await connect_participant(endpoint, 2),
+            )
+            await wait_until_received(participant_1)
+            await wait_until_received(participant_2)
+            await participant_1.close()
+            await coordinator.wait_for_disconnects(0.05)
+            await wait_for_disconnects(coordinator, 1)
+            assert set(coordinator._lost) == {1}
+            await participant_2.close()
+            await coordinator.wait_for_disconnects(LONG_S)
+            assert set(coordinator._lost) == {1, 2}
+
+    asyncio.run(scenario())
+
+
+def test_the_others_receive_commands_when_a_participant_is_lost() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(3) as (coordinator, endpoint):
+            participant_1, participant_2 = (
+                await connect_participant(endpoint, 1),
+                await connect_participant(endpoint, 2),
+            )
+            await wait_until_received(participant_2)
+            await participant_1.close()
             with pytest.raises(PeerLost):
-                await host.gather("join", None, LONG_S)
-            await host.tell("next", "go on")
-            await host.tell_each("next", {1: "for one", 2: "for two"})
-            assert [await two.hear("next", LONG_S) for _ in range(2)] == ["go on", "for two"]
-            await two.close()
+                await coordinator.gather("join", None, LONG_S)
+            await coordinator.broadcast("command", "go on")
+            await coordinator.send_each("command", {1: "for one", 2: "for two"})
+            assert [await participant_2.receive("command", LONG_S) for _ in range(2)] == ["go on", "for two"]
+            await participant_2.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_a_guest_without_a_sign_of_life_counts_as_dead_and_one_that_beats_does_not(clock: Clock) -> None:
-    async def meet() -> None:
-        async with hosting(3) as (host, door):
-            channel, guest = await silent(door, 1), await come(door, 2)
-            clock.jump(connections.SILENCE_S * 0.6)
-            await heard(guest)
-            waiting = asyncio.create_task(host.gather("join", None, LONG_S * 60))
-            clock.jump(connections.SILENCE_S * 0.6)
-            with pytest.raises(PeerLost) as left:
+def test_a_participant_without_heartbeats_is_lost_and_one_with_heartbeats_is_not(clock: Clock) -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(3) as (coordinator, endpoint):
+            channel, participant = await connect_without_heartbeats(endpoint, 1), await connect_participant(endpoint, 2)
+            clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
+            await wait_until_received(participant)
+            waiting = asyncio.create_task(coordinator.gather("join", None, LONG_S * 60))
+            clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
+            with pytest.raises(PeerLost) as lost:
                 await waiting
-            assert (left.value.node, left.value.signal) == (1, None)
-            assert str(left.value) == "it has not been heard of for 15 s"
+            assert (lost.value.node, lost.value.signal) == (1, None)
+            assert str(lost.value) == "it has not been heard of for 15 s"
             channel.close()
-            await guest.close()
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_a_host_without_a_sign_of_life_counts_as_dead(clock: Clock) -> None:
-    async def mute(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+def test_node_0_without_heartbeats_is_lost(clock: Clock) -> None:
+    async def silent_endpoint(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ChannelClosed):
             channel = await connections.accept(reader, writer, SECRET)
             while True:
                 await channel.receive()
 
-    async def meet() -> None:
-        server = await asyncio.start_server(mute, "127.0.0.1", 0)
-        guest = await come(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], SECRET), 1)
-        waiting = asyncio.create_task(guest.hear("next", LONG_S * 60))
+    async def scenario() -> None:
+        server = await asyncio.start_server(silent_endpoint, "127.0.0.1", 0)
+        participant = await connect_participant(Endpoint("127.0.0.1", server.sockets[0].getsockname()[1], SECRET), 1)
+        waiting = asyncio.create_task(participant.receive("command", LONG_S * 60))
         await asyncio.sleep(0)
-        clock.jump(connections.SILENCE_S + 1)
-        with pytest.raises(PeerLost) as left:
+        clock.jump(connections.HEARTBEAT_TIMEOUT_S + 1)
+        with pytest.raises(PeerLost) as lost:
             await waiting
-        assert (left.value.node, str(left.value)) == (0, "it has not been heard of for 15 s")
-        await guest.close()
+        assert (lost.value.node, str(lost.value)) == (0, "it has not been heard of for 15 s")
+        await participant.close()
         server.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_guests_beat_and_the_host_beats_back(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(connections, "_BEAT_S", 0.01)
+def test_participants_send_heartbeats_and_node_0_answers_them(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
+    monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.01)
 
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            guest = await come(door, 1)
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            participant = await connect_participant(endpoint, 1)
             for _ in range(3):
-                clock.jump(connections.SILENCE_S * 0.6)
-                began, guest._heard = clock.monotonic(), 0.0
-                while min(guest._heard, host._heard.get(1, 0.0)) < began:
+                clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
+                jumped_at, participant._last_message = clock.monotonic(), 0.0
+                while min(participant._last_message, coordinator._last_message.get(1, 0.0)) < jumped_at:
                     await asyncio.sleep(0.001)
-                host._look_for_silence()
-                assert not host._gone
-            await guest.close()
+                coordinator._check_heartbeats()
+                assert not coordinator._lost
+            await participant.close()
 
-    asyncio.run(asyncio.wait_for(meet(), LONG_S))
-
-
-# --- who is let in ----------------------------------------------------------------------------------------------
+    asyncio.run(asyncio.wait_for(scenario(), LONG_S))
 
 
-def test_a_guest_that_comes_again_takes_the_place_of_the_first_one() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            first = await come(door, 1)
-            await heard(first)
-            second = await come(door, 1)
-            await heard(second)
+# --- handshakes -------------------------------------------------------------------------------------------------
+
+
+def test_a_second_connection_of_a_participant_replaces_the_first() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            first = await connect_participant(endpoint, 1)
+            await wait_until_received(first)
+            second = await connect_participant(endpoint, 1)
+            await wait_until_received(second)
             with pytest.raises(PeerLost, match=CLOSED):
-                await first.hear("next", LONG_S)
+                await first.receive("command", LONG_S)
             await second.report("join", "second")
-            assert await host.gather("join", None, LONG_S) == {0: None, 1: "second"}
-            await host.tell("next", "go on")
-            assert await second.hear("next", LONG_S) == "go on"
+            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: "second"}
+            await coordinator.broadcast("command", "go on")
+            assert await second.receive("command", LONG_S) == "go on"
             await first.close()
             await second.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
-def test_a_guest_with_a_number_that_no_guest_has_is_refused(number: int) -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            wrong = await come(door, number)
+def test_a_participant_with_a_number_that_no_node_has_is_refused(number: int) -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            refused = await connect_participant(endpoint, number)
             with pytest.raises(PeerLost, match=CLOSED):
-                await wrong.hear("next", LONG_S)
-            assert host.refused == 1
-            guest = await come(door, 1)
-            await guest.report("join", None)
-            assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
-            await wrong.close()
-            await guest.close()
+                await refused.receive("command", LONG_S)
+            assert coordinator.refused == 1
+            participant = await connect_participant(endpoint, 1)
+            await participant.report("join", None)
+            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+            await refused.close()
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_strangers_are_counted_and_keep_nobody_out() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            reader, writer = await asyncio.open_connection(door.address, door.port)
+def test_failed_handshakes_are_counted_and_keep_no_participant_out() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            reader, writer = await asyncio.open_connection(endpoint.address, endpoint.port)
             writer.write(bytes(48))
             await reader.read()
             writer.close()
-            guest = await come(door, 1)
-            await guest.report("join", None)
-            assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
-            assert host.refused == 1
-            await guest.close()
+            participant = await connect_participant(endpoint, 1)
+            await participant.report("join", None)
+            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+            assert coordinator.refused == 1
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_one_who_knows_the_secret_but_says_nothing_is_no_guest() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            (await connect(door.address, door.port, door.secret)).close()
-            guest = await come(door, 1)
-            await guest.report("join", None)
-            assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
-            await guest.close()
+def test_a_connection_that_never_reports_its_number_is_no_participant() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            (await connect(endpoint.address, endpoint.port, endpoint.secret)).close()
+            participant = await connect_participant(endpoint, 1)
+            await participant.report("join", None)
+            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
 # --- finding node 0 ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def nobody() -> Iterator[Endpoint]:
-    """A door behind which nobody listens."""
+def unused_endpoint() -> Iterator[Endpoint]:
+    """An endpoint at which nobody listens."""
     with vacant("127.0.0.1") as port:
         yield Endpoint("127.0.0.1", port, SECRET)
 
 
-def test_of_several_doors_the_one_that_works_is_found(nobody: Endpoint) -> None:
-    async def meet() -> None:
-        async with hosting(2) as (_, door), hosting(2, OTHER) as (other, elsewhere):
-            wrong = Endpoint(elsewhere.address, elsewhere.port, SECRET)
-            doors = [nobody, wrong, door]
-            guest, secret = await connect_to_coordinator(lambda: doors, 1, LONG_S)
+def test_of_several_endpoints_the_one_that_works_is_found(unused_endpoint: Endpoint) -> None:
+    async def scenario() -> None:
+        async with (
+            listening_coordinator(2) as (_, endpoint),
+            listening_coordinator(2, OTHER) as (other, other_endpoint),
+        ):
+            refused = Endpoint(other_endpoint.address, other_endpoint.port, SECRET)
+            endpoints = [unused_endpoint, refused, endpoint]
+            participant, secret = await connect_to_coordinator(lambda: endpoints, 1, LONG_S)
             assert secret == SECRET
-            await heard(guest)
-            assert not other._guests
-            await guest.close()
+            await wait_until_received(participant)
+            assert not other._channels
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_the_secret_of_the_door_that_works_is_the_one_that_counts() -> None:
-    async def meet() -> bytes:
-        async with hosting(2, OTHER) as (_, door):
-            guest, secret = await connect_to_coordinator(
-                lambda: [Endpoint(door.address, door.port, SECRET), door], 1, LONG_S
+def test_the_secret_of_the_endpoint_that_works_is_returned() -> None:
+    async def scenario() -> bytes:
+        async with listening_coordinator(2, OTHER) as (_, endpoint):
+            participant, secret = await connect_to_coordinator(
+                lambda: [Endpoint(endpoint.address, endpoint.port, SECRET), endpoint], 1, LONG_S
             )
-            await guest.close()
+            await participant.close()
             return secret
 
-    assert asyncio.run(meet()) == OTHER
+    assert asyncio.run(scenario()) == OTHER
 
 
-def test_a_door_that_is_told_of_later_is_tried_as_well(monkeypatch: pytest.MonkeyPatch, nobody: Endpoint) -> None:
-    monkeypatch.setattr(connections, "_LOOK_S", 0.01)
+def test_an_endpoint_that_becomes_known_later_is_tried_too(
+    monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint
+) -> None:
+    monkeypatch.setattr(connections, "_DISCOVERY_POLL_S", 0.01)
 
-    async def meet() -> None:
-        async with hosting(2) as (_, door):
-            told = [nobody]
-            looks = 0
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (_, endpoint):
+            first = [unused_endpoint]
+            calls = 0
 
-            def doors() -> Sequence[Endpoint]:
-                nonlocal looks
-                looks += 1
-                return [*told, door] if looks > 3 else told
+            def endpoints() -> Sequence[Endpoint]:
+                nonlocal calls
+                calls += 1
+                return [*first, endpoint] if calls > 3 else first
 
-            guest, _ = await connect_to_coordinator(doors, 1, LONG_S)
-            assert looks > 3
-            await heard(guest)
-            await guest.close()
+            participant, _ = await connect_to_coordinator(endpoints, 1, LONG_S)
+            assert calls > 3
+            await wait_until_received(participant)
+            await participant.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def tries(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
-    """Something that happens when a door did not open."""
+def watch_for_failure(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """An event that is set when an attempt to connect has failed."""
     failed = asyncio.Event()
 
-    async def connecting(*door: Any) -> Channel:
+    async def connecting(*endpoint: Any) -> Channel:
         try:
-            return await connect(*door)
+            return await connect(*endpoint)
         except OSError:
             failed.set()
             raise
@@ -520,43 +545,45 @@ def tries(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
     return failed
 
 
-def test_a_host_that_does_not_listen_yet_is_tried_again(monkeypatch: pytest.MonkeyPatch, nobody: Endpoint) -> None:
-    failed = tries(monkeypatch)
-
-    async def meet() -> None:
-        finding = asyncio.create_task(connect_to_coordinator(lambda: [nobody], 1, LONG_S))
-        await failed.wait()
-        host = ParticipantConnections(SECRET, 2)
-        await host.listen(listen(nobody.address, nobody.port))
-        guest, secret = await finding
-        await heard(guest)
-        assert (guest.via[1], secret) == (nobody.address, SECRET)
-        await guest.close()
-        await host.close()
-
-    asyncio.run(asyncio.wait_for(meet(), LONG_S))
-
-
-def test_a_host_with_several_doors_has_one_guest_only() -> None:
-    async def meet() -> None:
-        async with hosting(2) as (host, door):
-            # 127.0.0.0/8 is one machine; this one listens on one address of it, by two names.
-            guest, _ = await connect_to_coordinator(
-                lambda: [door, Endpoint("::ffff:127.0.0.1", door.port, SECRET)], 1, LONG_S
-            )
-            await guest.report("join", None)
-            assert await host.gather("join", None, LONG_S) == {0: None, 1: None}
-            assert list(host._guests) == [1]
-            await parted(host, 1)
-            await guest.close()
-
-    asyncio.run(meet())
-
-
-def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
-    monkeypatch: pytest.MonkeyPatch, clock: Clock, nobody: Endpoint
+def test_an_endpoint_at_which_nobody_listens_yet_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint
 ) -> None:
-    monkeypatch.setattr(connections, "_TRY_S", 0.5)
+    failed = watch_for_failure(monkeypatch)
+
+    async def scenario() -> None:
+        finding = asyncio.create_task(connect_to_coordinator(lambda: [unused_endpoint], 1, LONG_S))
+        await failed.wait()
+        coordinator = ParticipantConnections(SECRET, 2)
+        await coordinator.listen(listen(unused_endpoint.address, unused_endpoint.port))
+        participant, secret = await finding
+        await wait_until_received(participant)
+        assert (participant.route[1], secret) == (unused_endpoint.address, SECRET)
+        await participant.close()
+        await coordinator.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), LONG_S))
+
+
+def test_a_participant_keeps_one_connection_to_a_node_0_with_several_endpoints() -> None:
+    async def scenario() -> None:
+        async with listening_coordinator(2) as (coordinator, endpoint):
+            # 127.0.0.0/8 is one machine; this one listens on one address of it, by two names.
+            participant, _ = await connect_to_coordinator(
+                lambda: [endpoint, Endpoint("::ffff:127.0.0.1", endpoint.port, SECRET)], 1, LONG_S
+            )
+            await participant.report("join", None)
+            assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
+            assert list(coordinator._channels) == [1]
+            await wait_for_disconnects(coordinator, 1)
+            await participant.close()
+
+    asyncio.run(scenario())
+
+
+def test_if_node_0_is_not_found_the_error_names_each_endpoint_and_its_problem(
+    monkeypatch: pytest.MonkeyPatch, clock: Clock, unused_endpoint: Endpoint
+) -> None:
+    monkeypatch.setattr(connections, "_CONNECT_TIMEOUT_S", 0.5)
     refusals: dict[int, Exception] = {}
     gave_up: set[int] = set()
 
@@ -578,37 +605,37 @@ def test_where_nobody_is_found_each_door_is_told_with_what_was_wrong(
 
     monkeypatch.setattr(connections, "connect", connect_and_note)
 
-    async def meet() -> None:
+    async def scenario() -> None:
         silence = listen("127.0.0.1", 0)
-        async with hosting(2, OTHER) as (_, other):
-            mute = Endpoint("127.0.0.1", silence.getsockname()[1], SECRET)
-            wrong = Endpoint("127.0.0.1", other.port, SECRET)
+        async with listening_coordinator(2, OTHER) as (_, other):
+            silent_endpoint = Endpoint("127.0.0.1", silence.getsockname()[1], SECRET)
+            refused = Endpoint("127.0.0.1", other.port, SECRET)
             with pytest.raises(LaunchError) as error:
-                await connect_to_coordinator(lambda: [nobody, mute, wrong], 1, LONG_S)
+                await connect_to_coordinator(lambda: [unused_endpoint, silent_endpoint, refused], 1, LONG_S)
         silence.close()
-        begin, _, said = str(error.value).partition(": ")
-        assert begin == "node 0 could not be found within 60 s"
-        assert set(said.split("; ")) == {
-            f"127.0.0.1 port {nobody.port}: Connection refused",
-            f"127.0.0.1 port {mute.port} does not answer",
-            f"127.0.0.1 port {wrong.port}: it is none of this attempt's, or closed the connection",
+        beginning, _, reasons = str(error.value).partition(": ")
+        assert beginning == "node 0 could not be found within 60 s"
+        assert set(reasons.split("; ")) == {
+            f"127.0.0.1 port {unused_endpoint.port}: Connection refused",
+            f"127.0.0.1 port {silent_endpoint.port} does not answer",
+            f"127.0.0.1 port {refused.port}: it is none of this attempt's, or closed the connection",
         }
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_where_no_door_is_known_that_is_said() -> None:
+def test_if_no_endpoint_is_known_the_error_says_so() -> None:
     with pytest.raises(LaunchError, match="within 0 s: nobody said where it is"):
         asyncio.run(connect_to_coordinator(lambda: [], 1, 0.01))
 
 
-def test_a_search_that_is_given_up_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch, nobody: Endpoint) -> None:
-    failed = tries(monkeypatch)
+def test_a_cancelled_search_leaves_no_task_behind(monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint) -> None:
+    failed = watch_for_failure(monkeypatch)
 
-    async def meet() -> None:
+    async def scenario() -> None:
         silence = listen("127.0.0.1", 0)
-        doors = [Endpoint("127.0.0.1", silence.getsockname()[1], SECRET), nobody]
-        finding = asyncio.create_task(connect_to_coordinator(lambda: doors, 1, LONG_S))
+        endpoints = [Endpoint("127.0.0.1", silence.getsockname()[1], SECRET), unused_endpoint]
+        finding = asyncio.create_task(connect_to_coordinator(lambda: endpoints, 1, LONG_S))
         await failed.wait()
         finding.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -617,14 +644,14 @@ def test_a_search_that_is_given_up_leaves_nothing_behind(monkeypatch: pytest.Mon
         others = asyncio.all_tasks() - {asyncio.current_task()}
         assert not others
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("turns", range(8))
-def test_a_search_can_be_given_up_at_the_moment_at_which_a_door_answers(
+def test_a_search_can_be_cancelled_at_the_moment_at_which_an_attempt_ends(
     monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
-    async def meet() -> None:
+    async def scenario() -> None:
         answers: list[asyncio.Future[None]] = []
 
         async def refuse(address: str, port: int, secret: bytes) -> Channel:
@@ -640,22 +667,22 @@ def test_a_search_can_be_given_up_at_the_moment_at_which_a_door_answers(
         for _ in range(turns):
             await asyncio.sleep(0)
         finding.cancel()
-        done, _ = await asyncio.wait({finding}, timeout=LONG_S)
-        assert done == {finding}
+        ended, _ = await asyncio.wait({finding}, timeout=LONG_S)
+        assert ended == {finding}
         assert finding.cancelled()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
-def test_a_host_that_is_gone_as_soon_as_it_is_found_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_node_0_that_disconnects_as_soon_as_it_is_found_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(SimpleNamespace):
         async def send(self, message: object) -> None:
             raise ChannelClosed("Connection reset by peer")
 
-    async def meet(address: str, port: int, secret: bytes) -> Broken:
+    async def scenario(address: str, port: int, secret: bytes) -> Broken:
         return Broken()
 
-    monkeypatch.setattr(connections, "connect", meet)
-    with pytest.raises(PeerLost, match="Connection reset by peer") as left:
+    monkeypatch.setattr(connections, "connect", scenario)
+    with pytest.raises(PeerLost, match="Connection reset by peer") as lost:
         asyncio.run(connect_to_coordinator(lambda: [Endpoint("127.0.0.1", 1, SECRET)], 1, LONG_S))
-    assert left.value.node == 0
+    assert lost.value.node == 0

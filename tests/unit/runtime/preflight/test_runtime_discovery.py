@@ -67,17 +67,17 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     return reads
 
 
-def opened(
+def listen_and_close(
     attempt: AttemptDir,
-    invited: CoordinatorEndpoints | None = None,
+    exported: CoordinatorEndpoints | None = None,
     addresses: Sequence[str] = ("10.0.0.1", "10.1.0.1"),
 ) -> tuple[int, bytes, dict[str, Any]]:
     """The port and the secret that node 0 took, and what its file says."""
-    listener, secret = listen_for_participants(attempt, "7", 0, invited, addresses)
+    listener, secret = listen_for_participants(attempt, "7", 0, exported, addresses)
     with listener:
-        said = read_json(attempt.rendezvous)
-        assert said is not None
-        return int(listener.getsockname()[1]), secret, said
+        content = read_json(attempt.rendezvous)
+        assert content is not None
+        return int(listener.getsockname()[1]), secret, content
 
 
 # --- node 0's part ----------------------------------------------------------------------------------------------
@@ -86,43 +86,43 @@ def opened(
 def test_node_0_listens_where_it_was_said_and_leaves_a_file_that_says_the_same(
     attempt: AttemptDir, free_port: int
 ) -> None:
-    port, secret, said = opened(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
+    port, secret, content = listen_and_close(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
     assert (port, secret) == (free_port, SECRET)
-    assert said == {"addresses": ["10.0.0.1", "10.1.0.1"], "port": free_port, "secret": SECRET.hex()}
+    assert content == {"addresses": ["10.0.0.1", "10.1.0.1"], "port": free_port, "secret": SECRET.hex()}
 
 
 def test_only_the_owner_can_read_the_secret(attempt: AttemptDir) -> None:
     umask = os.umask(0)
     try:
-        opened(attempt)
+        listen_and_close(attempt)
     finally:
         os.umask(umask)
     assert stat.S_IMODE(attempt.rendezvous.stat().st_mode) == 0o600
-    assert [each.name for each in attempt.path.iterdir()] == [attempt.rendezvous.name]
+    assert [path.name for path in attempt.path.iterdir()] == [attempt.rendezvous.name]
 
 
 def test_a_port_that_is_taken_is_replaced_and_the_file_says_so(attempt: AttemptDir, free_port: int) -> None:
     with listen_anywhere(free_port):
-        port, secret, said = opened(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
+        port, secret, content = listen_and_close(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
     assert port != free_port
-    assert said["port"] == port
+    assert content["port"] == port
     assert secret == SECRET
     assert port in itertools.islice(ports.job_ports("7", 0, salt="bootstrap"), 50)
 
 
 def test_without_an_invitation_every_attempt_has_a_secret_of_its_own(attempt: AttemptDir) -> None:
-    (_, secret, said), (_, other, _) = opened(attempt), opened(attempt)
+    (_, secret, content), (_, other, _) = listen_and_close(attempt), listen_and_close(attempt)
     assert len(secret) == len(other) == 32
     assert secret != other
-    assert said["secret"] == secret.hex()
+    assert content["secret"] == secret.hex()
 
 
 def test_all_addresses_of_node_0_lead_to_it(attempt: AttemptDir) -> None:
     listener, _ = listen_for_participants(attempt, "7", 0, None, ["10.0.0.1"])
     with listener:
         for address in ("127.0.0.1", "127.8.0.1"):
-            with socket.create_connection((address, listener.getsockname()[1]), timeout=LONG_S) as reached:
-                assert reached.getpeername()[0] == address
+            with socket.create_connection((address, listener.getsockname()[1]), timeout=LONG_S) as connection:
+                assert connection.getpeername()[0] == address
 
 
 def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir) -> None:
@@ -134,8 +134,8 @@ def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir
 
 
 def test_where_no_port_is_free_that_is_said(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    with listen_anywhere(0) as taken:
-        port = int(taken.getsockname()[1])
+    with listen_anywhere(0) as occupied:
+        port = int(occupied.getsockname()[1])
         monkeypatch.setattr(ports, "job_ports", lambda *_, salt: itertools.repeat(port))
         with pytest.raises(LaunchError, match=r"none of 50 ports is free on .*: .*in use"):
             listen_for_participants(attempt, "7", 0, None, ["10.0.0.1"])
@@ -144,14 +144,14 @@ def test_where_no_port_is_free_that_is_said(attempt: AttemptDir, monkeypatch: py
 
 # --- the others' part -------------------------------------------------------------------------------------------
 
-TOLD = CoordinatorEndpoints(("10.0.0.1", "10.1.0.1"), 4711, SECRET)
-TOLD_DOORS = [Endpoint("10.0.0.1", 4711, SECRET), Endpoint("10.1.0.1", 4711, SECRET)]
+EXPORTED = CoordinatorEndpoints(("10.0.0.1", "10.1.0.1"), 4711, SECRET)
+EXPORTED_ENDPOINTS = [Endpoint("10.0.0.1", 4711, SECRET), Endpoint("10.1.0.1", 4711, SECRET)]
 
 
 def test_while_an_invitation_may_work_the_file_is_not_looked_for(attempt: AttemptDir, reads: Reads) -> None:
-    look = watch_endpoints(attempt, TOLD)
+    known_endpoints = watch_endpoints(attempt, EXPORTED)
     for _ in range(29):
-        assert look() == TOLD_DOORS
+        assert known_endpoints() == EXPORTED_ENDPOINTS
         reads.now += 0.1
     assert reads.count == 0
 
@@ -159,65 +159,65 @@ def test_while_an_invitation_may_work_the_file_is_not_looked_for(attempt: Attemp
 def test_the_file_is_looked_for_now_and_then_where_the_invitation_leads_nowhere(
     attempt: AttemptDir, reads: Reads
 ) -> None:
-    look = watch_endpoints(attempt, TOLD)
+    known_endpoints = watch_endpoints(attempt, EXPORTED)
     reads.now += 3.1
     for _ in range(25):
-        assert look() == TOLD_DOORS
+        assert known_endpoints() == EXPORTED_ENDPOINTS
         reads.now += 0.1
     assert 4 <= reads.count <= 6
-    port, _, _ = opened(attempt, TOLD, ["10.0.0.1", "10.9.0.1"])
+    port, _, _ = listen_and_close(attempt, EXPORTED, ["10.0.0.1", "10.9.0.1"])
     assert port == 4711
     reads.now += 0.6
     count = reads.count
     for _ in range(3):
-        assert look() == [*TOLD_DOORS, Endpoint("10.9.0.1", 4711, SECRET)]
+        assert known_endpoints() == [*EXPORTED_ENDPOINTS, Endpoint("10.9.0.1", 4711, SECRET)]
         reads.now += 10
     assert reads.count == count + 1
 
 
 def test_another_port_than_was_said_is_another_door(attempt: AttemptDir, reads: Reads, free_port: int) -> None:
     with listen_anywhere(free_port):
-        told = CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET)
-        port, _, _ = opened(attempt, told, ["10.0.0.1"])
-    look = watch_endpoints(attempt, told)
+        exported = CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET)
+        port, _, _ = listen_and_close(attempt, exported, ["10.0.0.1"])
+    known_endpoints = watch_endpoints(attempt, exported)
     reads.now += 3.1
-    assert look() == [Endpoint("10.0.0.1", free_port, SECRET), Endpoint("10.0.0.1", port, SECRET)]
+    assert known_endpoints() == [Endpoint("10.0.0.1", free_port, SECRET), Endpoint("10.0.0.1", port, SECRET)]
 
 
 def test_without_an_invitation_the_file_is_looked_for_until_it_is_there(attempt: AttemptDir, reads: Reads) -> None:
-    look = watch_endpoints(attempt, None)
-    assert [look(), look()] == [[], []]
+    known_endpoints = watch_endpoints(attempt, None)
+    assert [known_endpoints(), known_endpoints()] == [[], []]
     assert reads.count == 2
-    port, secret, _ = opened(attempt, None, ["10.0.0.1"])
-    assert [look(), look()] == [[Endpoint("10.0.0.1", port, secret)]] * 2
+    port, secret, _ = listen_and_close(attempt, None, ["10.0.0.1"])
+    assert [known_endpoints(), known_endpoints()] == [[Endpoint("10.0.0.1", port, secret)]] * 2
     assert reads.count == 3
 
 
-@pytest.mark.parametrize("invited", [True, False])
-@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("exported", [True, False])
+@pytest.mark.parametrize("occupied", [True, False])
 def test_both_parts_find_each_other(
-    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch, invited: bool, taken: bool, free_port: int
+    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch, exported: bool, occupied: bool, free_port: int
 ) -> None:
-    monkeypatch.setattr(discovery, "_PATIENCE_S", 0.1)
-    told = CoordinatorEndpoints(("127.0.0.1",), free_port, SECRET) if invited else None
+    monkeypatch.setattr(discovery, "_EXPORTED_ONLY_S", 0.1)
+    exported = CoordinatorEndpoints(("127.0.0.1",), free_port, SECRET) if exported else None
 
-    async def meet() -> None:
+    async def scenario() -> None:
         # Somebody who has taken the port for loopback alone, and says nothing.
-        other = listen("127.0.0.1", free_port) if taken else None
-        finding = asyncio.create_task(connect_to_coordinator(watch_endpoints(attempt, told), 1, LONG_S))
+        other = listen("127.0.0.1", free_port) if occupied else None
+        finding = asyncio.create_task(connect_to_coordinator(watch_endpoints(attempt, exported), 1, LONG_S))
         await asyncio.sleep(0)
-        listener, secret = listen_for_participants(attempt, "7", 0, told, ["127.0.0.1", "127.8.0.1"])
-        host = ParticipantConnections(secret, 2)
-        await host.listen(listener)
-        guest, known = await finding
-        assert known == secret
-        await guest.ask_clock(LONG_S)
-        await guest.close()
-        await host.close()
+        listener, secret = listen_for_participants(attempt, "7", 0, exported, ["127.0.0.1", "127.8.0.1"])
+        coordinator = ParticipantConnections(secret, 2)
+        await coordinator.listen(listener)
+        participant, received_secret = await finding
+        assert received_secret == secret
+        await participant.exchange_clock_stamps(LONG_S)
+        await participant.close()
+        await coordinator.close()
         if other is not None:
             other.close()
 
-    asyncio.run(meet())
+    asyncio.run(scenario())
 
 
 # --- what the batch script exports ------------------------------------------------------------------------------
@@ -239,11 +239,11 @@ def test_an_invitation_is_taken_out_of_the_environment(environ: dict[str, str]) 
     assert pop_coordinator_endpoints() is None
 
 
-@pytest.mark.parametrize("spoilt", ["", "port 10.0.0.1", "4711", "4711.5 10.0.0.1"])
+@pytest.mark.parametrize("text", ["", "port 10.0.0.1", "4711", "4711.5 10.0.0.1"])
 def test_an_invitation_that_says_nothing_of_use_is_none(
-    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, spoilt: str
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
-    monkeypatch.setenv(next(iter(environ)), spoilt)
+    monkeypatch.setenv(next(iter(environ)), text)
     assert pop_coordinator_endpoints() is None
 
 
@@ -256,4 +256,4 @@ def test_an_invitation_without_a_secret_is_none(
 
 
 def test_an_invitation_survives_being_written_down() -> None:
-    assert CoordinatorEndpoints.from_dict(TOLD.to_dict()) == TOLD
+    assert CoordinatorEndpoints.from_dict(EXPORTED.to_dict()) == EXPORTED

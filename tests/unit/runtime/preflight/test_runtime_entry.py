@@ -54,18 +54,18 @@ def node(index: int = 0, executor: str = "local", count: int = 1) -> Node:
 class Agent:
     """One node's agent, up to the verdict."""
 
-    def __init__(self, attempt: AttemptDir, of: Node, spec: Spec) -> None:
+    def __init__(self, attempt: AttemptDir, node_: Node, spec: Spec) -> None:
         self._attempt = attempt
-        self._node = of
+        self._node = node_
         self._plan = Plan(spec=spec, workdir="/", python=sys.executable, template={})
         self.flag = StopFlag()
 
     def run(self) -> PreflightOutcome | ExitReport:
         with Journal(self._attempt.node_journal(self._node.index), durable=False) as journal:
-            ended = run_preflight(self._attempt, self._node, self._plan, journal, self.flag)
-        if isinstance(ended, PreflightOutcome) and ended.listener is not None:
-            ended.listener.close()
-        return ended
+            result = run_preflight(self._attempt, self._node, self._plan, journal, self.flag)
+        if isinstance(result, PreflightOutcome) and result.listener is not None:
+            result.listener.close()
+        return result
 
     @property
     def events(self) -> list[dict[str, Any]]:
@@ -82,8 +82,10 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
     attempt.path.mkdir(parents=True)
     monkeypatch.setattr(entry, "_import_torch", lambda: None)
-    monkeypatch.setattr(entry.clock, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "said": "ok"})
-    return lambda of=None, its=None: Agent(attempt, of or node(), its or spec())
+    monkeypatch.setattr(
+        entry.clock, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "description": "ok"}
+    )
+    return lambda node_=None, spec_=None: Agent(attempt, node_ or node(), spec_ or spec())
 
 
 @pytest.fixture
@@ -104,17 +106,17 @@ def hanging() -> Iterator[Callable[..., Any]]:
 
 
 def test_a_single_node_is_checked_and_holds_a_port(agent: Agents) -> None:
-    alone = agent(its=spec(disk="fail"))
-    ended = alone.run()
-    assert isinstance(ended, PreflightOutcome)
-    assert ended.problem is None
-    assert ended.master is not None
-    assert (ended.master[0], ended.interface) == ("127.0.0.1", "lo")
-    clock, preflight = alone.events
+    single = agent(spec_=spec(disk="fail"))
+    result = single.run()
+    assert isinstance(result, PreflightOutcome)
+    assert result.problem is None
+    assert result.master is not None
+    assert (result.master[0], result.interface) == ("127.0.0.1", "lo")
+    clock, preflight = single.events
     assert (clock["kind"], clock["node"], clock["source"]) == ("clock", 0, "chrony")
     assert (preflight["kind"], preflight["node"]) == ("preflight", 0)
     assert (preflight["status"], preflight["blamed"]) == ("pass", False)
-    assert [one["check"] for one in preflight["findings"]] == ["clock", "network", "disk", "port"]
+    assert [outcome["check"] for outcome in preflight["findings"]] == ["clock", "network", "disk", "port"]
     assert preflight["findings"][2]["summary"].endswith(" free")
     assert preflight["seconds"] >= 0
 
@@ -123,48 +125,48 @@ def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine that stood still for a while is no reason to give a node up.
-    for patience in ("connections.SILENCE_S", "participant._ANSWER_S", "coordinator._DISCONNECT_S"):
+    for patience in ("connections.HEARTBEAT_TIMEOUT_S", "participant._CLOCK_ANSWER_S", "coordinator._DISCONNECT_S"):
         monkeypatch.setattr(f"slurmtrain.runtime.preflight.{patience}", LONG_S)
-    its = spec(3, disk="fail")
-    agents = [agent(node(index, count=3), its) for index in range(3)]
-    ended: dict[int, PreflightOutcome | ExitReport] = {}
+    spec_ = spec(3, disk="fail")
+    agents = [agent(node(index, count=3), spec_) for index in range(3)]
+    result: dict[int, PreflightOutcome | ExitReport] = {}
     threads = [
-        threading.Thread(target=lambda index=index: ended.update({index: agents[index].run()})) for index in range(3)
+        threading.Thread(target=lambda index=index: result.update({index: agents[index].run()})) for index in range(3)
     ]
     for thread in reversed(threads):
         thread.start()
     for thread in threads:
         thread.join(LONG_S)
-    outcomes = [one for one in ended.values() if isinstance(one, PreflightOutcome)]
+    outcomes = [outcome for outcome in result.values() if isinstance(outcome, PreflightOutcome)]
     assert len(outcomes) == 3
-    assert {one.problem for one in outcomes} == {None}
-    assert len({one.master for one in outcomes}) == 1
+    assert {outcome.problem for outcome in outcomes} == {None}
+    assert len({outcome.master for outcome in outcomes}) == 1
     for index in range(3):
         clock, preflight = agents[index].events
         assert clock["node"] == preflight["node"] == index
         assert clock["samples"] == (0 if index == 0 else 32)
 
 
-def outcome(**changes: Any) -> Callable[..., Coroutine[Any, Any, PreflightOutcome]]:
+def returning(**changes: Any) -> Callable[..., Coroutine[Any, Any, PreflightOutcome]]:
     """A conversation that comes to this."""
 
-    async def come(*_: Any) -> PreflightOutcome:
+    async def return_outcome(*_: Any) -> PreflightOutcome:
         return PreflightOutcome(**{"findings": [Finding("disk", "warn", "little")], **changes})
 
-    return come
+    return return_outcome
 
 
 @pytest.mark.parametrize(("blamed", "expected"), [(["alpha"], True), (["beta"], False)])
 def test_a_node_journals_whether_it_is_the_one_to_blame(
     agent: Agents, monkeypatch: pytest.MonkeyPatch, blamed: list[str], expected: bool
 ) -> None:
-    election = NetworkElected(tests=4)
-    monkeypatch.setattr(entry, "coordinate", outcome(blamed=blamed, problem="it is full", election=election))
-    alone = agent()
-    ended = alone.run()
-    assert isinstance(ended, PreflightOutcome)
-    assert ended.problem == "it is full"
-    elected, preflight = alone.events
+    record = NetworkElected(tests=4)
+    monkeypatch.setattr(entry, "coordinate", returning(blamed=blamed, problem="it is full", election=record))
+    single = agent()
+    result = single.run()
+    assert isinstance(result, PreflightOutcome)
+    assert result.problem == "it is full"
+    elected, preflight = single.events
     assert (elected["kind"], elected["tests"]) == ("election", 4)
     assert (preflight["blamed"], preflight["status"]) == (expected, "warn")
     assert preflight["findings"] == [{"check": "disk", "status": "warn", "summary": "little"}]
@@ -180,58 +182,58 @@ def failing(error: Exception) -> Callable[..., Coroutine[Any, Any, PreflightOutc
     return fail
 
 
-def ended_by(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> ExitReport:
+def run_with_error(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Exception, **options: Any) -> ExitReport:
     monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", 0.05)
     monkeypatch.setattr(entry, "participate", failing(error))
-    other = agent(node(1, options.get("executor", "local"), 3), spec(3))
-    other.flag.raised = options.get("raised")
-    ended = other.run()
-    assert isinstance(ended, ExitReport)
-    assert other.events == []
-    return ended
+    second = agent(node(1, options.get("executor", "local"), 3), spec(3))
+    second.flag.raised = options.get("raised")
+    result = second.run()
+    assert isinstance(result, ExitReport)
+    assert second.events == []
+    return result
 
 
 def test_a_node_that_died_is_named_and_this_end_follows_from_that(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = ended_by(agent, monkeypatch, PeerLost(0, "it closed the connection"))
-    assert (ended.cause, ended.cascade, ended.signal) == ("node_fail", True, None)
-    assert ended.reason == "node 0 is gone: it closed the connection"
+    result = run_with_error(agent, monkeypatch, PeerLost(0, "it closed the connection"))
+    assert (result.cause, result.cascade, result.signal) == ("node_fail", True, None)
+    assert result.reason == "node 0 is gone: it closed the connection"
 
 
 def test_a_node_that_died_is_called_by_the_host_that_slurm_gave(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_STEP_NODELIST", "rack1-node[7-9]")
-    ended = ended_by(agent, monkeypatch, PeerLost(2, "it has not been heard of for 15 s"), executor="slurm")
-    assert ended.reason == "rack1-node9 is gone: it has not been heard of for 15 s"
+    result = run_with_error(agent, monkeypatch, PeerLost(2, "it has not been heard of for 15 s"), executor="slurm")
+    assert result.reason == "rack1-node9 is gone: it has not been heard of for 15 s"
 
 
 def test_a_node_that_was_stopped_stops_this_one_by_the_same_signal(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ended = ended_by(agent, monkeypatch, PeerLost(0, "it was stopped", "SIGUSR2"))
-    assert (ended.cause, ended.signal, ended.failed_at) == ("preempted", "SIGUSR2", None)
-    assert ended.reason == "stopped by SIGUSR2 before it began"
+    result = run_with_error(agent, monkeypatch, PeerLost(0, "it was stopped", "SIGUSR2"))
+    assert (result.cause, result.signal, result.failed_at) == ("preempted", "SIGUSR2", None)
+    assert result.reason == "stopped by SIGUSR2 before it began"
 
 
 def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_gone(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", LONG_S)
-    other = agent(node(1, count=2), spec(2))
+    second = agent(node(1, count=2), spec(2))
 
     async def leave(*_: Any) -> PreflightOutcome:
-        threading.Timer(0.1, setattr, (other.flag, "raised", signal.SIGTERM)).start()
+        threading.Timer(0.1, setattr, (second.flag, "raised", signal.SIGTERM)).start()
         raise PeerLost(0, "it closed the connection")
 
     monkeypatch.setattr(entry, "participate", leave)
-    ended = other.run()
-    assert isinstance(ended, ExitReport)
-    assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
+    result = second.run()
+    assert isinstance(result, ExitReport)
+    assert (result.cause, result.signal) == ("preempted", "SIGTERM")
 
 
 def test_a_node_0_that_says_nothing_is_gone(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    ended = ended_by(agent, monkeypatch, ResponseTimeout([0]))
-    assert (ended.cause, ended.reason, ended.cascade) == ("node_fail", "node 0 never came to a verdict", True)
+    result = run_with_error(agent, monkeypatch, ResponseTimeout([0]))
+    assert (result.cause, result.reason, result.cascade) == ("node_fail", "node 0 never came to a verdict", True)
 
 
 def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,33 +247,33 @@ def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: p
 
 def stopped_while(agent: Agent, hanging: Any, name: signal.Signals) -> ExitReport:
     """How an agent ends that gets a signal while something hangs."""
-    ended: list[Any] = []
-    thread = threading.Thread(target=lambda: ended.append(agent.run()), daemon=True)
+    result: list[Any] = []
+    thread = threading.Thread(target=lambda: result.append(agent.run()), daemon=True)
     thread.start()
     assert hanging.begun.wait(LONG_S)
     agent.flag.raised = name
     thread.join(LONG_S / 2)
     assert not thread.is_alive()
-    assert isinstance(ended[0], ExitReport)
-    return ended[0]
+    assert isinstance(result[0], ExitReport)
+    return result[0]
 
 
-@pytest.mark.parametrize("what", ["measure", "warm_up", "discipline"])
+@pytest.mark.parametrize("function", ["measure", "warm_up", "discipline"])
 def test_a_signal_is_obeyed_whatever_hangs(
-    agent: Agents, monkeypatch: pytest.MonkeyPatch, hanging: Any, what: str
+    agent: Agents, monkeypatch: pytest.MonkeyPatch, hanging: Any, function: str
 ) -> None:
-    if what == "measure":
+    if function == "measure":
         monkeypatch.setattr(entry.measure, "measure_all", hanging)
-    elif what == "warm_up":
+    elif function == "warm_up":
         monkeypatch.setattr(entry, "_import_torch", hanging)
     else:
         monkeypatch.setattr(entry.clock, "read_discipline", hanging)
-    alone = agent()
-    ended = stopped_while(alone, hanging, signal.SIGTERM)
-    assert (ended.cause, ended.signal) == ("preempted", "SIGTERM")
-    assert ended.reason == "stopped by SIGTERM before it began"
-    assert ended.failed_at is not None
-    assert alone.events == []
+    single = agent()
+    result = stopped_while(single, hanging, signal.SIGTERM)
+    assert (result.cause, result.signal) == ("preempted", "SIGTERM")
+    assert result.reason == "stopped by SIGTERM before it began"
+    assert result.failed_at is not None
+    assert single.events == []
 
 
 def test_a_signal_is_obeyed_while_the_other_nodes_are_waited_for(agent: Agents, hanging: Any) -> None:
@@ -281,23 +283,23 @@ def test_a_signal_is_obeyed_while_the_other_nodes_are_waited_for(agent: Agents, 
 
 
 def test_a_signal_is_obeyed_while_node_0_is_looked_for(agent: Agents, hanging: Any) -> None:
-    other = agent(node(1, count=2), spec(2))
+    second = agent(node(1, count=2), spec(2))
     threading.Timer(0.2, hanging.begun.set).start()
-    assert stopped_while(other, hanging, signal.SIGTERM).signal == "SIGTERM"
+    assert stopped_while(second, hanging, signal.SIGTERM).signal == "SIGTERM"
 
 
 def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:
     first = agent(node(count=2), spec(2))
     first.flag.raised = signal.SIGTERM
-    ended = first.run()
-    assert isinstance(ended, ExitReport)
-    assert ended.signal == "SIGTERM"
+    result = first.run()
+    assert isinstance(result, ExitReport)
+    assert result.signal == "SIGTERM"
 
 
 # --- what is left behind ----------------------------------------------------------------------------------------
 
 
 def test_nothing_that_was_written_for_the_checks_is_left(agent: Agents, tmp_path: Path) -> None:
-    agent(its=spec(shared="fail", disk="fail")).run()
+    agent(spec_=spec(shared="fail", disk="fail")).run()
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
-    assert {each.name for each in attempt.path.iterdir()} == {"node-0.jsonl"}
+    assert {path.name for path in attempt.path.iterdir()} == {"node-0.jsonl"}

@@ -1,4 +1,4 @@
-"""Whether nodes reach each other at the very addresses that training is to use: real connections on loopback."""
+"""Probes between the exact addresses that training is to use: real connections on loopback."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
-from helpers.simulated_preflight import Middleman, vacant
+from helpers.simulated_preflight import Proxy, vacant
 
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
 from slurmtrain.runtime.preflight import probe
@@ -33,293 +33,302 @@ TWO = network("127.2.0.1", "127.2.0.2")
 
 
 @contextlib.asynccontextmanager
-async def provers(
+async def answering_probers(
     count: int = 2, secrets: Mapping[int, bytes] | None = None, **options: Any
 ) -> AsyncIterator[tuple[list[Prober], dict[int, int]]]:
-    """Some nodes that answer, and their ports."""
+    """Some nodes that answer probes, and their ports."""
     options = {"bind_source": True, **options}
-    some = [Prober(node, (secrets or {}).get(node, SECRET), **options) for node in range(count)]
+    probers = [Prober(node, (secrets or {}).get(node, SECRET), **options) for node in range(count)]
     try:
-        yield some, {node: await each.listen() for node, each in enumerate(some)}
+        yield probers, {node: await prober.listen() for node, prober in enumerate(probers)}
     finally:
-        for each in some:
-            await each.close()
+        for prober in probers:
+            await prober.close()
 
 
-def tried(
-    over: Network = TWO, timeout_s: float = LONG_S, ports: Mapping[int, int] | None = None, **options: Any
+def problems_between_two(
+    network_to_probe: Network = TWO, timeout_s: float = LONG_S, ports: Mapping[int, int] | None = None, **options: Any
 ) -> list[NetworkProblem]:
-    """What node 0 finds wrong with the way to node 1."""
+    """The problems of node 0's probe of node 1."""
 
-    async def prove() -> list[NetworkProblem]:
-        async with provers(**options) as (some, known):
-            return await some[0].prove(over, {**known, **(ports or {})}, [1], timeout_s)
+    async def scenario() -> list[NetworkProblem]:
+        async with answering_probers(**options) as (probers, own_ports):
+            return await probers[0].probe(network_to_probe, {**own_ports, **(ports or {})}, [1], timeout_s)
 
-    return asyncio.run(prove())
+    return asyncio.run(scenario())
 
 
-def why(problems: list[NetworkProblem]) -> str:
-    """What the only problem is, from node 0 to node 1."""
+def reason_of(problems: list[NetworkProblem]) -> str:
+    """The reason of the only problem, which is from node 0 to node 1."""
     [problem] = problems
     assert (problem.source, problem.target) == (0, 1)
-    return problem.why
+    return problem.reason
 
 
-# --- what is well -----------------------------------------------------------------------------------------------
+# --- no problem -------------------------------------------------------------------------------------------------
 
 
 def test_nodes_that_reach_each_other_have_no_problem_and_count_their_connections() -> None:
-    async def prove() -> None:
-        over = network("127.2.0.1", "127.2.0.2", "127.2.0.3")
-        async with provers(3) as (some, ports):
-            found = await asyncio.gather(
+    async def scenario() -> None:
+        network_to_probe = network("127.2.0.1", "127.2.0.2", "127.2.0.3")
+        async with answering_probers(3) as (probers, ports):
+            problems = await asyncio.gather(
                 *(
-                    each.prove(over, ports, [other for other in range(3) if other != node], LONG_S)
-                    for node, each in enumerate(some)
+                    prober.probe(network_to_probe, ports, [other for other in range(3) if other != node], LONG_S)
+                    for node, prober in enumerate(probers)
                 )
             )
-            assert found == [[], [], []]
-            assert [each.made for each in some] == [2, 2, 2]
+            assert problems == [[], [], []]
+            assert [prober.made for prober in probers] == [2, 2, 2]
 
-    asyncio.run(prove())
-
-
-def test_the_route_of_the_kernel_is_taken() -> None:
-    assert tried(network("127.0.0.1", "127.0.0.2"), bind_source=False) == []
+    asyncio.run(scenario())
 
 
-def test_ipv6_is_proved_alike() -> None:
+def test_probes_take_the_route_of_the_kernel() -> None:
+    assert problems_between_two(network("127.0.0.1", "127.0.0.2"), bind_source=False) == []
+
+
+def test_ipv6_is_probed_alike() -> None:
     if not socket.has_dualstack_ipv6() or probe.source_towards("::1") is None:
         pytest.skip("this machine has no IPv6")
-    assert tried(network("::1", "::1"), bind_source=False) == []
+    assert problems_between_two(network("::1", "::1"), bind_source=False) == []
 
 
-def test_a_node_can_answer_at_one_of_its_addresses_only() -> None:
-    async def prove() -> tuple[list[NetworkProblem], list[NetworkProblem]]:
-        async with provers(1) as (some, _):
+def test_a_node_can_answer_on_a_single_address() -> None:
+    async def scenario() -> tuple[list[NetworkProblem], list[NetworkProblem]]:
+        async with answering_probers(1) as (probers, _):
             other = Prober(1, SECRET)
             port = await other.listen("127.2.0.2")
-            at_home = await some[0].prove(TWO, {1: port}, [1], LONG_S)
-            elsewhere = await some[0].prove(network("127.2.0.1", "127.2.0.3"), {1: port}, [1], LONG_S)
+            same_address = await probers[0].probe(TWO, {1: port}, [1], LONG_S)
+            other_address = await probers[0].probe(network("127.2.0.1", "127.2.0.3"), {1: port}, [1], LONG_S)
             await other.close()
-            return at_home, elsewhere
+            return same_address, other_address
 
-    at_home, elsewhere = asyncio.run(prove())
-    assert at_home == []
-    assert why(elsewhere) == "127.2.0.3: Connection refused"
-
-
-# --- what is wrong ----------------------------------------------------------------------------------------------
+    same_address, other_address = asyncio.run(scenario())
+    assert same_address == []
+    assert reason_of(other_address) == "127.2.0.3: Connection refused"
 
 
-def test_an_address_from_which_the_kernel_does_not_go_there_is_no_proof() -> None:
+# --- problems ---------------------------------------------------------------------------------------------------
+
+
+def test_a_route_from_another_address_is_a_problem() -> None:
     # Whatever has no address in 127.2.0.0/16 of its own goes from 127.0.0.1.
-    assert why(tried(bind_source=False)) == "the kernel goes to 127.2.0.2 from 127.0.0.1, not from 127.2.0.1"
+    assert (
+        reason_of(problems_between_two(bind_source=False))
+        == "the kernel goes to 127.2.0.2 from 127.0.0.1, not from 127.2.0.1"
+    )
 
 
-def test_an_address_to_which_there_is_no_route_is_no_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_without_a_route_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "source_towards", lambda address: None)
-    assert why(tried(bind_source=False)) == "the kernel goes to 127.2.0.2 from nowhere, not from 127.2.0.1"
+    assert (
+        reason_of(problems_between_two(bind_source=False))
+        == "the kernel goes to 127.2.0.2 from nowhere, not from 127.2.0.1"
+    )
 
 
-def test_another_node_that_answers_is_named() -> None:
-    async def prove() -> list[NetworkProblem]:
-        async with provers(3) as (some, ports):
-            return await some[0].prove(TWO, {1: ports[2]}, [1], LONG_S)
+def test_an_answer_of_another_node_is_a_problem() -> None:
+    async def scenario() -> list[NetworkProblem]:
+        async with answering_probers(3) as (probers, ports):
+            return await probers[0].probe(TWO, {1: ports[2]}, [1], LONG_S)
 
-    assert why(asyncio.run(prove())) == "at 127.2.0.2 node 2 answers"
-
-
-def test_an_agent_of_another_attempt_is_none_of_ours() -> None:
-    said = why(tried(secrets={1: OTHER}))
-    assert said == "at 127.2.0.2 it is none of this attempt's, or closed the connection"
+    assert reason_of(asyncio.run(scenario())) == "at 127.2.0.2 node 2 answers"
 
 
-def test_nobody_at_an_address_is_told_by_the_kernel() -> None:
+def test_an_agent_of_another_attempt_is_a_problem() -> None:
+    reason = reason_of(problems_between_two(secrets={1: OTHER}))
+    assert reason == "at 127.2.0.2 it is none of this attempt's, or closed the connection"
+
+
+def test_a_refused_connection_is_a_problem() -> None:
     with vacant("127.2.0.2") as port:
-        assert why(tried(ports={1: port})) == "127.2.0.2: Connection refused"
+        assert reason_of(problems_between_two(ports={1: port})) == "127.2.0.2: Connection refused"
 
 
-def test_an_address_that_this_node_does_not_have_is_told() -> None:
-    assert why(tried(network("192.0.2.7", "127.2.0.2"))) == "127.2.0.2: Cannot assign requested address"
+def test_a_source_address_that_this_node_does_not_have_is_a_problem() -> None:
+    assert (
+        reason_of(problems_between_two(network("192.0.2.7", "127.2.0.2")))
+        == "127.2.0.2: Cannot assign requested address"
+    )
 
 
-def test_a_node_that_does_not_answer_is_not_waited_for() -> None:
+def test_a_node_that_does_not_answer_in_time_is_a_problem() -> None:
     with listen("127.2.0.2", 0) as silence:
-        said = why(tried(timeout_s=SHORT_S, ports={1: silence.getsockname()[1]}))
-    assert said == "127.2.0.2 does not answer within 1.5 s"
+        reason = reason_of(problems_between_two(timeout_s=SHORT_S, ports={1: silence.getsockname()[1]}))
+    assert reason == "127.2.0.2 does not answer within 1.5 s"
 
 
-def between(
-    timeout_s: float = LONG_S, over: Network = TWO, **changes: Callable[[bytes], bytes]
-) -> tuple[list[NetworkProblem], Middleman]:
-    """What node 0 finds wrong with the way to node 1 where somebody stands between them."""
+def problems_through_proxy(
+    timeout_s: float = LONG_S, network_to_probe: Network = TWO, **changes: Callable[[bytes], bytes]
+) -> tuple[list[NetworkProblem], Proxy]:
+    """The problems of node 0's probe of node 1 through a proxy that changes what it passes on."""
 
-    async def prove() -> tuple[list[NetworkProblem], Middleman]:
-        async with provers() as (some, ports), Middleman(ports[1], address="127.2.0.2", **changes) as middle:
-            return await some[0].prove(over, {1: middle.port}, [1], timeout_s), middle
+    async def scenario() -> tuple[list[NetworkProblem], Proxy]:
+        async with answering_probers() as (probers, ports), Proxy(ports[1], address="127.2.0.2", **changes) as proxy:
+            return await probers[0].probe(network_to_probe, {1: proxy.port}, [1], timeout_s), proxy
 
-    return asyncio.run(prove())
+    return asyncio.run(scenario())
 
 
 def losing_all_beyond(size: int) -> Callable[[bytes], bytes]:
-    """What a way does that carries small packets only; as soon as one is lost, all time is over that there was."""
-    left, lost = size, False
+    """Pass on so many bytes only; as soon as some are lost, the loop's clock jumps beyond every time-out."""
+    remaining, has_lost = size, False
 
     def pass_on(piece: bytes) -> bytes:
-        nonlocal left, lost
-        kept, left = piece[:left], max(0, left - len(piece))
-        if len(kept) < len(piece) and not lost:
-            lost, loop = True, asyncio.get_running_loop()
+        nonlocal remaining, has_lost
+        passed, remaining = piece[:remaining], max(0, remaining - len(piece))
+        if len(passed) < len(piece) and not has_lost:
+            has_lost, loop = True, asyncio.get_running_loop()
             time = loop.time
             loop.time = lambda: time() + LONG_S  # type: ignore[method-assign]
-        return kept
+        return passed
 
     return pass_on
 
 
-@pytest.mark.parametrize("way", ["forth_as", "back_as"])
-def test_a_way_that_loses_larger_packets_is_told_from_one_that_is_closed(way: str) -> None:
-    found, _ = between(**{way: losing_all_beyond(500)})
-    assert why(found) == "127.2.0.2 connects, but loses larger packets within 60 s"
+@pytest.mark.parametrize("direction", ["forth_as", "back_as"])
+def test_lost_larger_packets_are_told_apart_from_no_answer(direction: str) -> None:
+    problems, _ = problems_through_proxy(**{direction: losing_all_beyond(500)})
+    assert reason_of(problems) == "127.2.0.2 connects, but loses larger packets within 60 s"
 
 
 @pytest.mark.parametrize("mtu", [1500, 9000, 65520])
-def test_more_than_the_largest_packet_goes_both_ways(mtu: int) -> None:
-    _, middle = between(over=network("127.2.0.1", "127.2.0.2", mtu=mtu))
-    assert 2 * mtu < len(middle.forth) < 2 * mtu + 500
-    assert 2 * mtu < len(middle.back) < 2 * mtu + 500
+def test_a_probe_sends_more_than_the_largest_packet_both_ways(mtu: int) -> None:
+    _, proxy = problems_through_proxy(network_to_probe=network("127.2.0.1", "127.2.0.2", mtu=mtu))
+    assert 2 * mtu < len(proxy.forth) < 2 * mtu + 500
+    assert 2 * mtu < len(proxy.back) < 2 * mtu + 500
 
 
-def test_an_address_that_is_changed_on_the_way_is_no_proof() -> None:
-    found, middle = between()
-    assert middle.back
-    assert why(found) == "it is seen as 127.0.0.1 at 127.2.0.2, not as 127.2.0.1"
+def test_address_translation_is_a_problem() -> None:
+    problems, proxy = problems_through_proxy()
+    assert proxy.back
+    assert reason_of(problems) == "it is seen as 127.0.0.1 at 127.2.0.2, not as 127.2.0.1"
 
 
-def test_a_node_that_breaks_off_is_told() -> None:
+def test_a_connection_that_is_closed_early_is_a_problem() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = await probe.accept(reader, writer, SECRET)
         await channel.receive()
         channel.close()
 
-    async def prove() -> list[NetworkProblem]:
+    async def scenario() -> list[NetworkProblem]:
         server = await asyncio.start_server(hang_up, "127.2.0.2", 0)
-        async with provers(1) as (some, _):
-            found = await some[0].prove(TWO, {1: server.sockets[0].getsockname()[1]}, [1], LONG_S)
+        async with answering_probers(1) as (probers, _):
+            problems = await probers[0].probe(TWO, {1: server.sockets[0].getsockname()[1]}, [1], LONG_S)
         server.close()
-        return found
+        return problems
 
-    assert why(asyncio.run(prove())) == "127.2.0.2: it closed the connection"
+    assert reason_of(asyncio.run(scenario())) == "127.2.0.2: it closed the connection"
 
 
-def test_a_problem_with_one_node_is_none_with_the_others() -> None:
-    async def prove() -> list[NetworkProblem]:
-        over = network("127.2.0.1", "127.2.0.2", "127.2.0.3", "127.2.0.4")
-        async with provers(4, {2: OTHER}) as (some, ports):
-            return await some[0].prove(over, ports, [1, 2, 3], LONG_S)
+def test_a_problem_with_one_node_does_not_affect_others() -> None:
+    async def scenario() -> list[NetworkProblem]:
+        network_to_probe = network("127.2.0.1", "127.2.0.2", "127.2.0.3", "127.2.0.4")
+        async with answering_probers(4, {2: OTHER}) as (probers, ports):
+            return await probers[0].probe(network_to_probe, ports, [1, 2, 3], LONG_S)
 
-    [problem] = asyncio.run(prove())
+    [problem] = asyncio.run(scenario())
     assert (problem.source, problem.target) == (0, 2)
 
 
-def test_strangers_at_the_port_disturb_nobody() -> None:
-    async def prove() -> list[NetworkProblem]:
-        async with provers() as (some, ports):
+def test_failed_handshakes_at_the_port_disturb_no_probe() -> None:
+    async def scenario() -> list[NetworkProblem]:
+        async with answering_probers() as (probers, ports):
             reader, writer = await asyncio.open_connection("127.2.0.2", ports[1])
             writer.write(bytes(100))
             await reader.read()
             writer.close()
-            return await some[0].prove(TWO, ports, [1], LONG_S)
+            return await probers[0].probe(TWO, ports, [1], LONG_S)
 
-    assert asyncio.run(prove()) == []
-
-
-# --- how it is done ---------------------------------------------------------------------------------------------
+    assert asyncio.run(scenario()) == []
 
 
-def test_no_more_than_some_connections_are_open_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, most = 0, 0
+# --- concurrency ------------------------------------------------------------------------------------------------
+
+
+def test_at_most_64_probes_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_now, peak = 0, 0
 
     async def count(*where: Any) -> Channel:
-        nonlocal now, most
-        now += 1
-        most = max(most, now)
+        nonlocal open_now, peak
+        open_now += 1
+        peak = max(peak, open_now)
         await asyncio.sleep(0)
-        now -= 1
+        open_now -= 1
         raise ConnectionRefusedError(111, "Connection refused")
 
     monkeypatch.setattr(probe, "connect", count)
 
-    async def prove() -> list[NetworkProblem]:
-        return await Prober(0, SECRET, bind_source=True).prove(TWO, {1: 1}, [1] * 200, LONG_S)
+    async def scenario() -> list[NetworkProblem]:
+        return await Prober(0, SECRET, bind_source=True).probe(TWO, {1: 1}, [1] * 200, LONG_S)
 
-    assert len(asyncio.run(prove())) == 200
-    assert most == 64
+    assert len(asyncio.run(scenario())) == 200
+    assert peak == 64
 
 
-def test_one_who_ends_leaves_those_who_were_being_served() -> None:
-    async def prove() -> None:
-        async with provers() as (some, ports):
+def test_closing_ends_the_connections_that_are_being_served() -> None:
+    async def scenario() -> None:
+        async with answering_probers() as (probers, ports):
             reader, writer = await asyncio.open_connection("127.2.0.2", ports[1])
             await reader.readexactly(len(b"slurmtrain/1") + 16)
             channel = await connect("127.2.0.2", ports[1], SECRET)
-            await some[1].close()
+            await probers[1].close()
             with contextlib.suppress(ConnectionResetError):
                 assert await reader.read() == b""
             with pytest.raises(probe.ChannelClosed):
                 await channel.receive()
             writer.close()
             channel.close()
-            assert await some[0].prove(TWO, ports, [1], LONG_S) != []
+            assert await probers[0].probe(TWO, ports, [1], LONG_S) != []
 
-    asyncio.run(prove())
+    asyncio.run(scenario())
 
 
-def test_proofs_that_are_given_up_leave_nothing_behind() -> None:
-    async def prove() -> None:
+def test_cancelled_probes_leave_no_task_behind() -> None:
+    async def scenario() -> None:
         with listen("127.2.0.2", 0) as silence:
-            async with provers(1) as (some, _):
+            async with answering_probers(1) as (probers, _):
                 ports = {1: silence.getsockname()[1]}
-                proving = asyncio.create_task(some[0].prove(TWO, ports, [1] * 3, LONG_S))
-                while some[0].made < 3:
+                proving = asyncio.create_task(probers[0].probe(TWO, ports, [1] * 3, LONG_S))
+                while probers[0].made < 3:
                     await asyncio.sleep(0)
                 proving.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await proving
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    asyncio.run(prove())
+    asyncio.run(scenario())
 
 
-# --- how fast it is ---------------------------------------------------------------------------------------------
+# --- rates ------------------------------------------------------------------------------------------------------
 
 
-def rate(timeout_s: float = LONG_S, **changes: Callable[[bytes], bytes]) -> tuple[float | None, Middleman]:
-    async def measure() -> tuple[float | None, Middleman]:
-        async with provers() as (some, ports), Middleman(ports[1], address="127.2.0.2", **changes) as middle:
-            return await some[0].rate(TWO, middle.port, 1, timeout_s), middle
+def rate(timeout_s: float = LONG_S, **changes: Callable[[bytes], bytes]) -> tuple[float | None, Proxy]:
+    async def measure() -> tuple[float | None, Proxy]:
+        async with answering_probers() as (probers, ports), Proxy(ports[1], address="127.2.0.2", **changes) as proxy:
+            return await probers[0].measure_rate(TWO, proxy.port, 1, timeout_s), proxy
 
     return asyncio.run(measure())
 
 
-def test_the_rate_is_that_of_a_load_which_the_other_side_has_taken() -> None:
-    found, middle = rate()
-    assert found is not None
-    assert found > 0
-    assert len(middle.forth) > RATE_BYTES
+def test_a_rate_is_measured_with_a_load_that_has_arrived() -> None:
+    bytes_per_s, proxy = rate()
+    assert bytes_per_s is not None
+    assert bytes_per_s > 0
+    assert len(proxy.forth) > RATE_BYTES
 
 
-def test_a_way_that_loses_the_load_has_no_rate() -> None:
+def test_a_load_that_is_lost_has_no_rate() -> None:
     assert rate(forth_as=losing_all_beyond(500))[0] is None
 
 
 def test_nodes_that_do_not_answer_have_no_rate() -> None:
     async def measure(secret: bytes) -> float | None:
-        async with provers(2, {1: secret}) as (some, ports):
+        async with answering_probers(2, {1: secret}) as (probers, ports):
             if secret == SECRET:
-                await some[1].close()
-            return await some[0].rate(TWO, ports[1], 1, LONG_S)
+                await probers[1].close()
+            return await probers[0].measure_rate(TWO, ports[1], 1, LONG_S)
 
     assert asyncio.run(measure(SECRET)) is None
     assert asyncio.run(measure(OTHER)) is None

@@ -18,7 +18,7 @@ from slurmtrain.runtime.preflight.facts import clock
 from slurmtrain.runtime.preflight.facts.clock import (
     Timex,
     ask_kernel,
-    conclude,
+    combine,
     read_chrony,
     read_discipline,
     read_kernel,
@@ -66,8 +66,13 @@ Commands = Callable[..., None]
 
 
 def test_a_clock_that_the_kernel_calls_synchronised_is_kept_within_its_bound() -> None:
-    said = "error at most 12.3 ms by the kernel"
-    assert read_kernel(0, 12345) == {"disciplined": True, "source": "adjtimex", "said": said, "bound_ms": 12.345}
+    timex = "error at most 12.3 ms by the kernel"
+    assert read_kernel(0, 12345) == {
+        "disciplined": True,
+        "source": "adjtimex",
+        "description": timex,
+        "bound_ms": 12.345,
+    }
 
 
 @pytest.mark.parametrize("state", [1, 2, 3, 4])
@@ -77,17 +82,17 @@ def test_a_leap_second_is_no_error(state: int) -> None:
 
 @pytest.mark.parametrize("state", [0, 5])
 def test_a_clock_of_which_the_kernel_has_no_bound_is_not_synchronised(state: int) -> None:
-    answer = read_kernel(state, 16_000_000)
-    assert answer is not None
-    assert answer["disciplined"] is False
-    assert answer["bound_ms"] is None
+    discipline = read_kernel(state, 16_000_000)
+    assert discipline is not None
+    assert discipline["disciplined"] is False
+    assert discipline["bound_ms"] is None
 
 
 def test_a_bound_without_the_flag_of_a_synchronised_clock_leaves_the_kernel_in_doubt() -> None:
-    answer = read_kernel(5, 2_500_000)
-    assert answer is not None
-    assert answer["disciplined"] is None
-    assert answer["said"] == "error at most 2.5 s by the kernel, which has no word that it is synchronised"
+    discipline = read_kernel(5, 2_500_000)
+    assert discipline is not None
+    assert discipline["disciplined"] is None
+    assert discipline["description"] == "error at most 2.5 s by the kernel, which has no word that it is synchronised"
 
 
 def test_a_kernel_that_may_not_be_asked_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,37 +113,37 @@ def test_a_system_without_the_call_says_nothing(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(ctypes.sizeof(ctypes.c_long) != 8, reason="the layout is that of 64-bit Linux")
 def test_the_kernel_fills_the_structure_as_it_is_laid_out() -> None:
     assert ctypes.sizeof(Timex) == 208
-    said = Timex(modes=0)
+    timex = Timex(modes=0)
     earliest = int(time.time())
-    if ctypes.CDLL(None).adjtimex(ctypes.byref(said)) < 0:
+    if ctypes.CDLL(None).adjtimex(ctypes.byref(timex)) < 0:
         pytest.skip("adjtimex is forbidden here")
-    assert earliest <= said.seconds <= time.time()
-    assert 9_000 <= said.tick <= 11_000
-    assert said.maxerror >= 0
+    assert earliest <= timex.seconds <= time.time()
+    assert 9_000 <= timex.tick <= 11_000
+    assert timex.maxerror >= 0
 
 
 def test_this_machine_gives_an_answer_of_the_kernel_or_none() -> None:
-    answer = ask_kernel()
-    assert answer is None or (answer["source"] == "adjtimex" and answer["said"])
+    discipline = ask_kernel()
+    assert discipline is None or (discipline["source"] == "adjtimex" and discipline["description"])
 
 
 # --- what services print ----------------------------------------------------------------------------------------
 
 
 def test_chrony_gives_its_source_and_a_bound_of_correction_dispersion_and_half_the_delay() -> None:
-    answer = read_chrony(CHRONY)
-    assert answer is not None
-    assert answer["disciplined"] is True
-    assert answer["source"] == "chrony"
-    assert answer["bound_ms"] == pytest.approx(0.001490 + 0.001872 + 0.006596 / 2)
-    assert answer["said"] == "error at most 0.00666 ms, chrony follows 127.0.0.1"
+    discipline = read_chrony(CHRONY)
+    assert discipline is not None
+    assert discipline["disciplined"] is True
+    assert discipline["source"] == "chrony"
+    assert discipline["bound_ms"] == pytest.approx(0.001490 + 0.001872 + 0.006596 / 2)
+    assert discipline["description"] == "error at most 0.00666 ms, chrony follows 127.0.0.1"
 
 
 def test_chrony_that_follows_no_source_says_so() -> None:
     assert read_chrony(CHRONY_ASTRAY) == {
         "disciplined": False,
         "source": "chrony",
-        "said": "chrony follows no source",
+        "description": "chrony follows no source",
         "bound_ms": None,
     }
 
@@ -147,8 +152,8 @@ def test_a_clock_that_follows_itself_is_not_kept() -> None:
     chrony, ntpd = read_chrony(CHRONY_ALONE), read_ntpq(NTPD_ALONE)
     assert chrony is not None
     assert ntpd is not None
-    assert (chrony["disciplined"], chrony["said"]) == (False, "chrony follows no source but this clock itself")
-    assert (ntpd["disciplined"], ntpd["said"]) == (False, "ntpd follows no source but this clock itself")
+    assert (chrony["disciplined"], chrony["description"]) == (False, "chrony follows no source but this clock itself")
+    assert (ntpd["disciplined"], ntpd["description"]) == (False, "ntpd follows no source but this clock itself")
 
 
 @pytest.mark.parametrize(
@@ -162,7 +167,7 @@ def test_timedatectl_says_yes_or_no() -> None:
     assert read_timedatectl("yes\n") == {
         "disciplined": True,
         "source": "timesyncd",
-        "said": "synchronised, by timedatectl",
+        "description": "synchronised, by timedatectl",
         "bound_ms": None,
     }
     assert (read_timedatectl("no\n") or {})["disciplined"] is False
@@ -173,22 +178,22 @@ def test_ntpd_gives_its_source_and_a_bound_of_offset_dispersion_and_half_the_del
     assert read_ntpq(NTPD) == {
         "disciplined": True,
         "source": "ntpd",
-        "said": "error at most 12 ms, ntpd follows 10.0.0.1",
+        "description": "error at most 12 ms, ntpd follows 10.0.0.1",
         "bound_ms": 12.0,
     }
 
 
 def test_ntpd_that_names_no_figures_gives_no_bound() -> None:
-    answer = read_ntpq(NTPD.replace("rootdisp", "rootdispersion"))
-    assert answer is not None
-    assert (answer["disciplined"], answer["bound_ms"]) == (True, None)
+    discipline = read_ntpq(NTPD.replace("rootdisp", "rootdispersion"))
+    assert discipline is not None
+    assert (discipline["disciplined"], discipline["bound_ms"]) == (True, None)
 
 
 @pytest.mark.parametrize("leap", ["11", "3", "03", "00"])
 def test_ntpd_that_follows_no_source_says_so(leap: str) -> None:
-    answer = read_ntpq(NTPD_ASTRAY.replace("leap=11", f"leap={leap}"))
-    assert answer is not None
-    assert (answer["disciplined"], answer["said"]) == (False, "ntpd follows no source")
+    discipline = read_ntpq(NTPD_ASTRAY.replace("leap=11", f"leap={leap}"))
+    assert discipline is not None
+    assert (discipline["disciplined"], discipline["description"]) == (False, "ntpd follows no source")
 
 
 @pytest.mark.parametrize("text", ["", "ntpq: read: Connection refused\n", "leap=00", "stratum=3"])
@@ -209,13 +214,13 @@ _CELLS = st.text(alphabet='0123456789.-+eEnaif,"= \nabcleapstratum', max_size=80
 )
 def test_any_text_gives_a_whole_answer_or_none(text: str) -> None:
     for read, source in ((read_chrony, "chrony"), (read_timedatectl, "timesyncd"), (read_ntpq, "ntpd")):
-        answer = read(text)
-        if answer is not None:
-            assert set(answer) == {"disciplined", "source", "said", "bound_ms"}
-            assert answer["source"] == source
-            assert answer["disciplined"] in (True, False)
-            assert answer["said"]
-            json.dumps(answer, allow_nan=False)
+        discipline = read(text)
+        if discipline is not None:
+            assert set(discipline) == {"disciplined", "source", "description", "bound_ms"}
+            assert discipline["source"] == source
+            assert discipline["disciplined"] in (True, False)
+            assert discipline["description"]
+            json.dumps(discipline, allow_nan=False)
 
 
 # --- who is believed --------------------------------------------------------------------------------------------
@@ -278,8 +283,8 @@ def test_a_service_that_denies_it_outranks_the_kernel(commands: Commands) -> Non
 
 def test_a_kernel_in_doubt_is_believed_where_no_service_answers(commands: Commands) -> None:
     commands(IN_DOUBT)
-    found = read_discipline()
-    assert (found["disciplined"], found["source"], found["bound_ms"]) == (True, "adjtimex", 5.0)
+    discipline = read_discipline()
+    assert (discipline["disciplined"], discipline["source"], discipline["bound_ms"]) == (True, "adjtimex", 5.0)
 
 
 def test_a_kernel_that_denies_it_is_believed_where_no_service_answers(commands: Commands) -> None:
@@ -289,9 +294,9 @@ def test_a_kernel_that_denies_it_is_believed_where_no_service_answers(commands: 
 
 def test_where_nobody_answers_nothing_is_known(commands: Commands) -> None:
     commands(None)
-    nothing = {"disciplined": None, "source": "none", "said": "no time service answers", "bound_ms": None}
+    nothing = {"disciplined": None, "source": "none", "description": "no time service answers", "bound_ms": None}
     assert read_discipline() == nothing
-    assert conclude(None, None) == nothing
+    assert combine(None, None) == nothing
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ Machine = Callable[..., None]
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     """Give this machine these interfaces, and flags to addresses of IPv6."""
 
-    def have(flags: dict[str, int] | None = None, **cards: Card) -> None:
+    def set_interfaces(flags: dict[str, int] | None = None, **cards: Card) -> None:
         monkeypatch.setattr(psutil, "net_if_addrs", lambda: {name: _addresses(card) for name, card in cards.items()})
         stats = {name: Stats(card.up, card.speed, card.mtu) for name, card in cards.items()}
         monkeypatch.setattr(psutil, "net_if_stats", lambda: stats)
@@ -66,27 +66,27 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
         monkeypatch.setattr(interfaces, "_IF_INET6", tmp_path / "if_inet6")
         (tmp_path / "if_inet6").write_text("\n".join(lines))
 
-    return have
+    return set_interfaces
 
 
 def _addresses(card: Card) -> list[Address]:
-    found = []
+    candidates = []
     for text in card.addresses:
         address, _, netmask = text.partition("/")
         family = socket.AF_PACKET if "-" in address else socket.AF_INET6 if ":" in address else socket.AF_INET
-        found.append(Address(family, address, netmask or None))
-    return found
+        candidates.append(Address(family, address, netmask or None))
+    return candidates
 
 
 ETH0 = Card(("02-00-00-00-00-01", "10.0.0.5/255.255.255.0"))
 V6 = "fd00::5/ffff:ffff:ffff:ffff::"
 
 
-def left_out(node: int = 0, pinned: str | None = None) -> dict[str, str]:
+def exclusion_reasons(node: int = 0, pinned: str | None = None) -> dict[str, str]:
     """The reasons, by address; nothing else is there."""
-    found, excluded = find_candidates(node, pinned)
-    assert found == []
-    return {one.address: one.why for one in excluded}
+    candidates, excluded = find_candidates(node, pinned)
+    assert candidates == []
+    return {address.address: address.reason for address in excluded}
 
 
 # --- what can be used -------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ def test_an_interface_is_told_with_all_that_the_kernel_says_of_it(machine: Machi
 
 def test_names_are_in_the_order_of_their_numbers_and_ipv4_comes_first(machine: Machine) -> None:
     machine(eth10=Card(("10.2.0.5",)), eth2=Card((V6, "10.0.0.5", "10.0.0.6")), ens1=Card(("10.3.0.5",)))
-    assert [(one.interface, one.address) for one in find_candidates(0)[0]] == [
+    assert [(candidate.interface, candidate.address) for candidate in find_candidates(0)[0]] == [
         ("ens1", "10.3.0.5"),
         ("eth2", "10.0.0.5"),
         ("eth2", "10.0.0.6"),
@@ -116,7 +116,7 @@ def test_names_are_in_the_order_of_their_numbers_and_ipv4_comes_first(machine: M
 
 def test_a_prefix_is_that_of_the_mask_or_the_whole_address(machine: Machine) -> None:
     machine(eth0=Card((V6, "10.0.0.5/255.255.255.128")), wwan0=Card(("10.9.0.5", "fd09::5")))
-    assert {one.address: one.prefix for one in find_candidates(0)[0]} == {
+    assert {candidate.address: candidate.prefix for candidate in find_candidates(0)[0]} == {
         "10.0.0.5": 25,
         "fd00::5": 64,
         "10.9.0.5": 32,
@@ -124,28 +124,28 @@ def test_a_prefix_is_that_of_the_mask_or_the_whole_address(machine: Machine) -> 
     }
 
 
-@pytest.mark.parametrize(("speed", "known"), [(0, None), (-1, None), (2**32 - 1, None), (1, 1), (800_000, 800_000)])
-def test_a_speed_that_the_kernel_does_not_know_is_none(machine: Machine, speed: int, known: int | None) -> None:
+@pytest.mark.parametrize(("speed", "expected"), [(0, None), (-1, None), (2**32 - 1, None), (1, 1), (800_000, 800_000)])
+def test_a_speed_that_the_kernel_does_not_know_is_none(machine: Machine, speed: int, expected: int | None) -> None:
     machine(eth0=replace(ETH0, speed=speed))
-    assert find_candidates(0)[0][0].speed_mbps == known
+    assert find_candidates(0)[0][0].speed_mbps == expected
 
 
 @pytest.mark.parametrize("state", ["up", "unknown", None])
 def test_a_driver_that_says_little_of_its_state_is_believed(machine: Machine, state: str | None) -> None:
     machine(eth0=replace(ETH0, operstate=state, type=None))
-    assert [one.address for one in find_candidates(0)[0]] == ["10.0.0.5"]
+    assert [candidate.address for candidate in find_candidates(0)[0]] == ["10.0.0.5"]
 
 
 def test_a_scope_is_no_part_of_an_address(machine: Machine) -> None:
     machine(eth0=Card(("fd00::5%eth0/ffff:ffff:ffff:ffff::",)))
-    assert [one.address for one in find_candidates(0)[0]] == ["fd00::5"]
+    assert [candidate.address for candidate in find_candidates(0)[0]] == ["fd00::5"]
 
 
 # --- what cannot ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("card", "why"),
+    ("card", "reason"),
     [
         (replace(ETH0, up=False), "the interface is down"),
         (replace(ETH0, operstate="down"), "the interface has no carrier"),
@@ -154,10 +154,10 @@ def test_a_scope_is_no_part_of_an_address(machine: Machine) -> None:
 )
 @pytest.mark.parametrize("pinned", [None, "eth0"])
 def test_an_interface_that_carries_nothing_is_left_out_even_if_it_is_pinned(
-    machine: Machine, card: Card, why: str, pinned: str | None
+    machine: Machine, card: Card, reason: str, pinned: str | None
 ) -> None:
     machine(eth0=card)
-    assert left_out(pinned=pinned) == {"10.0.0.5": why}
+    assert exclusion_reasons(pinned=pinned) == {"10.0.0.5": reason}
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_an_interface_that_carries_nothing_is_left_out_even_if_it_is_pinned(
 )  # fmt: skip
 def test_interfaces_of_containers_are_left_out_unless_they_are_pinned(machine: Machine, name: str) -> None:
     machine(**{name: ETH0})
-    assert left_out() == {"10.0.0.5": "an interface of containers or virtual machines, by its name"}
-    assert [one.interface for one in find_candidates(0, name)[0]] == [name]
+    assert exclusion_reasons() == {"10.0.0.5": "an interface of containers or virtual machines, by its name"}
+    assert [candidate.interface for candidate in find_candidates(0, name)[0]] == [name]
 
 
 @pytest.mark.parametrize(
@@ -176,13 +176,13 @@ def test_interfaces_of_containers_are_left_out_unless_they_are_pinned(machine: M
 )
 def test_interfaces_of_hardware_are_used(machine: Machine, name: str) -> None:
     machine(**{name: ETH0})
-    assert [one.interface for one in find_candidates(0)[0]] == [name]
+    assert [candidate.interface for candidate in find_candidates(0)[0]] == [name]
 
 
 def test_the_loopback_interface_is_not_worth_a_word_unless_it_is_pinned(machine: Machine) -> None:
     machine(lo=Card(("127.0.0.1/255.0.0.0", "::1", "10.5.0.1"), operstate="unknown"))
     assert find_candidates(0) == ([], [])
-    assert [one.address for one in find_candidates(0, "lo")[0]] == ["127.0.0.1", "10.5.0.1", "::1"]
+    assert [candidate.address for candidate in find_candidates(0, "lo")[0]] == ["127.0.0.1", "10.5.0.1", "::1"]
 
 
 def test_addresses_of_the_link_alone_are_not_worth_a_word(machine: Machine) -> None:
@@ -193,19 +193,19 @@ def test_addresses_of_the_link_alone_are_not_worth_a_word(machine: Machine) -> N
 
 def test_a_loopback_address_on_another_interface_is_left_out(machine: Machine) -> None:
     machine(dummy0=Card(("127.5.0.1",)))
-    assert left_out() == {"127.5.0.1": "the loopback interface"}
+    assert exclusion_reasons() == {"127.5.0.1": "the loopback interface"}
 
 
 @pytest.mark.parametrize("flag", [0x01, 0x08, 0x20, 0x40, 0x41, 0xA0])
 def test_an_address_of_ipv6_that_will_not_stay_is_left_out(machine: Machine, flag: int) -> None:
     machine({"fd00::5": flag}, eth0=Card((V6,)))
-    assert left_out() == {"fd00::5": "a temporary, deprecated or unconfirmed address"}
+    assert exclusion_reasons() == {"fd00::5": "a temporary, deprecated or unconfirmed address"}
 
 
 @pytest.mark.parametrize("flag", [0x00, 0x80, 0x02])
 def test_an_address_of_ipv6_that_stays_is_used(machine: Machine, flag: int) -> None:
     machine({"fd00::1:5": 0x01, "fd00::5": flag}, eth0=Card((V6,)))
-    assert [one.address for one in find_candidates(0)[0]] == ["fd00::5"]
+    assert [candidate.address for candidate in find_candidates(0)[0]] == ["fd00::5"]
 
 
 def test_what_is_left_out_is_told_with_its_node(machine: Machine) -> None:
@@ -217,16 +217,16 @@ def test_what_is_left_out_is_told_with_its_node(machine: Machine) -> None:
 def test_an_interface_that_is_gone_meanwhile_is_down(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(eth0=ETH0)
     monkeypatch.setattr(psutil, "net_if_stats", dict)
-    assert left_out() == {"10.0.0.5": "the interface is down"}
+    assert exclusion_reasons() == {"10.0.0.5": "the interface is down"}
 
 
 # --- this machine -----------------------------------------------------------------------------------------------
 
 
-def test_every_address_of_this_machine_that_could_be_used_can_be_listened_on() -> None:
-    found, _ = find_candidates(0, "lo")
-    assert "127.0.0.1" in {one.address for one in found}
-    for one in found:
-        listen(one.address, 0).close()
-        assert 0 < one.prefix <= (32 if one.family == 4 else 128)
-        assert one.mtu >= 576
+def test_every_address_usable_ports_here_that_could_be_used_can_be_listened_on() -> None:
+    candidates, _ = find_candidates(0, "lo")
+    assert "127.0.0.1" in {candidate.address for candidate in candidates}
+    for candidate in candidates:
+        listen(candidate.address, 0).close()
+        assert 0 < candidate.prefix <= (32 if candidate.family == 4 else 128)
+        assert candidate.mtu >= 576

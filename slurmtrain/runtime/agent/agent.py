@@ -254,9 +254,8 @@ class _Agent:
             self._plan,
             attempt,
             self._node,
+            network=environment.network_variables(self._preflight.interface, self._preflight.address),
             resume_from=resume_from,
-            interface=self._preflight.interface,
-            address=self._preflight.address,
             heartbeat=board,
         )
         make_directory(self._attempt.logs)

@@ -132,9 +132,9 @@ class CoordinatorEndpoints:
 
 def pop_coordinator_endpoints() -> CoordinatorEndpoints | None:
     """The invitation that the batch script exported, if it reached this task; no rank inherits it."""
-    said, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
+    places, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
     try:
-        port, *addresses = said.split()
+        port, *addresses = places.split()
         return (
             CoordinatorEndpoints(tuple(addresses), int(port), bytes.fromhex(secret)) if addresses and secret else None
         )
@@ -179,6 +179,12 @@ class Node:
         return self.launch.from_start and self.restart == 0
 
 
+def read_launch(submission: SubmissionDir) -> Launch | None:
+    """What the submission tells its agents beside the plan; None where it has no such file. Raises PlaceError."""
+    data = read_json(submission.launch)
+    return Launch.from_dict(data) if data is not None else None
+
+
 def this_node(submission: SubmissionDir) -> Node:
     """Who this agent is: from the environment, which the job's scheduler sets, and from its submission's files.
 
@@ -188,8 +194,8 @@ def this_node(submission: SubmissionDir) -> Node:
     local = "SUBMITIT_LOCAL_GLOBALID" in environ
     if not (local or "SLURM_NODEID" in environ):
         raise LaunchError("the node agent runs inside a job only; start one with 'slurmtrain submit'")
-    told = read_json(submission.launch)
-    if told is None:
+    launch = read_launch(submission)
+    if launch is None:
         raise LaunchError(f"there is no {submission.launch}; is the run directory visible on this node?")
     if local:
         index, job_id, restart = environ["SUBMITIT_LOCAL_GLOBALID"], environ[_JOB], "0"
@@ -207,7 +213,7 @@ def this_node(submission: SubmissionDir) -> Node:
         restart=int(restart),
         executor="local" if local else "slurm",
         submission=submission.number,
-        launch=Launch.from_dict(told),
+        launch=launch,
     )
 
 
@@ -234,14 +240,14 @@ def set_worker_environment(
     attempt: AttemptDir,
     node: Node,
     *,
+    network: Mapping[str, str],
     resume_from: str | None,
-    interface: str,
-    address: str,
     heartbeat: str | None = None,
 ) -> None:
-    """Set what the workers of this node inherit: the user's variables, ours, and the network's.
+    """Set what the workers of this ``node`` inherit: the variables of the ``plan``, ours, and the network's.
 
-    ``interface`` and ``address`` are this node's own in the elected network. ``heartbeat``: the path of its board.
+    ``attempt``: names the round. ``network``: what :func:`network_variables` gives. ``resume_from``: the path of the
+    checkpoint to continue from. ``heartbeat``: the path of the node's board.
     """
     run = attempt.run
     environ = os.environ
@@ -251,7 +257,7 @@ def set_worker_environment(
         network_profile.load(plan.spec.network.profile).variables if plan.spec.network.profile else {}
     ).items():
         environ.setdefault(name, value)
-    environ.update(network_variables(interface, address))
+    environ.update(network)
     environ.update(_env_of(plan.spec))
     if node.executor == "local":
         environ.update(_shared_gpus(plan, node.index))
@@ -291,8 +297,7 @@ def network_variables(interface: str, address: str) -> dict[str, str]:
 
 def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
     """The environment of the ranks of this node, as far as it is the user's, and the GPUs they will see."""
-    given = _env_of(plan.spec)
-    return {**os.environ, **given, **(_shared_gpus(plan, node.index) if node.executor == "local" else {})}
+    return {**os.environ, **_env_of(plan.spec), **(_shared_gpus(plan, node.index) if node.executor == "local" else {})}
 
 
 def _env_of(spec: Spec) -> dict[str, str]:
@@ -303,9 +308,11 @@ def _env_of(spec: Spec) -> dict[str, str]:
 
 
 def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
-    """The environment of processes that try the network as the ranks will use it."""
-    given = _env_of(spec)
-    return {**os.environ, **network_variables(interface, address), **given, "OMP_NUM_THREADS": "1"}
+    """The environment of processes that try the network as the ranks of ``spec`` will use it.
+
+    ``interface``, ``address``: this node\'s own in the network.
+    """
+    return {**os.environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
 
 
 def environment_of_writer() -> dict[str, str]:
@@ -379,7 +386,7 @@ def use_loopback() -> None:
 
 
 def facts_for_command(run: RunDir, attempt: int, resume_from: str | None) -> dict[str, str | None]:
-    """What stands for the placeholders of a command."""
+    """The values of a command's placeholders, in this ``attempt`` of ``run``; ``resume_from``: a checkpoint's path."""
     return {
         "run_dir": str(run.path),
         "checkpoint_dir": str(run.checkpoints),

@@ -28,10 +28,11 @@ class Profile:
 def load(name: str) -> Profile:
     """Read a profile. Raises SlurmtrainError where there is none of this name, or its file is not as it should be."""
     folder = templates.directory() / "network"
-    known = sorted(path.stem for path in folder.glob("*.yaml"))
-    if name not in known:
-        there = ", ".join(known) or "none"
-        raise SlurmtrainError(f"there is no network profile {name!r} in {folder}; profiles there: {there}")
+    names = sorted(path.stem for path in folder.glob("*.yaml"))
+    if name not in names:
+        raise SlurmtrainError(
+            f"there is no network profile {name!r} in {folder}; profiles there: {', '.join(names) or 'none'}"
+        )
     path = folder / f"{name}.yaml"
     data = _parse(path)
     if unknown := sorted(map(str, data.keys() - {"about", "variables", "setup"})):
@@ -58,11 +59,11 @@ def _parse(path: Path) -> dict[Any, Any]:
     return data
 
 
-def _read_variables(path: Path, found: Any) -> dict[str, str]:
-    if not isinstance(found, dict):
+def _read_variables(path: Path, entries: Any) -> dict[str, str]:
+    if not isinstance(entries, dict):
         raise _wrong(path, "variables is not a mapping")
     variables = {}
-    for name, entry in found.items():
+    for name, entry in entries.items():
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise _wrong(path, f"variables: {name!r} cannot name a variable")
         if not isinstance(entry, dict) or entry.keys() != {"value", "why"}:
@@ -72,10 +73,10 @@ def _read_variables(path: Path, found: Any) -> dict[str, str]:
     return variables
 
 
-def _read_setup(path: Path, found: Any) -> tuple[str, ...]:
-    if not isinstance(found, list):
+def _read_setup(path: Path, lines: Any) -> tuple[str, ...]:
+    if not isinstance(lines, list):
         raise _wrong(path, "setup is not a list")
-    return tuple(_text(path, f"setup.{index}", line) for index, line in enumerate(found))
+    return tuple(_text(path, f"setup.{index}", line) for index, line in enumerate(lines))
 
 
 def _text(path: Path, key: str, value: Any) -> str:
@@ -85,5 +86,5 @@ def _text(path: Path, key: str, value: Any) -> str:
     return value
 
 
-def _wrong(path: Path, what: str) -> SlurmtrainError:
-    return SlurmtrainError(f"{path} is no network profile: {what}; install slurmtrain anew if you did not change it")
+def _wrong(path: Path, problem: str) -> SlurmtrainError:
+    return SlurmtrainError(f"{path} is no network profile: {problem}; install slurmtrain anew if you did not change it")

@@ -90,14 +90,14 @@ class StopFlag:
             self._watch.nudge()
 
     def hear(self, number: int) -> None:
-        """Note a signal that the watching thread was told of."""
+        """Note a signal that the watching thread has read of."""
         self._note(number, self._heard)
 
-    def _note(self, number: int, seen: list[signal.Signals]) -> None:
+    def _note(self, number: int, signals: list[signal.Signals]) -> None:
         # The handler and the thread come here at the same time: setdefault() lets one of them be the first, and needs
         # no lock, which a handler must not wait for.
         self.raised, self.raised_at = self._first.setdefault("first", (signal.Signals(number), time.time()))
-        seen.append(signal.Signals(number))
+        signals.append(signal.Signals(number))
 
     def _ignore_late(self, numbers: Iterable[signal.Signals]) -> None:
         """At exit: the end of the interpreter gives signals their default action back, and would not end with 0."""
@@ -107,7 +107,7 @@ class StopFlag:
 
 
 class _Watch:
-    """A thread that is told of signals at once: the handler in C writes their numbers to a socket.
+    """A thread that learns of signals at once: the handler in C writes their numbers to a socket.
 
     The kernel adds who writes, since a child has the socket, and the handler, from fork() to exec().
     """
@@ -129,11 +129,11 @@ class _Watch:
         """Start the thread, and take the wakeup fd if it is free. Raises ValueError outside the main thread."""
         if _Watch.current is not None:
             _Watch.current.end()
-        taken = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        if taken == -1:
+        previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        if previous == -1:
             _Watch.current = self
         else:
-            signal.set_wakeup_fd(taken)
+            signal.set_wakeup_fd(previous)
         _detach_children()
         threading.Thread(target=self._run, name="slurmtrain-signals", daemon=True).start()
 
@@ -203,10 +203,10 @@ class _Watch:
         return None if self._since is None or seconds is None else self._since + seconds - time.monotonic()
 
     def _leave(self) -> None:
-        said = f"slurmtrain: still here {self._seconds:g} s after {self._flag.name}; the stacks of all threads:\n"
+        message = f"slurmtrain: still here {self._seconds:g} s after {self._flag.name}; the stacks of all threads:\n"
         # Straight to the descriptor: the script may have replaced sys.stderr, and others may hold its lock.
         with contextlib.suppress(OSError):
-            os.write(_STDERR, said.encode())
+            os.write(_STDERR, message.encode())
             faulthandler.dump_traceback(_STDERR, all_threads=True)
         os._exit(FORCED)
 

@@ -49,11 +49,12 @@ def answer() -> None:
 def rank_states(
     node: int, beats: Mapping[int, Beat], pids: Mapping[int, int], logs: Mapping[int, Path]
 ) -> list[RankState]:
-    """What is known of the ranks of this node, by global rank; writes their stacks to their logs.
+    """What is known of the ranks of this ``node``, by global rank; writes their stacks to their logs.
 
-    ``beats``: what they said last. ``pids``: what the node agent started. Takes seconds. Raises nothing.
+    ``beats``: their last ones. ``pids``: what the node agent started. ``logs``: the ranks' files. Takes seconds. Raises
+    nothing.
     """
-    found, now = collect(pids, logs, beats), time.monotonic()
+    stacks, now = collect(pids, logs, beats), time.monotonic()
     return [
         RankState(
             rank=rank,
@@ -62,24 +63,24 @@ def rank_states(
             phase=beat.phase,
             idle_s=now - beat.at if beat.at else 0.0,
             state=state_of(beat.pid or pids.get(rank, 0)),
-            stack=tuple(found.get(rank, ())),
+            stack=tuple(stacks.get(rank, ())),
         )
         for rank, beat in beats.items()
     ]
 
 
 def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[int, Beat]) -> dict[int, list[str]]:
-    """The stack of each rank's main thread, innermost first, each "file:line function"; empty where nobody could tell.
+    """The stack of each rank's main thread, innermost first, each "file:line function"; empty where it is not known.
 
-    A rank's process is the one that was heard of, or else what was started for it, which may be a shell. Takes seconds.
-    Raises nothing.
+    A rank's process is that of its last beat (``beats``), or else what was started for it (``pids``), which may be a
+    shell. The stacks of all threads are appended to ``logs``. Takes seconds. Raises nothing.
     """
-    found: dict[int, list[str]] = {rank: [] for rank in pids}
+    stacks: dict[int, list[str]] = {rank: [] for rank in pids}
 
     def look(rank: int) -> None:
         beat = beats.get(rank)
         with contextlib.suppress(OSError, ValueError):
-            found[rank] = _stack_of(rank, (beat.pid if beat else 0) or pids[rank], logs[rank])
+            stacks[rank] = _stack_of(rank, (beat.pid if beat else 0) or pids[rank], logs[rank])
 
     # Not an executor: one of its threads that never comes back would keep this process from ending.
     threads = [threading.Thread(target=look, args=(rank,), daemon=True) for rank in pids if rank in logs]
@@ -88,7 +89,7 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[in
     deadline = time.monotonic() + _PATIENCE_S
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
-    return dict(found)
+    return dict(stacks)
 
 
 def _stack_of(rank: int, pid: int, log: Path) -> list[str]:
@@ -97,7 +98,7 @@ def _stack_of(rank: int, pid: int, log: Path) -> list[str]:
     _append(log, f"slurmtrain: the threads of rank {rank} (process {pid}, state {state or 'unknown'}{place}):\n")
     threads = _by_py_spy(pid)
     if threads is not None:
-        _append(log, in_words(threads))
+        _append(log, format_threads(threads))
         stack = main_thread(threads, pid)
     else:
         stack = _by_faulthandler(pid, state, log)
@@ -116,7 +117,7 @@ def _by_py_spy(pid: int) -> Threads | None:
     if program is None:
         return None
     try:
-        done = subprocess.run(
+        dump = subprocess.run(
             [program, "dump", "--nonblocking", "--full-filenames", "--json", "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -126,7 +127,7 @@ def _by_py_spy(pid: int) -> Threads | None:
         )
     except (OSError, ValueError, subprocess.SubprocessError):
         return None
-    return read_py_spy(done.stdout) if done.returncode == 0 else None
+    return read_py_spy(dump.stdout) if dump.returncode == 0 else None
 
 
 def read_py_spy(text: str) -> Threads | None:
@@ -152,7 +153,7 @@ def main_thread(threads: Threads, pid: int) -> list[str]:
     return threads[0][2] if threads else []
 
 
-def in_words(threads: Threads) -> str:
+def format_threads(threads: Threads) -> str:
     """Threads as they stand in a log."""
     lines = []
     for name, number, stack in threads:

@@ -1,7 +1,8 @@
-"""Child processes of a rank, which are not to act on the stop signals that Slurm sends to all processes of a step.
+"""Child processes of a rank, kept from acting on the stop signals that Slurm sends to all processes of a step.
 
 Torch's data loader gives up with an error when one of its workers dies of a signal, and with it the rank, which was
-about to save.
+about to save. Without this module a rank whose DataLoader has workers fails at each preemption, whatever the start
+method; what :mod:`os` offers (register_at_fork) helps with forks alone, and Python 3.14 does not fork by default.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ class ChildGuard:
 
     def stand(self, parent: int) -> None:
         """Keep the signals from this process, which has them blocked, unless ``parent`` or the rank sends them."""
-        for each in GUARDED:
-            if isinstance(getattr(signal.getsignal(each), "__self__", None), StopFlag):
-                signal.signal(each, signal.SIG_DFL)
+        for number in GUARDED:
+            if isinstance(getattr(signal.getsignal(number), "__self__", None), StopFlag):
+                signal.signal(number, signal.SIG_DFL)
         if signal.getsignal(_POKE) == signal.SIG_DFL:
             signal.signal(_POKE, lambda *_: None)
         heeded = (parent, self._rank, os.getpid())
@@ -72,9 +73,9 @@ class ChildGuard:
 def _take(heeded: tuple[int, ...]) -> None:
     """Take the signals of this process, and act on those that one of these processes has sent."""
     while True:
-        taken = signal.sigwaitinfo(GUARDED)
-        if taken.si_pid in heeded:
-            _act(signal.Signals(taken.si_signo))
+        info = signal.sigwaitinfo(GUARDED)
+        if info.si_pid in heeded:
+            _act(signal.Signals(info.si_signo))
 
 
 def _act(number: signal.Signals) -> None:

@@ -20,10 +20,17 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import InterruptionStats, Vote, steps_to_agreement
+from slurmtrain.model.run.events.rank import (
+    ExceptionRaised,
+    RankStopped,
+    SessionStarted,
+    StateRegistered,
+    TrainingStarted,
+)
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.job import environment, stacks
 from slurmtrain.runtime.job.earlier_starts import with_restarts
-from slurmtrain.runtime.job.environment import Launch, Worker
+from slurmtrain.runtime.job.environment import Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -32,7 +39,6 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import import_compiler
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.step_time import StepTime
-from slurmtrain.system.files import read_json
 from slurmtrain.system.interpreter import importing, leave_quickly
 from slurmtrain.system.journal import Journal
 
@@ -44,43 +50,75 @@ _log = logging.getLogger("slurmtrain")
 # Outside a job, where nothing reads the metrics, they are logged this often.
 _LOG_EVERY_S = 1.0
 _SMOOTHING = 0.2
+# Of an exception's message: some hold a whole tensor.
+_MESSAGE_CHARACTERS = 2000
 T = TypeVar("T")
 
 
 def session(
     params: Mapping[str, Any] | None = None, *, backend: str | None = None, timeout: timedelta | None = None
 ) -> Session:
-    """Join the run that this process belongs to; use it as ``with slurmtrain.session() as run:``.
+    """Join the run that this process belongs to.
 
-    ``params``: values for parameters that the spec does not give, which also serve outside any job. ``backend`` and
-    ``timeout`` go to ``torch.distributed.init_process_group``; by default NCCL where there are GPUs, gloo elsewhere.
-    Outside a job, and under plain torchrun, everything works but checkpoints and metrics, which need a run directory.
+    Use it as a context manager, once in a process, in the main thread::
+
+        with slurmtrain.session(params={"lr": 0.1, "steps": 1000}) as run:
+            model = Net().to(run.device)
+            optimizer = torch.optim.SGD(model.parameters(), lr=run.params["lr"])
+            run.checkpoint(model=model, optimizer=optimizer)  # restores where there is a checkpoint
+            for step in run.steps(run.params["steps"]):
+                loss = train_step(model, optimizer, batch(step))
+                run.log(loss=loss)
+
+    Entering it joins the process group, unless the script has made one before. On a stop signal (preemption, time
+    limit, ``slurmtrain cancel``) all ranks finish the same step, save, and leave with exit code 75, which means that
+    the run can continue from there; leaving the ``with`` block any other way without an exception means that the work
+    is done. Outside a job, and under plain torchrun, the same script runs too, without checkpoints and without a file
+    of metrics: those need a run directory.
+
+    Args:
+        params: Values for parameters that the spec does not give, by name; they also serve outside any job. The spec's
+            ``params`` win.
+        backend: As of ``torch.distributed.init_process_group``. By default NCCL for tensors on GPUs and gloo for
+            those on CPUs where there are GPUs, else gloo.
+        timeout: As of ``torch.distributed.init_process_group``: how long a collective may take. By default torch's.
+
+    Returns:
+        The session: ``rank``, ``world_size``, ``device``, ``params`` and so on are there before it is entered.
+
+    Raises:
+        PlaceError: The run's plan cannot be read. Entering the session raises what
+            ``torch.distributed.init_process_group`` raises.
     """
     return Session(environment.this_worker(), params or {}, backend, timeout)
 
 
 class Session:
-    """A training script's view of its run."""
+    """A training script's view of its run; :func:`session` makes it.
+
+    All ranks call :meth:`checkpoint`, :meth:`steps` and :meth:`log` alike, since some of what they do is collective.
+    """
 
     def __init__(
         self, worker: Worker, params: Mapping[str, Any], backend: str | None, timeout: timedelta | None
     ) -> None:
+        """``worker``: where this process stands; ``params``, ``backend`` and ``timeout`` as of :func:`session`."""
         self.rank = worker.rank
         """This process among all of the run's, from 0."""
         self.local_rank = worker.local_rank
         """This process among those of its node, from 0."""
         self.world_size = worker.world_size
-        """Processes of the run."""
+        """How many processes the run has."""
         self.attempt = worker.number
         """Which attempt of the run this is, from 1."""
         self.params = {**params, **worker.params}
-        """The spec's ``params``."""
+        """The spec's ``params``, over those that :func:`session` was given."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
         """The run's directory; None outside a job."""
         self.device = _pick_device(worker.local_rank)
         """Where to compute: this process's GPU, or the CPU."""
         self.step = 0
-        """Finished steps."""
+        """How many steps are finished, those of earlier attempts included."""
         self._worker = worker
         self._backend = backend
         self._timeout = timeout
@@ -121,7 +159,7 @@ class Session:
             self._journal = Journal(attempt.rank_journal(self.rank))
             if self.rank == 0:
                 self._metrics = MetricsFile(attempt.metrics)
-                self._journal.write("session", step=0, world_size=self.world_size, device=str(self.device))
+                self._journal.write(SessionStarted(world_size=self.world_size, device=str(self.device)))
         self._beat(Phase.READY)
         return self
 
@@ -134,8 +172,9 @@ class Session:
             if left:
                 self._finish()
             elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
-                # Before anything else: which rank failed first is told by these times.
-                self._journal.write("raised", type=type(error).__name__, message=redact(str(error))[:2000])
+                # Before anything else: the rank whose event is the earliest has failed first.
+                message = redact(str(error))[:_MESSAGE_CHARACTERS]
+                self._journal.write(ExceptionRaised(type=type(error).__name__, message=message))
         finally:
             if self._checkpointer is not None:
                 self._checkpointer.close(failed=not (left or stopped))
@@ -170,11 +209,21 @@ class Session:
     def checkpoint(self, **objects: Stateful) -> None:
         """Name what checkpoints consist of, and restore it at once where there is a checkpoint.
 
-        Anything with ``state_dict`` and ``load_state_dict`` will do; DistributedDataParallel and torch.compile are
-        looked through, and modules may be sharded by ``fully_shard``. The states of Python's, NumPy's and torch's
-        random number generators come along. Call it once, on all ranks, with everything. Raises CheckpointError where
-        checkpoints exist and none can be restored, or the newest good one is of another model; TypeError for what has
-        no state.
+        Call it once, on all ranks, with everything::
+
+            run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
+
+        DistributedDataParallel and torch.compile are looked through, and modules may be sharded by ``fully_shard``.
+        The states of Python's, NumPy's and torch's random number generators come along. Outside a job it does nothing.
+
+        Args:
+            objects: Anything with ``state_dict`` and ``load_state_dict``, by the names that the checkpoint gives them.
+
+        Raises:
+            CheckpointError: Checkpoints exist and none can be restored, or the newest good one does not fit these
+                objects.
+            TypeError: One of the objects has no state.
+            RuntimeError: It was called before.
         """
         if self._checkpointer is not None:
             raise RuntimeError("run.checkpoint() is called once, with everything that a checkpoint consists of")
@@ -197,7 +246,7 @@ class Session:
             self._journal if self.rank == 0 else None,
         )
         if self.rank == 0 and self._journal is not None:
-            self._journal.write("registered", objects=sorted(objects))
+            self._journal.write(StateRegistered(objects=sorted(objects)))
             files.sweep(attempt.run.checkpoints, attempt.owner)
         self._registered = tuple(objects.values())
         restored = None
@@ -212,12 +261,23 @@ class Session:
         """Count from the restored step to ``total``: ``for step in run.steps(total)``.
 
         A step is finished when the loop asks for the next one. Between steps this saves when it is due; on a stop
-        signal all ranks agree on a step, save, and leave the program.
+        signal all ranks agree on a step, save, and leave the program. It may be called again with a greater total.
+
+        Args:
+            total: How many steps make up the whole run, those of earlier attempts included.
+
+        Yields:
+            The number of the step, from 0: how many were finished before it.
+
+        Raises:
+            ValueError: ``total`` is no whole number of steps.
+            CheckpointError: The state can never be saved, or another attempt has taken over the run.
+            SystemExit: A stop was asked for: the code is 75.
         """
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
         if self._journal is not None and self.rank == 0:
-            self._journal.write("total", total_steps=total)
+            self._journal.write(TrainingStarted(total_steps=total))
         self._restore_rng()
         self._total = total
         self._pace.begin()
@@ -244,8 +304,15 @@ class Session:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
 
         Rank 0 writes them, with the step, to a file of the run directory when the step is finished; the other ranks
-        return at once. Values are numbers, or tensors of one element, which are read when the step is finished. Raises
-        TypeError for others.
+        return at once. Outside a step they are written at once. It never waits for a network.
+
+        Args:
+            metrics: Values by name, for names that are no identifiers.
+            more: Values by name. Of one name the last value in a step counts.
+
+        Raises:
+            TypeError: A value is neither a number nor a tensor of one element. Tensors are read when the step is
+                finished, so that a GPU is not waited for before.
         """
         if self.rank != 0:
             return
@@ -317,7 +384,7 @@ class Session:
         self._beat(Phase.STOPPING)
         reason = self._save_if_new("stop")
         if self._journal is not None and self.rank == 0:
-            self._journal.write("stopped", step=self.step)
+            self._journal.write(RankStopped(step=self.step))
         if self.rank == 0 and reason is None:
             _log.info("stopped after step %d", self.step)
         raise SystemExit(STOPPED)
@@ -388,6 +455,6 @@ def _pick_device(local_rank: int) -> torch.device:
 
 def _read_history(worker: Worker) -> InterruptionStats:
     """What was known of interruptions when the job was submitted, and what its earlier starts have seen."""
-    told = read_json(worker.submission.launch) if worker.submission is not None else None
-    history = (Launch.from_dict(told).history if told is not None else None) or InterruptionStats()
+    launch = environment.read_launch(worker.submission) if worker.submission is not None else None
+    history = (launch.history if launch is not None else None) or InterruptionStats()
     return with_restarts(history, worker.attempt) if worker.attempt is not None else history

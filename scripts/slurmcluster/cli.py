@@ -182,7 +182,17 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(command=function)
         return command
 
-    up = add("up", _up, "start a cluster, or what is missing of it")
+    _add_size(add("up", _up, "start a cluster, or what is missing of it"))
+    add("down", _down, "end a cluster and remove all that it left")
+    show = add("status", _status, "show nodes, daemons and jobs; exit code 0 if everything is up")
+    show.add_argument("--json", action="store_true", help="print JSON alone on standard output")
+    _add_faults(add)
+    add("env", _env, "print what a shell must export to use the cluster")
+    return parser
+
+
+def _add_size(up: argparse.ArgumentParser) -> None:
+    """What a cluster is made of, and for whom."""
     up.add_argument(
         "--nodes", type=_count(1, MAX_NODES), metavar="N", help=f"how many nodes (default {Settings.nodes})"
     )
@@ -201,9 +211,10 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(
         "--user", action="append", default=[], metavar="NAME", help="who may submit, besides root and you; repeatable"
     )
-    add("down", _down, "end a cluster and remove all that it left")
-    show = add("status", _status, "show nodes, daemons and jobs; exit code 0 if everything is up")
-    show.add_argument("--json", action="store_true", help="print JSON alone on standard output")
+
+
+def _add_faults(add: Callable[[str, object, str], argparse.ArgumentParser]) -> None:
+    """What breaks a cluster on purpose, and mends it. ``add`` makes a command of a name, a function and a help text."""
     for name, function, text in (
         ("kill-node", _kill_node, "cut the power of a node"),
         ("start-node", _start_node, "start a node again and wait until it is usable"),
@@ -223,8 +234,6 @@ def _parser() -> argparse.ArgumentParser:
     preempt.add_argument(
         "--seconds", type=_count(1, 14000), default=20, metavar="S", help="how long the nodes are taken (default 20)"
     )
-    add("env", _env, "print what a shell must export to use the cluster")
-    return parser
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:

@@ -133,7 +133,7 @@ def _indices() -> set[int]:
         try:
             used.add(int(json.loads(path.read_text())["index"]))
         except (OSError, ValueError, KeyError, TypeError):
-            continue
+            continue  # being made or removed: whether its networks are in use is looked at, too
     return used
 
 

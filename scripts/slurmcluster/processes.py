@@ -101,7 +101,7 @@ def listing(directory: Path) -> Iterator[tuple[int, list[str]]]:
         try:
             arguments = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
         except OSError:
-            continue
+            continue  # it has ended
         if arguments and arguments[0].startswith(links):
             yield pid, arguments
 
@@ -117,7 +117,7 @@ def marked(directory: Path, names: frozenset[str] = DAEMONS) -> list[int]:
             if name in names and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 pids.append(pid)
         except OSError:
-            continue
+            continue  # it has ended, or is a kernel thread
     return pids
 
 

@@ -168,7 +168,7 @@ def _launchers(runs: Path) -> list[str]:
         try:
             words = path.read_bytes().decode(errors="replace").split("\0")
         except OSError:
-            continue
+            continue  # it has ended
         if str(runs) in " ".join(words) and (LAUNCHER in words or Path(words[0]).name == "sbatch"):
             launchers.append(" ".join(words))
     return launchers

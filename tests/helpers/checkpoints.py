@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.runs import ELSEWHERE, RunBuilder
+from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
 from slurmtrain.model.spec.spec import KeepSpec
@@ -49,7 +49,7 @@ def make_run(
     write_json(directory.plan, planned.plan.to_json())
     job, _, restart = attempt.rpartition(".")
     # Before whatever the test journals, with the time of that moment.
-    run = RunBuilder(directory, executor="local", job=job, now=time.time() - 60)
+    run = SimulatedRun(directory, executor="local", job=job, now=time.time() - 60)
     run.created(name="digits", plan_hash="h", by="me").submitted(process=process, host=process["host"])
     run.started(int(restart), host=process["host"], process=dict(process))
     return directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from helpers.runs import JOB, RUN_ID, RunBuilder
+from helpers.simulated_run import JOB, RUN_ID, SimulatedRun
 from slurmtrain.config import Config
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
@@ -19,9 +19,9 @@ def make_workspace(runs: Path, scheduler: Scheduler | None = None) -> Workspace:
     return Workspace(config, scheduler=scheduler)
 
 
-def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, **spec: Any) -> RunBuilder:
+def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, **spec: Any) -> SimulatedRun:
     """A run that was made long ago, before any job that sacct shows in tests. ``spec``: keys of its spec."""
-    return RunBuilder(workspace.root.run(RUN_ID), spec=spec, executor=executor, job=job, now=99.0)
+    return SimulatedRun(workspace.root.run(RUN_ID), spec=spec, executor=executor, job=job, now=99.0)
 
 
 def sync_again(workspace: Workspace) -> Synced:

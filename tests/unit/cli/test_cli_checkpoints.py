@@ -11,7 +11,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-from helpers.runs import ELSEWHERE, RunBuilder
+from helpers.simulated_run import ELSEWHERE, SimulatedRun
 
 from slurmtrain.cli import checkpoints, show, status
 from slurmtrain.cli.shared import formatting
@@ -31,10 +31,10 @@ Write = Callable[..., None]
 
 
 @pytest.fixture
-def builder(tmp_path: Path) -> RunBuilder:
+def builder(tmp_path: Path) -> SimulatedRun:
     """A run of this machine's executor that trains, on another machine, and has a plan."""
     directory = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))
-    run = RunBuilder(directory, executor="local", job="j1", now=time.time() - 60)
+    run = SimulatedRun(directory, executor="local", job="j1", now=time.time() - 60)
     run.created(name="digits", plan_hash="h", by="me").submitted(process=ELSEWHERE, host="elsewhere")
     run.started(host="elsewhere", process=ELSEWHERE)
     (tmp_path / "exp.yaml").write_text(SPEC)
@@ -44,14 +44,14 @@ def builder(tmp_path: Path) -> RunBuilder:
 
 
 @pytest.fixture
-def run(builder: RunBuilder) -> RunDir:
+def run(builder: SimulatedRun) -> RunDir:
     """Its directory."""
     assert builder.directory is not None
     return builder.directory
 
 
 @pytest.fixture
-def write(builder: RunBuilder) -> Write:
+def write(builder: SimulatedRun) -> Write:
     """Write an event into rank 0's journal."""
 
     def write(kind: str, **fields: Any) -> None:
@@ -61,7 +61,7 @@ def write(builder: RunBuilder) -> Write:
 
 
 @pytest.fixture
-def saved(builder: RunBuilder) -> Write:
+def saved(builder: SimulatedRun) -> Write:
     """Journal a save."""
 
     def saved(step: int, **fields: Any) -> None:

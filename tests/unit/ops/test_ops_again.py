@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
-from helpers.runs import CRASHED, RUN_ID, RunBuilder
+from helpers.simulated_run import CRASHED, RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
 from slurmtrain.local import launch as local_launch
@@ -35,7 +35,7 @@ def over(slurm: SlurmCommands) -> None:
     slurm.replies("sacct", OVER)
 
 
-def crashed(workspace: Workspace, **spec: Any) -> RunBuilder:
+def crashed(workspace: Workspace, **spec: Any) -> SimulatedRun:
     """A run whose only attempt has trained for five steps and crashed."""
     return build_run(workspace, **spec).submitted().started().reached(5).crashed()
 
@@ -258,7 +258,7 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
 # --- a job that Slurm holds -----------------------------------------------------------------------------------------
 
 
-def held(workspace: Workspace, slurm: SlurmCommands) -> RunBuilder:
+def held(workspace: Workspace, slurm: SlurmCommands) -> SimulatedRun:
     """Its agent has put the job back once too often for Slurm."""
     run = build_run(workspace).submitted().started().reached(5)
     run.node("requeue", cause="crash", why=CRASHED, exclude=[], delay_s=0.0).crashed()
@@ -339,7 +339,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return jobs
 
 
-def local_run(workspace: Workspace) -> RunBuilder:
+def local_run(workspace: Workspace) -> SimulatedRun:
     return build_run(workspace, executor="local", job="local-abc")
 
 

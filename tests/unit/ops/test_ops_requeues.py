@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands, squeue_line
-from helpers.runs import RUN_ID, RunBuilder
+from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
 from slurmtrain.ops.shared.run_details import show_json
@@ -28,7 +28,7 @@ def over(slurm: SlurmCommands) -> None:
     slurm.replies("sacct", OVER)
 
 
-def refused(workspace: Workspace, *, failed: str = "scontrol: no", **spec: Any) -> RunBuilder:
+def refused(workspace: Workspace, *, failed: str = "scontrol: no", **spec: Any) -> SimulatedRun:
     """A run of two nodes, one of which failed the preflight, and whose job could not be put back."""
     run = build_run(workspace, **{"resources": {"nodes": 2}, **spec}).submitted().later(time.time() - 200)
     run.started(nodes=2).node("requeue", exclude=["n1"], why=WHY)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
-from helpers.runs import RUN_ID, RunBuilder
+from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
@@ -51,7 +51,7 @@ def plan_of(workspace: Workspace, run_id: str) -> Plan:
 
 def blame(workspace: Workspace, host: str) -> None:
     """A run that no command has read yet, and that has found something against a node."""
-    run = RunBuilder(workspace.root.run(RUN_ID), now=time.time()).created().started(host=host)
+    run = SimulatedRun(workspace.root.run(RUN_ID), now=time.time()).created().started(host=host)
     run.node("preflight", blamed=True, findings=[{"check": "disk", "status": "fail", "summary": "no room"}])
 
 

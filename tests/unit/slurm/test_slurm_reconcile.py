@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from helpers.runs import DOWN, LIMIT_S, RunBuilder
+from helpers.simulated_run import DOWN, LIMIT_S, SimulatedRun
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -22,48 +22,48 @@ NO_ACCOUNTING = "sacct: Slurm accounting storage is disabled"
 
 
 def test_a_run_without_an_attempt_is_nothing_to_ask_slurm_about() -> None:
-    story = RunBuilder().command("created", name="n", executor="slurm")
-    assert not may_change(story.run)
-    assert not needs_accounting(story.run, story.queue())
-    assert new_observations(story.run, story.queue(), story.accounting(), story.now) == []
+    sim = SimulatedRun().command("created", name="n", executor="slurm")
+    assert not may_change(sim.run)
+    assert not needs_accounting(sim.run, sim.queue())
+    assert new_observations(sim.run, sim.queue(), sim.accounting(), sim.now) == []
 
 
 def test_a_run_is_open_until_its_end_is_beyond_doubt() -> None:
-    story = RunBuilder().submitted()
-    assert may_change(story.run)
-    assert may_change(story.started().run)
-    assert may_change(story.stopped().run)
-    story.observed(story.slurm("PREEMPTED"))
-    assert not may_change(story.run)
+    sim = SimulatedRun().submitted()
+    assert may_change(sim.run)
+    assert may_change(sim.started().run)
+    assert may_change(sim.stopped().run)
+    sim.observed(sim.slurm("PREEMPTED"))
+    assert not may_change(sim.run)
 
 
 def test_a_run_that_completed_is_not_open() -> None:
-    assert not may_change(RunBuilder().submitted().started().ended("completed").run)
+    assert not may_change(SimulatedRun().submitted().started().ended("completed").run)
 
 
 @pytest.mark.parametrize(
     ("state", "wanted"), [("PENDING", False), ("RUNNING", False), ("COMPLETED", False), ("FAILED", True)]
 )
 def test_sacct_is_asked_for_what_squeue_leaves_open(state: str, wanted: bool) -> None:
-    story = RunBuilder().submitted().started()
-    assert needs_accounting(story.run, story.queue(story.slurm(state, restart=0))) is wanted
+    sim = SimulatedRun().submitted().started()
+    assert needs_accounting(sim.run, sim.queue(sim.slurm(state, restart=0))) is wanted
 
 
 def test_sacct_is_asked_for_a_job_that_squeue_does_not_know_but_not_while_squeue_is_down() -> None:
-    story = RunBuilder().submitted()
-    assert needs_accounting(story.run, story.queue())
-    assert not needs_accounting(story.run, DOWN)
+    sim = SimulatedRun().submitted()
+    assert needs_accounting(sim.run, sim.queue())
+    assert not needs_accounting(sim.run, DOWN)
 
 
 def test_sacct_is_asked_for_a_submission_whose_job_nobody_knows() -> None:
-    story = RunBuilder().command("created", name="n", executor="slurm")
-    story.command("submitting", submission=1, attempt=1, executor="slurm")
-    assert needs_accounting(story.run, story.queue())
+    sim = SimulatedRun().command("created", name="n", executor="slurm")
+    sim.command("submitting", submission=1, attempt=1, executor="slurm")
+    assert needs_accounting(sim.run, sim.queue())
 
 
 def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended() -> None:
-    story = RunBuilder().submitted().started()
-    assert needs_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
+    sim = SimulatedRun().submitted().started()
+    assert needs_accounting(sim.run, sim.queue(sim.slurm("PENDING", restart=1)))
 
 
 # --- jobs that wait or run --------------------------------------------------------------------------------------
@@ -71,73 +71,73 @@ def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended(
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "SOMETHING_NEW"])
 def test_a_job_that_is_under_way_is_no_news(state: str) -> None:
-    story = RunBuilder().submitted()
-    assert story.look(story.queue(story.slurm(state, restart=0))) == []
-    assert story.run.state == "pending"
+    sim = SimulatedRun().submitted()
+    assert sim.look(sim.queue(sim.slurm(state, restart=0))) == []
+    assert sim.run.state == "pending"
 
 
 def test_a_job_that_cannot_be_asked_about_is_no_news() -> None:
-    story = RunBuilder().submitted().started()
-    assert story.look(DOWN, story.accounting(story.slurm("FAILED"))) == []
-    assert story.run.state == "running"
+    sim = SimulatedRun().submitted().started()
+    assert sim.look(DOWN, sim.accounting(sim.slurm("FAILED"))) == []
+    assert sim.run.state == "running"
 
 
 def test_a_submission_that_named_no_job_is_no_news() -> None:
-    story = RunBuilder().command("created", name="n", executor="slurm")
-    story.command("submitting", submission=1, attempt=1, executor="slurm")
-    assert story.look(story.queue(story.slurm("RUNNING")), story.accounting()) == []
+    sim = SimulatedRun().command("created", name="n", executor="slurm")
+    sim.command("submitting", submission=1, attempt=1, executor="slurm")
+    assert sim.look(sim.queue(sim.slurm("RUNNING")), sim.accounting()) == []
 
 
 def test_a_job_of_somebody_else_is_no_news() -> None:
-    story = RunBuilder().submitted()
-    other = replace(story.slurm("FAILED"), id="8")
-    own = story.slurm("PENDING", restart=0)
-    assert story.look(story.queue(other, own)) == []
+    sim = SimulatedRun().submitted()
+    other = replace(sim.slurm("FAILED"), id="8")
+    own = sim.slurm("PENDING", restart=0)
+    assert sim.look(sim.queue(other, own)) == []
 
 
 # --- jobs that ended --------------------------------------------------------------------------------------------
 
 
 def test_a_preempted_job_that_was_asked_to_stop_is_preempted_once_sacct_says_so() -> None:
-    story = RunBuilder().submitted().started().later(100).stopped()
-    [observed] = story.look(story.queue(), story.accounting(story.slurm("PREEMPTED")))
+    sim = SimulatedRun().submitted().started().later(100).stopped()
+    [observed] = sim.look(sim.queue(), sim.accounting(sim.slurm("PREEMPTED")))
     assert (observed.source, observed.state, observed.restart) == ("sacct", "PREEMPTED", 0)
-    assert story.causes == ["preempted"]
-    assert story.run.state == "failed"
+    assert sim.causes == ["preempted"]
+    assert sim.run.state == "failed"
 
 
 def test_a_job_that_left_in_its_grace_is_preempted_though_sacct_says_timeout() -> None:
-    story = RunBuilder().submitted().started().later(600).stopped()
-    story.look(story.queue(), story.accounting(story.slurm("TIMEOUT", lasted=600.0)))
-    assert story.causes == ["preempted"]
+    sim = SimulatedRun().submitted().started().later(600).stopped()
+    sim.look(sim.queue(), sim.accounting(sim.slurm("TIMEOUT", lasted=600.0)))
+    assert sim.causes == ["preempted"]
 
 
 def test_a_job_that_ran_into_its_limit_timed_out() -> None:
-    story = RunBuilder().submitted().started().later(LIMIT_S)
-    story.look(story.queue(), story.accounting(story.slurm("TIMEOUT", lasted=LIMIT_S)))
-    assert story.causes == ["timeout"]
+    sim = SimulatedRun().submitted().started().later(LIMIT_S)
+    sim.look(sim.queue(), sim.accounting(sim.slurm("TIMEOUT", lasted=LIMIT_S)))
+    assert sim.causes == ["timeout"]
 
 
 def test_a_job_one_of_whose_nodes_failed_in_silence_is_told_by_slurm() -> None:
-    story = RunBuilder().submitted().started(nodes=2).later(100).stopped(0)
-    assert story.look(story.queue(story.slurm("RUNNING", restart=0))) == []
-    assert story.run.state == "running"
-    story.look(story.queue(story.slurm("NODE_FAIL", restart=0, nodes="n[0-1]")))
-    assert (story.causes, story.newest.reason) == (["node_fail"], "a node failed (n[0-1])")
+    sim = SimulatedRun().submitted().started(nodes=2).later(100).stopped(0)
+    assert sim.look(sim.queue(sim.slurm("RUNNING", restart=0))) == []
+    assert sim.run.state == "running"
+    sim.look(sim.queue(sim.slurm("NODE_FAIL", restart=0, nodes="n[0-1]")))
+    assert (sim.causes, sim.newest.reason) == (["node_fail"], "a node failed (n[0-1])")
 
 
 def test_a_crash_that_followed_from_a_node_failure_is_told_by_slurm() -> None:
-    story = RunBuilder().submitted().started(nodes=2)
-    story.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=story.now)
-    story.look(story.queue(), story.accounting(story.slurm("NODE_FAIL")))
-    assert story.causes == ["node_fail"]
+    sim = SimulatedRun().submitted().started(nodes=2)
+    sim.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=sim.now)
+    sim.look(sim.queue(), sim.accounting(sim.slurm("NODE_FAIL")))
+    assert sim.causes == ["node_fail"]
 
 
 @pytest.mark.parametrize("state", ["FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "CANCELLED by 1001"])
 def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> None:
-    story = RunBuilder().submitted().started().ended("crash", reason="boom", failed_at=1005.0)
-    assert story.look(story.queue(), story.accounting(story.slurm(state))) == []
-    assert (story.causes, story.run.reason) == (["crash"], "boom")
+    sim = SimulatedRun().submitted().started().ended("crash", reason="boom", failed_at=1005.0)
+    assert sim.look(sim.queue(), sim.accounting(sim.slurm(state))) == []
+    assert (sim.causes, sim.run.reason) == (["crash"], "boom")
 
 
 @pytest.mark.parametrize(
@@ -154,264 +154,262 @@ def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> N
 def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
     job: dict[str, object], cause: str, reason: str, spoke: bool
 ) -> None:
-    story = RunBuilder().submitted()
+    sim = SimulatedRun().submitted()
     if spoke:
-        story.started()
-    story.later(100)
-    story.look(story.queue(), story.accounting(story.slurm(**job)))  # type: ignore[arg-type]
-    assert (story.newest.cause, story.newest.reason, story.newest.confirmed) == (cause, reason, True)
+        sim.started()
+    sim.later(100)
+    sim.look(sim.queue(), sim.accounting(sim.slurm(**job)))  # type: ignore[arg-type]
+    assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == (cause, reason, True)
 
 
 def test_squeue_alone_tells_of_a_job_that_ended_just_now() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    [observed] = story.look(story.queue(story.slurm("OUT_OF_MEMORY", restart=0)))
-    assert (observed.source, story.causes) == ("squeue", ["oom"])
+    sim = SimulatedRun().submitted().started().later(100)
+    [observed] = sim.look(sim.queue(sim.slurm("OUT_OF_MEMORY", restart=0)))
+    assert (observed.source, sim.causes) == ("squeue", ["oom"])
 
 
 def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    [observed] = story.look(
-        story.queue(story.slurm("FAILED", restart=0)), story.accounting(story.slurm("OUT_OF_MEMORY"))
-    )
-    assert (observed.source, story.causes) == ("sacct", ["oom"])
+    sim = SimulatedRun().submitted().started().later(100)
+    [observed] = sim.look(sim.queue(sim.slurm("FAILED", restart=0)), sim.accounting(sim.slurm("OUT_OF_MEMORY")))
+    assert (observed.source, sim.causes) == ("sacct", ["oom"])
 
 
 @pytest.mark.parametrize("accounting", [None, "behind", "down"])
 def test_a_failed_job_is_told_by_squeue_where_sacct_does_not_know(accounting: str | None) -> None:
-    story = RunBuilder().submitted().started().later(100)
+    sim = SimulatedRun().submitted().started().later(100)
     answers = {
         None: None,
-        "behind": story.accounting(story.slurm("RUNNING", ends_at=None)),
+        "behind": sim.accounting(sim.slurm("RUNNING", ends_at=None)),
         "down": Accounting(problem="sacct: down"),
     }
-    story.look(story.queue(story.slurm("FAILED", restart=0, exit_code=2)), answers[accounting])
-    assert (story.causes, story.newest.reason) == (["crash"], "Slurm says FAILED with exit code 2")
+    sim.look(sim.queue(sim.slurm("FAILED", restart=0, exit_code=2)), answers[accounting])
+    assert (sim.causes, sim.newest.reason) == (["crash"], "Slurm says FAILED with exit code 2")
 
 
 def test_a_final_state_that_is_told_again_is_no_news() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    over = story.slurm("NODE_FAIL", restart=0)
-    assert len(story.look(story.queue(over))) == 1
+    sim = SimulatedRun().submitted().started().later(100)
+    over = sim.slurm("NODE_FAIL", restart=0)
+    assert len(sim.look(sim.queue(over))) == 1
     for _ in range(3):
-        assert new_observations(story.run, story.queue(over), story.accounting(over), story.later(60).now) == []
+        assert new_observations(sim.run, sim.queue(over), sim.accounting(over), sim.later(60).now) == []
 
 
 def test_a_job_that_a_person_cancelled_was_cancelled_whatever_slurm_says_of_it_then() -> None:
     for state in ("CANCELLED by 0", "COMPLETED", "FAILED", "TIMEOUT"):
-        story = RunBuilder().submitted().started().cancel().later(30)
-        story.look(story.queue(), story.accounting(story.slurm(state)))
-        assert story.causes == ["cancelled"]
-        assert story.run.state == "cancelled"
+        sim = SimulatedRun().submitted().started().cancel().later(30)
+        sim.look(sim.queue(), sim.accounting(sim.slurm(state)))
+        assert sim.causes == ["cancelled"]
+        assert sim.run.state == "cancelled"
 
 
 def test_a_job_that_had_failed_before_a_person_cancelled_it_has_failed() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    over = story.slurm("NODE_FAIL")
-    story.later(60).cancel()
-    story.look(story.queue(), story.accounting(over))
-    assert story.causes == ["node_fail"]
+    sim = SimulatedRun().submitted().started().later(100)
+    over = sim.slurm("NODE_FAIL")
+    sim.later(60).cancel()
+    sim.look(sim.queue(), sim.accounting(over))
+    assert sim.causes == ["node_fail"]
 
 
 @pytest.mark.parametrize("source", ["squeue", "sacct"])
 def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(source: str) -> None:
-    story = RunBuilder(job="26_2").submitted().later(30)
-    array = replace(story.slurm("CANCELLED by 0"), id="26", restart=0)
+    sim = SimulatedRun(job="26_2").submitted().later(30)
+    array = replace(sim.slurm("CANCELLED by 0"), id="26", restart=0)
     whole = {"26": [array]}
-    queue = story.queue(array) if source == "squeue" else story.queue()
-    [observed] = story.look(queue, Accounting(whole, at=story.now))
+    queue = sim.queue(array) if source == "squeue" else sim.queue()
+    [observed] = sim.look(queue, Accounting(whole, at=sim.now))
     assert (observed.job_id, observed.source) == ("26_2", source)
-    assert (story.causes, story.newest.job_id) == (["cancelled"], "26_2")
+    assert (sim.causes, sim.newest.job_id) == (["cancelled"], "26_2")
 
 
 def test_an_element_of_an_array_that_is_told_by_its_own_id_is_not_told_by_the_arrays() -> None:
-    story = RunBuilder(job="26_2").submitted().later(30)
-    array = replace(story.slurm("CANCELLED by 0"), id="26", restart=0)
-    queue = story.queue(array, story.slurm("RUNNING", restart=0))
-    assert story.look(queue, Accounting({"26": [array]}, at=story.now)) == []
+    sim = SimulatedRun(job="26_2").submitted().later(30)
+    array = replace(sim.slurm("CANCELLED by 0"), id="26", restart=0)
+    queue = sim.queue(array, sim.slurm("RUNNING", restart=0))
+    assert sim.look(queue, Accounting({"26": [array]}, at=sim.now)) == []
 
 
 # --- jobs that Slurm starts again -------------------------------------------------------------------------------
 
 
 def test_a_job_that_was_put_back_into_the_queue_is_requeued_and_then_runs() -> None:
-    story = RunBuilder().submitted().started().later(100).stopped()
-    first = story.slurm("REQUEUED")
-    again = story.slurm("PENDING", restart=1)
-    found = story.look(story.queue(again), story.accounting(first))
+    sim = SimulatedRun().submitted().started().later(100).stopped()
+    first = sim.slurm("REQUEUED")
+    again = sim.slurm("PENDING", restart=1)
+    found = sim.look(sim.queue(again), sim.accounting(first))
     assert [(each.restart, each.state) for each in found] == [(0, "REQUEUED"), (1, "PENDING")]
-    assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
-    story.later(60).started(1)
-    assert story.look(story.queue(replace(again, state="RUNNING")), story.accounting(first)) == []
-    assert (story.run.state, story.newest.number) == ("running", 2)
+    assert (sim.run.state, sim.causes) == ("requeued", ["preempted", None])
+    sim.later(60).started(1)
+    assert sim.look(sim.queue(replace(again, state="RUNNING")), sim.accounting(first)) == []
+    assert (sim.run.state, sim.newest.number) == ("running", 2)
 
 
 def test_a_start_that_squeue_shows_over_is_preempted_also_while_sacct_is_silent() -> None:
     for accounting in (None, Accounting(problem=NO_ACCOUNTING, absent=True), Accounting(problem="sacct: down")):
-        story = RunBuilder().submitted().started().later(100).stopped()
-        story.look(story.queue(story.slurm("PENDING", restart=1)), accounting)
-        assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
+        sim = SimulatedRun().submitted().started().later(100).stopped()
+        sim.look(sim.queue(sim.slurm("PENDING", restart=1)), accounting)
+        assert (sim.run.state, sim.causes) == ("requeued", ["preempted", None])
 
 
 @pytest.mark.parametrize(("state", "cause"), [("NODE_FAIL", "node_fail"), ("PREEMPTED", "preempted")])
 def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_runs_again(state: str, cause: str) -> None:
-    story = RunBuilder().submitted().started(nodes=2).later(100).stopped(0)
-    over = story.slurm(state)
-    story.later(60).started(1, nodes=2)
-    assert len(story.run.attempts) == 2
-    [observed] = story.look(story.queue(story.slurm("RUNNING", restart=1)), story.accounting(over))
-    assert (observed.restart, story.causes, story.run.state) == (0, [cause, None], "running")
+    sim = SimulatedRun().submitted().started(nodes=2).later(100).stopped(0)
+    over = sim.slurm(state)
+    sim.later(60).started(1, nodes=2)
+    assert len(sim.run.attempts) == 2
+    [observed] = sim.look(sim.queue(sim.slurm("RUNNING", restart=1)), sim.accounting(over))
+    assert (observed.restart, sim.causes, sim.run.state) == (0, [cause, None], "running")
 
 
 def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_has_ended_well() -> None:
-    story = RunBuilder().submitted().started(nodes=2).later(100).stopped(0)
-    over = story.slurm("NODE_FAIL")
-    story.later(60).started(1, nodes=2).ended("completed", 0, 1).ended("completed", 1, 1)
-    story.look(story.queue(), story.accounting(over, story.slurm("COMPLETED")))
-    assert (story.causes, story.run.state) == (["node_fail", "completed"], "completed")
-    assert not may_change(story.run)
+    sim = SimulatedRun().submitted().started(nodes=2).later(100).stopped(0)
+    over = sim.slurm("NODE_FAIL")
+    sim.later(60).started(1, nodes=2).ended("completed", 0, 1).ended("completed", 1, 1)
+    sim.look(sim.queue(), sim.accounting(over, sim.slurm("COMPLETED")))
+    assert (sim.causes, sim.run.state) == (["node_fail", "completed"], "completed")
+    assert not may_change(sim.run)
 
 
 def test_a_cancel_by_slurm_of_a_start_that_went_on_is_heard_once() -> None:
-    story = RunBuilder().submitted().started().stopped().later(60).started(1)
-    assert len(story.look(story.queue(story.slurm("CANCELLED by 0", restart=0)))) == 1
-    assert story.causes == ["preempted", None]
+    sim = SimulatedRun().submitted().started().stopped().later(60).started(1)
+    assert len(sim.look(sim.queue(sim.slurm("CANCELLED by 0", restart=0)))) == 1
+    assert sim.causes == ["preempted", None]
 
 
 def test_starts_that_nobody_saw_are_known_from_sacct() -> None:
-    story = RunBuilder().submitted().later(1000)
+    sim = SimulatedRun().submitted().later(1000)
     starts = [
-        story.slurm("PREEMPTED", starts_at=1100.0, ends_at=1200.0),
-        story.slurm("NODE_FAIL", starts_at=1300.0, ends_at=1400.0),
-        story.slurm("OUT_OF_MEMORY", starts_at=1500.0, ends_at=1600.0),
+        sim.slurm("PREEMPTED", starts_at=1100.0, ends_at=1200.0),
+        sim.slurm("NODE_FAIL", starts_at=1300.0, ends_at=1400.0),
+        sim.slurm("OUT_OF_MEMORY", starts_at=1500.0, ends_at=1600.0),
     ]
-    story.look(story.queue(), story.accounting(*starts))
-    assert story.causes == ["preempted", "node_fail", "oom"]
-    assert [attempt.number for attempt in story.run.attempts] == [1, 2, 3]
-    assert [attempt.started_at for attempt in story.run.attempts] == [1100.0, 1300.0, 1500.0]
+    sim.look(sim.queue(), sim.accounting(*starts))
+    assert sim.causes == ["preempted", "node_fail", "oom"]
+    assert [attempt.number for attempt in sim.run.attempts] == [1, 2, 3]
+    assert [attempt.started_at for attempt in sim.run.attempts] == [1100.0, 1300.0, 1500.0]
 
 
 def test_a_row_of_sacct_that_is_final_by_an_old_answer_does_not_end_a_start_that_squeue_shows_alive() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    stale = story.accounting(story.slurm("REQUEUED"))
-    assert story.look(story.queue(story.slurm("RUNNING", restart=0)), stale) == []
-    assert story.run.state == "running"
+    sim = SimulatedRun().submitted().started().later(100)
+    stale = sim.accounting(sim.slurm("REQUEUED"))
+    assert sim.look(sim.queue(sim.slurm("RUNNING", restart=0)), stale) == []
+    assert sim.run.state == "running"
 
 
 def test_an_old_answer_of_squeue_does_not_undo_what_a_node_said_since() -> None:
-    story = RunBuilder().submitted().started().later(100).stopped()
-    old = story.queue(story.slurm("RUNNING", restart=0))
-    story.later(60).started(1)
-    assert story.look(old, None) == []
-    assert (story.run.state, story.newest.restart) == ("running", 1)
+    sim = SimulatedRun().submitted().started().later(100).stopped()
+    old = sim.queue(sim.slurm("RUNNING", restart=0))
+    sim.later(60).started(1)
+    assert sim.look(old, None) == []
+    assert (sim.run.state, sim.newest.restart) == ("running", 1)
 
 
 def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start() -> None:
-    story = RunBuilder().submitted().started().stopped().later(60).started(1)
-    story.look(story.queue(story.slurm("NODE_FAIL", restart=None)), story.accounting(story.slurm("PREEMPTED")))
-    assert story.causes == ["preempted", "node_fail"]
+    sim = SimulatedRun().submitted().started().stopped().later(60).started(1)
+    sim.look(sim.queue(sim.slurm("NODE_FAIL", restart=None)), sim.accounting(sim.slurm("PREEMPTED")))
+    assert sim.causes == ["preempted", "node_fail"]
 
 
 # --- jobs that nobody knows -------------------------------------------------------------------------------------
 
 
 def test_a_job_that_nobody_knows_is_first_missed_and_given_up_only_after_a_while() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    [missed] = story.look(story.queue(), story.accounting())
+    sim = SimulatedRun().submitted().started().later(100)
+    [missed] = sim.look(sim.queue(), sim.accounting())
     assert missed.state == ABSENT
-    assert story.run.state == "running"
-    assert story.newest.absent_since is not None
-    story.later(GIVEN_UP_S - 10)
-    assert story.look(story.queue(), story.accounting()) == []
-    story.later(20)
-    [given_up] = story.look(story.queue(), story.accounting())
+    assert sim.run.state == "running"
+    assert sim.newest.absent_since is not None
+    sim.later(GIVEN_UP_S - 10)
+    assert sim.look(sim.queue(), sim.accounting()) == []
+    sim.later(20)
+    [given_up] = sim.look(sim.queue(), sim.accounting())
     assert given_up.state == GONE
-    assert (story.run.state, story.causes) == ("lost", ["lost"])
-    assert "Slurm knows nothing of its job any more" in story.run.reason
+    assert (sim.run.state, sim.causes) == ("lost", ["lost"])
+    assert "Slurm knows nothing of its job any more" in sim.run.reason
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])
 def test_a_job_that_is_back_is_missed_no_more(state: str) -> None:
-    story = RunBuilder().submitted().later(100)
-    story.look(story.queue(), story.accounting())
-    [back] = story.look(story.queue(story.slurm(state, restart=0)))
+    sim = SimulatedRun().submitted().later(100)
+    sim.look(sim.queue(), sim.accounting())
+    [back] = sim.look(sim.queue(sim.slurm(state, restart=0)))
     assert back.state == state
-    assert story.newest.absent_since is None
-    story.later(2 * GIVEN_UP_S)
-    [missed] = story.look(story.queue(), story.accounting())
+    assert sim.newest.absent_since is None
+    sim.later(2 * GIVEN_UP_S)
+    [missed] = sim.look(sim.queue(), sim.accounting())
     assert missed.state == ABSENT
 
 
 def test_a_job_whose_agent_speaks_is_missed_no_more() -> None:
-    story = RunBuilder().submitted().later(100)
-    story.look(story.queue(), story.accounting())
-    assert story.started().newest.absent_since is None
+    sim = SimulatedRun().submitted().later(100)
+    sim.look(sim.queue(), sim.accounting())
+    assert sim.started().newest.absent_since is None
 
 
 def test_a_missed_job_that_sacct_knows_at_last_ended_as_sacct_says() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    story.look(story.queue(), story.accounting())
-    story.later(2 * GIVEN_UP_S)
-    story.look(story.queue(), story.accounting(story.slurm("OUT_OF_MEMORY")))
-    assert story.causes == ["oom"]
+    sim = SimulatedRun().submitted().started().later(100)
+    sim.look(sim.queue(), sim.accounting())
+    sim.later(2 * GIVEN_UP_S)
+    sim.look(sim.queue(), sim.accounting(sim.slurm("OUT_OF_MEMORY")))
+    assert sim.causes == ["oom"]
 
 
 @pytest.mark.parametrize("which", ["squeue", "sacct", "not asked"])
 def test_a_job_is_not_missed_unless_both_squeue_and_sacct_have_answered(which: str) -> None:
-    story = RunBuilder().submitted().started().later(2 * GIVEN_UP_S)
-    queue = DOWN if which == "squeue" else story.queue()
+    sim = SimulatedRun().submitted().started().later(2 * GIVEN_UP_S)
+    queue = DOWN if which == "squeue" else sim.queue()
     answers = {
-        "squeue": story.accounting(),
-        "sacct": Accounting(problem="sacct: down", at=story.now),
+        "squeue": sim.accounting(),
+        "sacct": Accounting(problem="sacct: down", at=sim.now),
         "not asked": None,
     }
-    assert story.look(queue, answers[which]) == []
-    assert story.run.state == "running"
+    assert sim.look(queue, answers[which]) == []
+    assert sim.run.state == "running"
 
 
 def test_a_missed_job_is_not_given_up_while_sacct_is_down() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    story.look(story.queue(), story.accounting())
-    story.later(2 * GIVEN_UP_S)
-    assert story.look(story.queue(), Accounting(problem="sacct: down", at=story.now)) == []
-    assert story.look(DOWN, story.accounting()) == []
-    assert not story.run.ended
+    sim = SimulatedRun().submitted().started().later(100)
+    sim.look(sim.queue(), sim.accounting())
+    sim.later(2 * GIVEN_UP_S)
+    assert sim.look(sim.queue(), Accounting(problem="sacct: down", at=sim.now)) == []
+    assert sim.look(DOWN, sim.accounting()) == []
+    assert not sim.run.ended
 
 
 def test_a_job_is_not_missed_by_answers_from_before_it_was_submitted() -> None:
-    before = RunBuilder()
+    before = SimulatedRun()
     queue, accounting = before.queue(), before.accounting()
-    story = RunBuilder().submitted()
-    assert story.look(queue, story.accounting()) == []
-    assert story.look(story.queue(), accounting) == []
-    assert len(story.look(story.queue(), story.accounting())) == 1
+    sim = SimulatedRun().submitted()
+    assert sim.look(queue, sim.accounting()) == []
+    assert sim.look(sim.queue(), accounting) == []
+    assert len(sim.look(sim.queue(), sim.accounting())) == 1
 
 
 def test_a_site_without_accounting_gives_a_job_up_by_squeue_alone() -> None:
-    story = RunBuilder().submitted().started().later(100)
+    sim = SimulatedRun().submitted().started().later(100)
 
     def absent() -> Accounting:
-        return Accounting(problem=NO_ACCOUNTING, absent=True, at=story.now)
+        return Accounting(problem=NO_ACCOUNTING, absent=True, at=sim.now)
 
-    story.look(story.queue(), absent())
-    assert not story.run.ended
-    story.later(GIVEN_UP_S)
-    story.look(story.queue(), absent())
-    assert story.causes == ["lost"]
+    sim.look(sim.queue(), absent())
+    assert not sim.run.ended
+    sim.later(GIVEN_UP_S)
+    sim.look(sim.queue(), absent())
+    assert sim.causes == ["lost"]
 
 
 def test_a_job_of_which_sacct_only_knows_that_it_ran_is_given_up_all_the_same() -> None:
-    story = RunBuilder().submitted().started().later(100)
-    runs = story.slurm("RUNNING", ends_at=None)
-    story.look(story.queue(), story.accounting(runs))
-    story.later(GIVEN_UP_S)
-    story.look(story.queue(), story.accounting(runs))
-    assert story.causes == ["lost"]
+    sim = SimulatedRun().submitted().started().later(100)
+    runs = sim.slurm("RUNNING", ends_at=None)
+    sim.look(sim.queue(), sim.accounting(runs))
+    sim.later(GIVEN_UP_S)
+    sim.look(sim.queue(), sim.accounting(runs))
+    assert sim.causes == ["lost"]
 
 
 def test_a_run_that_is_over_is_not_missed() -> None:
-    story = RunBuilder().submitted().started().ended("completed").later(2 * GIVEN_UP_S)
-    assert story.look(story.queue(), story.accounting()) == []
-    assert story.run.state == "completed"
+    sim = SimulatedRun().submitted().started().ended("completed").later(2 * GIVEN_UP_S)
+    assert sim.look(sim.queue(), sim.accounting()) == []
+    assert sim.run.state == "completed"
 
 
 # --- any order of answers ---------------------------------------------------------------------------------------
@@ -427,32 +425,32 @@ class AnyStory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.story = RunBuilder().submitted()
+        self.sim = SimulatedRun().submitted()
         self.over: dict[str, Attempt] = {}
 
     @rule(restart=restarts, nodes=st.integers(1, 2))
     def agents_speak(self, restart: int, nodes: int) -> None:
-        self.story.started(restart, nodes)
+        self.sim.started(restart, nodes)
 
     @rule(restart=restarts, node=st.integers(0, 1), cascade=st.booleans())
     def a_node_crashes(self, restart: int, node: int, cascade: bool) -> None:
-        self.story.ended("crash", node, restart, reason="boom", failed_at=self.story.now, cascade=cascade)
+        self.sim.ended("crash", node, restart, reason="boom", failed_at=self.sim.now, cascade=cascade)
 
     @rule(restart=restarts, node=st.integers(0, 1))
     def a_node_is_asked_to_stop(self, restart: int, node: int) -> None:
-        self.story.stopped(node, restart)
+        self.sim.stopped(node, restart)
 
     @rule(restart=restarts, node=st.integers(0, 1))
     def a_node_completes(self, restart: int, node: int) -> None:
-        self.story.ended("completed", node, restart)
+        self.sim.ended("completed", node, restart)
 
     @rule()
     def a_person_cancels(self) -> None:
-        self.story.cancel()
+        self.sim.cancel()
 
     @rule(seconds=st.sampled_from([1.0, 60.0, GIVEN_UP_S + 1, LIMIT_S]))
     def time_passes(self, seconds: float) -> None:
-        self.story.later(seconds)
+        self.sim.later(seconds)
 
     @rule(
         queued=st.none() | st.tuples(st.sampled_from(WORDS + LAST_WORDS), st.none() | restarts),
@@ -470,27 +468,27 @@ class AnyStory(RuleBasedStateMachine):
         age: float,
     ) -> None:
         self.note_what_is_over()
-        story, now = self.story, self.story.now
-        jobs = [] if queued is None else [story.slurm(queued[0], restart=queued[1])]
+        sim, now = self.sim, self.sim.now
+        jobs = [] if queued is None else [sim.slurm(queued[0], restart=queued[1])]
         queue = DOWN if squeue_down else Queue({job.id: job for job in jobs}, at=now - age)
-        rows: list[Job] = [story.slurm(state) for state in starts or []]
-        accounting = Accounting({story.job: rows} if starts is not None else {}, at=now - age)
+        rows: list[Job] = [sim.slurm(state) for state in starts or []]
+        accounting = Accounting({sim.job: rows} if starts is not None else {}, at=now - age)
         # It checks, too, that to ask again adds nothing.
-        story.look(queue, Accounting(problem="sacct: down", at=now) if sacct_down else accounting)
+        sim.look(queue, Accounting(problem="sacct: down", at=now) if sacct_down else accounting)
         self.what_was_over_is_as_it_was()
 
     def note_what_is_over(self) -> None:
-        self.over = {a.key: a for a in self.story.run.attempts if a.ended and a.confirmed}
+        self.over = {a.key: a for a in self.sim.run.attempts if a.ended and a.confirmed}
 
     def what_was_over_is_as_it_was(self) -> None:
-        attempts = {attempt.key: attempt for attempt in self.story.run.attempts}
+        attempts = {attempt.key: attempt for attempt in self.sim.run.attempts}
         for key, before in self.over.items():
             # When Slurm says when it began, the end of the queue moves.
             assert replace(attempts[key], number=0, spent={}) == replace(before, number=0, spent={})
 
     @invariant()
     def the_run_makes_sense(self) -> None:
-        run = self.story.run
+        run = self.sim.run
         assert run.state in RUN_STATES
         for attempt in run.attempts:
             assert (attempt.state in ENDED) == (attempt.cause is not None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.runs import RunBuilder
+from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import ANNOUNCED, UNNOTICED, AttemptSpan, add_attempts, interruption_kind
@@ -109,11 +109,11 @@ def test_attempts_are_added_to_the_statistics() -> None:
 
 
 def test_the_attempts_of_a_run_count_by_their_causes() -> None:
-    builder = RunBuilder().submitted().started().later(100)
+    builder = SimulatedRun().submitted().started().later(100)
     builder.observed(builder.slurm("NODE_FAIL"))
     [attempt] = builder.run.attempts
     assert interruption_kind(attempt.cause, attempt.failures) == UNNOTICED
-    builder = RunBuilder().submitted().started().stopped()
+    builder = SimulatedRun().submitted().started().stopped()
     builder.observed(builder.slurm("PREEMPTED"))
     [attempt] = builder.run.attempts
     assert interruption_kind(attempt.cause, attempt.failures) == ANNOUNCED

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event
-from helpers.runs import RunBuilder
+from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,12 +24,12 @@ CLOCK = {"check": "clock", "status": "fail", "summary": "5 s ahead of n0 (limit 
 DISK = {"check": "disk", "status": "pass", "summary": "81 GB free"}
 
 
-def ledger_of(story: RunBuilder) -> list[LedgerEntry]:
-    return ledger_entries("RUN", story.events, {attempt.key: attempt.number for attempt in story.run.attempts})
+def ledger_of(sim: SimulatedRun) -> list[LedgerEntry]:
+    return ledger_entries("RUN", sim.events, {attempt.key: attempt.number for attempt in sim.run.attempts})
 
 
-def judged(story: RunBuilder, node: int, *findings: dict[str, Any], blamed: bool, restart: int = 0) -> RunBuilder:
-    return story.node("preflight", node, restart, status="fail", seconds=1.0, findings=list(findings), blamed=blamed)
+def judged(sim: SimulatedRun, node: int, *findings: dict[str, Any], blamed: bool, restart: int = 0) -> SimulatedRun:
+    return sim.node("preflight", node, restart, status="fail", seconds=1.0, findings=list(findings), blamed=blamed)
 
 
 def make_entry(host: str = "n1", run: str = "RUN", seen_at: float = 0.0, key: str = "7.0") -> LedgerEntry:
@@ -52,50 +52,50 @@ def pardon(*pardoned: LedgerEntry, at: float = 5.0) -> AnyEvent:
 
 
 def test_a_node_that_is_blamed_is_entered_with_what_it_failed_and_the_evidence() -> None:
-    story = judged(RunBuilder().submitted().started(0, 2), 0, DISK, blamed=False)
-    [entry] = ledger_of(judged(story, 1, CLOCK, DISK, blamed=True))
+    sim = judged(SimulatedRun().submitted().started(0, 2), 0, DISK, blamed=False)
+    [entry] = ledger_of(judged(sim, 1, CLOCK, DISK, blamed=True))
     assert (entry.host, entry.run_id, entry.attempt_key, entry.attempt) == ("n1", "RUN", "7.0", 1)
     assert (entry.checks, entry.reason) == (("clock",), "clock: 5 s ahead of n0 (limit 1 s)")
     assert entry.evidence == {"clock": {"offset_ms": 5000}}
 
 
 def test_a_node_that_failed_without_being_to_blame_is_not_entered() -> None:
-    assert ledger_of(judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=False)) == []
+    assert ledger_of(judged(SimulatedRun().submitted().started(0, 2), 1, CLOCK, blamed=False)) == []
 
 
 def test_nodes_of_a_run_on_one_machine_are_not_entered() -> None:
-    story = RunBuilder().submitted()
-    story.node("agent", 1, node=1, nodes=2, host="vm/1", executor="local", submission=1, attempt=1)
-    assert ledger_of(judged(story, 1, CLOCK, blamed=True)) == []
+    sim = SimulatedRun().submitted()
+    sim.node("agent", 1, node=1, nodes=2, host="vm/1", executor="local", submission=1, attempt=1)
+    assert ledger_of(judged(sim, 1, CLOCK, blamed=True)) == []
 
 
 def test_a_node_that_never_spoke_is_entered_by_what_node_0_says_of_it() -> None:
-    story = judged(RunBuilder().submitted().started(), 0, DISK, blamed=False)
-    story.node("requeue", 0, 0, exclude=["n1"], why="n1: agent: it did not come within 60 s")
-    [entry] = ledger_of(story)
+    sim = judged(SimulatedRun().submitted().started(), 0, DISK, blamed=False)
+    sim.node("requeue", 0, 0, exclude=["n1"], why="n1: agent: it did not come within 60 s")
+    [entry] = ledger_of(sim)
     assert (entry.host, entry.reason) == ("n1", "n1: agent: it did not come within 60 s")
-    assert entry.seen_at == story.now - 1
+    assert entry.seen_at == sim.now - 1
 
 
 def test_a_node_that_both_tell_of_is_entered_once() -> None:
-    story = judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=True)
-    story.node("requeue", 0, 0, exclude=["n1"], why="x")
-    assert len(ledger_of(story)) == 1
+    sim = judged(SimulatedRun().submitted().started(0, 2), 1, CLOCK, blamed=True)
+    sim.node("requeue", 0, 0, exclude=["n1"], why="x")
+    assert len(ledger_of(sim)) == 1
 
 
 def test_each_attempt_is_a_finding_of_its_own() -> None:
-    story = judged(RunBuilder().submitted().started(0, 2), 1, CLOCK, blamed=True)
-    judged(story.started(1, 2), 1, CLOCK, blamed=True, restart=1)
-    assert [(entry.attempt_key, entry.attempt) for entry in ledger_of(story)] == [("7.0", 1), ("7.1", 2)]
+    sim = judged(SimulatedRun().submitted().started(0, 2), 1, CLOCK, blamed=True)
+    judged(sim.started(1, 2), 1, CLOCK, blamed=True, restart=1)
+    assert [(entry.attempt_key, entry.attempt) for entry in ledger_of(sim)] == [("7.0", 1), ("7.1", 2)]
 
 
 @pytest.mark.parametrize("wrong_by", [-1e6, 1e6])
 def test_when_it_was_seen_is_not_told_by_the_clock_that_is_wrong(wrong_by: float) -> None:
-    story = judged(RunBuilder().submitted().started(0, 3), 0, DISK, blamed=False)
-    right = story.now
-    judged(story, 2, DISK, blamed=False)
-    judged(story.later(wrong_by), 1, CLOCK, blamed=True)
-    [entry] = ledger_of(story)
+    sim = judged(SimulatedRun().submitted().started(0, 3), 0, DISK, blamed=False)
+    right = sim.now
+    judged(sim, 2, DISK, blamed=False)
+    judged(sim.later(wrong_by), 1, CLOCK, blamed=True)
+    [entry] = ledger_of(sim)
     assert right <= entry.seen_at <= right + 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event, read_run
-from helpers.runs import RunBuilder
+from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -213,8 +213,8 @@ def test_a_round_that_finished_no_step_does_not_lose_those_of_the_one_before_twi
 
 
 def test_a_job_that_is_put_back_waits_in_the_queue_from_the_end_of_its_earlier_start() -> None:
-    story = RunBuilder().submitted().started().ended("crash", failed_at=1004.0).later(50).started(1)
-    first, second = story.run.attempts
+    sim = SimulatedRun().submitted().started().ended("crash", failed_at=1004.0).later(50).started(1)
+    first, second = sim.run.attempts
     assert first.ended_at is not None
     assert second.started_at is not None
     assert second.spent["queue"] == second.started_at - first.ended_at

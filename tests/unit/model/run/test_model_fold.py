@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event, read_run
-from helpers.runs import RunBuilder
+from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -486,13 +486,13 @@ _ELECTION = {
 
 
 def test_an_attempt_keeps_its_networks_its_clocks_and_its_checks_by_host() -> None:
-    story = RunBuilder().submitted().started(0, 2)
-    story.node("election", 0, 0, **_ELECTION)
+    sim = SimulatedRun().submitted().started(0, 2)
+    sim.node("election", 0, 0, **_ELECTION)
     for node, offset in ((0, 0.0), (1, 12.5)):
-        story.node("clock", node, 0, offset_ms=offset, bound_ms=0.1, samples=8, disciplined=True, source="chrony")
+        sim.node("clock", node, 0, offset_ms=offset, bound_ms=0.1, samples=8, disciplined=True, source="chrony")
         finding = {"check": "disk", "status": "pass", "summary": "81 GB free", "evidence": {"free": 1}}
-        story.node("preflight", node, 0, status="pass", seconds=1.0, findings=[finding], blamed=False)
-    attempt = story.newest
+        sim.node("preflight", node, 0, status="pass", seconds=1.0, findings=[finding], blamed=False)
+    attempt = sim.newest
     assert attempt.network == _ELECTION
     assert attempt.clock == {
         "n0": {"offset_ms": 0.0, "bound_ms": 0.1, "disciplined": True, "source": "chrony"},
@@ -503,8 +503,8 @@ def test_an_attempt_keeps_its_networks_its_clocks_and_its_checks_by_host() -> No
 
 
 def test_what_a_node_says_before_its_clock_was_set_back_is_still_its_own() -> None:
-    story = RunBuilder().submitted().later(5000)
-    story.started()
-    story.later(-4000)
-    story.node("clock", 0, 0, offset_ms=1.0, bound_ms=0.1, disciplined=True, source="x")
-    assert list(story.newest.clock) == ["n0"]
+    sim = SimulatedRun().submitted().later(5000)
+    sim.started()
+    sim.later(-4000)
+    sim.node("clock", 0, 0, offset_ms=1.0, bound_ms=0.1, disciplined=True, source="x")
+    assert list(sim.newest.clock) == ["n0"]

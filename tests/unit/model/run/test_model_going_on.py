@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import read_run
-from helpers.runs import BEGIN, RunBuilder
+from helpers.simulated_run import BEGIN, SimulatedRun
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,70 +23,70 @@ def policy(**keys: Any) -> dict[str, Any]:
     return write_requeue(RequeueSpec(**keys))
 
 
-def begun(steps: int = 5, nodes: int = 1, **keys: Any) -> RunBuilder:
+def begun(steps: int = 5, nodes: int = 1, **keys: Any) -> SimulatedRun:
     """A run that has trained a while under a policy."""
-    story = RunBuilder().submitted(requeue=policy(**keys)).started(nodes=nodes)
-    story.steps["7.0"] = steps
-    return story
+    sim = SimulatedRun().submitted(requeue=policy(**keys)).started(nodes=nodes)
+    sim.steps["7.0"] = steps
+    return sim
 
 
-def saved(story: RunBuilder, step: int, restart: int = 0) -> RunBuilder:
-    source = f"attempts/{story.job}.{restart}/rank-0.jsonl"
-    return story.write(source, "saved", step=step, path=f"checkpoints/step-{step}", bytes=1, seconds=1.0)
+def saved(sim: SimulatedRun, step: int, restart: int = 0) -> SimulatedRun:
+    source = f"attempts/{sim.job}.{restart}/rank-0.jsonl"
+    return sim.write(source, "saved", step=step, path=f"checkpoints/step-{step}", bytes=1, seconds=1.0)
 
 
-def crashed(story: RunBuilder, node: int = 0, restart: int = 0, **more: Any) -> RunBuilder:
-    told = {"reason": "rank 0 exited with code 1", "failed_at": story.now + 1, "failures": [FAILED], **more}
-    return story.ended("crash", node, restart, **told)
+def crashed(sim: SimulatedRun, node: int = 0, restart: int = 0, **more: Any) -> SimulatedRun:
+    told = {"reason": "rank 0 exited with code 1", "failed_at": sim.now + 1, "failures": [FAILED], **more}
+    return sim.ended("crash", node, restart, **told)
 
 
-def told(story: RunBuilder) -> tuple[str, str | None, str]:
+def told(sim: SimulatedRun) -> tuple[str, str | None, str]:
     """State of the run, who starts it again, and why in words."""
-    return story.run.state, story.newest.restarted_by, story.run.reason
+    return sim.run.state, sim.newest.restarted_by, sim.run.reason
 
 
 # --- who starts it again --------------------------------------------------------------------------------------------
 
 
 def test_a_crash_is_slurms_to_start_again_as_long_as_its_job_may_be_in_the_queue_and_then_for_sync() -> None:
-    story = crashed(begun())
-    state, by, reason = told(story)
+    sim = crashed(begun())
+    state, by, reason = told(sim)
     assert (state, by) == ("requeued", "slurm")
     assert reason == "rank 0 exited with code 1; starts again, 30 s after it ended"
-    assert not story.run.ended
-    story.observed(story.slurm("FAILED"))
-    assert told(story) == ("requeued", "sync", f"rank 0 exited with code 1; {SYNC}, 30 s after it ended")
+    assert not sim.run.ended
+    sim.observed(sim.slurm("FAILED"))
+    assert told(sim) == ("requeued", "sync", f"rank 0 exited with code 1; {SYNC}, 30 s after it ended")
 
 
 def test_a_failure_waits_longer_each_time_and_counts_the_same_in_every_look() -> None:
-    story = crashed(begun(backoff_s=10))
-    assert story.newest.again_at == story.newest.ended_at + 10  # type: ignore[operator]
-    story.started(1)
-    story.steps["7.1"] = 9
-    crashed(story, 0, 1, failures=[{**FAILED, "error": "KeyError"}])
-    assert story.newest.again_at == story.newest.ended_at + 20  # type: ignore[operator]
+    sim = crashed(begun(backoff_s=10))
+    assert sim.newest.again_at == sim.newest.ended_at + 10  # type: ignore[operator]
+    sim.started(1)
+    sim.steps["7.1"] = 9
+    crashed(sim, 0, 1, failures=[{**FAILED, "error": "KeyError"}])
+    assert sim.newest.again_at == sim.newest.ended_at + 20  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "PREEMPTED", GONE])
 def test_what_the_cluster_ended_without_a_word_of_the_job_is_for_sync(state: str) -> None:
-    story = begun()
-    story.observed(story.slurm(state))
-    assert told(story)[:2] == ("requeued", "sync")
-    assert story.newest.again_at is None
-    assert story.newest.settled
+    sim = begun()
+    sim.observed(sim.slurm(state))
+    assert told(sim)[:2] == ("requeued", "sync")
+    assert sim.newest.again_at is None
+    assert sim.newest.settled
 
 
 def test_a_time_limit_that_left_a_new_checkpoint_goes_on() -> None:
-    story = saved(begun(), 5)
-    story.observed(story.slurm("TIMEOUT", lasted=3_600))
-    assert told(story)[:2] == ("requeued", "sync")
+    sim = saved(begun(), 5)
+    sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
+    assert told(sim)[:2] == ("requeued", "sync")
 
 
 def test_a_time_limit_that_left_none_does_not() -> None:
-    story = begun()
-    story.observed(story.slurm("TIMEOUT", lasted=3_600))
-    assert told(story)[:2] == ("failed", None)
-    assert story.run.reason.endswith(
+    sim = begun()
+    sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
+    assert told(sim)[:2] == ("failed", None)
+    assert sim.run.reason.endswith(
         "the time limit does not suffice for a checkpoint: raise resources.time or save more often"
     )
 
@@ -99,100 +99,100 @@ def test_a_time_limit_that_left_none_does_not() -> None:
     ],
 )
 def test_what_would_happen_again_ends_the_run_and_says_why(cause: str, why: str) -> None:
-    story = begun(steps=0).ended(cause, reason="it broke", failed_at=BEGIN)
-    assert told(story) == ("failed", None, f"it broke; {why}")
-    assert story.run.ended
-    assert story.newest.settled
+    sim = begun(steps=0).ended(cause, reason="it broke", failed_at=BEGIN)
+    assert told(sim) == ("failed", None, f"it broke; {why}")
+    assert sim.run.ended
+    assert sim.newest.settled
 
 
 @pytest.mark.parametrize("cause", ["crash", "hang", "node_fail", "lost", "timeout", "oom"])
 def test_a_run_that_is_not_to_be_started_again_is_not(cause: str) -> None:
-    story = begun(enabled=False).ended(cause, reason="why", failed_at=BEGIN)
-    state, by, reason = told(story)
+    sim = begun(enabled=False).ended(cause, reason="why", failed_at=BEGIN)
+    state, by, reason = told(sim)
     assert (state, by) == ("lost" if cause == "lost" else "failed", None)
     assert reason == "why; requeue.enabled is false"
 
 
 @pytest.mark.parametrize("cause", ["crash", "node_fail", "hang"])
 def test_a_run_of_a_version_without_policies_stays_ended(cause: str) -> None:
-    story = RunBuilder().submitted().started().ended(cause, reason="why", failed_at=BEGIN)
-    assert told(story) == ("failed", None, "why")
+    sim = SimulatedRun().submitted().started().ended(cause, reason="why", failed_at=BEGIN)
+    assert told(sim) == ("failed", None, "why")
 
 
 def test_a_run_that_completed_is_over_whatever_its_policy() -> None:
-    story = begun().ended("completed")
-    assert told(story) == ("completed", None, "")
+    sim = begun().ended("completed")
+    assert told(sim) == ("completed", None, "")
 
 
 def test_a_run_on_this_machine_is_started_again_by_sync() -> None:
-    story = RunBuilder(job="local-abc")
-    story.command("created", name="n", executor="local")
-    story.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
-    story.command("submitted", submission=1, job_id="local-abc").started()
-    story.steps["local-abc.0"] = 5
-    assert told(story)[:2] == ("running", None)
-    crashed(story)
-    assert told(story)[:2] == ("requeued", "sync")
+    sim = SimulatedRun(job="local-abc")
+    sim.command("created", name="n", executor="local")
+    sim.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
+    sim.command("submitted", submission=1, job_id="local-abc").started()
+    sim.steps["local-abc.0"] = 5
+    assert told(sim)[:2] == ("running", None)
+    crashed(sim)
+    assert told(sim)[:2] == ("requeued", "sync")
 
 
 def test_a_run_on_this_machine_whose_processes_died_is_started_again_by_sync() -> None:
-    story = RunBuilder(job="local-abc")
-    story.command("created", name="n", executor="local")
-    story.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
-    story.command("submitted", submission=1, job_id="local-abc").started()
-    story.write(
+    sim = SimulatedRun(job="local-abc")
+    sim.command("created", name="n", executor="local")
+    sim.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
+    sim.command("submitted", submission=1, job_id="local-abc").started()
+    sim.write(
         "journal/observe.jsonl", "observed", job_id="local-abc", restart=0, source="host", state=GONE, reason="gone"
     )
-    assert told(story) == ("requeued", "sync", f"gone; {SYNC}")
+    assert told(sim) == ("requeued", "sync", f"gone; {SYNC}")
 
 
 # --- what agents say ------------------------------------------------------------------------------------------------
 
 
 def test_an_agent_that_puts_its_job_back_after_a_preemption_leaves_it_to_slurm() -> None:
-    story = saved(begun(), 5)
-    story.node("requeue", cause="preempted", why="preempted by a job of higher priority", exclude=[], delay_s=0.0)
-    story.ended("preempted", reason="preempted by a job of higher priority", signal="SIGTERM", sure=True, failed_at=1.0)
-    assert told(story) == (
+    sim = saved(begun(), 5)
+    sim.node("requeue", cause="preempted", why="preempted by a job of higher priority", exclude=[], delay_s=0.0)
+    sim.ended("preempted", reason="preempted by a job of higher priority", signal="SIGTERM", sure=True, failed_at=1.0)
+    assert told(sim) == (
         "requeued",
         "slurm",
         "preempted by a job of higher priority after step 5; starts again",
     )
-    story.look(story.queue(story.slurm("PENDING", restart=1)))
-    assert (story.run.state, story.causes) == ("requeued", ["preempted", None])
-    story.started(1)
-    assert (story.run.state, story.causes) == ("running", ["preempted", None])
+    sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
+    assert (sim.run.state, sim.causes) == ("requeued", ["preempted", None])
+    sim.started(1)
+    assert (sim.run.state, sim.causes) == ("running", ["preempted", None])
 
 
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETED", "PREEMPTED", "TIMEOUT", "NODE_FAIL"])
 def test_a_job_that_is_over_though_its_agent_wanted_it_back_is_for_sync(state: str) -> None:
-    story = begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=30.0)
-    crashed(story).observed(story.slurm(state))
-    assert told(story)[:2] == ("requeued", "sync")
-    assert story.newest.cause == "crash"
-    assert story.newest.again_at is not None
+    sim = begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=30.0)
+    crashed(sim).observed(sim.slurm(state))
+    assert told(sim)[:2] == ("requeued", "sync")
+    assert sim.newest.cause == "crash"
+    assert sim.newest.again_at is not None
 
 
 def test_an_agent_that_was_killed_before_its_last_word_has_said_enough() -> None:
-    story = begun().node("requeue", cause="node_fail", why="n1 is gone", exclude=[], delay_s=0.0)
-    assert told(story) == ("requeued", "slurm", "n1 is gone; starts again")
+    sim = begun().node("requeue", cause="node_fail", why="n1 is gone", exclude=[], delay_s=0.0)
+    assert told(sim) == ("requeued", "slurm", "n1 is gone; starts again")
 
 
 def test_a_run_that_a_command_gave_up_has_failed_and_says_why() -> None:
-    story = crashed(begun())
-    story.observed(story.slurm("FAILED"))
-    story.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    assert told(story) == ("failed", None, "rank 0 exited with code 1; it cannot start again: no nodes")
-    assert story.run.ended
+    sim = crashed(begun())
+    sim.observed(sim.slurm("FAILED"))
+    sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
+    assert told(sim) == ("failed", None, "rank 0 exited with code 1; it cannot start again: no nodes")
+    assert sim.run.ended
 
 
 def test_a_preempted_job_that_a_command_gave_up_is_over_too() -> None:
-    story = saved(begun(), 5)
-    story.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
-    story.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    story.observed(story.slurm("PREEMPTED"))
-    story.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    state, by, reason = told(story)
+    sim = saved(begun(), 5)
+    sim.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
+    sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
+    sim.observed(sim.slurm("PREEMPTED"))
+    sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
+    state, by, reason = told(sim)
     assert (state, by) == ("failed", None)
     assert "it cannot start again: no nodes" in reason
 
@@ -201,159 +201,159 @@ def test_a_preempted_job_that_a_command_gave_up_is_over_too() -> None:
 
 
 def test_a_run_that_waits_for_sync_can_be_cancelled() -> None:
-    story = crashed(begun())
-    story.observed(story.slurm("FAILED"))
-    story.cancel()
-    state, _, reason = told(story)
+    sim = crashed(begun())
+    sim.observed(sim.slurm("FAILED"))
+    sim.cancel()
+    state, _, reason = told(sim)
     assert (state, reason) == ("cancelled", "cancelled; before that, rank 0 exited with code 1")
-    assert story.run.ended
-    assert story.run.cancelled
+    assert sim.run.ended
+    assert sim.run.cancelled
 
 
 def test_a_cancel_of_an_attempt_under_way_starts_nothing_again() -> None:
-    story = begun().cancel().stopped()
-    story.observed(story.slurm("CANCELLED by 1000"))
-    assert told(story)[:2] == ("cancelled", None)
+    sim = begun().cancel().stopped()
+    sim.observed(sim.slurm("CANCELLED by 1000"))
+    assert told(sim)[:2] == ("cancelled", None)
 
 
 def test_a_job_that_somebody_cancelled_in_slurm_during_its_preemption_never_starts_again() -> None:
-    story = saved(begun(), 5)
-    story.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
-    story.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    story.observed(story.slurm("CANCELLED by 1000"))
-    assert told(story)[:2] == ("cancelled", None)
+    sim = saved(begun(), 5)
+    sim.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
+    sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
+    sim.observed(sim.slurm("CANCELLED by 1000"))
+    assert told(sim)[:2] == ("cancelled", None)
 
 
 def test_a_preemption_that_slurm_calls_cancelled_and_whose_agent_said_no_more_than_its_end_never_starts_again() -> None:
-    story = saved(begun(), 5).ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    assert told(story)[:2] == ("requeued", "slurm")
-    story.observed(story.slurm("CANCELLED by 1000"))
-    assert told(story)[:2] == ("cancelled", None)
+    sim = saved(begun(), 5).ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
+    assert told(sim)[:2] == ("requeued", "slurm")
+    sim.observed(sim.slurm("CANCELLED by 1000"))
+    assert told(sim)[:2] == ("cancelled", None)
 
 
 def test_a_start_that_somebody_cancelled_in_slurm_while_it_waited_ends_the_run() -> None:
-    story = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
-    story.look(story.queue(story.slurm("PENDING", restart=1)))
-    story.look(story.queue(), story.accounting(story.slurm("REQUEUED"), story.slurm("CANCELLED by 1000")))
-    assert told(story)[:2] == ("cancelled", None)
+    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
+    sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
+    sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"), sim.slurm("CANCELLED by 1000")))
+    assert told(sim)[:2] == ("cancelled", None)
 
 
 def test_a_cancel_while_its_job_waits_in_the_queue_ends_the_run_once_slurm_has_ended_that() -> None:
-    story = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)).cancel()
-    assert told(story)[0] == "requeued"
-    story.observed(story.slurm("CANCELLED by 1000"))
-    assert told(story)[:2] == ("cancelled", None)
+    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)).cancel()
+    assert told(sim)[0] == "requeued"
+    sim.observed(sim.slurm("CANCELLED by 1000"))
+    assert told(sim)[:2] == ("cancelled", None)
 
 
 # --- what Slurm does by itself --------------------------------------------------------------------------------------
 
 
 def test_a_job_that_slurm_preempts_and_puts_back_by_itself_is_slurms() -> None:
-    story = begun()
-    story.look(story.queue(story.slurm("PENDING", restart=1)), story.accounting(story.slurm("PREEMPTED")))
-    assert (story.run.state, story.newest.restart, story.causes) == ("requeued", 1, ["preempted", None])
-    story.started(1)
-    assert told(story)[:2] == ("running", None)
+    sim = begun()
+    sim.look(sim.queue(sim.slurm("PENDING", restart=1)), sim.accounting(sim.slurm("PREEMPTED")))
+    assert (sim.run.state, sim.newest.restart, sim.causes) == ("requeued", 1, ["preempted", None])
+    sim.started(1)
+    assert told(sim)[:2] == ("running", None)
 
 
 def test_failures_are_those_of_the_node_with_the_reason_whoever_spoke_first() -> None:
     cascade = {**FAILED, "rank": 1, "error": "RuntimeError: Connection reset by peer"}
     for put_back in (False, True):
-        story = begun(nodes=2)
+        sim = begun(nodes=2)
         if put_back:
-            story.node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)
-        crashed(story, 1, cascade=True, failures=[cascade])
-        crashed(story, 0)
-        assert [failure["error"] for failure in story.newest.failures] == ["ValueError: 1"], put_back
+            sim.node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)
+        crashed(sim, 1, cascade=True, failures=[cascade])
+        crashed(sim, 0)
+        assert [failure["error"] for failure in sim.newest.failures] == ["ValueError: 1"], put_back
 
 
 # --- starts that never were one -------------------------------------------------------------------------------------
 
 
 def test_a_job_that_a_command_ended_to_submit_another_is_for_sync() -> None:
-    story = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
-    story.look(story.queue(story.slurm("PENDING", restart=1)))
-    assert [attempt.key for attempt in story.run.attempts] == ["7.0", "7.1"]
-    story.write("journal/sync.jsonl", "replaced", job_id="7", restart=1, why="Slurm holds its job")
-    assert [attempt.key for attempt in story.run.attempts] == ["7.0"]
-    assert told(story)[:2] == ("requeued", "sync")
+    sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
+    sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
+    assert [attempt.key for attempt in sim.run.attempts] == ["7.0", "7.1"]
+    sim.write("journal/sync.jsonl", "replaced", job_id="7", restart=1, why="Slurm holds its job")
+    assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
+    assert told(sim)[:2] == ("requeued", "sync")
     # What Slurm says of it afterwards changes nothing.
-    story.observed(story.slurm("CANCELLED"), restart=1)
-    assert told(story)[:2] == ("requeued", "sync")
+    sim.observed(sim.slurm("CANCELLED"), restart=1)
+    assert told(sim)[:2] == ("requeued", "sync")
 
 
 def test_a_start_of_a_job_whose_run_is_over_never_was_one() -> None:
-    story = begun().ended("completed")
-    story.node("surplus", 0, 1, why="the run is completed already")
-    story.look(story.queue(), story.accounting(story.slurm("REQUEUED"), story.slurm("COMPLETED")))
-    assert [attempt.key for attempt in story.run.attempts] == ["7.0"]
-    assert story.run.state == "completed"
+    sim = begun().ended("completed")
+    sim.node("surplus", 0, 1, why="the run is completed already")
+    sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"), sim.slurm("COMPLETED")))
+    assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
+    assert sim.run.state == "completed"
 
 
 # --- rounds ---------------------------------------------------------------------------------------------------------
 
 
 def restarted(
-    story: RunBuilder, number: int = 1, cause: str = "crash", lost: tuple[int, ...] = (), **past: Any
-) -> RunBuilder:
+    sim: SimulatedRun, number: int = 1, cause: str = "crash", lost: tuple[int, ...] = (), **past: Any
+) -> SimulatedRun:
     was = {"cause": cause, "began_at_step": 0, "committed": 0, "reached": 5, "where": f"w{number}", **past}
-    return story.node("restart", 0, 0, round=number, members=[0], cause=cause, why="w", lost=list(lost), past=was)
+    return sim.node("restart", 0, 0, round=number, members=[0], cause=cause, why="w", lost=list(lost), past=was)
 
 
 def test_what_a_lost_node_says_of_its_end_is_of_no_account() -> None:
-    story = restarted(begun(nodes=3), cause="node_fail", lost=(2,))
-    story.ended("node_fail", 2, 0, reason="node 0 no longer answers", failed_at=story.now)
-    assert story.run.state == "running"
-    story.ended("completed", 0).ended("completed", 1)
-    assert told(story) == ("completed", None, "")
+    sim = restarted(begun(nodes=3), cause="node_fail", lost=(2,))
+    sim.ended("node_fail", 2, 0, reason="node 0 no longer answers", failed_at=sim.now)
+    assert sim.run.state == "running"
+    sim.ended("completed", 0).ended("completed", 1)
+    assert told(sim) == ("completed", None, "")
 
 
 def test_a_run_has_completed_once_all_that_were_not_lost_say_so() -> None:
-    story = restarted(begun(nodes=3), cause="node_fail", lost=(1,)).ended("completed", 0)
-    assert story.run.state == "running"
-    assert story.ended("completed", 2).run.state == "completed"
+    sim = restarted(begun(nodes=3), cause="node_fail", lost=(1,)).ended("completed", 0)
+    assert sim.run.state == "running"
+    assert sim.ended("completed", 2).run.state == "completed"
 
 
 def test_restarts_in_place_count_as_failures() -> None:
-    story = begun(max_failures=2)
+    sim = begun(max_failures=2)
     for number in (1, 2):
-        restarted(saved(story, number), number, committed=number)
-        assert story.run.state == "running"
-    crashed(saved(story, 3))
-    assert told(story)[:2] == ("failed", None)
-    assert "requeue.max_failures is 2" in story.run.reason
-    assert len(story.newest.restarts) == 2
+        restarted(saved(sim, number), number, committed=number)
+        assert sim.run.state == "running"
+    crashed(saved(sim, 3))
+    assert told(sim)[:2] == ("failed", None)
+    assert "requeue.max_failures is 2" in sim.run.reason
+    assert len(sim.newest.restarts) == 2
 
 
 def test_a_restart_in_place_says_from_which_step_its_ranks_went_on() -> None:
-    story = begun()
-    story.write("attempts/7.0/rank-0.jsonl", "session", step=0)
-    restarted(saved(story, 4), committed=4)
-    story.write("attempts/7.0/rank-0.1.jsonl", "session", step=4)
-    assert (story.newest.first_step, story.newest.round_step, story.newest.last_step) == (0, 4, 5)
+    sim = begun()
+    sim.write("attempts/7.0/rank-0.jsonl", "session", step=0)
+    restarted(saved(sim, 4), committed=4)
+    sim.write("attempts/7.0/rank-0.1.jsonl", "session", step=4)
+    assert (sim.newest.first_step, sim.newest.round_step, sim.newest.last_step) == (0, 4, 5)
 
 
 # --- budgets --------------------------------------------------------------------------------------------------------
 
 
-def failing(times: int, by: str, **keys: Any) -> RunBuilder:
+def failing(times: int, by: str, **keys: Any) -> SimulatedRun:
     """So many submissions, each of which fails in a way of its own."""
-    story = RunBuilder()
+    sim = SimulatedRun()
     for number in range(1, times + 1):
-        story.job = str(6 + number)
-        story.submitted(number, by="submit" if number == 1 else by, requeue=policy(**keys)).started(submission=number)
-        story.steps[f"{story.job}.0"] = 10 * number
-        saved(story, 10 * number)
-        crashed(story, failures=[{**FAILED, "error": "E" + "x" * number}])
-        story.observed(story.slurm("FAILED"))
-    return story
+        sim.job = str(6 + number)
+        sim.submitted(number, by="submit" if number == 1 else by, requeue=policy(**keys)).started(submission=number)
+        sim.steps[f"{sim.job}.0"] = 10 * number
+        saved(sim, 10 * number)
+        crashed(sim, failures=[{**FAILED, "error": "E" + "x" * number}])
+        sim.observed(sim.slurm("FAILED"))
+    return sim
 
 
 def test_a_run_is_given_up_after_so_many_failures() -> None:
     assert told(failing(2, "sync", max_failures=2))[:2] == ("requeued", "sync")
-    story = failing(3, "sync", max_failures=2)
-    assert told(story)[:2] == ("failed", None)
-    assert story.run.reason.endswith("it failed three times, and requeue.max_failures is 2")
+    sim = failing(3, "sync", max_failures=2)
+    assert told(sim)[:2] == ("failed", None)
+    assert sim.run.reason.endswith("it failed three times, and requeue.max_failures is 2")
 
 
 def test_failures_count_anew_once_a_person_has_started_the_run_again() -> None:
@@ -361,13 +361,13 @@ def test_failures_count_anew_once_a_person_has_started_the_run_again() -> None:
 
 
 def test_nodes_may_fail_it_more_often_and_then_no_more() -> None:
-    story = begun(max_node_failures=1)
-    story.observed(story.slurm("NODE_FAIL"))
-    assert told(story)[:2] == ("requeued", "sync")
-    story.job = "8"
-    story.submitted(2, by="sync", requeue=policy(max_node_failures=1)).started(submission=2)
-    story.observed(story.slurm("NODE_FAIL"))
-    state, by, reason = told(story)
+    sim = begun(max_node_failures=1)
+    sim.observed(sim.slurm("NODE_FAIL"))
+    assert told(sim)[:2] == ("requeued", "sync")
+    sim.job = "8"
+    sim.submitted(2, by="sync", requeue=policy(max_node_failures=1)).started(submission=2)
+    sim.observed(sim.slurm("NODE_FAIL"))
+    state, by, reason = told(sim)
     assert (state, by) == ("failed", None)
     assert "requeue.max_node_failures is 1" in reason
 
@@ -375,27 +375,27 @@ def test_nodes_may_fail_it_more_often_and_then_no_more() -> None:
 # --- the order of what is known -------------------------------------------------------------------------------------
 
 
-def long_story() -> RunBuilder:
-    story = restarted(saved(begun(nodes=2), 3), 1, "node_fail", (1,), committed=3)
-    story.node("requeue", cause="crash", why="it broke", exclude=["n1"], delay_s=30.0)
-    crashed(story).observed(story.slurm("REQUEUED"))
-    story.started(1)
-    story.steps["7.1"] = 9
-    story.ended("preempted", 0, 1, reason="preempted", signal="SIGTERM", sure=True, failed_at=story.now)
-    story.observed(story.slurm("PREEMPTED"), restart=1)
-    story.job = "8"
-    story.submitted(2, by="sync", requeue=policy()).started(submission=2)
-    story.observed(story.slurm("NODE_FAIL"))
-    story.write("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
-    return story
+def long_story() -> SimulatedRun:
+    sim = restarted(saved(begun(nodes=2), 3), 1, "node_fail", (1,), committed=3)
+    sim.node("requeue", cause="crash", why="it broke", exclude=["n1"], delay_s=30.0)
+    crashed(sim).observed(sim.slurm("REQUEUED"))
+    sim.started(1)
+    sim.steps["7.1"] = 9
+    sim.ended("preempted", 0, 1, reason="preempted", signal="SIGTERM", sure=True, failed_at=sim.now)
+    sim.observed(sim.slurm("PREEMPTED"), restart=1)
+    sim.job = "8"
+    sim.submitted(2, by="sync", requeue=policy()).started(submission=2)
+    sim.observed(sim.slurm("NODE_FAIL"))
+    sim.write("journal/sync.jsonl", "replaced", job_id="8", restart=1, why="held")
+    return sim
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
 @settings(max_examples=30)
 def test_the_order_in_which_journals_are_read_does_not_matter(random: Any, count: int) -> None:
-    story = long_story()
-    events: list[AnyEvent] = story.events[:count]
-    progress = {key: Progress(step, story.now, {}) for key, step in story.steps.items()}
+    sim = long_story()
+    events: list[AnyEvent] = sim.events[:count]
+    progress = {key: Progress(step, sim.now, {}) for key, step in sim.steps.items()}
     expected = read_run("RUN", events, progress)
     shuffled = list(events)
     random.shuffle(shuffled)
@@ -404,8 +404,8 @@ def test_the_order_in_which_journals_are_read_does_not_matter(random: Any, count
 
 @given(st.integers(1, 40))
 def test_whoever_is_to_start_a_run_again_the_run_is_not_over(count: int) -> None:
-    story = long_story()
-    run = read_run("RUN", story.events[:count], {key: Progress(step, 1.0, {}) for key, step in story.steps.items()})
+    sim = long_story()
+    run = read_run("RUN", sim.events[:count], {key: Progress(step, 1.0, {}) for key, step in sim.steps.items()})
     by = [attempt.restarted_by for attempt in run.attempts]
     assert by[:-1] == [None] * len(by[:-1])
     if by and by[-1] is not None:

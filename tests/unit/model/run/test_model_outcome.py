@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.runs import LIMIT_S, RunBuilder
+from helpers.simulated_run import LIMIT_S, SimulatedRun
 
 from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, describe_state, is_final
 from slurmtrain.model.run.run import CAUSES
@@ -64,55 +64,61 @@ def test_a_final_state_is_told_describe_state() -> None:
     ],
 )
 def test_an_attempt_that_said_nothing_ended_for_what_slurm_says(state: str, cause: str, reason: str) -> None:
-    story = RunBuilder().submitted().started()
-    story.later(200).observed(story.slurm(state))
-    attempt = story.newest
+    sim = SimulatedRun().submitted().started()
+    sim.later(200).observed(sim.slurm(state))
+    attempt = sim.newest
     assert (attempt.cause, attempt.reason, attempt.confirmed) == (cause, reason, True)
-    assert attempt.ended_at == story.now - 1
+    assert attempt.ended_at == sim.now - 1
 
 
 def test_a_job_that_was_killed_without_a_word_crashed_with_the_signal_that_slurm_saw() -> None:
-    story = RunBuilder().submitted().started()
-    story.observed(story.slurm("FAILED", signal=9))
-    assert (story.newest.cause, story.newest.reason) == ("crash", "Slurm says FAILED with signal 9")
+    sim = SimulatedRun().submitted().started()
+    sim.observed(sim.slurm("FAILED", signal=9))
+    assert (sim.newest.cause, sim.newest.reason) == ("crash", "Slurm says FAILED with signal 9")
 
 
 def test_a_job_that_failed_without_a_word_crashed_with_the_exit_code_that_slurm_saw() -> None:
-    story = RunBuilder().submitted()
-    story.observed(story.slurm("FAILED", exit_code=3))
-    assert (story.newest.cause, story.newest.reason) == ("crash", "Slurm says FAILED with exit code 3")
+    sim = SimulatedRun().submitted()
+    sim.observed(sim.slurm("FAILED", exit_code=3))
+    assert (sim.newest.cause, sim.newest.reason) == ("crash", "Slurm says FAILED with exit code 3")
 
 
 def test_the_last_thing_that_a_silent_job_printed_is_part_of_the_reason() -> None:
-    story = RunBuilder().submitted()
-    observed = {"job_id": story.job, "restart": 0, "state": "FAILED", "exit_code": 127, "reason": "python: not found"}
-    story.command("observed", **observed)
-    assert story.newest.reason == "Slurm says FAILED with exit code 127: python: not found"
+    sim = SimulatedRun().submitted()
+    observed = {
+        "job_id": sim.job,
+        "restart": 0,
+        "state": "FAILED",
+        "exit_code": 127,
+        "reason": "python: not found",
+    }
+    sim.command("observed", **observed)
+    assert sim.newest.reason == "Slurm says FAILED with exit code 127: python: not found"
 
 
 def test_the_reason_tells_which_step_was_reached() -> None:
-    story = RunBuilder().submitted().started()
-    story.steps["7.0"] = 12
-    story.observed(story.slurm("NODE_FAIL"))
-    assert story.newest.reason == "a node failed (n0) after step 12"
+    sim = SimulatedRun().submitted().started()
+    sim.steps["7.0"] = 12
+    sim.observed(sim.slurm("NODE_FAIL"))
+    assert sim.newest.reason == "a node failed (n0) after step 12"
 
 
 def test_slurms_word_goes_before_nothing_being_left_in_whatever_order_they_come() -> None:
     gone = {"job_id": "7", "restart": 0, "state": GONE, "reason": "nobody knows"}
     for first in (True, False):
-        story = RunBuilder().submitted().started()
+        sim = SimulatedRun().submitted().started()
         if first:
-            story.command("observed", **gone)
-        story.observed(story.slurm("OUT_OF_MEMORY"))
+            sim.command("observed", **gone)
+        sim.observed(sim.slurm("OUT_OF_MEMORY"))
         if not first:
-            story.command("observed", **gone)
-        assert story.causes == ["oom"]
+            sim.command("observed", **gone)
+        assert sim.causes == ["oom"]
 
 
 def test_when_slurm_says_that_an_attempt_began_counts_only_if_it_did_not_say_so_itself() -> None:
-    silent, spoke = RunBuilder().submitted(), RunBuilder().submitted().started()
-    for story in (silent, spoke):
-        story.later(300).observed(story.slurm("FAILED", lasted=200.0))
+    silent, spoke = SimulatedRun().submitted(), SimulatedRun().submitted().started()
+    for sim in (silent, spoke):
+        sim.later(300).observed(sim.slurm("FAILED", lasted=200.0))
     assert silent.newest.started_at == silent.now - 1 - 200.0
     assert spoke.newest.started_at == 1004.0
 
@@ -121,47 +127,47 @@ def test_when_slurm_says_that_an_attempt_began_counts_only_if_it_did_not_say_so_
 
 
 def test_a_time_out_at_the_limit_is_one() -> None:
-    story = RunBuilder().submitted().started().later(LIMIT_S).stopped()
-    story.observed(story.slurm("TIMEOUT", lasted=LIMIT_S))
-    assert (story.newest.cause, story.newest.reason) == ("timeout", "the time limit was reached")
+    sim = SimulatedRun().submitted().started().later(LIMIT_S).stopped()
+    sim.observed(sim.slurm("TIMEOUT", lasted=LIMIT_S))
+    assert (sim.newest.cause, sim.newest.reason) == ("timeout", "the time limit was reached")
 
 
 def test_a_time_out_long_before_the_limit_was_a_preemption_whose_job_left_in_its_grace() -> None:
-    story = RunBuilder().submitted().started().later(600).stopped()
-    story.observed(story.slurm("TIMEOUT", lasted=600.0))
-    assert (story.newest.cause, story.newest.reason) == ("preempted", "preempted by a job of higher priority")
+    sim = SimulatedRun().submitted().started().later(600).stopped()
+    sim.observed(sim.slurm("TIMEOUT", lasted=600.0))
+    assert (sim.newest.cause, sim.newest.reason) == ("preempted", "preempted by a job of higher priority")
 
 
 @pytest.mark.parametrize("missing", ["time_limit_s", "starts_at", "ends_at"])
 def test_a_time_out_is_taken_for_one_where_slurm_does_not_tell_how_long_the_job_ran(missing: str) -> None:
-    story = RunBuilder().submitted().started()
+    sim = SimulatedRun().submitted().started()
     untold: dict[str, Any] = {missing: None}
-    story.observed(replace(story.slurm("TIMEOUT"), **untold))
-    assert story.causes == ["timeout"]
+    sim.observed(replace(sim.slurm("TIMEOUT"), **untold))
+    assert sim.causes == ["timeout"]
 
 
 def test_a_job_that_left_a_few_seconds_before_its_limit_timed_out() -> None:
-    story = RunBuilder().submitted().started().later(LIMIT_S).stopped()
-    story.observed(story.slurm("TIMEOUT", lasted=LIMIT_S - 30))
-    assert story.causes == ["timeout"]
+    sim = SimulatedRun().submitted().started().later(LIMIT_S).stopped()
+    sim.observed(sim.slurm("TIMEOUT", lasted=LIMIT_S - 30))
+    assert sim.causes == ["timeout"]
 
 
 def test_an_agent_that_knew_of_the_time_limit_is_believed() -> None:
-    story = RunBuilder().submitted().started().ended("timeout", reason="30 s before its time limit", failed_at=1010.0)
-    assert (story.newest.cause, story.newest.confirmed) == ("timeout", True)
-    story.observed(story.slurm("COMPLETED"))
-    assert story.causes == ["timeout"]
+    sim = SimulatedRun().submitted().started().ended("timeout", reason="30 s before its time limit", failed_at=1010.0)
+    assert (sim.newest.cause, sim.newest.confirmed) == ("timeout", True)
+    sim.observed(sim.slurm("COMPLETED"))
+    assert sim.causes == ["timeout"]
 
 
 # --- what a node says -------------------------------------------------------------------------------------------
 
 
 def test_a_node_that_was_asked_to_stop_does_not_know_why_until_slurm_says_so() -> None:
-    story = RunBuilder().submitted().started().stopped()
-    assert (story.run.state, story.newest.cause) == ("running", None)
-    assert story.run.reason == "stopped by SIGTERM; Slurm has not said why yet"
-    story.observed(story.slurm("PREEMPTED"))
-    attempt = story.newest
+    sim = SimulatedRun().submitted().started().stopped()
+    assert (sim.run.state, sim.newest.cause) == ("running", None)
+    assert sim.run.reason == "stopped by SIGTERM; Slurm has not said why yet"
+    sim.observed(sim.slurm("PREEMPTED"))
+    attempt = sim.newest
     assert (attempt.cause, attempt.reason, attempt.confirmed) == (
         "preempted", "preempted by a job of higher priority", True,
     )  # fmt: skip
@@ -181,174 +187,182 @@ def test_a_node_that_was_asked_to_stop_does_not_know_why_until_slurm_says_so() -
     ],
 )
 def test_slurm_says_why_a_node_was_asked_to_stop(state: str, cause: str) -> None:
-    story = RunBuilder().submitted().started().stopped()
-    story.observed(story.slurm(state))
-    assert (story.newest.cause, story.newest.confirmed) == (cause, True)
+    sim = SimulatedRun().submitted().started().stopped()
+    sim.observed(sim.slurm(state))
+    assert (sim.newest.cause, sim.newest.confirmed) == (cause, True)
 
 
 @pytest.mark.parametrize("state", ["FAILED", "COMPLETED"])
 def test_a_node_that_got_another_signal_than_slurms_was_not_preempted(state: str) -> None:
-    story = RunBuilder().submitted().started()
-    story.ended("cancelled", reason="stopped by SIGINT", signal="SIGINT", failed_at=story.now + 1)
-    story.observed(story.slurm(state))
-    assert (story.newest.cause, story.newest.reason) == ("cancelled", "stopped by SIGINT")
+    sim = SimulatedRun().submitted().started()
+    sim.ended("cancelled", reason="stopped by SIGINT", signal="SIGINT", failed_at=sim.now + 1)
+    sim.observed(sim.slurm(state))
+    assert (sim.newest.cause, sim.newest.reason) == ("cancelled", "stopped by SIGINT")
 
 
 @pytest.mark.parametrize(("signal", "cause"), [("SIGTERM", "preempted"), ("SIGINT", "cancelled")])
 def test_a_node_of_this_machine_that_was_asked_to_stop_has_ended(signal: str, cause: str) -> None:
-    story = RunBuilder()
-    story.command("created", name="n", executor="local")
-    story.command("submitting", submission=1, job_id="7", attempt=1, executor="local")
-    story.node("agent", node=0, nodes=1, host="n0", executor="local", submission=1, attempt=1)
-    story.ended(cause, reason=f"stopped by {signal}", signal=signal, sure=True, failed_at=story.now + 1)
-    assert (story.causes, story.newest.confirmed) == ([cause], True)
+    sim = SimulatedRun()
+    sim.command("created", name="n", executor="local")
+    sim.command("submitting", submission=1, job_id="7", attempt=1, executor="local")
+    sim.node("agent", node=0, nodes=1, host="n0", executor="local", submission=1, attempt=1)
+    sim.ended(cause, reason=f"stopped by {signal}", signal=signal, sure=True, failed_at=sim.now + 1)
+    assert (sim.causes, sim.newest.confirmed) == ([cause], True)
 
 
 @pytest.mark.parametrize("state", [*CAUSE_OF_STATE, GONE])
 def test_a_genuine_crash_stays_one_whatever_slurm_says(state: str) -> None:
-    story = (
-        RunBuilder()
+    sim = (
+        SimulatedRun()
         .submitted()
         .started()
         .ended("crash", reason="rank 0: boom", failed_at=1005.0, failures=[{"rank": 0}])
     )
-    assert story.newest.confirmed
-    story.observed(story.slurm(state))
-    assert (story.newest.cause, story.newest.reason) == ("crash", "rank 0: boom")
-    assert story.newest.failures == ({"rank": 0},)
+    assert sim.newest.confirmed
+    sim.observed(sim.slurm(state))
+    assert (sim.newest.cause, sim.newest.reason) == ("crash", "rank 0: boom")
+    assert sim.newest.failures == ({"rank": 0},)
 
 
 def test_a_crash_that_only_followed_from_a_node_failure_is_that_failure() -> None:
-    story = RunBuilder().submitted().started(nodes=2)
-    story.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=1005.0, failures=[{"rank": 0}])
-    assert not story.run.ended
-    story.observed(story.slurm("NODE_FAIL", nodes="n1"))
-    assert (story.newest.cause, story.newest.reason) == ("node_fail", "a node failed (n1)")
-    assert story.newest.failures == ({"rank": 0},)
+    sim = SimulatedRun().submitted().started(nodes=2)
+    sim.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=1005.0, failures=[{"rank": 0}])
+    assert not sim.run.ended
+    sim.observed(sim.slurm("NODE_FAIL", nodes="n1"))
+    assert (sim.newest.cause, sim.newest.reason) == ("node_fail", "a node failed (n1)")
+    assert sim.newest.failures == ({"rank": 0},)
 
 
 def test_a_crash_that_only_followed_is_still_a_crash_where_slurm_knows_of_nothing_else() -> None:
-    story = RunBuilder().submitted().started()
-    story.ended("crash", reason="connection closed by peer", cascade=True, failed_at=1005.0)
-    assert (story.newest.cause, story.newest.confirmed) == ("crash", False)
-    story.observed(story.slurm("FAILED", exit_code=1))
-    assert (story.newest.cause, story.newest.reason, story.newest.confirmed) == (
+    sim = SimulatedRun().submitted().started()
+    sim.ended("crash", reason="connection closed by peer", cascade=True, failed_at=1005.0)
+    assert (sim.newest.cause, sim.newest.confirmed) == ("crash", False)
+    sim.observed(sim.slurm("FAILED", exit_code=1))
+    assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == (
         "crash", "connection closed by peer", True,
     )  # fmt: skip
 
 
 def test_the_node_that_failed_by_itself_is_to_blame_before_one_that_followed_earlier() -> None:
-    story = RunBuilder().submitted().started(nodes=2)
-    story.ended("crash", 0, reason="follows", cascade=True, failed_at=1004.0)
-    story.ended("crash", 1, reason="is the root", failed_at=1006.0)
-    assert story.newest.reason == "is the root"
+    sim = SimulatedRun().submitted().started(nodes=2)
+    sim.ended("crash", 0, reason="follows", cascade=True, failed_at=1004.0)
+    sim.ended("crash", 1, reason="is the root", failed_at=1006.0)
+    assert sim.newest.reason == "is the root"
 
 
 def test_a_node_failure_with_a_silent_node_is_one_though_the_other_node_was_only_asked_to_stop() -> None:
-    story = RunBuilder().submitted().started(nodes=2).stopped(1)
-    assert not story.run.ended
-    story.observed(story.slurm("NODE_FAIL"))
-    assert story.causes == ["node_fail"]
+    sim = SimulatedRun().submitted().started(nodes=2).stopped(1)
+    assert not sim.run.ended
+    sim.observed(sim.slurm("NODE_FAIL"))
+    assert sim.causes == ["node_fail"]
 
 
 @pytest.mark.parametrize("state", ["TIMEOUT", "PREEMPTED", "CANCELLED by 0", "FAILED", "NODE_FAIL"])
 def test_a_job_that_completed_in_its_grace_has_completed_whatever_slurm_says(state: str) -> None:
-    story = RunBuilder().submitted().started(nodes=2).ended("completed", 0).ended("completed", 1)
-    before = story.newest
+    sim = SimulatedRun().submitted().started(nodes=2).ended("completed", 0).ended("completed", 1)
+    before = sim.newest
     assert (before.cause, before.confirmed) == ("completed", True)
-    story.observed(story.slurm(state))
+    sim.observed(sim.slurm(state))
     # When it left the queue, Slurm knows better.
-    assert replace(story.newest, spent=before.spent) == before
+    assert replace(sim.newest, spent=before.spent) == before
 
 
 def test_a_job_one_of_whose_nodes_kept_silent_completed_only_if_slurm_says_so_too() -> None:
     for state, cause in (("COMPLETED", "completed"), ("NODE_FAIL", "node_fail"), (GONE, "lost")):
-        story = RunBuilder().submitted().started(nodes=2).ended("completed", 0)
-        story.observed(story.slurm(state))
-        assert story.causes == [cause]
+        sim = SimulatedRun().submitted().started(nodes=2).ended("completed", 0)
+        sim.observed(sim.slurm(state))
+        assert sim.causes == [cause]
 
 
 def test_an_attempt_of_which_nothing_is_left_is_lost() -> None:
-    story = RunBuilder().submitted().started()
-    story.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
-    assert (story.newest.cause, story.newest.reason, story.newest.ended_at) == ("lost", "nobody knows", 1003.0)
+    sim = SimulatedRun().submitted().started()
+    sim.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
+    assert (sim.newest.cause, sim.newest.reason, sim.newest.ended_at) == (
+        "lost",
+        "nobody knows",
+        1003.0,
+    )
 
 
 # --- cancels ----------------------------------------------------------------------------------------------------
 
 
 def test_a_job_that_a_person_cancelled_was_cancelled() -> None:
-    story = RunBuilder().submitted().started().cancel().stopped()
-    assert (story.newest.cause, story.newest.reason, story.newest.confirmed) == ("cancelled", "cancelled", True)
-    story.observed(story.slurm("CANCELLED by 0"))
-    assert (story.newest.cause, story.newest.reason) == ("cancelled", "cancelled")
+    sim = SimulatedRun().submitted().started().cancel().stopped()
+    assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == (
+        "cancelled",
+        "cancelled",
+        True,
+    )
+    sim.observed(sim.slurm("CANCELLED by 0"))
+    assert (sim.newest.cause, sim.newest.reason) == ("cancelled", "cancelled")
 
 
 def test_a_job_that_was_cancelled_before_it_began_was_cancelled() -> None:
-    story = RunBuilder().submitted().cancel().later(5)
-    story.observed(story.slurm("CANCELLED by 0", starts_at=None))
-    assert story.causes == ["cancelled"]
-    assert story.run.state == "cancelled"
+    sim = SimulatedRun().submitted().cancel().later(5)
+    sim.observed(sim.slurm("CANCELLED by 0", starts_at=None))
+    assert sim.causes == ["cancelled"]
+    assert sim.run.state == "cancelled"
 
 
 @pytest.mark.parametrize(
     ("state", "cause"), [("NODE_FAIL", "node_fail"), ("FAILED", "crash"), ("PREEMPTED", "preempted")]
 )
 def test_what_slurm_saw_before_a_person_cancelled_is_why_it_ended(state: str, cause: str) -> None:
-    story = RunBuilder().submitted().started().later(200)
-    earlier = story.slurm(state)
-    story.later(50).cancel().observed(earlier)
-    assert story.causes == [cause]
+    sim = SimulatedRun().submitted().started().later(200)
+    earlier = sim.slurm(state)
+    sim.later(50).cancel().observed(earlier)
+    assert sim.causes == [cause]
 
 
 def test_a_job_that_ended_in_the_second_in_which_a_person_cancelled_it_was_cancelled() -> None:
-    story = RunBuilder().submitted().later(0.7).cancel()
-    assert story.now % 1 > 0.5
-    story.observed(story.slurm("CANCELLED by 0", starts_at=None, ends_at=float(int(story.now))))
-    assert (story.newest.cause, story.newest.reason) == ("cancelled", "cancelled")
+    sim = SimulatedRun().submitted().later(0.7).cancel()
+    assert sim.now % 1 > 0.5
+    sim.observed(sim.slurm("CANCELLED by 0", starts_at=None, ends_at=float(int(sim.now))))
+    assert (sim.newest.cause, sim.newest.reason) == ("cancelled", "cancelled")
 
 
 def test_what_slurm_saw_after_a_person_cancelled_followed_from_it() -> None:
-    story = RunBuilder().submitted().started().cancel().later(50)
-    story.observed(story.slurm("FAILED", exit_code=143))
-    assert story.causes == ["cancelled"]
+    sim = SimulatedRun().submitted().started().cancel().later(50)
+    sim.observed(sim.slurm("FAILED", exit_code=143))
+    assert sim.causes == ["cancelled"]
 
 
 def test_a_crash_after_a_person_cancelled_followed_from_it() -> None:
-    story = RunBuilder().submitted().started().cancel()
-    story.ended("crash", reason="killed", failed_at=story.now + 3)
-    assert story.causes == ["cancelled"]
+    sim = SimulatedRun().submitted().started().cancel()
+    sim.ended("crash", reason="killed", failed_at=sim.now + 3)
+    assert sim.causes == ["cancelled"]
 
 
 def test_a_job_of_which_nothing_is_left_after_a_person_cancelled_it_was_cancelled() -> None:
-    story = RunBuilder().submitted().started().cancel()
-    story.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
-    assert story.causes == ["cancelled"]
+    sim = SimulatedRun().submitted().started().cancel()
+    sim.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
+    assert sim.causes == ["cancelled"]
 
 
 # --- jobs that Slurm started again ------------------------------------------------------------------------------
 
 
 def test_an_attempt_whose_job_began_again_was_preempted_if_it_was_asked_to_stop() -> None:
-    story = RunBuilder().submitted().started().stopped().later(60).started(1)
-    assert story.causes == ["preempted", None]
-    assert (story.run.state, story.newest.restart, story.newest.number) == ("running", 1, 2)
+    sim = SimulatedRun().submitted().started().stopped().later(60).started(1)
+    assert sim.causes == ["preempted", None]
+    assert (sim.run.state, sim.newest.restart, sim.newest.number) == ("running", 1, 2)
 
 
 def test_an_attempt_whose_job_began_again_without_a_word_of_it_is_lost_until_slurm_says_more() -> None:
-    story = RunBuilder().submitted().started(nodes=2).later(60).started(1, nodes=2)
-    assert story.causes == ["lost", None]
-    assert story.run.attempts[0].reason == "it ended without a word, and Slurm started it again"
-    story.observed(story.slurm("NODE_FAIL"))
-    assert story.causes == ["node_fail", None]
+    sim = SimulatedRun().submitted().started(nodes=2).later(60).started(1, nodes=2)
+    assert sim.causes == ["lost", None]
+    assert sim.run.attempts[0].reason == "it ended without a word, and Slurm started it again"
+    sim.observed(sim.slurm("NODE_FAIL"))
+    assert sim.causes == ["node_fail", None]
 
 
 def test_a_crash_stays_one_though_its_job_began_again() -> None:
-    story = RunBuilder().submitted().started().ended("crash", reason="boom", failed_at=1005.0).started(1)
-    assert story.causes == ["crash", None]
+    sim = SimulatedRun().submitted().started().ended("crash", reason="boom", failed_at=1005.0).started(1)
+    assert sim.causes == ["crash", None]
 
 
 def test_a_cancel_of_the_second_start_leaves_the_first_one_as_it_ended() -> None:
-    story = RunBuilder().submitted().started().stopped().later(60).started(1).cancel().stopped(restart=1)
-    assert story.causes == ["preempted", "cancelled"]
-    assert story.run.cancelled
+    sim = SimulatedRun().submitted().started().stopped().later(60).started(1).cancel().stopped(restart=1)
+    assert sim.causes == ["preempted", "cancelled"]
+    assert sim.run.cancelled

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from helpers.journal_events import event, read_run
-from helpers.runs import RunBuilder
+from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,68 +18,76 @@ AGAIN = f"{WHY}; starts again without n1"
 
 
 def refused(
-    story: RunBuilder, restart: int = 0, *, requeue: bool = True, others: bool = True, why: str = WHY
-) -> RunBuilder:
+    sim: SimulatedRun, restart: int = 0, *, requeue: bool = True, others: bool = True, why: str = WHY
+) -> SimulatedRun:
     """Two nodes, of which the second one failed the preflight; node 0 is about to put the job back."""
-    story.started(restart, 2)
+    sim.started(restart, 2)
     if requeue:
-        story.node("requeue", 0, restart, exclude=["n1"], why=why)
-    story.ended("preflight", 0, restart, reason=why, failed_at=story.now, cascade=False)
-    return story.ended("preflight", 1, restart, reason=why, failed_at=story.now, cascade=True) if others else story
+        sim.node("requeue", 0, restart, exclude=["n1"], why=why)
+    sim.ended("preflight", 0, restart, reason=why, failed_at=sim.now, cascade=False)
+    return sim.ended("preflight", 1, restart, reason=why, failed_at=sim.now, cascade=True) if others else sim
 
 
-def told(story: RunBuilder) -> tuple[str, str]:
-    return story.run.state, story.run.reason
+def told(sim: SimulatedRun) -> tuple[str, str]:
+    return sim.run.state, sim.run.reason
 
 
 # --- what the attempt says ------------------------------------------------------------------------------------------
 
 
 def test_a_run_whose_preflight_failed_for_good_has_failed_with_node_and_check() -> None:
-    story = refused(RunBuilder().submitted(), requeue=False)
-    assert told(story) == ("failed", WHY)
-    assert (story.newest.cause, story.newest.restarted_by, story.newest.settled) == ("preflight", None, True)
-    assert story.run.ended_at is not None
+    sim = refused(SimulatedRun().submitted(), requeue=False)
+    assert told(sim) == ("failed", WHY)
+    assert (sim.newest.cause, sim.newest.restarted_by, sim.newest.settled) == (
+        "preflight",
+        None,
+        True,
+    )
+    assert sim.run.ended_at is not None
 
 
 def test_a_run_that_is_put_back_is_requeued_and_says_without_whom() -> None:
-    story = refused(RunBuilder().submitted())
-    assert told(story) == ("requeued", AGAIN)
-    assert not story.run.ended
-    assert (story.newest.cause, story.newest.excluded, story.newest.restarted_by) == ("preflight", ("n1",), "slurm")
+    sim = refused(SimulatedRun().submitted())
+    assert told(sim) == ("requeued", AGAIN)
+    assert not sim.run.ended
+    assert (sim.newest.cause, sim.newest.excluded, sim.newest.restarted_by) == (
+        "preflight",
+        ("n1",),
+        "slurm",
+    )
 
 
 def test_nodes_that_were_ended_before_their_last_word_change_nothing() -> None:
-    assert told(refused(RunBuilder().submitted(), others=False)) == ("requeued", AGAIN)
-    story = refused(RunBuilder().submitted(), others=False).stopped(1)
-    assert told(story) == ("requeued", AGAIN)
-    assert story.newest.cause == "preflight"
+    assert told(refused(SimulatedRun().submitted(), others=False)) == ("requeued", AGAIN)
+    sim = refused(SimulatedRun().submitted(), others=False).stopped(1)
+    assert told(sim) == ("requeued", AGAIN)
+    assert sim.newest.cause == "preflight"
 
 
 def test_a_node_whose_clock_is_behind_cannot_make_its_own_end_the_cause() -> None:
-    story = refused(RunBuilder().submitted(), others=False)
-    story.ended("cancelled", 1, 0, reason="stopped by SIGTERM", signal="SIGTERM", failed_at=1.0)
-    assert story.run.reason == AGAIN
+    sim = refused(SimulatedRun().submitted(), others=False)
+    sim.ended("cancelled", 1, 0, reason="stopped by SIGTERM", signal="SIGTERM", failed_at=1.0)
+    assert sim.run.reason == AGAIN
 
 
 def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_refused() -> None:
-    story = RunBuilder().submitted().started(0, 2)
-    story.node("requeue", 0, 0, exclude=["n1"], why=WHY)
-    assert told(story) == ("requeued", AGAIN)
-    story.observed(story.slurm("FAILED"))
-    assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
-    assert story.newest.cause == "preflight"
+    sim = SimulatedRun().submitted().started(0, 2)
+    sim.node("requeue", 0, 0, exclude=["n1"], why=WHY)
+    assert told(sim) == ("requeued", AGAIN)
+    sim.observed(sim.slurm("FAILED"))
+    assert told(sim) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
+    assert sim.newest.cause == "preflight"
 
 
 def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_over() -> None:
-    story = refused(RunBuilder().submitted()).node("requeue_failed", 0, 0, reason="scontrol: no")
-    state, reason = told(story)
+    sim = refused(SimulatedRun().submitted()).node("requeue_failed", 0, 0, reason="scontrol: no")
+    state, reason = told(sim)
     assert state == "requeued"
     assert reason.startswith(f"{WHY}; its job could not be put back into the queue (scontrol: no)")
-    assert story.newest.restarted_by == "slurm"
-    story.observed(story.slurm("FAILED"))
-    assert story.newest.restarted_by == "sync"
-    assert not story.run.ended
+    assert sim.newest.restarted_by == "slurm"
+    sim.observed(sim.slurm("FAILED"))
+    assert sim.newest.restarted_by == "sync"
+    assert not sim.run.ended
 
 
 # --- what becomes of the job --------------------------------------------------------------------------------------
@@ -87,71 +95,71 @@ def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_o
 
 @pytest.mark.parametrize("state", sorted({*CAUSE_OF_STATE, GONE} - {"REQUEUED", "CANCELLED", "REVOKED"}))
 def test_a_job_that_is_over_without_having_been_put_back_is_for_sync_to_submit_again(state: str) -> None:
-    story = refused(RunBuilder().submitted())
-    story.observed(story.slurm(state))
-    assert told(story) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
-    assert story.newest.restarted_by == "sync"
-    assert story.newest.settled
+    sim = refused(SimulatedRun().submitted())
+    sim.observed(sim.slurm(state))
+    assert told(sim) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
+    assert sim.newest.restarted_by == "sync"
+    assert sim.newest.settled
 
 
 def test_a_job_that_slurm_calls_requeued_waits_for_its_next_start() -> None:
-    story = refused(RunBuilder().submitted())
-    story.observed(story.slurm("REQUEUED"))
-    assert told(story) == ("requeued", AGAIN)
-    assert not story.newest.settled
+    sim = refused(SimulatedRun().submitted())
+    sim.observed(sim.slurm("REQUEUED"))
+    assert told(sim) == ("requeued", AGAIN)
+    assert not sim.newest.settled
 
 
 def test_the_next_start_goes_without_the_node_and_runs() -> None:
-    story = refused(RunBuilder().submitted())
-    story.look(story.queue(story.slurm("PENDING", restart=1)))
-    assert told(story) == ("requeued", AGAIN)
-    assert [(a.cause, a.restarted_by, a.without) for a in story.run.attempts] == [
+    sim = refused(SimulatedRun().submitted())
+    sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
+    assert told(sim) == ("requeued", AGAIN)
+    assert [(a.cause, a.restarted_by, a.without) for a in sim.run.attempts] == [
         ("preflight", None, ()),
         (None, None, ("n1",)),
     ]
-    story.started(1, 2)
-    assert told(story) == ("running", "")
+    sim.started(1, 2)
+    assert told(sim) == ("running", "")
 
 
 def test_an_attempt_that_was_refused_stays_so_when_its_job_starts_again_though_nobody_else_said_anything() -> None:
-    story = refused(RunBuilder().submitted(), requeue=False, others=False).started(1, 2)
-    assert story.causes == ["preflight", None]
+    sim = refused(SimulatedRun().submitted(), requeue=False, others=False).started(1, 2)
+    assert sim.causes == ["preflight", None]
 
 
 def test_each_start_that_is_refused_excludes_more() -> None:
-    story = refused(RunBuilder().submitted())
-    refused(story, 1)
-    story.node("requeue", 0, 1, exclude=["n7"], why=WHY)
-    story.started(2, 2)
-    assert story.newest.without == ("n1", "n7")
+    sim = refused(SimulatedRun().submitted())
+    refused(sim, 1)
+    sim.node("requeue", 0, 1, exclude=["n7"], why=WHY)
+    sim.started(2, 2)
+    assert sim.newest.without == ("n1", "n7")
 
 
 def test_a_command_that_put_it_right_has_the_last_word_however_wrong_the_clock_of_the_node_is() -> None:
-    story = refused(RunBuilder().submitted())
-    story.later(9000).node("requeue_failed", 0, 0, reason="scontrol: no")
-    story.later(-8000).write("journal/sync.jsonl", "requeue", job_id="7", restart=0, exclude=["n1"], why=WHY)
-    assert story.newest.requeue_problem == ""
-    assert told(story) == ("requeued", AGAIN)
+    sim = refused(SimulatedRun().submitted())
+    sim.later(9000).node("requeue_failed", 0, 0, reason="scontrol: no")
+    sim.later(-8000).write("journal/sync.jsonl", "requeue", job_id="7", restart=0, exclude=["n1"], why=WHY)
+    assert sim.newest.requeue_problem == ""
+    assert told(sim) == ("requeued", AGAIN)
 
 
 def test_a_run_that_sync_gives_up_has_failed_and_says_why() -> None:
-    story = refused(RunBuilder().submitted())
-    story.observed(story.slurm("COMPLETED"))
-    story.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    assert told(story) == ("failed", f"{WHY}; it cannot start again: no nodes")
-    assert story.newest.cause == "preflight"
-    assert story.run.ended
+    sim = refused(SimulatedRun().submitted())
+    sim.observed(sim.slurm("COMPLETED"))
+    sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
+    assert told(sim) == ("failed", f"{WHY}; it cannot start again: no nodes")
+    assert sim.newest.cause == "preflight"
+    assert sim.run.ended
 
 
 def test_a_new_submission_begins_where_the_refused_one_ended() -> None:
-    story = refused(RunBuilder().submitted())
-    story.observed(story.slurm("COMPLETED"))
-    story.command("submitting", submission=2, attempt=2, executor="slurm", without=["n1"])
-    assert story.run.state == "pending"
-    assert story.newest.without == ("n1",)
-    story.command("unstarted", submission=2, reason="killed")
-    assert story.run.state == "requeued"
-    assert story.newest.restarted_by == "sync"
+    sim = refused(SimulatedRun().submitted())
+    sim.observed(sim.slurm("COMPLETED"))
+    sim.command("submitting", submission=2, attempt=2, executor="slurm", without=["n1"])
+    assert sim.run.state == "pending"
+    assert sim.newest.without == ("n1",)
+    sim.command("unstarted", submission=2, reason="killed")
+    assert sim.run.state == "requeued"
+    assert sim.newest.restarted_by == "sync"
 
 
 # --- a person's cancel --------------------------------------------------------------------------------------------
@@ -159,33 +167,33 @@ def test_a_new_submission_begins_where_the_refused_one_ended() -> None:
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_cancel_does_not_close_a_run_whose_job_may_be_in_the_queue(order: str) -> None:
-    story = RunBuilder().submitted()
-    story = refused(story.cancel()) if order == "before" else refused(story).cancel()
-    assert story.run.state == "requeued"
-    assert story.run.cancelled
+    sim = SimulatedRun().submitted()
+    sim = refused(sim.cancel()) if order == "before" else refused(sim).cancel()
+    assert sim.run.state == "requeued"
+    assert sim.run.cancelled
 
 
 @pytest.mark.parametrize("order", ["before", "after"])
 def test_a_cancel_wins_once_the_job_is_over(order: str) -> None:
-    story = RunBuilder().submitted()
-    story = refused(story.cancel()) if order == "before" else refused(story).cancel()
-    story.observed(story.slurm("COMPLETED"))
-    assert told(story) == ("cancelled", f"cancelled; before that, {WHY}")
+    sim = SimulatedRun().submitted()
+    sim = refused(sim.cancel()) if order == "before" else refused(sim).cancel()
+    sim.observed(sim.slurm("COMPLETED"))
+    assert told(sim) == ("cancelled", f"cancelled; before that, {WHY}")
 
 
 def test_a_cancel_ends_a_job_that_waits_for_its_next_start() -> None:
-    story = refused(RunBuilder().submitted()).cancel()
-    story.later(5)
-    story.look(story.queue(story.slurm("CANCELLED by 1001", restart=1)))
-    assert story.run.state == "cancelled"
-    assert story.causes == ["preflight", "cancelled"]
+    sim = refused(SimulatedRun().submitted()).cancel()
+    sim.later(5)
+    sim.look(sim.queue(sim.slurm("CANCELLED by 1001", restart=1)))
+    assert sim.run.state == "cancelled"
+    assert sim.causes == ["preflight", "cancelled"]
 
 
 @pytest.mark.parametrize("restart", [0, 1])
 def test_a_job_that_somebody_ends_with_scancel_is_cancelled(restart: int) -> None:
-    story = refused(RunBuilder().submitted())
-    story.look(story.queue(story.slurm("CANCELLED by 1001", restart=restart)))
-    assert story.run.state == "cancelled"
+    sim = refused(SimulatedRun().submitted())
+    sim.look(sim.queue(sim.slurm("CANCELLED by 1001", restart=restart)))
+    assert sim.run.state == "cancelled"
 
 
 # --- asking Slurm -------------------------------------------------------------------------------------------------
@@ -194,12 +202,12 @@ def test_a_job_that_somebody_ends_with_scancel_is_cancelled(restart: int) -> Non
 def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_it_is_over() -> None:
     from slurmtrain.slurm.reconcile import may_change
 
-    story = refused(RunBuilder().submitted())
-    assert may_change(story.run)
-    assert story.look(story.queue(story.slurm("COMPLETING", restart=0))) == []
-    found = story.look(story.queue(story.slurm("PENDING", restart=1)))
+    sim = refused(SimulatedRun().submitted())
+    assert may_change(sim.run)
+    assert sim.look(sim.queue(sim.slurm("COMPLETING", restart=0))) == []
+    found = sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
     assert [(one.state, one.restart) for one in found] == [("PENDING", 1)]
-    over = refused(RunBuilder().submitted())
+    over = refused(SimulatedRun().submitted())
     [one] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
     assert (one.state, one.restart) == ("COMPLETED", 0)
     assert not may_change(over.run)
@@ -208,14 +216,14 @@ def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_i
 def test_sacct_is_not_asked_why_a_refused_start_ended() -> None:
     from slurmtrain.slurm.reconcile import needs_accounting
 
-    story = refused(RunBuilder().submitted())
-    assert not needs_accounting(story.run, story.queue(story.slurm("PENDING", restart=1)))
+    sim = refused(SimulatedRun().submitted())
+    assert not needs_accounting(sim.run, sim.queue(sim.slurm("PENDING", restart=1)))
 
 
 def test_what_sacct_says_of_a_start_that_was_put_back_is_journaled_at_most_once() -> None:
-    story = refused(RunBuilder().submitted())
-    assert story.look(story.queue(), story.accounting(story.slurm("REQUEUED"))) != []
-    assert story.run.state == "requeued"
+    sim = refused(SimulatedRun().submitted())
+    assert sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"))) != []
+    assert sim.run.state == "requeued"
 
 
 # --- whatever the order -------------------------------------------------------------------------------------------
@@ -235,7 +243,7 @@ _FACTS: list[tuple[str, str, dict[str, Any]]] = [
 def test_any_part_of_the_story_in_any_order_gives_the_same_run(data: st.DataObject) -> None:
     chosen = data.draw(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
     events = [event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen]
-    base = RunBuilder().submitted().started(0, 2).events
+    base = SimulatedRun().submitted().started(0, 2).events
     assert read_run("R", [*base, *events], {}) == read_run("R", [*events[::-1], *base[::-1]], {})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.checkpoints import make_run
 from helpers.fakeslurm import SlurmCommands
-from helpers.runs import ELSEWHERE
+from helpers.simulated_run import ELSEWHERE
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.layout import AttemptDir, RunDir

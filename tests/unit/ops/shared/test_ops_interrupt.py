@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
-from helpers.runs import RUN_ID
+from helpers.simulated_run import RUN_ID
 from helpers.workspaces import build_run
 
 from slurmtrain.ops.shared.interrupt import StopSignal

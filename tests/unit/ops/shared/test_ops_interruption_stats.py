@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
-from helpers.runs import RunBuilder, make_test_plan
+from helpers.simulated_run import SimulatedRun, make_test_plan
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.base import encode
@@ -65,7 +65,7 @@ class Lives:
         directory = self.workspace.root.run(f"{self.count:010d}")
         at = time.time() - ago - lasted
         where = {"partition": partition} if partition else {}
-        run = RunBuilder(directory, executor=executor, job=str(100 + self.count), now=at - 10)
+        run = SimulatedRun(directory, executor=executor, job=str(100 + self.count), now=at - 10)
         run.created(name=name).submitted(**where).later(6).started(nodes=2)
         for step, (stall_s, seconds) in enumerate(saves, 1):
             run.saved(step, at=at + 1 + step, saved_at=at + 1 + step, stall_s=stall_s, seconds=seconds)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import FakeScheduler
-from helpers.runs import RUN_ID, RunBuilder, make_test_plan
+from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import LaunchError, Refused, UserError
@@ -40,7 +40,7 @@ def against(workspace: Workspace, *hosts: str, ago: float = 60.0, run_id: str = 
     """A run whose preflight has blamed these nodes."""
     directory = workspace.root.run(run_id)
     failed_at = time.time() - ago
-    run = RunBuilder(directory, job=job, now=failed_at - 10).created()
+    run = SimulatedRun(directory, job=job, now=failed_at - 10).created()
     for node, host in enumerate(("n0", *hosts)):
         finding = {"check": "clock", "status": "fail", "summary": f"{node} s ahead", "evidence": {"offset_ms": node}}
         agent = {"node": node, "nodes": len(hosts) + 1, "host": host, "executor": "slurm", "submission": 1}

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.runs import RUN_ID, RunBuilder
+from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import RunBusy, RunNotFound
@@ -27,12 +27,12 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def run(workspace: Workspace) -> RunBuilder:
+def run(workspace: Workspace) -> SimulatedRun:
     """A run of this machine's executor that was created long ago."""
-    return RunBuilder(workspace.root.run(RUN_ID), executor="local", job="job").created()
+    return SimulatedRun(workspace.root.run(RUN_ID), executor="local", job="job").created()
 
 
-def submitted(run: RunBuilder, process: Process) -> None:
+def submitted(run: SimulatedRun, process: Process) -> None:
     """A submission that has told which process its job is."""
     run.submitted(host=process.host, process=process.to_dict())
 
@@ -43,26 +43,26 @@ def state(workspace: Workspace) -> tuple[str, str]:
 
 
 def test_a_submission_that_died_before_its_job_began_never_was_an_attempt(
-    workspace: Workspace, run: RunBuilder
+    workspace: Workspace, run: SimulatedRun
 ) -> None:
     run.submitting(host=socket.gethostname())
     assert state(workspace) == ("created", "its submission was killed before the job began")
     assert observe(workspace).runs[RUN_ID].attempt == 0
 
 
-def test_a_submission_that_still_holds_its_lock_is_left_alone(workspace: Workspace, run: RunBuilder) -> None:
+def test_a_submission_that_still_holds_its_lock_is_left_alone(workspace: Workspace, run: SimulatedRun) -> None:
     run.submitting(host=socket.gethostname())
     with locked(run.directory.lock):
         assert state(workspace)[0] == "pending"
 
 
-def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run: RunBuilder) -> None:
+def test_a_submission_on_another_machine_is_left_alone(workspace: Workspace, run: SimulatedRun) -> None:
     run.submitting(host="elsewhere")
     assert state(workspace)[0] == "pending"
 
 
 def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(
-    workspace: Workspace, run: RunBuilder
+    workspace: Workspace, run: SimulatedRun
 ) -> None:
     me = this_process()
     dead = Process(me.host, me.boot, me.pid, me.start + 1)
@@ -72,19 +72,19 @@ def test_a_run_whose_processes_are_gone_is_lost_and_that_is_journaled_once(
     assert len(list(run.directory.journals.glob("observe-*.jsonl"))) == 1
 
 
-def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: RunBuilder) -> None:
+def test_a_run_of_an_earlier_boot_is_lost(workspace: Workspace, run: SimulatedRun) -> None:
     me = this_process()
     submitted(run, Process(me.host, "before", me.pid, me.start))
     assert state(workspace)[0] == "lost"
 
 
-def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: RunBuilder) -> None:
+def test_a_run_whose_process_lives_is_not_lost(workspace: Workspace, run: SimulatedRun) -> None:
     submitted(run, this_process())
     assert state(workspace)[0] == "pending"
 
 
 def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(
-    workspace: Workspace, run: RunBuilder
+    workspace: Workspace, run: SimulatedRun
 ) -> None:
     submitted(run, Process("elsewhere", "b", 1, 2))
     assert state(workspace)[0] == "pending"
@@ -93,12 +93,12 @@ def test_a_run_on_another_machine_is_neither_lost_nor_cancelled_from_here(
     assert not list(run.directory.journals.glob("cancel-*"))
 
 
-def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: RunBuilder) -> None:
+def test_a_run_that_was_cancelled_before_its_job_began_stays_cancelled(workspace: Workspace, run: SimulatedRun) -> None:
     cancel(workspace, [RUN_ID])
     assert state(workspace)[0] == "cancelled"
 
 
-def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace: Workspace, run: RunBuilder) -> None:
+def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace: Workspace, run: SimulatedRun) -> None:
     old, young, held = (workspace.root.unborn(run_id) for run_id in ("2123456789", "3123456789", "4123456789"))
     for directory in (old, young, held):
         directory.path.mkdir()
@@ -111,9 +111,9 @@ def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace:
 
 
 def test_a_name_means_the_newest_run_and_goes_before_the_beginning_of_an_id(
-    workspace: Workspace, run: RunBuilder
+    workspace: Workspace, run: SimulatedRun
 ) -> None:
-    RunBuilder(workspace.root.run("1123456789"), executor="local").created(name="0")
+    SimulatedRun(workspace.root.run("1123456789"), executor="local").created(name="0")
     runs = observe(workspace).runs
     assert choose(runs, "0") == "1123456789"
     assert choose(runs, "01") == RUN_ID

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import FakeScheduler, job
-from helpers.runs import DOWN, RUN_ID, RunBuilder
+from helpers.simulated_run import DOWN, RUN_ID, SimulatedRun
 from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.model.run.run import Live, Run
@@ -36,17 +36,17 @@ def workspace(tmp_path: Path, slurm: FakeScheduler) -> Workspace:
     return make_workspace(tmp_path, slurm)
 
 
-def make_run(workspace: Workspace, run_id: str = RUN_ID, **builder: Any) -> RunBuilder:
+def make_run(workspace: Workspace, run_id: str = RUN_ID, **builder: Any) -> SimulatedRun:
     """A run that was created a few seconds ago."""
-    return RunBuilder(workspace.root.run(run_id), now=time.time() - 20.0, **builder).created()
+    return SimulatedRun(workspace.root.run(run_id), now=time.time() - 20.0, **builder).created()
 
 
 @pytest.fixture
-def run(workspace: Workspace) -> RunBuilder:
+def run(workspace: Workspace) -> SimulatedRun:
     return make_run(workspace)
 
 
-def journals(run: RunBuilder, command: str) -> list[Path]:
+def journals(run: SimulatedRun, command: str) -> list[Path]:
     """The journals of commands of this name."""
     assert run.directory is not None
     return sorted(run.directory.journals.glob(f"{command}-*.jsonl"))
@@ -60,7 +60,9 @@ def look(workspace: Workspace) -> Run:
 # --- what is asked ----------------------------------------------------------------------------------------------
 
 
-def test_slurm_is_not_asked_where_nothing_is_open(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+def test_slurm_is_not_asked_where_nothing_is_open(
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
+) -> None:
     run.submitted(host=THIS_HOST)
     run.started().ended(cause="completed")
     make_run(workspace, OTHER_ID, executor="local")
@@ -70,7 +72,7 @@ def test_slurm_is_not_asked_where_nothing_is_open(workspace: Workspace, run: Run
 
 
 def test_slurm_is_not_asked_by_a_look_that_shall_not_ask(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     observe(workspace, ask_slurm=False)
@@ -78,7 +80,7 @@ def test_slurm_is_not_asked_by_a_look_that_shall_not_ask(
 
 
 def test_a_job_that_squeue_knows_costs_one_question(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     slurm.jobs = [job("PENDING")]
@@ -87,7 +89,7 @@ def test_a_job_that_squeue_knows_costs_one_question(
     assert journals(run, "observe") == []
 
 
-def test_many_runs_cost_two_questions(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+def test_many_runs_cost_two_questions(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
     run.submitted(host=THIS_HOST)
     for number in range(5):
         make_run(workspace, f"{number}223456789", job=f"1{number}").submitted()
@@ -100,7 +102,7 @@ def test_many_runs_cost_two_questions(workspace: Workspace, run: RunBuilder, slu
 
 
 def test_sacct_is_asked_from_the_first_submission_on(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST, at=5000.0)
     run.command("submitted", submission=1, job_id="7")
@@ -109,7 +111,7 @@ def test_sacct_is_asked_from_the_first_submission_on(
     assert slurm.questions[1] == ("sacct", ["7", "8"], False, 5000.0)
 
 
-def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
     run.submitting(host=THIS_HOST)
     make_run(workspace, OTHER_ID, job="8").submitted()
     observe(workspace)
@@ -120,7 +122,7 @@ def test_an_orphan_is_looked_for_by_name(workspace: Workspace, run: RunBuilder, 
 
 
 def test_what_slurm_says_of_an_end_is_journaled_once(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     run.started()
@@ -132,7 +134,7 @@ def test_what_slurm_says_of_an_end_is_journaled_once(
 
 
 def test_a_job_that_was_put_back_into_the_queue_is_requeued(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     run.started().ended(cause="cancelled", signal="SIGTERM", failed_at=time.time() - 2)
@@ -146,7 +148,7 @@ def test_a_job_that_was_put_back_into_the_queue_is_requeued(
 
 
 def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     run.started()
@@ -171,7 +173,7 @@ def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
     ],
 )
 def test_a_job_that_never_spoke_is_told_by_its_log(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, log: str | None, reason: str
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, log: str | None, reason: str
 ) -> None:
     run.submitted(host=THIS_HOST)
     folder = run.directory.submission(1).submitit
@@ -185,7 +187,7 @@ def test_a_job_that_never_spoke_is_told_by_its_log(
 
 @pytest.mark.parametrize("state", ["NODE_FAIL", "PREEMPTED", "CANCELLED by 0"])
 def test_a_job_that_slurm_ended_needs_no_log(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, state: str
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, state: str
 ) -> None:
     run.submitted(host=THIS_HOST)
     slurm.jobs = [job(state)]
@@ -193,7 +195,7 @@ def test_a_job_that_slurm_ended_needs_no_log(
 
 
 def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     slurm.squeue_problem = DOWN.problem
@@ -205,7 +207,7 @@ def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
     assert journals(run, "observe") == []
 
 
-def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+def test_a_site_without_accounting_is_no_problem(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
     run.submitted(host=THIS_HOST)
     slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
     assert observe(workspace).problems == []
@@ -220,7 +222,7 @@ def state(workspace: Workspace) -> tuple[str, str]:
 
 
 def test_the_job_of_a_submission_that_was_killed_is_found_in_squeue(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     slurm.jobs = [job("RUNNING", "6", OTHER_ID), job("PENDING", "7")]
@@ -230,7 +232,7 @@ def test_the_job_of_a_submission_that_was_killed_is_found_in_squeue(
 
 
 def test_the_job_of_a_submission_that_was_killed_is_found_in_sacct_and_then_how_it_ended(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     slurm.starts = {"6": [job("FAILED", "6", OTHER_ID)], "7": [job("NODE_FAIL", restart=None)]}
@@ -240,7 +242,7 @@ def test_the_job_of_a_submission_that_was_killed_is_found_in_sacct_and_then_how_
 
 
 def test_a_job_that_an_earlier_submission_has_claimed_is_not_taken_for_the_orphans(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitted(host=THIS_HOST)
     run.started().ended(cause="crash", failed_at=time.time() - 2)
@@ -251,7 +253,7 @@ def test_a_job_that_an_earlier_submission_has_claimed_is_not_taken_for_the_orpha
 
 
 def test_a_submission_whose_agents_speak_needs_no_adoption(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     run.started()
@@ -261,7 +263,7 @@ def test_a_submission_whose_agents_speak_needs_no_adoption(
 
 
 def test_a_submission_that_died_before_slurm_had_its_job_never_was_one(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     current = look(workspace)
@@ -272,7 +274,7 @@ def test_a_submission_that_died_before_slurm_had_its_job_never_was_one(
 
 
 def test_a_site_without_accounting_is_sure_by_squeue_alone(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     slurm.sacct_problem, slurm.has_accounting = "sacct: Slurm accounting storage is disabled", False
@@ -285,7 +287,7 @@ def test_a_site_without_accounting_is_sure_by_squeue_alone(
     ids=["old", "squeue", "sacct"],
 )
 def test_no_submission_is_given_up_without_two_answers_from_after_the_look_began(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, answers: dict[str, Any]
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, answers: dict[str, Any]
 ) -> None:
     run.submitting(host=THIS_HOST, at=time.time() - 1000.0)
     for name, value in answers.items():
@@ -294,14 +296,14 @@ def test_no_submission_is_given_up_without_two_answers_from_after_the_look_began
     assert journals(run, "adopt") == []
 
 
-def test_a_job_is_adopted_also_by_an_old_answer(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+def test_a_job_is_adopted_also_by_an_old_answer(workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler) -> None:
     run.submitting(host=THIS_HOST)
     slurm.age, slurm.jobs = 5.0, [job("PENDING")]
     assert state(workspace) == ("pending", "7")
 
 
 def test_a_submission_that_still_holds_its_lock_is_left_alone(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     slurm.jobs = [job("PENDING")]
@@ -312,7 +314,7 @@ def test_a_submission_that_still_holds_its_lock_is_left_alone(
 
 
 def test_a_submission_whose_sbatch_lives_is_left_alone(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host=THIS_HOST)
     script = str(run.directory.submission(1).submitit / ".submission_file_1.sh")
@@ -329,7 +331,7 @@ def test_a_submission_whose_sbatch_lives_is_left_alone(
 
 
 def test_the_lock_of_an_orphan_is_held_while_slurm_is_asked_and_free_afterwards(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run.submitting(host=THIS_HOST)
     free = []
@@ -349,7 +351,7 @@ def test_the_lock_of_an_orphan_is_held_while_slurm_is_asked_and_free_afterwards(
 
 
 def test_a_submission_from_another_machine_is_given_up_only_after_a_while(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host="elsewhere")
     assert state(workspace) == ("pending", "")
@@ -361,7 +363,7 @@ def test_a_submission_from_another_machine_is_given_up_only_after_a_while(
 
 
 def test_the_job_of_a_submission_from_another_machine_is_adopted_at_once(
-    workspace: Workspace, run: RunBuilder, slurm: FakeScheduler
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
 ) -> None:
     run.submitting(host="elsewhere")
     slurm.jobs = [job("PENDING")]
@@ -375,7 +377,9 @@ def live(observed: Observed) -> Live | None:
     return observed.runs[RUN_ID].live
 
 
-def test_a_job_that_waits_tells_why_and_until_when(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler) -> None:
+def test_a_job_that_waits_tells_why_and_until_when(
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler
+) -> None:
     run.submitted(host=THIS_HOST)
     slurm.jobs = [job("PENDING", reason="Priority", starts_at=5e9, priority=10)]
     assert live(observe(workspace)) == Live(
@@ -388,7 +392,9 @@ def test_a_job_that_waits_tells_why_and_until_when(workspace: Workspace, run: Ru
 
 
 @pytest.mark.parametrize("over", ["COMPLETED", "FAILED"])
-def test_a_job_that_is_over_is_not_live(workspace: Workspace, run: RunBuilder, slurm: FakeScheduler, over: str) -> None:
+def test_a_job_that_is_over_is_not_live(
+    workspace: Workspace, run: SimulatedRun, slurm: FakeScheduler, over: str
+) -> None:
     run.submitted(host=THIS_HOST)
     slurm.jobs = [job(over)]
     assert live(observe(workspace)) is None
@@ -414,7 +420,7 @@ def test_a_job_that_is_held_tells_how_to_let_it_go(state: str) -> None:
     assert "'scontrol release 7' releases it" in held.reason
 
 
-def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: RunBuilder) -> None:
+def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: SimulatedRun) -> None:
     run.submitting(host=THIS_HOST)
     observe(workspace, ask_slurm=False)
     before = load_run(workspace)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers.runs import RUN_ID, RunBuilder
+from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.accounting import KINDS
@@ -21,7 +21,7 @@ def state(rank: int, letter: str = "S") -> dict[str, Any]:
 
 def test_a_run_tells_what_its_time_on_nodes_was_spent_on(workspace: Workspace) -> None:
     directory = workspace.root.run(RUN_ID)
-    builder = RunBuilder(directory, executor="local", job="job", now=0.0).created().submitting().later(9).started()
+    builder = SimulatedRun(directory, executor="local", job="job", now=0.0).created().submitting().later(9).started()
     builder.node("workers", at=15.0, processes={}).ended("completed", at=24.0, failures=[])
     with workspace.store.begin() as writing:
         ingest(writing, [directory], dead=False)

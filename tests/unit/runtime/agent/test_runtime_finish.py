@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.runs import RunBuilder
+from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
@@ -71,7 +71,7 @@ class End:
     """The end of the first start of a job."""
 
     def __init__(self, path: Path, *, node: Node = NODE, **queue: Any) -> None:
-        self.run = RunBuilder(RunDir(path), spec={}).submitted()
+        self.run = SimulatedRun(RunDir(path), spec={}).submitted()
         self.directory = RunDir(path)
         self.attempt = self.directory.attempt("7", 0)
         self.attempt.path.mkdir(parents=True)
@@ -219,7 +219,7 @@ def test_a_run_that_completed_starts_no_more_but_only_node_0_says_so(tmp_path: P
 
 
 def test_the_policy_weighs_what_the_files_of_the_run_tell_of_earlier_starts(tmp_path: Path) -> None:
-    run = RunBuilder(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed(error="KeyError")
+    run = SimulatedRun(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed(error="KeyError")
     run.started(restart=1)
     latest = PriorEnd(cause="crash", at=run.now, reached=9, where="another")
     attempt = RunDir(tmp_path).attempt("7", 1)
@@ -229,6 +229,6 @@ def test_the_policy_weighs_what_the_files_of_the_run_tell_of_earlier_starts(tmp_
 
 
 def test_ends_that_other_nodes_have_journaled_already_do_not_count_twice(tmp_path: Path) -> None:
-    run = RunBuilder(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed()
+    run = SimulatedRun(RunDir(tmp_path), spec={}).submitted().started().reached(5).crashed()
     latest = PriorEnd(cause="crash", at=run.now, reached=5, where="# ValueError")
     assert ask_policy(RunDir(tmp_path).attempt("7", 0), latest, RULES).again

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from helpers.runs import make_test_plan
+from helpers.simulated_run import make_test_plan
 
 from slurmtrain.errors import PlaceError
 from slurmtrain.runtime.job.plan_file import read_plan

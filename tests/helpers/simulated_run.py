@@ -1,12 +1,13 @@
-"""The one builder of runs: events in memory for decisions, and, in a run directory, the files that commands read.
+"""The one builder of runs for tests: events in memory, and the same in a run directory, for commands to read.
 
-Each call appends what a writer would have written, a second after the event before, and returns the builder::
+Each call appends what a writer would have written, a second after the event before, and returns the run::
 
-    run = RunBuilder().submitted().started(nodes=2).later(100).stopped()
-    assert run.newest.cause == "preempted"                      # what the fold makes of it
-    assert run.look(run.queue(), run.accounting(run.slurm("PREEMPTED")))     # and of what Slurm says
+    sim = SimulatedRun().submitted().started(nodes=2).later(100).stopped()
+    assert sim.newest.cause == "preempted"                      # what the fold makes of it
+    sim.look(sim.queue(), sim.accounting(sim.slurm("PREEMPTED")))    # and of what Slurm says
 
-    run = RunBuilder(workspace.root.run(RUN_ID), spec={"requeue": {"max_failures": 1}}).submitted().started().crashed()
+    sim = SimulatedRun(workspace.root.run(RUN_ID), spec={"requeue": {"max_failures": 1}})
+    sim.submitted().started().crashed()
     sync(workspace)                                             # what a command makes of the files
 """
 
@@ -51,7 +52,7 @@ def make_test_plan(**keys: Any) -> Plan:
     return make_plan(spec, workdir="/w", python="python", template=data)[0]
 
 
-class RunBuilder:
+class SimulatedRun:
     """One run, by default one whose jobs are Slurm's."""
 
     def __init__(

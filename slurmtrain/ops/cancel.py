@@ -1,4 +1,4 @@
-"""Cancelling: ask, wait for the runs to save and leave, then kill what is left."""
+"""Cancelling: ask runs to end, wait for them to save and exit, then kill what is left."""
 
 from __future__ import annotations
 
@@ -16,40 +16,55 @@ from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, descendants
 
-# Longer than node agents give their workers, so that killing is the exception.
+# Seconds that a run gets to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
-# How long Slurm may take to end a job that it was told to kill, and how often it is asked whether it has.
-_KILLED_S = 30.0
-_ASK_AGAIN_S = 3.0
+# For how many seconds to wait for Slurm to end a job that it was told to kill, and how often to ask whether it has.
+_KILL_TIMEOUT_S = 30.0
+_KILL_POLL_S = 3.0
 
 
 def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
     """End runs, from any terminal of the machine, or the cluster, that they run on; returns them as they then are.
 
-    Runs that have ended already are left as they are. Raises RunBusy, with nothing done, for a local run on another
-    machine. The wish is journaled first: if this is killed, ``sync`` goes on. ``force`` kills at once, without letting
-    the runs save.
+    Runs that have ended already are left as they are. The request is journaled first: if this is killed, ``sync``
+    carries on.
+
+    Args:
+        workspace: where the runs are.
+        run_ids: the runs.
+        force: kill at once, without letting the runs save.
+
+    Raises:
+        RunBusy: a local run is on another machine; nothing was done.
+        SlurmDown: scancel failed; ``sync`` tries again.
     """
     runs = _load(workspace, run_ids)
     for run in runs.values():
         _check_reachable(run)
     for run in runs.values():
+        # A rank that ignores signals may outlive its attempt.
         if run.ended:
             _kill_processes(run)
         elif workspace.root.run(run.id).path.exists():
-            _wish(workspace, run.id)
+            _request(workspace, run.id)
     return finish_cancel(workspace, run_ids, force=force)
 
 
 def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
-    """End runs that somebody wished to cancel: ask first, and use force on those that do not leave."""
+    """End runs whose cancelling was requested: ask first, then kill those that have not ended in time.
+
+    Args:
+        workspace: where the runs are.
+        run_ids: the runs.
+        force: kill at once.
+    """
     runs = _load(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
     if not under_way:
         return runs
     for run in under_way:
-        # Whatever brings its job to life again finds that the run is over.
+        # An agent of a job that starts again nevertheless sees that the run is over, and ends at once.
         lease.close(workspace.root.run(run.id), None, "cancelled")
     _ask_processes(under_way)
     _ask_slurm(workspace, under_way, force=force)
@@ -58,13 +73,13 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
         for run in _local(runs.values()):
             _kill_processes(run)
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
-    deadline = time.monotonic() + (_KILLED_S if force else 0.0)
+    deadline = time.monotonic() + (_KILL_TIMEOUT_S if force else 0.0)
     while any(not run.ended for run in runs.values()):
         runs = _load(workspace, run_ids, ask_slurm=True)
         if time.monotonic() >= deadline or all(run.ended for run in runs.values()):
             break
-        # What was killed says nothing of its end: Slurm alone knows when it has come.
-        time.sleep(_ASK_AGAIN_S)
+        # What was killed journals no end: only Slurm knows when it has come.
+        time.sleep(_KILL_POLL_S)
         workspace.scheduler.forget()
     return runs
 
@@ -81,7 +96,7 @@ def _check_reachable(run: Run) -> None:
         raise RunBusy(f"run {run.id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
 
 
-def _wish(workspace: Workspace, run_id: str) -> None:
+def _request(workspace: Workspace, run_id: str) -> None:
     directory = workspace.root.run(run_id)
     with locked(directory.lock):
         if not _load(workspace, [run_id])[run_id].ended:
@@ -98,7 +113,7 @@ def _processes(run: Run) -> list[Process]:
 
 
 def _ask_processes(runs: Sequence[Run]) -> None:
-    """SIGTERM to the agents; the first process is submitit's controller, which hands it on to agents yet to speak."""
+    """SIGTERM to the agents. The first process is submitit's controller, which passes it to agents still starting."""
     for run in _local(runs):
         for process in _processes(run):
             process.send(signal.SIGTERM)
@@ -117,11 +132,11 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
     try:
         workspace.scheduler.cancel(job_ids, force=force)
     except SlurmDown as error:
-        raise SlurmDown(f"{error}; the wish to cancel is noted, and 'slurmtrain sync' goes on with it") from error
+        raise SlurmDown(f"{error}; the request is journaled, and 'slurmtrain sync' carries it out") from error
 
 
 def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict[str, Run]:
-    """Wait until what runs has ended and its processes are gone. Slurm is asked of what has not begun, afterwards."""
+    """Wait until what runs has ended and its processes are gone, from the journals alone: Slurm is asked afterwards."""
     while True:
         runs = _load(workspace, run_ids)
         if time.monotonic() >= until or not any(_is_under_way(run) for run in runs.values()):

@@ -35,7 +35,7 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
-from slurmtrain.ops.wait import FIRST_LOOK_S, LAST_LOOK_S, wait
+from slurmtrain.ops.wait import FIRST_PAUSE_S, LAST_PAUSE_S, wait
 from slurmtrain.registry.store import Listed
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.specfile import SpecFile
@@ -248,7 +248,7 @@ class _DrillRuns:
 
     def _inject_when_ready(self, run_id: str, name: str, reference: Run) -> Injected | None:
         """Inject the fault once the run is ready for it; None if it ended before."""
-        pause = FIRST_LOOK_S
+        pause = FIRST_PAUSE_S
         while True:
             synced = sync(self.workspace, [run_id], track=False)
             self.look({run_id: synced.observed.runs[run_id]})
@@ -263,7 +263,7 @@ class _DrillRuns:
                     self.say(f"{name}: {FAULTS[name].action}{at} ({injected.target})")
                     return injected
             # A run that waits in the queue may do so for hours; one that trains may soon be over.
-            pause = FIRST_LOOK_S if run.state == "running" else min(pause * 1.2, LAST_LOOK_S)
+            pause = FIRST_PAUSE_S if run.state == "running" else min(pause * 1.2, LAST_PAUSE_S)
             time.sleep(pause)
 
     def _is_ready(self, run: Run, name: str, reference: Run) -> bool:

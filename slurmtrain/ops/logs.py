@@ -14,8 +14,9 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 
+# How often files are looked at while following, in seconds.
 _POLL_S = 0.3
-_CHUNK = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Line:
 
 
 class _Tail:
-    """What has grown in one file since the last look."""
+    """What one file has gained since it was last read."""
 
     def __init__(self, path: Path, attempt: int, origin: str) -> None:
         self.path = path
@@ -38,10 +39,10 @@ class _Tail:
         self._rest = b""
 
     def lines(self, *, last: bool) -> Iterator[Line]:
-        """Whole lines; with ``last`` also one that has no end."""
+        """Whole lines; with ``last`` also one without a line break at the end."""
         with contextlib.suppress(OSError), self.path.open("rb") as file:
             file.seek(self._offset)
-            while chunk := file.read(_CHUNK):
+            while chunk := file.read(_CHUNK_BYTES):
                 self._offset += len(chunk)
                 *whole, self._rest = (self._rest + chunk).split(b"\n")
                 yield from map(self._line, whole)
@@ -62,21 +63,30 @@ def read_logs(
     follow: bool = False,
     waits: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Line]:
-    """Lines of a run's logs, attempt by attempt, rank by rank; with ``follow`` until the run has ended.
+    """Lines of a run's logs, attempt by attempt, rank by rank.
 
-    ``attempt`` counts from 1; the newest by default. Following goes on over later attempts unless one is named;
-    ``waits`` is told once for each of them that a command is to start, and why. Raises RunNotFound for an attempt or a
-    rank that there is not.
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        rank: only this rank's.
+        attempt: only this attempt's, counted from 1; by default the newest one's, and with ``follow`` later ones' too.
+        follow: wait for more until the run has ended.
+        waits: is called with the reason, once for each later attempt that does not start by itself: a command, such as
+            ``sync``, has to start it.
+
+    Raises:
+        RunNotFound: there is no such attempt or rank.
     """
-    told = 0
+    # How many attempts there were when ``waits`` was last called.
+    announced = 0
     tails: dict[Path, _Tail] = {}
     workspace = workspace.looking_again() if follow else workspace
     while True:
         run = observe_run(workspace, run_id, ask_slurm=True)
-        for one in _chosen(run, attempt, follow=follow, seen=bool(tails)):
-            place = workspace.root.run(run_id).attempt(one.job_id, one.restart)
-            for path, origin in _files(place, one, rank):
-                tails.setdefault(path, _Tail(path, one.number, origin))
+        for each in _choose(run, attempt, follow=follow, started=bool(tails)):
+            directory = workspace.root.run(run_id).attempt(each.job_id, each.restart)
+            for path, origin in _files(directory, each, rank):
+                tails.setdefault(path, _Tail(path, each.number, origin))
         ended = run.ended or not follow
         for tail in list(tails.values()):
             yield from tail.lines(last=ended)
@@ -86,30 +96,31 @@ def read_logs(
                     f"run {run_id} has no log of rank {rank}; 'slurmtrain logs {run_id}' shows all there are"
                 )
             return
-        if run.newest is not None and run.newest.restarted_by == "sync" and told < len(run.attempts):
+        if run.newest is not None and run.newest.restarted_by == "sync" and announced < len(run.attempts):
             waits(run.reason)
-            told = len(run.attempts)
+            announced = len(run.attempts)
         time.sleep(_POLL_S)
 
 
-def _chosen(run: Run, number: int | None, *, follow: bool, seen: bool) -> Sequence[Attempt]:
+def _choose(run: Run, number: int | None, *, follow: bool, started: bool) -> Sequence[Attempt]:
+    """The attempts whose logs to read. Once following has ``started`` with the newest, none after it is left out."""
     if number is None:
-        return run.attempts if follow and seen else run.attempts[-1:]
+        return run.attempts if follow and started else run.attempts[-1:]
     chosen = [attempt for attempt in run.attempts if attempt.number == number]
     if not chosen:
         raise RunNotFound(f"run {run.id} has no attempt {number}; it has {len(run.attempts)}")
     return chosen
 
 
-def _files(place: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
+def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
     """The logs of the ranks; where no rank ever started, or the attempt failed, what the node agents printed too."""
-    ranks = sorted(place.logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
+    ranks = sorted(directory.logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
     for path in ranks:
         number = int(path.stem.split("-")[1])
         if rank is None or number == rank:
             yield path, f"rank {number}"
     if rank is None and attempt.ended and not ranks:
-        submission = place.run.submission(attempt.submission)
+        submission = directory.run.submission(attempt.submission)
         yield submission.controller_log, "job"
         for path in sorted(submission.submitit.glob("*_log.out")):
             yield path, f"agent {path.stem.split('_')[-2]}"

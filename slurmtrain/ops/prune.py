@@ -1,4 +1,4 @@
-"""Deleting the checkpoints that a run's own policy lets go."""
+"""Deleting the checkpoints that a run's own policy (checkpoint.keep) does not keep."""
 
 from __future__ import annotations
 
@@ -28,15 +28,16 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import describe_os_error, locked
 from slurmtrain.system.journal import Journal
 
-# Temporary directories have the name of an attempt; of a run that is over, all are litter.
+# Temporary directories carry the name of their attempt, which the sweep leaves alone if it is under way; in a run that
+# is over none is.
 _NO_ATTEMPT = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What an attempt that died left half-built or half-deleted.
+    """A checkpoint that an attempt which died left half-written or half-deleted.
 
-    ``complete``: it only lacks its name as a checkpoint, and gets it.
+    ``complete``: only its final name is missing; it gets that, and is not deleted.
     """
 
     path: Path
@@ -46,7 +47,7 @@ class Leftover:
 
 @dataclass(slots=True)
 class Pruned:
-    """What was deleted of a run, or, with ``dry``, would be."""
+    """What was deleted of a run, or, with ``dry``, would be. ``problems``: what could not be deleted or journaled."""
 
     run: Run
     dry: bool
@@ -56,9 +57,9 @@ class Pruned:
 
     @property
     def bytes(self) -> int:
-        """What was freed."""
-        litter = [left.bytes for left in self.leftovers if not left.complete]
-        return sum([*litter, *(one.bytes for one in self.checkpoints)])
+        """How many bytes that freed, or would free."""
+        deleted = [leftover.bytes for leftover in self.leftovers if not leftover.complete]
+        return sum([*deleted, *(checkpoint.bytes for checkpoint in self.checkpoints)])
 
     def to_dict(self) -> dict[str, Any]:
         """What ``prune --json`` prints."""
@@ -67,11 +68,12 @@ class Pruned:
             "run_id": self.run.id,
             "dry_run": self.dry,
             "pruned": [
-                {"step": one.step, "path": str(one.path), "bytes": one.bytes, "why": one.why}
-                for one in self.checkpoints
+                {"step": each.step, "path": str(each.path), "bytes": each.bytes, "why": each.why}
+                for each in self.checkpoints
             ],
             "leftovers": [
-                {"path": str(left.path), "bytes": left.bytes, "complete": left.complete} for left in self.leftovers
+                {"path": str(leftover.path), "bytes": leftover.bytes, "complete": leftover.complete}
+                for leftover in self.leftovers
             ],
             "bytes": self.bytes,
             "problems": self.problems,
@@ -79,48 +81,56 @@ class Pruned:
 
 
 def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
-    """Delete the checkpoints that the run's own policy lets go, also while it trains, and what dead attempts left.
+    """Delete the checkpoints that a run's own policy does not keep, also while it trains, and what dead attempts left.
 
-    ``dry``: change nothing. Raises NotAvailable for a run whose script brings its own, PlaceError where the policy
-    cannot be read.
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        dry: change nothing.
+
+    Raises:
+        NotAvailable: the run's script writes checkpoints of its own.
+        PlaceError: the policy cannot be read.
     """
     directory = workspace.root.run(run_id)
     run = observe_run(workspace, run_id, ask_slurm=True)
     refuse_external(directory, run, "it deletes them itself")
     keep = current_plan(directory, run).spec.checkpoint.keep
     if dry:
-        left = _leftovers(directory) if _is_over(run) else []
-        return Pruned(run, True, _disposable(directory, run, keep), left)
-    # As long as this is held, no command starts the next attempt.
+        leftovers = _leftovers(directory) if _is_over(run) else []
+        return Pruned(run, True, _disposable(directory, run, keep), leftovers)
+    # While this is held, no command starts the next attempt. Without it the policy alone is applied.
     with locked(directory.lock, wait=False) as lock, workspace.journal(directory, "prune") as journal:
         run = observe_run(workspace, run_id, ask_slurm=False)
         pruned = Pruned(run, False)
         idle = lock is not None and _is_over(run)
         if idle:
             _sweep(directory, pruned)
-        for one in _disposable(directory, run, keep):
-            if _delete(one, pruned):
-                # Not before: nobody would ever take back a line about what could not be deleted. What is missing, if
-                # this is killed here, is added below by the next one.
-                _note(journal, pruned, CheckpointPruned(path=files.relative_path(one.path), step=one.step, why=one.why))
+        for checkpoint in _disposable(directory, run, keep):
+            if _delete(checkpoint, pruned):
+                # Journaled after deleting: a line about what could then not be deleted would stay for ever. A line that
+                # is missing, if this is killed here, is added by _catch_up() the next time.
+                path = files.relative_path(checkpoint.path)
+                _journal(journal, pruned, CheckpointPruned(path=path, step=checkpoint.step, why=checkpoint.why))
         if idle:
             _catch_up(directory, run, journal, pruned)
     return pruned
 
 
-def _delete(one: files.Disposable, pruned: Pruned) -> bool:
+def _delete(checkpoint: files.Disposable, pruned: Pruned) -> bool:
+    """Delete a checkpoint; returns whether this has, and not the run itself meanwhile."""
     try:
-        files.delete(one.path)
+        files.delete(checkpoint.path)
     except FileNotFoundError:
         return False  # the run was faster, and journals it
     except OSError as error:
-        pruned.problems.append(f"{one.path} cannot be deleted: {describe_os_error(error)}")
+        pruned.problems.append(f"{checkpoint.path} cannot be deleted: {describe_os_error(error)}")
         return False
-    pruned.checkpoints.append(one)
+    pruned.checkpoints.append(checkpoint)
     return True
 
 
-def _note(journal: Journal, pruned: Pruned, event: Payload) -> None:
+def _journal(journal: Journal, pruned: Pruned, event: Payload) -> None:
     try:
         journal.write(event)
     except OSError as error:
@@ -128,19 +138,19 @@ def _note(journal: Journal, pruned: Pruned, event: Payload) -> None:
 
 
 def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[files.Disposable]:
-    """What the policy lets go, choosing what stays among those that nobody has found to be bad.
+    """What the policy does not keep. It chooses among the checkpoints that are not known to be bad.
 
-    A bad one is at its place until the run puts it aside, and must not stand for a good one meanwhile.
+    A bad one is at its place until the run puts it aside; the policy must not keep it in place of a good one.
     """
-    found = files.disposable(directory.checkpoints, keep)
-    bad = {one.path for one in run.on_disk if one.path.startswith(PUBLISHED) and not one.complete}
+    disposable = files.disposable(directory.checkpoints, keep)
+    bad = {each.path for each in run.on_disk if each.path.startswith(PUBLISHED) and not each.complete}
     good = [path for path in files.published(directory.checkpoints) if files.relative_path(path) not in bad]
     if not bad:
-        return found
+        return disposable
     if not good:
         return []
-    staying = reasons([Saved(step, metrics) for step, metrics in map(_step_and_metrics, good)], keep)
-    return [one for one in found if one.step not in staying or checkpoint_step(one.path.name) is None]
+    kept = reasons([Saved(step, metrics) for step, metrics in map(_step_and_metrics, good)], keep)
+    return [each for each in disposable if each.step not in kept or checkpoint_step(each.path.name) is None]
 
 
 def _step_and_metrics(path: Path) -> tuple[int, Mapping[str, float]]:
@@ -161,15 +171,17 @@ def _is_over(run: Run) -> bool:
 def _sweep(directory: RunDir, pruned: Pruned) -> None:
     pruned.leftovers = _leftovers(directory)
     files.sweep(directory.checkpoints, _NO_ATTEMPT)
-    for left in [left for left in pruned.leftovers if left.path.exists()]:
-        pruned.leftovers.remove(left)
-        pruned.problems.append(f"{left.path} cannot be deleted")
+    for leftover in [leftover for leftover in pruned.leftovers if leftover.path.exists()]:
+        pruned.leftovers.remove(leftover)
+        pruned.problems.append(f"{leftover.path} cannot be deleted")
 
 
 def _leftovers(directory: RunDir) -> list[Leftover]:
-    """What :func:`checkpointfiles.sweep` does away with while no attempt is under way."""
+    """What :func:`slurmtrain.runtime.checkpoint.files.sweep` removes or completes while no attempt is under way."""
     with contextlib.suppress(OSError):
-        entries = [e for e in os.scandir(directory.checkpoints) if e.name.startswith(".") and e.is_dir()]
+        entries = [
+            entry for entry in os.scandir(directory.checkpoints) if entry.name.startswith(".") and entry.is_dir()
+        ]
         return [_leftover(directory, entry.name) for entry in sorted(entries, key=lambda entry: entry.name)]
     return []
 
@@ -182,13 +194,16 @@ def _leftover(directory: RunDir, name: str) -> Leftover:
 
 
 def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> None:
-    """Journal what the disk says otherwise, of a run of which nobody else writes: a kill came before the line."""
-    deleted = {files.relative_path(one.path) for one in pruned.checkpoints}
-    known = {one.path: one for one in run.on_disk if one.path.startswith(f"{directory.checkpoints.name}/")}
-    for path in [path for path in known if path not in deleted and not (directory.path / path).exists()]:
-        _note(journal, pruned, CheckpointPruned(path=path, step=known[path].step, why="it was gone"))
-    there = files.published(directory.checkpoints)
+    """Journal where the disk differs from the journals: some command or attempt was killed before it wrote its line.
+
+    Only for a run that nothing else writes to.
+    """
+    deleted = {files.relative_path(checkpoint.path) for checkpoint in pruned.checkpoints}
+    journaled = {each.path: each for each in run.on_disk if each.path.startswith(f"{directory.checkpoints.name}/")}
+    for path in [path for path in journaled if path not in deleted and not (directory.path / path).exists()]:
+        _journal(journal, pruned, CheckpointPruned(path=path, step=journaled[path].step, why="it was gone"))
+    published = files.published(directory.checkpoints)
     described = checkpoints_on_disk(directory)
-    # Of one whose manifest cannot be read, this would say that it is gone.
-    if len(described) == len(there) and any(record.path not in known for record in described):
-        _note(journal, pruned, JobObserved(source="host", checkpoints=described))
+    # The event lists all that there are: one whose manifest cannot be read would be taken to be gone.
+    if len(described) == len(published) and any(record.path not in journaled for record in described):
+        _journal(journal, pruned, JobObserved(source="host", checkpoints=described))

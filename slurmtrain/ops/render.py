@@ -12,13 +12,13 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.slurm.request import agent_command, make_request
 
-# Stands for the id that a run gets when it is submitted.
+# In place of the id that a run gets when it is submitted.
 RUN_ID = "RUN-ID"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One run to be."""
+    """One run as it would be submitted. ``overrides``: ``KEY=VALUE``, a sweep's included. ``script``: for sbatch."""
 
     plan: Plan
     overrides: Sequence[str]
@@ -26,7 +26,18 @@ class Rendered:
 
 
 def render(workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> list[Rendered]:
-    """The plan and the batch script of each run of a spec. Raises SpecError and PlaceError as ``submit`` does."""
+    """The plan and the batch script of each run of a spec.
+
+    Args:
+        workspace: where the runs would be.
+        path: the spec's file.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+
+    Raises:
+        SpecError: the spec is wrong.
+        PlaceError: it cannot be read.
+    """
     rendered = []
     for planned in load(path, overrides, sweep).runs:
         request = make_request(planned.plan, workspace.root.run(RUN_ID).submission(1))

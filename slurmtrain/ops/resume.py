@@ -19,16 +19,26 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import locked, make_directory
 
-_LAST_PROCESSES_S = 10.0
+# For so long processes of an attempt that has ended may still be exiting.
+_EXIT_S = 10.0
 
 
 def resume(
     workspace: Workspace, name: str, overrides: Sequence[str] = (), *, from_start: bool = False
 ) -> tuple[str, list[str]]:
-    """Start the next attempt of a run; returns the run's id, and what a person should know of it.
+    """Start the next attempt of a run; returns the run's id, and notes for whoever starts it.
 
-    ``overrides`` hold for this attempt and all later ones. ``from_start`` puts the run's checkpoints aside and begins
-    again. Raises RunBusy while the run is under way, and NoCheckpoint where there is nothing to go on from.
+    Args:
+        workspace: where the run is.
+        name: its id, the beginning of that, its name, or ``@last``.
+        overrides: ``KEY=VALUE``, for this attempt and all later ones.
+        from_start: put the run's checkpoints aside and begin again.
+
+    Raises:
+        RunBusy: the run is under way.
+        NoCheckpoint: there is none to continue from.
+        UserError: an override is wrong, or a secret's value is missing.
+        LaunchError, Refused: as :func:`slurmtrain.ops.shared.start.start`.
     """
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
@@ -39,14 +49,14 @@ def resume(
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
         planned = replan(plan, overrides)
-        _wait_for_the_last_process(run)
+        _wait_for_exits(run)
         if run.attempts and not from_start:
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         secret_env = secret_values(planned.plan, planned.secrets)
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
-        wanted = NewAttempt(
+        attempt = NewAttempt(
             plan=planned.plan,
             executor=run.executor,
             number=len(run.attempts) + 1,
@@ -56,7 +66,7 @@ def resume(
             since=last_fresh_start(run),
             predecessor=predecessor(directory, run),
         )
-        started = start(workspace, directory, lock, wanted, command="resume")
+        started = start(workspace, directory, lock, attempt, command="resume")
     return run_id, started.notes
 
 
@@ -81,15 +91,15 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
         return
     from slurmtrain.runtime.checkpoint.files import newest_published, sweep
 
-    # One that is complete, whose publisher was killed before giving it its name, counts.
+    # The sweep renames a complete one whose publisher was killed before it could: it counts.
     sweep(directory.checkpoints, attempt="")
     if newest_published(directory.checkpoints) is None:
-        raise NoCheckpoint(f"run {run.id} has no checkpoint to go on from; {again}")
+        raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
 
 
-def _wait_for_the_last_process(run: Run) -> None:
-    """An attempt says that it has ended a moment before its processes are gone."""
-    deadline = time.monotonic() + _LAST_PROCESSES_S
+def _wait_for_exits(run: Run) -> None:
+    """Wait until all processes are gone: an attempt journals its end a moment before they exit."""
+    deadline = time.monotonic() + _EXIT_S
     while alive(run):
         if time.monotonic() > deadline:
             raise RunBusy(
@@ -104,7 +114,7 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
     aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
     if aside.exists():
         raise UserError(f"{aside} exists already; move it away and try again")
-    # Said first: if this is killed in between, what is still there comes back with the next restore.
+    # Journaled first: if this is killed before the rename, an observation of what is on disk takes the lines back.
     with workspace.journal(directory, "resume") as journal:
         for checkpoint in run.on_disk:
             why = "the run begins anew"

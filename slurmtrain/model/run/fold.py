@@ -51,10 +51,12 @@ class RunBuilder:
         self._events: list[AnyEvent] = []
         self._saves: dict[str, SaveLog] = {}
         self._checkpoints = CheckpointHistory()
-        # The history of checkpoints is a sequence: up to where it has been followed, and events still to come in it.
+        # The history of checkpoints is a sequence: up to where it has been followed, the events still to come in it, and
+        # where those before are to be had, should one belong in between.
         self._followed: Order = NEVER
         self._unfollowed: list[AnyEvent] = []
-        self._all_events: Events | None = None
+        self._added: list[AnyEvent] = []
+        self._all_events: Events = lambda: self._added
 
     @property
     def events(self) -> Sequence[AnyEvent]:
@@ -66,6 +68,7 @@ class RunBuilder:
         for event in events:
             if tells_of_checkpoints(event):
                 self._unfollowed.append(event)
+                self._added.append(event)
             if not is_summarised(event):
                 self._events.append(_without_checkpoints(event))
             elif folder := attempt_of(event.source):
@@ -163,7 +166,7 @@ class RunBuilder:
         events = sorted(self._unfollowed, key=lambda event: event.order)
         if not events:
             return
-        if events[0].order <= self._followed and self._all_events is not None:
+        if events[0].order <= self._followed:
             self._checkpoints = CheckpointHistory()
             events = sorted(filter(tells_of_checkpoints, self._all_events()), key=lambda event: event.order)
         for event in events:

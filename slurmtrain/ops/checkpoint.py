@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.base import AnyEvent, Payload, select
+from slurmtrain.model.run.events.checkpoint import CheckpointSaved, SaveFailed
 from slurmtrain.model.run.events.command import SaveRequested
+from slurmtrain.model.run.events.rank import SessionStarted, StateRegistered, TrainingStarted
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.checkpoints import refuse_external
@@ -92,31 +94,31 @@ def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
         saved = f"its newest checkpoint is that of step {run.checkpoint.step}" if run.checkpoint else "it has none"
         raise RunBusy(f"run {run.id} is {run.state}, and only one that trains can save; {saved}")
     hint = f"'slurmtrain logs {run.id}' shows how far it is"
-    if not _has_journaled(workspace, run.id, newest, "session"):
+    if not _has_journaled(workspace, run.id, newest, SessionStarted):
         raise RunBusy(
             f"run {run.id} is still starting, or its script does not use slurmtrain.session() and cannot be asked; "
             f"{hint}"
         )
-    if not _has_journaled(workspace, run.id, newest, "total"):
+    if not _has_journaled(workspace, run.id, newest, TrainingStarted):
         raise RunBusy(
             f"run {run.id} has not come to its first step yet (run.steps()), and does not save before; {hint}"
         )
-    if not _has_journaled(workspace, run.id, newest, "registered"):
+    if not _has_journaled(workspace, run.id, newest, StateRegistered):
         raise NotAvailable(
             f"the script of run {run.id} has registered nothing to save so far: it does so with run.checkpoint()"
         )
     return newest
 
 
-def _has_journaled(workspace: Workspace, run_id: str, attempt: Attempt, kind: str) -> bool:
+def _has_journaled(workspace: Workspace, run_id: str, attempt: Attempt, cls: type[Payload]) -> bool:
     """Whether a rank of this attempt has journaled an event of this kind."""
-    return any(attempt_of(event.source) == attempt.key for event in workspace.store.events(run_id, kind))
+    return any(attempt_of(event.source) == attempt.key for event in workspace.store.events(run_id, cls))
 
 
 def _save_events(workspace: Workspace, run_id: str) -> dict[tuple[str, int], AnyEvent]:
     """Events of saves of a run, good and bad, by their place in a journal."""
-    events = [event for kind in ("saved", "save_failed") for event in workspace.store.events(run_id, kind)]
-    return {(event.source, event.offset): event for event in events}
+    saved, failed = workspace.store.events(run_id, CheckpointSaved), workspace.store.events(run_id, SaveFailed)
+    return {(event.source, event.offset): event for event in [*saved, *failed]}
 
 
 def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: float) -> RequestOutcome:
@@ -157,15 +159,17 @@ def _outcome(workspace: Workspace, run: Run, request: SaveRequest, ids: set[str]
     own = [event for event in new if attempt_of(event.source) == request.attempt]
     events = sorted(own, key=lambda event: event.order)
     for event in events:
-        if event.kind == "saved" and event.data.get("request") in ids:
-            return RequestOutcome("saved", _checkpoint(run, event))
-        if event.kind == "save_failed" and event.data.get("request") in ids:
-            return RequestOutcome("failed", reason=str(event.data.get("reason")))
+        payload = event.payload
+        if isinstance(payload, CheckpointSaved) and payload.request in ids:
+            return RequestOutcome("saved", _checkpoint(run, payload, event.time))
+        if isinstance(payload, SaveFailed) and payload.request in ids:
+            return RequestOutcome("failed", reason=str(payload.reason))
     newest = run.newest
     if newest is not None and newest.key == request.attempt and run.state == "running":
         return None
-    late = [event for event in events if event.kind == "saved" and int(event.data.get("step") or 0) >= request.step]
-    return RequestOutcome("ended", _checkpoint(run, late[-1]) if late else None, _describe_end(run))
+    late = [event for event in select(events, CheckpointSaved) if (event.payload.step or 0) >= request.step]
+    checkpoint = _checkpoint(run, late[-1].payload, late[-1].time) if late else None
+    return RequestOutcome("ended", checkpoint, _describe_end(run))
 
 
 def _describe_end(run: Run) -> str:
@@ -174,7 +178,7 @@ def _describe_end(run: Run) -> str:
     return f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
 
 
-def _checkpoint(run: Run, event: AnyEvent) -> Checkpoint | None:
-    """The checkpoint that a save has made."""
-    path, saved_at = event.data.get("path"), event.data.get("saved_at", event.time)
-    return next((saved for saved in run.checkpoints if (saved.path, saved.saved_at) == (path, saved_at)), None)
+def _checkpoint(run: Run, saved: CheckpointSaved, time: float) -> Checkpoint | None:
+    """The checkpoint that a save has made, journaled at ``time`` (seconds since 1970), in the ``run``."""
+    key = (saved.path, time if saved.saved_at is None else saved.saved_at)
+    return next((each for each in run.checkpoints if (each.path, each.saved_at) == key), None)

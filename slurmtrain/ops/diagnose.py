@@ -15,7 +15,8 @@ from slurmtrain.model.diagnosis.log_scan import Hit, make_hit, rank_of, scan_log
 from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, explain_xid
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.diagnosis.root_cause import Diagnosis, PatternMatch, diagnose_hits
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
+from slurmtrain.model.run.events.base import AnyEvent, Event, P
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe
@@ -168,16 +169,16 @@ class _Journals:
     """
 
     def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
-        def events(kind: str) -> list[AnyEvent]:
-            of_attempt = [e for e in workspace.store.events(run_id, kind) if attempt_of(e.source) == attempt.key]
+        def events(cls: type[P]) -> list[Event[P]]:
+            of_attempt = [e for e in workspace.store.events(run_id, cls) if attempt_of(e.source) == attempt.key]
             return sorted(of_attempt, key=lambda event: event.order)
 
         self.attempt = attempt
-        self._ends = events("end")
-        self.hosts = _hosts_of_ranks(events("workers"), attempt)
+        self._ends = events(NodeEnded)
+        self.hosts = _hosts_of_ranks(events(WorkersStarted), attempt)
         self.failures: dict[int, Mapping[str, Any]] = {}
         for end in self._ends:
-            for failure in end.data.get("failures") or ():
+            for failure in end.payload.failures:
                 self.failures.setdefault(failure["rank"], failure)
                 self.hosts.setdefault(failure["rank"], self._host(end))
 
@@ -187,11 +188,11 @@ class _Journals:
 
     def failing(self) -> Failing | None:
         """The rank that failed first. One that failed because of another node counts only if there is no other."""
-        ends = [end for end in self._ends if end.data.get("failures")]
+        ends = [end for end in self._ends if end.payload.failures]
         if not ends:
             return None
-        first = min(ends, key=lambda end: (bool(end.data.get("cascade")), end.data.get("failed_at") or end.time))
-        failure = first.data["failures"][0]
+        first = min(ends, key=lambda end: (end.payload.cascade, end.payload.failed_at or end.time))
+        failure = first.payload.failures[0]
         signal, code = failure.get("signal"), failure.get("exit_code")
         description = f"was killed by {signal}" if signal else f"exited with code {code}"
         if failure.get("error"):
@@ -202,9 +203,7 @@ class _Journals:
     def hits(self) -> Iterator[Hit]:
         """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
         for end in self._ends:
-            evidence = end.data.get("evidence")
-            if isinstance(evidence, Mapping):
-                yield from _evidence_hits(evidence, end, self._host(end))
+            yield from _evidence_hits(end, self._host(end))
         for number, hang in enumerate(attempt_json(self.attempt)["hangs"]):
             first = next(iter(hang["culprits"]), None)
             yield Hit(
@@ -236,24 +235,25 @@ class _Journals:
         return self.attempt.hosts.get(node_of(event.source), "")
 
 
-def _hosts_of_ranks(workers: Iterable[AnyEvent], attempt: Attempt) -> dict[int, str]:
+def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) -> dict[int, str]:
     """Where each rank was last started."""
     hosts = {}
     for event in workers:
-        for rank in event.data.get("processes") or {}:
+        for rank in event.payload.processes:
             hosts[int(rank)] = attempt.hosts.get(node_of(event.source), "")
     return hosts
 
 
-def _evidence_hits(evidence: Mapping[str, Any], end: AnyEvent, host: str) -> Iterator[Hit]:
+def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
     """What an agent saw on its node after the ranks had ended: processes that the kernel killed, errors of GPUs."""
     attributes: dict[str, Any] = {
         "name": "evidence",
         "text": "",
         "origin": end.source,
         "host": host,
-        "at": end.data.get("failed_at") or end.time,
+        "at": end.payload.failed_at or end.time,
     }
+    evidence = end.payload.evidence
     if kills := evidence.get("oom_kills"):
         limit = evidence.get("memory_limit")
         share = f", whose limit is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""

@@ -25,6 +25,10 @@ from slurmtrain.model.diagnosis.drill import (
 )
 from slurmtrain.model.diagnosis.drill_verdict import judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
+from slurmtrain.model.run.events.agent import JobRequeue, WorkersStarted
+from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.checkpoint import CheckpointRestored
+from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.names import NAME_LIMIT
@@ -210,21 +214,23 @@ class _DrillRuns:
             if run.state == "completed"
             else Comparison(identical=None, why="it did not complete")
         )
-        kinds = ("session", "restored", "requeue")
+        store = self.workspace.store
+        events: list[AnyEvent] = [
+            *store.events(run_id, SessionStarted),
+            *store.events(run_id, CheckpointRestored),
+            *store.events(run_id, JobRequeue),
+        ]
         return judge_fault(
             DrillFacts(
                 run=run,
                 injected=injected,
-                events=[event for kind in kinds for event in self.workspace.store.events(run_id, kind)],
+                events=events,
                 steps={attempt.key: self._steps(run, attempt.key) for attempt in run.attempts},
                 comparison=comparison,
                 grace_s=self._grace(name),
                 hang_after=self.plan.plan.spec.requeue.hang_after,
                 deterministic=deterministic,
-                world_sizes={
-                    int(event.data.get("world_size", 0))
-                    for event in self.workspace.store.events(reference.id, "session")
-                },
+                world_sizes={event.payload.world_size for event in store.events(reference.id, SessionStarted)},
             )
         )
 
@@ -293,9 +299,8 @@ class _DrillRuns:
     def _trains_for(self, run: Run) -> float:
         """Seconds since its ranks were last started; 0 if they were not."""
         key = run.newest.key if run.newest else ""
-        starts = [
-            event.time for event in self.workspace.store.events(run.id, "workers") if attempt_of(event.source) == key
-        ]
+        workers = self.workspace.store.events(run.id, WorkersStarted)
+        starts = [event.time for event in workers if attempt_of(event.source) == key]
         return time.time() - max(starts) if starts else 0.0
 
     def _steps(self, run: Run, key: str) -> list[tuple[float, int]]:

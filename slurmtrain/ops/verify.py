@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.run.events.checkpoint import CheckpointVerified
+from slurmtrain.model.run.events.checkpoint import CheckpointRejected, CheckpointVerified
 from slurmtrain.model.run.layout import MANIFEST, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints
@@ -218,7 +218,7 @@ def _aside(workspace: Workspace, run: Run, path: Path) -> Checked:
     """The result for a checkpoint that was put aside, with the reason that was journaled then."""
     step = damaged_step(path.name)
     assert step is not None
-    events = workspace.store.events(run.id, "rejected")
-    rejections = [event for event in events if event.data.get("aside") == files.relative_path(path)]
-    newest = max(rejections, key=lambda event: event.order, default=None)
-    return Checked(path, step, files.bytes_of(path), "aside", str(newest.data.get("reason")) if newest else None)
+    rejected = workspace.store.events(run.id, CheckpointRejected)
+    moved = [event for event in rejected if event.payload.aside == files.relative_path(path)]
+    newest = max(moved, key=lambda event: event.order, default=None)
+    return Checked(path, step, files.bytes_of(path), "aside", newest.payload.reason if newest else None)

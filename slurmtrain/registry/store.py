@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
+from slurmtrain.model.run.events.base import Event, P, select
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.database import open_engine, reading
@@ -18,7 +19,6 @@ from slurmtrain.registry.scan import has_unread, journal_files
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.statistics import AttemptSpan
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
-    from slurmtrain.model.run.events.base import AnyEvent
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Checkpoint, Live, Run
@@ -183,13 +183,13 @@ class Store:
             seconds = queries.spent_seconds(connection, run_ids)
         return {row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
 
-    def events(self, run_id: str, kind: str) -> list[AnyEvent]:
-        """A run's events of one kind, in no order."""
+    def events(self, run_id: str, cls: type[P]) -> list[Event[P]]:
+        """A run's events of one kind, in no order. ``cls``: the class of their payload, one of a kind."""
         from slurmtrain.registry.fact_rows import event_of
 
         with reading(self._engine) as connection:
-            rows = queries.rows(connection, schema.event, [run_id], schema.event.c.kind == kind)
-            return [event for row in rows if (event := event_of(row)) is not None]
+            rows = queries.rows(connection, schema.event, [run_id], schema.event.c.kind == cls.KIND)
+            return select([event for row in rows if (event := event_of(row)) is not None], cls)
 
     def ledger(self) -> list[LedgerEntry]:
         """All nodes that failed a preflight, the oldest finding first."""

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from slurmtrain.model.diagnosis.drill import FAULTS, DrillFacts, DrillProblem, FaultVerdict, Injected
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.agent import JobRequeue
+from slurmtrain.model.run.events.base import AnyEvent, select
+from slurmtrain.model.run.events.checkpoint import CheckpointRestored
+from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
 
@@ -113,26 +116,26 @@ def _restart_after(facts: DrillFacts, struck: Attempt | None, injected: Injected
         at = following.submitted_at or began
         return _Restart(following.asked_by, at, began, following.key, first_step)
     # The job kept its id, so it was requeued: by its agents, if they have journaled that, else by Slurm itself.
-    by = AGENTS_REQUEUE if _has_event(facts.events, struck, "requeue") else SLURM
+    by = AGENTS_REQUEUE if _was_requeued(facts.events, struck) else SLURM
     return _Restart(by, began, began, following.key, first_step)
 
 
 def _first_step(facts: DrillFacts, attempt: Attempt, since: float) -> int | None:
     """The step that the ranks of an attempt went on from, the first time after ``since``; None without a session."""
-    events = [
-        event
-        for event in facts.events
-        if event.kind in ("session", "restored") and attempt_of(event.source) == attempt.key and event.time >= since
+    events = [event for event in facts.events if attempt_of(event.source) == attempt.key and event.time >= since]
+    begins = [
+        *((event.order, event.payload.step) for event in select(events, SessionStarted)),
+        *((event.order, event.payload.step or 0) for event in select(events, CheckpointRestored)),
     ]
-    if not events:
+    if not begins:
         return None
-    earliest = min(events, key=lambda event: event.order)
+    (_, journal, _), _ = min(begins)
     # A restore follows the beginning of its session, in the same journal, and has the greater step.
-    return max(int(event.data.get("step", 0)) for event in events if event.source == earliest.source)
+    return max(step for (_, source, _), step in begins if source == journal)
 
 
-def _has_event(events: Sequence[AnyEvent], attempt: Attempt, kind: str) -> bool:
-    return any(event.kind == kind and attempt_of(event.source) == attempt.key for event in events)
+def _was_requeued(events: Sequence[AnyEvent], attempt: Attempt) -> bool:
+    return any(attempt_of(event.source) == attempt.key for event in select(events, JobRequeue))
 
 
 def _stopped_s(struck: Attempt | None, injected: Injected, restart: _Restart | None) -> float | None:
@@ -246,7 +249,7 @@ def _may_differ(facts: DrillFacts) -> bool:
 
 
 def _resized(facts: DrillFacts) -> bool:
-    sizes = {int(event.data.get("world_size", 0)) for event in facts.events if event.kind == "session"}
+    sizes = {event.payload.world_size for event in select(facts.events, SessionStarted)}
     return len(sizes | set(facts.world_sizes)) > 1
 
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from statistics import median_low
 from typing import Any
 
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.agent import AgentStarted, JobRequeue, PreflightDone
+from slurmtrain.model.run.events.base import AnyEvent, Event, select
+from slurmtrain.model.run.events.command import NodeForgiven
 from slurmtrain.model.run.layout import attempt_of, node_of
 
 # A finding by run, directory of the attempt, and host.
@@ -58,26 +60,32 @@ def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str
     """
     attempts: dict[str, list[AnyEvent]] = {}
     for event in events:
-        if event.kind in ("agent", "preflight", "requeue") and node_of(event.source):
+        if isinstance(event.payload, AgentStarted | PreflightDone | JobRequeue) and node_of(event.source):
             attempts.setdefault(attempt_of(event.source), []).append(event)
     return [
         entry
-        for key, of_attempt in sorted(attempts.items())
-        if any(event.kind == "agent" and event.data.get("executor") == "slurm" for event in of_attempt)
-        for entry in _attempt_entries(run_id, key, numbers.get(key, 0), of_attempt)
+        for key, own in sorted(attempts.items())
+        if any(agent.payload.executor == "slurm" for agent in select(own, AgentStarted))
+        for entry in _attempt_entries(run_id, key, numbers.get(key, 0), own)
     ]
 
 
 def _attempt_entries(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
-    hosts = {event.source: str(event.data["host"]) for event in events if event.kind == "agent"}
-    reports = {event.source: event for event in sorted(events, key=lambda e: e.order) if event.kind == "preflight"}
+    hosts = {agent.source: agent.payload.host for agent in select(events, AgentStarted)}
+    ordered = sorted(select(events, PreflightDone), key=lambda event: event.order)
+    preflights = {event.source: event for event in ordered}
     # Nodes that never reported have no event of their own: node 0 names them when it requeues the job without them.
-    silent = {str(host): event for event in events if event.kind == "requeue" for host in event.data.get("exclude", ())}
-    blamed = {hosts[source]: event for source, event in reports.items() if event.data.get("blamed") and source in hosts}
+    silent = {host: event for event in select(events, JobRequeue) for host in event.payload.exclude}
+    blamed = {hosts[source]: event for source, event in preflights.items() if event.payload.blamed and source in hosts}
+    seen_at = _preflight_time([*preflights.values()], [event.time for event in silent.values()])
     entries = []
-    for host, event in sorted({**silent, **blamed}.items()):
-        failed = [finding for finding in event.data.get("findings", ()) if finding.get("status") == "fail"]
-        failures = "; ".join(f"{finding.get('check')}: {finding.get('summary')}" for finding in failed)
+    for host in sorted({*silent, *blamed}):
+        preflight = blamed.get(host)
+        findings = preflight.payload.findings if preflight is not None else ()
+        failed = [finding for finding in findings if finding.get("status") == "fail"]
+        reason = "; ".join(f"{finding.get('check')}: {finding.get('summary')}" for finding in failed)
+        if preflight is None:
+            reason = silent[host].payload.why
         entries.append(
             LedgerEntry(
                 host=host,
@@ -85,30 +93,31 @@ def _attempt_entries(run_id: str, key: str, number: int, events: Sequence[AnyEve
                 attempt_key=key,
                 attempt=number,
                 checks=tuple(str(finding.get("check")) for finding in failed),
-                reason=failures or str(event.data.get("why", "")),
+                reason=reason,
                 evidence={str(finding.get("check")): finding.get("evidence", {}) for finding in failed},
-                seen_at=_preflight_time([*reports.values(), *silent.values()]),
+                seen_at=seen_at,
             )
         )
     return entries
 
 
-def _preflight_time(events: Sequence[AnyEvent]) -> float:
+def _preflight_time(preflights: Sequence[Event[PreflightDone]], silent: Sequence[float]) -> float:
     """When the preflight ended, which is at the same time on all nodes: not by the clock of a node that is blamed.
 
-    That clock may be what the node is blamed for.
+    That clock may be what the node is blamed for. ``silent``: when node 0 has named the nodes that never reported.
     """
-    times = [event.time for event in events if not event.data.get("blamed")] or [event.time for event in events]
-    return median_low(times)
+    trusted = [event.time for event in preflights if not event.payload.blamed] + list(silent)
+    times = trusted or [event.time for event in preflights]
+    return median_low(times) if times else 0.0
 
 
 def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:
     """The findings that people have forgiven."""
     return frozenset(
-        (str(run_id), str(attempt_key), str(event.data.get("host")))
-        for event in events
-        if event.kind == "forgiven"
-        for run_id, attempt_key in event.data.get("findings", ())
+        (finding[0], finding[1], event.payload.host)
+        for event in select(events, NodeForgiven)
+        for finding in event.payload.findings
+        if len(finding) == 2
     )
 
 

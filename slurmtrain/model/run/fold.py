@@ -51,8 +51,8 @@ class RunBuilder:
         self._events: list[AnyEvent] = []
         self._saves: dict[str, SaveLog] = {}
         self._checkpoints = CheckpointHistory()
-        # The history of checkpoints is a sequence: up to where it has been followed, the events still to come in it, and
-        # where those before are to be had, should one belong in between.
+        # The history of checkpoints is a sequence: up to where it has been followed, the events still to come in it,
+        # and where those before are to be had, should one belong in between.
         self._followed: Order = NEVER
         self._unfollowed: list[AnyEvent] = []
         self._added: list[AnyEvent] = []

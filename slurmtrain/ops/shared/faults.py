@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.diagnosis.drill import Injected
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
+from slurmtrain.model.run.events.base import Event, P
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
@@ -66,15 +67,16 @@ def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
     hosts: dict[int, str] = {}
     agents: dict[int, Process] = {}
     ranks: dict[int, Mapping[int, Process]] = {}
-    for event in _events_of_attempt(workspace, run, newest, "agent"):
-        node, nodes = int(event.data["node"]), max(nodes, int(event.data["nodes"]))
-        hosts[node], agents[node] = str(event.data["host"]), Process.from_dict(event.data["process"])
+    for event in _events_of_attempt(workspace, run, newest, AgentStarted):
+        agent = event.payload
+        if agent.process is not None:
+            nodes = max(nodes, agent.nodes)
+            hosts[agent.node], agents[agent.node] = agent.host, Process.from_dict(agent.process)
     by_source = {f"attempts/{newest.key}/node-{node}.jsonl": node for node in agents}
-    for event in _events_of_attempt(workspace, run, newest, "workers"):
-        if event.source in by_source:
-            processes = event.data.get("processes", {})
-            ranks[by_source[event.source]] = {
-                int(rank): Process.from_dict(process) for rank, process in processes.items()
+    for started in _events_of_attempt(workspace, run, newest, WorkersStarted):
+        if started.source in by_source:
+            ranks[by_source[started.source]] = {
+                int(rank): Process.from_dict(process) for rank, process in started.payload.processes.items()
             }
     return FaultTarget(newest, nodes, hosts, agents, ranks) if agents else None
 
@@ -102,10 +104,10 @@ def inject(workspace: Workspace, run: Run, name: str) -> Injected:
     return Injected(fault=name, at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit)
 
 
-def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, kind: str) -> Iterator[AnyEvent]:
+def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: type[P]) -> list[Event[P]]:
     """The events of one kind of an attempt, in order."""
-    events = (event for event in workspace.store.events(run.id, kind) if attempt_of(event.source) == attempt.key)
-    return iter(sorted(events, key=lambda event: event.order))
+    events = (event for event in workspace.store.events(run.id, cls) if attempt_of(event.source) == attempt.key)
+    return sorted(events, key=lambda event: event.order)
 
 
 # --- on this machine --------------------------------------------------------------------------------------------------

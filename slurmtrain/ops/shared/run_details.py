@@ -8,6 +8,7 @@ from typing import Any
 from slurmtrain.errors import PlaceError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.run.accounting import KINDS, summed
+from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
@@ -157,7 +158,9 @@ def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, An
     newest = run.newest
     if newest is None:
         return {}
-    events = workspace.store.events(run.id, "preflight")
+    events = workspace.store.events(run.id, PreflightDone)
     by_node = {node_of(event.source): event for event in events if attempt_of(event.source) == newest.key}
     ordered = sorted(by_node, key=int)
-    return {newest.hosts.get(node, node): list(by_node[node].data.get("findings", ())) for node in ordered}
+    return {
+        newest.hosts.get(node, node): [dict(finding) for finding in by_node[node].payload.findings] for node in ordered
+    }

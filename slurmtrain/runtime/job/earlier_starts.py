@@ -14,7 +14,9 @@ from pathlib import Path
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
-from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted
+from slurmtrain.model.run.events.base import AnyEvent, select
+from slurmtrain.model.run.events.checkpoint import CheckpointSaved
 from slurmtrain.model.run.layout import AttemptDir, split_attempt
 from slurmtrain.model.run.requeue import PREFLIGHT
 from slurmtrain.runtime.job.run_reader import read_events
@@ -29,33 +31,32 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
     for number in range(max(0, restart - _STARTS), restart):
         earlier = attempt.run.attempt(job_id, number)
         history = add_attempts(history, _lived(earlier))
-        saved = [event.data for event in _events(earlier.rank_journal(0)) if event.kind == "saved"]
-        if saved and isinstance(saved[-1].get("stall_s"), int | float):
-            history = replace(history, stall_s=saved[-1]["stall_s"], save_s=saved[-1].get("seconds"))
+        saves = select(_events(earlier.rank_journal(0)), CheckpointSaved)
+        if saves and saves[-1].payload.stall_s is not None:
+            history = replace(history, stall_s=saves[-1].payload.stall_s, save_s=saves[-1].payload.seconds)
     return add_attempts(history, _in_place(_events(attempt.node_journal(0))))
 
 
 def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     """The start, unless node 0 never said that it began."""
     events = _events(attempt.node_journal(0))
-    began = next((event for event in events if event.kind == "agent"), None)
+    began = next(iter(select(events, AgentStarted)), None)
     if began is None:
         return
-    end = next((event for event in reversed(events) if event.kind == "end"), None)
-    if end is not None and end.data.get("cause") == PREFLIGHT:
+    end = next((event.payload for event in reversed(select(events, NodeEnded))), None)
+    if end is not None and end.cause == PREFLIGHT:
         cause = PREFLIGHT
     else:
-        cause = "preempted" if end is not None and end.data.get("signal") is not None else "node_fail"
+        cause = "preempted" if end is not None and end.signal is not None else "node_fail"
     seconds = max(0.0, _last_written(attempt) - began.time)
     yield from _in_place(events)
-    yield AttemptSpan(seconds * int(began.data.get("nodes", 1)), cause)
+    yield AttemptSpan(seconds * began.payload.nodes, cause)
 
 
 def _in_place(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:
     """Each end of ranks that were started again inside the allocation; how long they lived counts with the start."""
-    for event in events:
-        if event.kind == "restart":
-            yield AttemptSpan(0.0, event.data.get("cause"), event.data.get("failures", ()))
+    for event in select(events, RanksRestarted):
+        yield AttemptSpan(0.0, event.payload.cause, event.payload.failures)
 
 
 def _events(path: Path) -> list[AnyEvent]:

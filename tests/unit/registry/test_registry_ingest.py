@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -261,5 +262,5 @@ def test_what_a_run_says_against_nodes_is_kept_once_with_its_evidence_and_comes_
     assert store.ledger() == []
     assert take(store, run) == found
     assert store.ledger() == [entry]
-    [event] = store.events(run.id, "preflight")
-    assert event.data["findings"][0]["evidence"] == {"offset_ms": 5000}
+    [event] = store.events(run.id, PreflightDone)
+    assert event.payload.findings[0]["evidence"] == {"offset_ms": 5000}

@@ -123,11 +123,6 @@ class Event(Generic[P_co]):
         return self.payload.kind
 
     @property
-    def data(self) -> Mapping[str, Any]:
-        """The payload as it stands in journals."""
-        return self.payload.to_json()
-
-    @property
     def order(self) -> tuple[float, str, int]:
         """Events of one run sort by this: the same on every rebuild."""
         return (self.time, self.source, self.offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from helpers.journal_events import event
@@ -77,7 +78,7 @@ def built(events: Sequence[AnyEvent], cuts: Sequence[int], *, keep: bool) -> Run
     """The run of these events, added in batches that end at ``cuts``; ``keep``: by a new builder for each batch."""
     builder = RunBuilder("RUN")
     bounds = [0, *sorted(cut for cut in cuts if cut < len(events)), len(events)]
-    for begin, end in zip(bounds, bounds[1:], strict=False):
+    for begin, end in pairwise(bounds):
         if keep:
             record = json.loads(json.dumps(builder.to_dict()))
             known = events[:end]

@@ -15,6 +15,7 @@ import pytest
 from helpers.checkpoints import ATTEMPT, end_run, gone, make_checkpoints, make_run, write_rank_event
 
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PlaceError, RunBusy
+from slurmtrain.model.run.events.kinds import KINDS
 from slurmtrain.model.run.layout import MANIFEST, RunDir, RunsRoot
 from slurmtrain.ops import checkpoint as checkpoint_verb
 from slurmtrain.ops.checkpoint import SaveRequest, request_checkpoint, wait_for_checkpoint
@@ -502,7 +503,7 @@ def test_a_run_is_asked_by_a_line_in_a_journal_and_a_file(workspace: Workspace, 
 
 def told_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
     observe_run(workspace, run.id, ask_slurm=False)
-    return [dict(event.data) for event in workspace.store.events(run.id, kind)]
+    return [event.payload.to_json() for event in workspace.store.events(run.id, KINDS[kind])]
 
 
 def test_the_save_that_names_the_wish_fulfils_it(

@@ -1,4 +1,4 @@
-"""Settings of a site, a user and a project: where runs live and how they are started by default.
+"""Settings of a site, a user and a project: where runs are kept and how they are started by default.
 
 Later sources win: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's ``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``,
 the nearest ``slurmtrain.yaml`` upwards from the current directory, ``SLURMTRAIN_*`` variables, command-line flags.
@@ -30,7 +30,7 @@ class Settings:
     runs: str | None = declare_key(
         None,
         Nullable(kinds.text("directory")),
-        "Where runs live; by default `runs` beside the nearest slurmtrain.yaml, or here.",
+        "The directory of all runs; by default `runs` beside the nearest slurmtrain.yaml, or here.",
     )
     executor: str | None = declare_key(
         None,
@@ -43,12 +43,12 @@ class Settings:
     slurm_interval: float | None = declare_key(
         None,
         Nullable(kinds.number(10)),
-        "Seconds between two questions to Slurm of a command that looks again and again; by default 30, at least 10.",
+        "Seconds between two queries of Slurm by a command that keeps asking; by default 30, at least 10.",
     )
     node_expiry_hours: float | None = declare_key(
         None,
         Nullable(kinds.number(0)),
-        "Hours for which a node that failed a preflight is left out of new submissions; by default 24, 0: never.",
+        "Hours for which new submissions avoid a node that failed a preflight; by default 24, 0: never.",
     )
     mlflow_uri: str | None = declare_key(
         None, Nullable(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."
@@ -67,6 +67,7 @@ class Config:
     node_expiry_hours: float = NODE_EXPIRY_H
 
 
+# Keys whose values are paths, and those that are numbers although a variable of the environment is text.
 _PATHS = ("runs", "registry")
 _NUMBERS = ("slurm_interval", "node_expiry_hours")
 
@@ -74,7 +75,17 @@ _NUMBERS = ("slurm_interval", "node_expiry_hours")
 def load_config(
     *, cwd: Path, environ: Mapping[str, str], runs: str | None = None, executor: str | None = None
 ) -> Config:
-    """Merge all sources; ``runs`` and ``executor`` are the flags. Raises SpecError with every mistake of the files."""
+    """Merge all sources.
+
+    Args:
+        cwd: The current directory, from which the project's file is searched upwards.
+        environ: The environment variables.
+        runs: The value of ``--runs``, if it is used.
+        executor: The value of ``--executor``, if it is used.
+
+    Raises:
+        SpecError: With all mistakes of the first source that has any.
+    """
     settings: dict[str, Any] = {}
     project = _nearest(cwd)
     for path in _files(project, environ):
@@ -123,18 +134,19 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())
     }
     for name in _NUMBERS:
         with contextlib.suppress(KeyError, ValueError):
-            given[name] = float(given[name])
+            # What is not a number stays text, for which reading the section has a message.
+            values[name] = float(values[name])
     mistakes: list[Mistake] = []
 
     def report(at: tuple[str, ...], message: str) -> None:
         mistakes.append(Mistake(f"the environment variable {PREFIX}{'_'.join(at).upper()}", "", message))
 
-    return {key: value for key, value in _checked(given, report, mistakes, cwd).items() if value is not None}
+    return {key: value for key, value in _checked(values, report, mistakes, cwd).items() if value is not None}
 
 
 def _checked(

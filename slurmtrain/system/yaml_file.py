@@ -1,4 +1,4 @@
-"""YAML with the line of every key, and with the traps of YAML 1.1 reported instead of sprung."""
+"""YAML with the line of every key, in which values that YAML 1.1 reads in a surprising way are mistakes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,20 @@ from slurmtrain.errors import Mistake, PlaceError, SpecError
 from slurmtrain.system.files import describe_os_error
 
 KeyPath = tuple[str, ...]
+# A number in base 60: YAML 1.1 reads 12:00:00 as 43200.
 SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+")
-_NODES = 100_000
-_DEPTH = 60
+# Limits against files in which aliases multiply ("billion laughs"): values after aliases are expanded, and their depth.
+_MAX_VALUES = 100_000
+_MAX_DEPTH = 60
 
 
 @dataclass(slots=True)
 class Document:
-    """A YAML mapping as plain data, with the line and the span of characters of each value."""
+    """A YAML mapping as plain data.
+
+    ``lines``: the line of each key, counted from 1. ``spans``: where its value begins and ends, in characters.
+    ``mistakes``: those that did not prevent reading.
+    """
 
     name: str
     data: dict[str, Any]
@@ -31,7 +37,7 @@ class Document:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def line_of(self, path: KeyPath) -> int:
-        """The line of a key, or of the nearest one above it that is written in the file."""
+        """The line of a key, or of the innermost section around it that the file has; 1 if it has none."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -39,7 +45,7 @@ class Document:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises PlaceError with a sentence where that cannot be had."""
+    """The text of a file, without a byte order mark. Raises PlaceError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -53,9 +59,12 @@ def read_text(path: Path) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Document:
-    """Parse a YAML mapping. Raises SpecError for text that is none; lesser mistakes stand in the document."""
+    """Parse a YAML mapping, ``name`` being the file's name in messages.
+
+    Raises SpecError for text that is no YAML mapping; lesser mistakes are in the document.
+    """
     try:
-        loader = _loader_class()(text)
+        loader = _file_loader()(text)
         root = loader.get_single_node()
         document = Document(name, {})
         data = _Reader(loader, document).read(root, ()) if isinstance(root, yaml.MappingNode) else {}
@@ -81,12 +90,12 @@ def parse_yaml(text: str, name: str) -> Document:
 
 
 def parse_value(raw: str) -> Any:
-    """One value of a command line: as in a file, but ``12:00:00`` stays text, since a shell eats quotes.
+    """A value of a command line: as in a file, but ``12:00:00`` is text, since the shell removes quotes.
 
     Raises ValueError with a sentence.
     """
     try:
-        loader = _scalar_loader()(raw)
+        loader = _command_line_loader()(raw)
         node = loader.get_single_node()
         document = Document("", {})
         value = None if node is None else _Reader(loader, document).read(node, ())
@@ -101,60 +110,65 @@ def parse_value(raw: str) -> Any:
     return value
 
 
+class FileLoader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2; PyYAML itself wants ``1.0e-3``."""
+
+
+class CommandLineLoader(FileLoader):
+    """A :class:`FileLoader` without numbers in base 60."""
+
+
+# Resolvers are class attributes that PyYAML's own methods change, so they are set up once, when one is first needed.
 @cache
-def _loader_class() -> type[yaml.SafeLoader]:
-    """YAML 1.1 as PyYAML has it, but ``1e-3`` is a number, as YAML 1.2 and everybody has it."""
-
-    class Loader(yaml.SafeLoader):
-        """Local to this module."""
-
-    Loader.add_implicit_resolver(
+def _file_loader() -> type[FileLoader]:
+    FileLoader.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
     )
-    return Loader
+    return FileLoader
 
 
 @cache
-def _scalar_loader() -> type[yaml.SafeLoader]:
-    """Without YAML 1.1's sexagesimal numbers."""
-
-    class Loader(_loader_class()):  # type: ignore[misc]
-        """Local to this module."""
-
-    Loader.yaml_implicit_resolvers = {
+def _command_line_loader() -> type[CommandLineLoader]:
+    CommandLineLoader.yaml_implicit_resolvers = {
         first: [(tag, _WithoutColon(rule)) for tag, rule in rules]
-        for first, rules in Loader.yaml_implicit_resolvers.items()
+        for first, rules in _file_loader().yaml_implicit_resolvers.items()
     }
-    return Loader
+    return CommandLineLoader
 
 
 @dataclass(frozen=True, slots=True)
 class _WithoutColon:
-    """A resolver's pattern that does not match what holds a colon."""
+    """The pattern of a resolver, but without matches that hold a colon."""
 
     pattern: re.Pattern[str]
 
     def match(self, value: str) -> re.Match[str] | None:
+        """As ``re.Pattern.match``, which is all that PyYAML calls."""
         return None if ":" in value else self.pattern.match(value)
 
 
 class _Reader:
-    """Turns YAML nodes into plain data, noting where everything stands and what is wrong with it."""
+    """Turns YAML nodes into plain data, and notes in the document where each is and what is wrong with it."""
 
     def __init__(self, loader: yaml.SafeLoader, document: Document) -> None:
         self._loader = loader
         self._document = document
-        self._nodes = 0
+        self._count = 0
 
     def read(self, node: yaml.Node, at: KeyPath, above: tuple[int, ...] = ()) -> Any:
-        self._nodes += 1
-        if len(above) > _DEPTH:
-            raise SpecError([Mistake(self._where(node), "", f"nested more than {_DEPTH} levels deep")])
+        """The data of ``node``, which is the value of the key ``at``; ``above``: ids of the nodes around it.
+
+        Raises SpecError for more nodes, or deeper ones, than a spec may have.
+        """
+        self._count += 1
+        if len(above) > _MAX_DEPTH:
+            raise SpecError([Mistake(self._where(node), "", f"nested more than {_MAX_DEPTH} levels deep")])
         if id(node) in above:
-            self._wrong(node, at, "this alias refers to itself")
+            self._report(node, at, "this alias refers to itself")
             return None
-        if self._nodes > _NODES:
-            raise SpecError([Mistake(self._where(node), "", f"more than {_NODES} values after aliases are expanded")])
+        if self._count > _MAX_VALUES:
+            message = f"more than {_MAX_VALUES} values after aliases are expanded"
+            raise SpecError([Mistake(self._where(node), "", message)])
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, at, (*above, id(node)))
         if isinstance(node, yaml.SequenceNode):
@@ -162,20 +176,20 @@ class _Reader:
         return self._scalar(node, at)
 
     def _mapping(self, node: yaml.MappingNode, at: KeyPath, above: tuple[int, ...]) -> dict[str, Any]:
-        written: dict[str, int] = {}
+        first_lines: dict[str, int] = {}
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if key in written and key != "<<":
-                self._wrong(
-                    key_node, (*at, str(key)), f"this key stands twice, first on line {written[key]}; keep one of them"
-                )
+            if key in first_lines and key != "<<":
+                message = f"this key stands twice, first on line {first_lines[key]}; keep one of them"
+                self._report(key_node, (*at, str(key)), message)
             elif key is not None:
-                written[key] = key_node.start_mark.line + 1
+                first_lines[key] = key_node.start_mark.line + 1
+        # Merge keys (<<) add keys of other mappings only after the search for duplicates: overriding is no mistake.
         self._loader.flatten_mapping(node)
         data = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self._wrong(key_node, at, "a key is a word, not a list or a mapping")
+                self._report(key_node, at, "a key is a word, not a list or a mapping")
                 continue
             path = (*at, key_node.value)
             self._document.lines[path] = key_node.start_mark.line + 1
@@ -191,23 +205,24 @@ class _Reader:
         try:
             value = self._loader.construct_object(node)
             if isinstance(value, str):
+                # Raises for a lone surrogate ("\ud800"), which no file that slurmtrain writes could hold.
                 value.encode()
         # PyYAML's constructors raise whatever their conversions raise: KeyError for !!bool x, IndexError for !!int ''.
         except (yaml.YAMLError, ValueError, LookupError, OverflowError, AttributeError, TypeError) as error:
-            said = " ".join(str(error).split())[:200]
-            self._wrong(node, at, f"this value cannot be read: {type(error).__name__}: {said}")
+            reason = " ".join(str(error).split())[:200]
+            self._report(node, at, f"this value cannot be read: {type(error).__name__}: {reason}")
             return None
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         if plain and isinstance(value, int | float) and SEXAGESIMAL.fullmatch(node.value):
             quoted = f'put it in quotes: "{node.value}"'
-            self._wrong(node, at, f"YAML reads an unquoted {node.value} as the number {value}; {quoted}")
+            self._report(node, at, f"YAML reads an unquoted {node.value} as the number {value}; {quoted}")
             return node.value
         if not (value is None or isinstance(value, bool | int | float | str)):
-            self._wrong(node, at, f"YAML reads this as a {type(value).__name__}; put it in quotes")
+            self._report(node, at, f"YAML reads this as a {type(value).__name__}; put it in quotes")
             return None
         return value
 
-    def _wrong(self, node: yaml.Node, at: KeyPath, message: str) -> None:
+    def _report(self, node: yaml.Node, at: KeyPath, message: str) -> None:
         self._document.mistakes.append(Mistake(self._where(node), ".".join(at), message))
 
     def _where(self, node: yaml.Node) -> str:

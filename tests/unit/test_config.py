@@ -104,13 +104,13 @@ def test_a_mistake_in_the_environment_names_the_variable(project: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[a", "- a", "runs: 'x", "\x00"])
-def test_a_file_that_is_no_yaml_mapping_is_refused(project: Path, text: str) -> None:
+def test_a_file_that_is_not_a_mapping_is_refused(project: Path, text: str) -> None:
     (project / "slurmtrain.yaml").write_text(text)
     with pytest.raises(SpecError, match=r"slurmtrain\.yaml:1"):
         load(project)
 
 
-def test_nodes_are_left_out_for_a_day_or_as_long_as_is_said_which_may_be_never(project: Path) -> None:
+def test_nodes_are_avoided_for_a_day_or_the_configured_time(project: Path) -> None:
     assert load(project).node_expiry_hours == 24
     assert load(project, environ={"SLURMTRAIN_NODE_EXPIRY_HOURS": "1.5"}).node_expiry_hours == 1.5
     (project / "slurmtrain.yaml").write_text("node_expiry_hours: 0\n")

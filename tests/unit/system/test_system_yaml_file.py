@@ -28,7 +28,7 @@ def test_every_key_and_item_knows_its_line() -> None:
     }  # fmt: skip
 
 
-def test_a_key_that_is_not_written_has_the_line_of_the_nearest_one_above() -> None:
+def test_a_missing_key_has_the_line_of_the_section_around_it() -> None:
     document = parse_yaml("x: 1\na:\n  b: 1\n", "f")
     assert document.line_of(("a", "b", "c", "d")) == 3
     assert document.line_of(("a", "z")) == 2
@@ -63,10 +63,10 @@ def test_a_span_is_the_text_of_the_value() -> None:
         ("1_000", 1000),
     ],
 )
-def test_scalars_are_what_everybody_takes_them_for(text: str, value: object) -> None:
-    found = data_of(f"x: {text}\n")["x"]
-    assert found == value
-    assert type(found) is type(value)
+def test_scalars_have_the_type_that_people_expect(text: str, value: object) -> None:
+    parsed = data_of(f"x: {text}\n")["x"]
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 @pytest.mark.parametrize(
@@ -85,12 +85,12 @@ def test_a_time_that_stays_text_is_not_reported(text: str) -> None:
     assert isinstance(data_of(f"x: {text}\n")["x"], str)
 
 
-def test_a_key_that_stands_twice_is_reported_at_the_second_place() -> None:
+def test_a_duplicate_key_is_reported_at_its_second_line() -> None:
     document = parse_yaml("a: 1\nb:\n  c: 1\n  c: 2\na: 3\n", "f")
     assert [(one.where, one.key) for one in document.mistakes] == [("f:5", "a"), ("f:4", "b.c")]
 
 
-def test_a_key_may_be_overridden_by_hand_after_a_merge() -> None:
+def test_a_key_may_be_overridden_after_a_merge() -> None:
     assert data_of("base: &b {x: 1, y: 2}\nuse:\n  <<: *b\n  y: 3\n")["use"] == {"x": 1, "y": 3}
 
 
@@ -104,7 +104,7 @@ def test_an_alias_of_itself_is_reported(text: str) -> None:
     assert mistake.message == "this alias refers to itself"
 
 
-def test_aliases_that_multiply_without_end_are_refused() -> None:
+def test_aliases_that_multiply_are_refused() -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9)]
     with pytest.raises(SpecError, match="after aliases are expanded"):
@@ -112,7 +112,7 @@ def test_aliases_that_multiply_without_end_are_refused() -> None:
 
 
 @pytest.mark.parametrize("key", ["? [a, b]\n: 1\n", "? {a: b}\n: 1\n"])
-def test_a_key_that_is_no_word_is_reported(key: str) -> None:
+def test_a_key_that_is_a_list_or_a_mapping_is_reported(key: str) -> None:
     [mistake] = parse_yaml(key, "f").mistakes
     assert mistake.message == "a key is a word, not a list or a mapping"
 

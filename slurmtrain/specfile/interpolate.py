@@ -1,4 +1,4 @@
-"""Interpolation, ``${params.lr}`` and ``${oc.env:HOME}``: omegaconf's, with each mistake at its own key."""
+"""Interpolations such as ``${params.lr}`` and ``${oc.env:HOME}`` by omegaconf, with each mistake at its own key."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MISSING = re.compile(r"Interpolation key '(.+)' not found")
 
 
 def interpolate(template: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    """The template as plain data with interpolations filled in; what cannot be filled in is reported and is None.
+    """The template as plain data, its interpolations replaced; where that fails, it is reported and the value is None.
 
-    ``setup`` holds shell, where ``${NAME}`` is the shell's own: it is left alone.
+    ``setup`` holds lines of shell, in which ``${NAME}`` belongs to the shell: it is left alone.
     """
     shell = {key: value for key, value in template.items() if key == "setup"}
     rest = {key: _parsable(value, (key,), report) for key, value in template.items() if key != "setup"}
@@ -25,7 +25,7 @@ def interpolate(template: Mapping[str, Any], report: Report) -> dict[str, Any]:
 
 
 def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
-    """The value with what omegaconf cannot parse taken out: omegaconf itself would refuse the whole."""
+    """The value without what omegaconf cannot parse: it would refuse the whole spec, without naming the key."""
     if isinstance(value, Mapping):
         return {key: _parsable(inside, (*at, str(key)), report) for key, inside in value.items()}
     if isinstance(value, list):
@@ -34,7 +34,7 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
         try:
             OmegaConf.create({"value": value})
         except OmegaConfBaseException:
-            report(at, f"{value!r} is no interpolation that can be read; write '\\${{' for a plain '${{'")
+            report(at, f"{value!r} is not a valid interpolation; write '\\${{' for a plain '${{'")
             return None
     return value
 
@@ -61,9 +61,9 @@ def _resolved_child(node: Any, key: Any, at: KeyPath, report: Report) -> Any:
 
 
 def _reason(error: Exception) -> str:
-    what = str(error).splitlines()[0] if str(error) else type(error).__name__
-    missing = _MISSING.search(what)
+    message = str(error).splitlines()[0] if str(error) else type(error).__name__
+    missing = _MISSING.search(message)
     if missing:
         hint = f"; for an environment variable write ${{oc.env:{missing[1]}}}" if missing[1].isupper() else ""
         return f"the interpolation ${{{missing[1]}}} refers to a key that does not exist{hint}"
-    return what
+    return message

@@ -25,12 +25,17 @@ from slurmtrain.specfile.secrets import find_leaks, without_secrets
 from slurmtrain.system.yaml_file import Document, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
+# Mistakes are sorted by line; those of the command line come after all of the file's.
 _COMMAND_LINE = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """One run to be: its plan, what was said beside the file, and what must not be written anywhere."""
+    """A run that is not submitted yet.
+
+    ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
+    must not be written to any file.
+    """
 
     plan: Plan
     overrides: tuple[str, ...]
@@ -39,51 +44,55 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """All runs of a spec, and its text with secrets left out."""
+    """The runs of a spec, and its text without secrets."""
 
     text: str
     runs: tuple[PlannedRun, ...]
 
 
 class _Mistakes:
-    """Collects mistakes and knows where each key was written."""
+    """Collects mistakes, and finds the line or the argument of each."""
 
     def __init__(self, document: Document, overrides: Sequence[Override]) -> None:
-        self.found = [(int(mistake.where.rpartition(":")[2]), mistake) for mistake in document.mistakes]
+        self._by_line = [(int(mistake.where.rpartition(":")[2]), mistake) for mistake in document.mistakes]
         self._document = document
         self._overrides = overrides
         self._swept: list[str] = []
 
-    def sweeps(self, keys: Iterable[str]) -> None:
-        """Tell which keys a sweep in the file varies: mistakes in them are the sweep's."""
+    def __bool__(self) -> bool:
+        return bool(self._by_line)
+
+    def set_swept_keys(self, keys: Iterable[str]) -> None:
+        """Note the keys that the file's sweep varies: a mistake in the value of one is at the sweep's line."""
         self._swept = list(keys)
 
     def add(self, path: KeyPath, message: str) -> None:
+        """Add a mistake at a key, unless another run of the sweep has it already."""
         line, where = self._locate(path)
         mistake = Mistake(where, ".".join(path), message)
-        if all(mistake != known for _, known in self.found):
-            self.found.append((line, mistake))
+        if all(mistake != other for _, other in self._by_line):
+            self._by_line.append((line, mistake))
 
-    def extend(self, mistakes: Iterable[Mistake]) -> None:
-        """Take in mistakes of the command line."""
-        self.found.extend((_COMMAND_LINE, mistake) for mistake in mistakes)
+    def add_from_command_line(self, mistakes: Iterable[Mistake]) -> None:
+        """Add mistakes that name their place themselves."""
+        self._by_line.extend((_COMMAND_LINE, mistake) for mistake in mistakes)
 
-    def check(self) -> None:
-        """Raise SpecError if there is any mistake, in the order of the file."""
-        if self.found:
-            raise SpecError([mistake for _, mistake in sorted(self.found, key=lambda pair: pair[0])])
+    def raise_if_any(self) -> None:
+        """Raise SpecError if there is any mistake, with all of them in the order of the file."""
+        if self._by_line:
+            raise SpecError([mistake for _, mistake in sorted(self._by_line, key=lambda pair: pair[0])])
 
     def _locate(self, path: KeyPath) -> tuple[int, str]:
         for override in self._overrides:
-            if _meet(path, override.path):
+            if _overlap(path, override.path):
                 return _COMMAND_LINE, f"command line ({override.text})"
-        swept = next((key for key in self._swept if _meet(path, tuple(key.split(".")))), None)
+        swept = next((key for key in self._swept if _overlap(path, tuple(key.split(".")))), None)
         line = self._document.line_of(path if swept is None else ("sweep", swept))
         return line, f"{self._document.name}:{line}"
 
 
-def _meet(path: KeyPath, other: KeyPath) -> bool:
-    """Whether one of two keys lies at or below the other."""
+def _overlap(path: KeyPath, other: KeyPath) -> bool:
+    """Whether two keys are the same, or one is in the section of the other."""
     length = min(len(path), len(other))
     return length > 0 and path[:length] == other[:length]
 
@@ -91,10 +100,18 @@ def _meet(path: KeyPath, other: KeyPath) -> bool:
 def load_spec(
     path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, cwd: Path, python: str
 ) -> SpecFile:
-    """Read a spec file, apply ``a.b=c`` overrides and ``a.b=1,2,3`` sweeps, and resolve every run.
+    """Read a spec file and plan all of its runs.
 
-    ``cwd`` is where ``workdir`` counts from, ``python`` what the word ``python`` in a command stands for. Raises
-    PlaceError for a file that cannot be read and SpecError with all mistakes otherwise.
+    Args:
+        path: The file.
+        overrides: ``a.b=c``.
+        sweep: ``a.b=1,2,3``: the keys to vary, with the values of each.
+        cwd: The directory that ``workdir`` is relative to.
+        python: What the word ``python`` in a command stands for.
+
+    Raises:
+        PlaceError: The file cannot be read.
+        SpecError: With all mistakes of file and command line.
     """
     text = read_text(path)
     document = parse_yaml(text, str(path))
@@ -103,9 +120,9 @@ def load_spec(
 
 
 def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
-    """The plan of a run's next attempt: the old one with overrides. Raises SpecError with all mistakes.
+    """The plan of a run's next attempt: the old plan with overrides. Raises SpecError with all mistakes.
 
-    Interpolations are evaluated again, so that ``--steps ${params.steps}`` follows ``params.steps=400``.
+    Interpolations are evaluated again, so that ``params.steps=400`` also changes ``--steps ${params.steps}``.
     """
     if not overrides:
         return PlannedRun(plan, (), {})
@@ -113,6 +130,7 @@ def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
     [planned] = _plan_all(document, overrides, (), default_name=None, cwd=Path(plan.workdir), python=plan.python)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
+    # A relative workdir counts from where the first submission was; the plan has only the result.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     return replace(planned, plan=replace(planned.plan, workdir=workdir))
 
@@ -127,64 +145,69 @@ def _plan_all(
     python: str,
 ) -> tuple[PlannedRun, ...]:
     data = {key: value for key, value in document.data.items() if key != "sweep"}
-    overrides, wrong = parse_overrides(override_texts, data)
-    swept, wrong_too = parse_sweeps(sweep_texts, data)
+    overrides, override_mistakes = parse_overrides(override_texts, data)
+    swept, sweep_mistakes = parse_sweeps(sweep_texts, data)
     mistakes = _Mistakes(document, [*overrides, *swept])
-    mistakes.extend([*wrong, *wrong_too])
-    sweep = _sweep_of(document.data.get("sweep"), data, swept, mistakes)
+    mistakes.add_from_command_line([*override_mistakes, *sweep_mistakes])
+    sweep = _merge_sweeps(document.data.get("sweep"), data, swept, mistakes)
     if default_name is not None and "name" not in data:
         data["name"] = _name_from_file(default_name, mistakes)
     runs = []
     for combination in expand_sweep(sweep):
-        said = [*overrides, *(override_for_value(key, value) for key, value in combination.items())]
-        template = apply_overrides(said, data)
-        planned = _plan_one(template, said, mistakes, cwd=cwd, python=python)
+        run_overrides = [*overrides, *(override_for_value(key, value) for key, value in combination.items())]
+        template = apply_overrides(run_overrides, data)
+        planned = _plan_one(template, run_overrides, mistakes, cwd=cwd, python=python)
         if planned is not None:
             runs.append(planned)
-    mistakes.check()
+    mistakes.raise_if_any()
     return tuple(runs)
 
 
 def _plan_one(
-    template: dict[str, Any], said: Sequence[Override], mistakes: _Mistakes, *, cwd: Path, python: str
+    template: dict[str, Any], overrides: Sequence[Override], mistakes: _Mistakes, *, cwd: Path, python: str
 ) -> PlannedRun | None:
     """One run; None if there is any mistake so far."""
     failed: set[KeyPath] = set()
 
-    def failed_at(path: KeyPath, message: str) -> None:
+    def report(path: KeyPath, message: str) -> None:
         failed.add(path)
         mistakes.add(path, message)
 
-    resolved = interpolate(template, failed_at)
+    resolved = interpolate(template, report)
+    # A failed interpolation is None in ``resolved``: one message for it is enough.
     spec = read_spec(resolved, lambda at, message: None if at in failed else mistakes.add(at, message))
     for path, message in find_leaks(template, resolved):
         mistakes.add(path, message)
-    if mistakes.found:
+    if mistakes:
         return None
     workdir = (cwd / Path(spec.workdir or ".").expanduser()).resolve()
     plan, secrets = make_plan(spec, workdir=str(workdir), python=python, template=template)
-    return PlannedRun(plan, tuple(override.text for override in said), secrets)
+    return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
 
 
 def _name_from_file(stem: str, mistakes: _Mistakes) -> str:
     try:
         check_name(stem)
     except ValueError as error:
-        mistakes.add(("name",), f"the file's name is not fit to name the run ({error}); set 'name'")
+        mistakes.add(("name",), f"the run cannot be named after the file ({error}); set 'name'")
         return "unnamed"
     return stem
 
 
-def _sweep_of(
-    written: object, data: Mapping[str, Any], swept: Sequence[Override], mistakes: _Mistakes
+def _merge_sweeps(
+    in_file: object, data: Mapping[str, Any], swept: Sequence[Override], mistakes: _Mistakes
 ) -> dict[str, list[Any]]:
-    """The sweep of file and command line together; the command line wins key by key."""
+    """The sweep of the file and that of the command line, which wins key by key.
+
+    After a mistake each key has only its first value: one run is enough to find mistakes in the rest of the spec.
+    """
     sweep: dict[str, list[Any]] = {}
-    wrong = check_sweep(written) if written is not None else []
-    for key, message in wrong:
+    in_file_mistakes = check_sweep(in_file) if in_file is not None else []
+    for key, message in in_file_mistakes:
         mistakes.add(("sweep", key) if key else ("sweep",), message)
-    bad = {key for key, _ in wrong}
-    for key, values in written.items() if isinstance(written, Mapping) and "" not in bad else ():
+    # An empty key stands for a mistake of the section as a whole.
+    bad = {key for key, _ in in_file_mistakes}
+    for key, values in in_file.items() if isinstance(in_file, Mapping) and "" not in bad else ():
         try:
             check_path(tuple(key.split(".")), data)
         except ValueError as error:
@@ -192,13 +215,15 @@ def _sweep_of(
             continue
         if key not in bad:
             sweep[key] = values
-    mistakes.sweeps(sweep)
+    mistakes.set_swept_keys(sweep)
     for override in swept:
         key = ".".join(override.path)
-        about = [Mistake(f"command line ({override.text})", "", why) for _, why in check_sweep({key: override.value})]
-        mistakes.extend(about)
-        if not about:
+        where = f"command line ({override.text})"
+        own_mistakes = [Mistake(where, "", why) for _, why in check_sweep({key: override.value})]
+        mistakes.add_from_command_line(own_mistakes)
+        if not own_mistakes:
             sweep[key] = override.value
-    if swept and not wrong:
-        mistakes.extend(Mistake("command line (--sweep)", "", why) for key, why in check_sweep(sweep) if not key)
-    return sweep if not mistakes.found else {key: values[:1] for key, values in sweep.items()}
+    if swept and not in_file_mistakes:
+        of_all = [Mistake("command line (--sweep)", "", why) for key, why in check_sweep(sweep) if not key]
+        mistakes.add_from_command_line(of_all)
+    return {key: values[:1] for key, values in sweep.items()} if mistakes else sweep

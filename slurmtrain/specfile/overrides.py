@@ -20,7 +20,7 @@ _SCHEMA = dict(walk_keys())
 
 @dataclass(frozen=True, slots=True)
 class Override:
-    """One ``a.b=c``: ``path`` and ``value`` parsed, ``text`` as it may be recorded (a secret is left out)."""
+    """One ``a.b=c``: ``path`` and ``value`` parsed, ``text`` as it may be recorded, without a secret."""
 
     path: KeyPath
     value: Any
@@ -28,23 +28,24 @@ class Override:
 
 
 def parse_overrides(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
-    """Overrides of a spec that holds ``data``, and what is wrong with the others."""
+    """The valid ones among these overrides of a spec that holds ``data``, and the mistakes of the others."""
     return _parse_all(texts, data, multiple=False)
 
 
 def parse_sweeps(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
-    """``a.b=1,2,3`` for each key to vary: the values are lists."""
+    """As :func:`parse_overrides`, for ``a.b=1,2,3``: the value of each override is a list."""
     return _parse_all(texts, data, multiple=True)
 
 
 def override_for_value(key: str, value: Any) -> Override:
-    """The override that gives one of a sweep's values to its key."""
+    """The override that sets the key of a sweep to one of its values."""
+    # In flow style the value of a list or a mapping is one line, as a person would type it.
     flow = yaml.safe_dump(value, default_flow_style=True, width=10_000).splitlines()[0]
     return Override(tuple(key.split(".")), value, redact_assignment(key, value if isinstance(value, str) else flow))
 
 
 def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> dict[str, Any]:
-    """The data with these overrides, later ones winning; what was there is left as it was."""
+    """A copy of the data with these overrides, of which later ones win."""
     result: dict[str, Any] = dict(data)
     for override in overrides:
         _set(result, *_whole_value(override))
@@ -52,18 +53,24 @@ def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> d
 
 
 def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) -> None:
-    """Raise ValueError unless an override may set this key: it is in the schema, or it is written in the file."""
+    """Raise ValueError unless an override may set this key.
+
+    Args:
+        path: The key. It must be in the schema; a parameter must be in the file as well, lest a typo adds one.
+        data: The file.
+        adds: Whether the override begins with ``+``, which may add a parameter.
+    """
     if path[0] == "sweep":
         raise ValueError("a sweep is varied with --sweep key=value,value")
     for length in range(1, len(path) + 1):
         field = _SCHEMA.get(path[:length])
         if field is None:
-            siblings = [known[-1] for known in _SCHEMA if known[:-1] == path[: length - 1]]
+            siblings = [key[-1] for key in _SCHEMA if key[:-1] == path[: length - 1]]
             raise ValueError(f"there is no key {'.'.join(path[:length])!r}{suggestion(path[length - 1], siblings)}")
         kind = field.metadata["kind"]
         if isinstance(kind, Entries):
             if path[:length] == ("params",) and not adds:
-                _check_written(path, data)
+                _check_is_in_file(path, data)
             return
         if not isinstance(kind, Section):
             if isinstance(kind, Scalar) and length < len(path) - 1:
@@ -74,15 +81,15 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
 def _parse_all(
     texts: Sequence[str], data: Mapping[str, Any], *, multiple: bool
 ) -> tuple[list[Override], list[Mistake]]:
-    overrides, wrong = [], []
+    overrides, mistakes = [], []
     for text in texts:
         key, _, raw = text.partition("=")
         shown = redact_assignment(key, raw) if "=" in text else text
         try:
             overrides.append(_parse(text, shown, data, multiple=multiple))
         except ValueError as error:
-            wrong.append(Mistake(f"command line ({shown})", "", str(error)))
-    return overrides, wrong
+            mistakes.append(Mistake(f"command line ({shown})", "", str(error)))
+    return overrides, mistakes
 
 
 def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) -> Override:
@@ -99,18 +106,21 @@ def _parse_list(raw: str) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _check_written(path: KeyPath, data: Mapping[str, Any]) -> None:
+def _check_is_in_file(path: KeyPath, data: Mapping[str, Any]) -> None:
     inside: Any = data
     for depth, key in enumerate(path):
         if not isinstance(inside, Mapping) or key not in inside:
             near = suggestion(key, map(str, inside)) if isinstance(inside, Mapping) else ""
-            here = ".".join(path[: depth + 1])
-            raise ValueError(f"there is no {here!r} in the spec{near}; +{'.'.join(path)}=... adds a new parameter")
+            missing = ".".join(path[: depth + 1])
+            raise ValueError(f"there is no {missing!r} in the spec{near}; +{'.'.join(path)}=... adds a new parameter")
         inside = inside[key]
 
 
 def _whole_value(override: Override) -> tuple[KeyPath, Any]:
-    """``checkpoint.every.steps=5`` replaces the whole value of ``checkpoint.every``, which is one value."""
+    """The key and value that an override sets: ``checkpoint.every.steps=5`` sets all of ``checkpoint.every``.
+
+    A key that is not a section has one value as a whole: ``{steps: 5}`` must not be merged with ``{minutes: 3}``.
+    """
     for length in range(1, len(override.path)):
         field = _SCHEMA.get(override.path[:length])
         if field is not None and not isinstance(field.metadata["kind"], Section | Entries):
@@ -122,9 +132,9 @@ def _whole_value(override: Override) -> tuple[KeyPath, Any]:
 
 
 def _set(data: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Set a value, copying what lies on the way to it, and spelling out what is written there in short."""
-    *way, last = path
-    for length, key in enumerate(way, 1):
+    """Set a value in place. The mappings around it are copied, and shorthands on the way become sections."""
+    *parents, last = path
+    for length, key in enumerate(parents, 1):
         inside = data.get(key)
         field = _SCHEMA.get(path[:length])
         if field is not None and isinstance(field.metadata["kind"], ShorthandSection):

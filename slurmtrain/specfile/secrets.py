@@ -1,4 +1,4 @@
-"""Keeping secrets out of everything that is recorded: by the name of the variable that holds them."""
+"""Keeping secrets, which are recognised by the names of their variables, out of everything that is recorded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmtrain.system.yaml_file import Document
 KeyPath = tuple[str, ...]
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")
 _ANCHOR = re.compile(r"&\S+\s+")
-# Shorter values would be found by chance in what has nothing to do with them.
+# Shorter values occur elsewhere by chance.
 _SHORTEST = 4
 
 
@@ -25,11 +25,12 @@ def redact_assignment(key: str, value: str) -> str:
 
 
 def without_secrets(text: str, document: Document) -> str:
-    """The text of a spec as written, but for the values of secret variables."""
+    """The text of a spec with the values of secret variables replaced, and all else as it was written."""
     spans = {span for path, span in document.spans.items() if _is_secret(path) and "${" not in text[slice(*span)]}
+    # From the end, so that the positions of the others stay valid.
     for start, end in sorted(spans, reverse=True):
         value = text[start:end]
-        # An anchor stays, for the aliases that name it; a block of text ends with line breaks of what follows.
+        # The anchor is kept for the aliases that name it. The span of a block of text includes line breaks after it.
         anchor = _ANCHOR.match(value)
         ending = value[len(value.rstrip()) :]
         text = f'{text[:start]}{anchor[0] if anchor else ""}"{REDACTED}"{ending}{text[end:]}'
@@ -43,11 +44,11 @@ def _is_secret(path: KeyPath) -> bool:
 
 
 def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Keys outside of secret variables that would record a secret, with the reason: nothing is to be repeated there."""
+    """Keys that would record a secret, with the reason: they take it from the environment, or repeat its value."""
     for path, value in _leaves(template, ()):
-        named = [name for name in _FROM_ENVIRONMENT.findall(value) if is_secret_variable(name)]
-        if named and not _is_secret(path):
-            yield path, f"this would record the secret {named[0]}; hand it over through 'env'"
+        names = [name for name in _FROM_ENVIRONMENT.findall(value) if is_secret_variable(name)]
+        if names and not _is_secret(path):
+            yield path, f"this would record the secret {names[0]}; pass it through 'env'"
     env = resolved.get("env")
     secrets = {
         name: str(value)
@@ -55,11 +56,12 @@ def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iter
         if is_secret_variable(str(name)) and len(str(value)) >= _SHORTEST and value != REDACTED
     }
     for path, value in _leaves(resolved, ()):
-        held = [name for name, secret in secrets.items() if secret in value and not _is_secret(path)]
-        if held:
+        repeated = [name for name, secret in secrets.items() if secret in value and not _is_secret(path)]
+        if repeated:
+            name = repeated[0]
             yield (
                 path,
-                f"this would record the value of env.{held[0]}, which is a secret; let the script read it from there",
+                f"this would record the value of env.{name}, which is a secret; let the script read it from there",
             )
 
 

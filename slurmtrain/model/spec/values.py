@@ -55,7 +55,7 @@ class ParamKind:
         if value is not None and not isinstance(value, bool | int | float | str):
             report(at, f"expected {self.text}, found {type_name(value)}; put it in quotes")
         if isinstance(value, str) and is_secret_param(name):
-            report(at, "this looks like a secret, and parameters are recorded; hand it over through 'env' instead")
+            report(at, "this looks like a secret, and parameters are recorded; pass it through 'env' instead")
         if isinstance(value, float) and not math.isfinite(value):
             report(at, "parameters are recorded as JSON, which has no such number; write it in quotes")
 

@@ -1,0 +1,260 @@
+"""Each mistake of a spec at its line, and all of them at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run
+
+from slurmtrain.errors import PlaceError, SpecError
+from slurmtrain.specfile import load_spec
+
+# --- files that are no spec ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match=r"nowhere\.yaml: there is no such file") as raised:
+        load_spec(tmp_path / "nowhere.yaml", cwd=tmp_path, python=PYTHON)
+    assert raised.value.exit_code == 2
+
+
+def test_a_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PlaceError, match="this is a directory"):
+        load_spec(tmp_path, cwd=tmp_path, python=PYTHON)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only a comment\n"])
+def test_an_empty_file_is_refused(mistakes: Mistakes, text: str) -> None:
+    [(line, key, message)] = mistakes(text)
+    assert (line, key) == ("1", "")
+    assert "the file is empty" in message
+
+
+@pytest.mark.parametrize("text", ["null\n", "~\n"])
+def test_a_file_that_holds_null_is_refused(mistakes: Mistakes, text: str) -> None:
+    [(line, _, message)] = mistakes(text)
+    assert line == "1"
+    assert "expected a mapping" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("command: x\nname: [a\n", "3"),
+        ("command: x\nname: 'a\n", "3"),
+        ("command: x\n\tname: a\n", "2"),
+        ("command: x\n name: a\n", "2"),
+        ("command: x\nname: a: b\n", "2"),
+        ("command: x\nparams: {a: *nowhere}\n", "2"),
+    ],
+)
+def test_a_syntax_error_is_reported_at_its_line(mistakes: Mistakes, text: str, line: str) -> None:
+    [(where, _, message)] = mistakes(text)
+    assert where == line
+    assert message.startswith("this is not YAML: ")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["- command: x\n", "just text\n", "42\n"])
+def test_a_file_that_is_not_a_mapping_is_refused(mistakes: Mistakes, text: str) -> None:
+    assert mistakes(text) == [("1", "", "expected a mapping (key: value) at the top")]
+
+
+def test_a_duplicate_key_is_refused_with_both_lines(mistakes: Mistakes) -> None:
+    [(line, key, message)] = mistakes("command: a\nname: x\ncommand: b\n")
+    assert (line, key) == ("3", "command")
+    assert "first on line 1" in message
+
+
+# --- one mistake each ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "message"),
+    [
+        ("\nresourses: {}\n", "3", "resourses", "unknown key; did you mean 'resources'?"),
+        ("resources:\n  nodes: 1\n  nods: 2\n", "4", "resources.nods", "unknown key; did you mean 'nodes'?"),
+        ("preflight:\n  clock:\n    warn: 1\n", "4", "preflight.clock.warn", "unknown key; did you mean 'warn_ms'?"),
+        ("nodes: 2\n", "2", "nodes", "unknown key; it belongs under 'resources'"),
+        ("resources: {nodes: two}\n", "2", "resources.nodes", "expected a whole number, found text ('two')"),
+        ("resources:\n  nodes: -1\n", "3", "resources.nodes", "expected a whole number of at least 1, found -1"),
+        ("resources:\n  nodes: 0\n", "3", "resources.nodes", "expected a whole number of at least 1, found 0"),
+        ("resources:\n  mem: 4\n", "3", "resources.mem", "4 has no unit; write for example 4GB or 4MB"),
+        ("resources: 3\n", "2", "resources", "expected a section (key: value), found a whole number (3)"),
+        (
+            "slurm:\n  partitoin: x\n",
+            "3",
+            "slurm.partitoin",
+            "sbatch has no option --partitoin; did you mean 'partition'?",
+        ),
+        (
+            "name: a/b\n",
+            "2",
+            "name",
+            "'a/b' cannot name a run: '/' cannot be used; use letters, digits, '.', '_' and '-'",
+        ),
+        ("name: 5\n", "2", "name", "expected name, found a whole number (5); put it in quotes"),
+        ("name: '   '\n", "2", "name", "expected name, found a blank text"),
+        (f"name: {'x' * 300}\n", "2", "name", "a name has at most 64 characters, this one has 300"),
+        ("setup: module load cuda\n", "2", "setup", "expected a list, found text ('module load cuda')"),
+    ],
+)
+def test_a_mistake_is_reported_at_its_line(mistakes: Mistakes, text: str, line: str, key: str, message: str) -> None:
+    assert mistakes(BASE + text) == [(line, key, message)]
+
+
+@pytest.mark.parametrize(("name", "bad"), [('"a\\nb"', "'\\n'"), ('"a\'b"', '"\'"'), ("'a\"b'", "'\"'")])
+def test_a_name_with_a_newline_or_a_quote_is_refused(mistakes: Mistakes, name: str, bad: str) -> None:
+    [(line, key, message)] = mistakes(BASE + f"name: {name}\n")
+    assert (line, key) == ("2", "name")
+    assert f"{bad} cannot be used" in message
+
+
+def test_an_unquoted_time_is_explained(mistakes: Mistakes) -> None:
+    [(line, key, message)] = mistakes(BASE + "resources:\n  nodes: 1\n  time: 12:00:00\n")
+    assert (line, key) == ("4", "resources.time")
+    assert message == 'YAML reads an unquoted 12:00:00 as the number 43200; put it in quotes: "12:00:00"'
+
+
+def test_a_quoted_time_is_a_time(load: Load) -> None:
+    assert only_run(load(BASE + "resources: {time: !!str 12:00:00}\n")).plan.spec.resources.time == 43200
+
+
+@pytest.mark.parametrize("command", ['"echo \'a"', "'echo \"a'"])
+def test_unbalanced_quotes_in_the_command_are_refused(mistakes: Mistakes, command: str) -> None:
+    [(line, key, message)] = mistakes(f"name: x\ncommand: {command}\n")
+    assert (line, key) == ("2", "command")
+    assert message.startswith("the quotes of the command do not match (No closing quotation)")
+
+
+def test_a_list_of_dicts_in_params_is_refused_at_each_item(mistakes: Mistakes) -> None:
+    reported = mistakes(BASE + "params:\n  lr: 1\n  layers:\n    - {size: 1}\n    - {size: 2}\n")
+    assert [(line, key) for line, key, _ in reported] == [("5", "params.layers.0"), ("6", "params.layers.1")]
+    assert all("a list of parameters holds scalars, found a mapping" in message for _, _, message in reported)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "key", "message"),
+    [
+        ("checkpoint:\n  keep: 3\n  glob: '*.pt'\n  every: {steps: 5}\n", "4", "checkpoint.glob", "exclude each other"),
+        ("checkpoint:\n  glob: '*.pt'\n  keep: 5\n", "3", "checkpoint.glob", "'glob' and 'keep' exclude each other"),
+        ("checkpoint:\n  every: {steps: 5, minutes: 1}\n", "3", "checkpoint.every", "exclude each other"),
+        ("resources: {mem: 4GB}\nslurm:\n  mem-per-cpu: 1G\n", "3", "slurm", "exclude each other"),
+    ],
+)
+def test_keys_that_exclude_each_other_are_refused(
+    mistakes: Mistakes, text: str, line: str, key: str, message: str
+) -> None:
+    [(where, at, explanation)] = mistakes(BASE + text)
+    assert (where, at) == (line, key)
+    assert message in explanation
+
+
+def test_a_missing_command_is_a_mistake(mistakes: Mistakes) -> None:
+    assert mistakes("name: x\n") == [("1", "command", "this key is required")]
+
+
+def test_a_date_is_refused_at_its_own_key(mistakes: Mistakes) -> None:
+    [(line, key, message)] = mistakes(BASE + "params:\n  lr: 1\n  day: 2024-01-01\n")
+    assert (line, key) == ("4", "params.day")
+    assert "put it in quotes" in message
+
+
+@pytest.mark.parametrize("value", [".nan", "[1, .inf]", "{a: -.inf}"])
+def test_a_number_that_json_does_not_have_is_refused(mistakes: Mistakes, value: str) -> None:
+    [(line, key, _)] = mistakes(BASE + f"params:\n  x: {value}\n")
+    assert line == "3"
+    assert key.startswith("params.x")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["!!bool maybe", "!!int ''", "!!timestamp never", "!!float ''", "!!binary '*'", "=", "9" * 5000, "2024-13-45"],
+)
+def test_a_value_that_yaml_cannot_build_is_refused_at_its_line(mistakes: Mistakes, value: str) -> None:
+    reported = mistakes(BASE + f"params:\n  lr: 1\n  x: {value}\n")
+    assert [(line, key) for line, key, _ in reported] == [("4", "params.x")]
+
+
+@pytest.mark.parametrize("key", ["'['", "']'", "a[0]", "'.'", "''", "a.b", "resources.nodes", "${x}", "'${'"])
+def test_a_strange_key_is_only_reported_as_unknown(mistakes: Mistakes, key: str) -> None:
+    reported = mistakes(BASE + f"\n{key}: 2\n")
+    assert [(line, at) for line, at, _ in reported] == [("3", key.strip("'"))]
+    assert reported[0][2].startswith("unknown key")
+
+
+@pytest.mark.parametrize(
+    "text", ["\x00", "name: a\x07b\n", "[" * 5000, "<<: 1\n", "? [a]\n: b\n", "? {a: b}\n: c\n", "a: &x [*x]\n"]
+)
+def test_text_that_the_yaml_reader_cannot_process_is_a_mistake(mistakes: Mistakes, text: str) -> None:
+    assert mistakes(text)
+
+
+def test_a_file_name_that_cannot_name_a_run_asks_for_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "my exp.yaml"
+    path.write_text(BASE)
+    with pytest.raises(SpecError, match=r"the run cannot be named after the file .* set 'name'"):
+        load_spec(path, cwd=tmp_path, python=PYTHON)
+
+
+# --- all of them at once ---------------------------------------------------------------------------------------------
+
+
+def test_all_mistakes_of_a_file_are_reported_at_once_in_the_order_of_the_file(mistakes: Mistakes) -> None:
+    text = """\
+# a comment
+setup: 3
+resources:
+  nodse: 2
+  time: 1:00:00
+  mem: 16
+slurm:
+  partitoin: spot
+params:
+  layers: [{a: 1}]
+  path: ${nowhere.at.all}
+command: "echo 'x"
+name: a/b
+"""
+    reported = mistakes(text)
+    assert [(line, key) for line, key, _ in reported] == [
+        ("2", "setup"),
+        ("4", "resources.nodse"),
+        ("5", "resources.time"),
+        ("6", "resources.mem"),
+        ("8", "slurm.partitoin"),
+        ("10", "params.layers.0"),
+        ("11", "params.path"),
+        ("12", "command"),
+        ("13", "name"),
+    ]
+
+
+def test_mistakes_of_file_and_command_line_are_reported_together(mistakes: Mistakes) -> None:
+    reported = mistakes(
+        BASE + "resources: {nodes: 0}\n", "resources.gpus_per_node=-1", "nonsense", "foo=1", sweep=["resources.gpu=1"]
+    )
+    assert {where for where, _, _ in reported} == {
+        "2",
+        "command line (resources.gpus_per_node=-1)",
+        "command line (nonsense)",
+        "command line (foo=1)",
+        "command line (resources.gpu=1)",
+    }
+
+
+def test_a_mistake_that_many_runs_share_is_reported_once(mistakes: Mistakes) -> None:
+    reported = mistakes(SWEPT + "resources: {nodes: 0}\nsweep: {params.lr: [1, 2, 3]}\n")
+    assert [(line, key) for line, key, _ in reported] == [("3", "resources.nodes")]
+
+
+def test_the_message_of_the_error_has_a_line_for_each_mistake(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as raised:
+        load("nodes: 1\nname: a b\n")
+    file = tmp_path / "exp.yaml"
+    assert str(raised.value).splitlines() == [
+        f"{file}:1: nodes: unknown key; it belongs under 'resources'",
+        f"{file}:1: command: this key is required",
+        f"{file}:2: name: 'a b' cannot name a run: ' ' cannot be used; use letters, digits, '.', '_' and '-'",
+    ]

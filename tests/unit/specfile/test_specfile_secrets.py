@@ -1,0 +1,95 @@
+"""Secrets are recorded nowhere."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from helpers.specfiles import BASE, Load, Mistakes, only_run
+
+from slurmtrain.errors import SpecError
+from slurmtrain.specfile import SpecFile
+
+
+def recorded_text(loaded: SpecFile) -> str:
+    """All that submit would write of a spec."""
+    runs = [[json.dumps(run.plan.to_json(), ensure_ascii=False), *run.overrides] for run in loaded.runs]
+    return json.dumps([loaded.text, runs])
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        "env: {API_TOKEN: hunter2, A: 1}",
+        "env:\n  API_TOKEN: hunter2\n  A: 1",
+        "env:\n  API_TOKEN: 'hunter2'  # mine\n  A: 1",
+        'env:\n  API_TOKEN: "hunt\\x65r2"\n  A: 1',
+        "env:\n  API_TOKEN: >-\n    hunter2\n  A: 1",
+        "env:\n  API_TOKEN: |-\n    hunter2\n\n  A: 1",
+        "env: {API_TOKEN: &x hunter2, OTHER_TOKEN: *x, A: 1}",
+        "env: {A: 1, <<: {API_TOKEN: hunter2}}",
+        "env:\n  ? API_TOKEN\n  : hunter2\n  A: 1",
+    ],
+)
+def test_a_secret_is_in_neither_plan_nor_template_nor_spec_text(load: Load, env: str) -> None:
+    loaded = load(f"name: x\n{env}\ncommand: python train.py\n")
+    run = only_run(loaded)
+    assert set(run.secrets.values()) == {"hunter2"}
+    assert run.plan.spec.env["A"] == "1"
+    written = recorded_text(loaded)
+    assert "hunter2" not in written
+    assert "hunt\\\\x65r2" not in written
+    again = yaml.safe_load(loaded.text)
+    assert (again["name"], again["command"]) == ("x", "python train.py")
+    assert again["env"]["A"] == 1
+    assert again["env"]["API_TOKEN"] == "<redacted>"
+
+
+@pytest.mark.parametrize("override", ["env.API_TOKEN=hunter2", "env={API_TOKEN: hunter2}", "+env.API_TOKEN=hunter2"])
+def test_a_secret_of_an_override_is_not_recorded(load: Load, override: str) -> None:
+    loaded = load(BASE, override)
+    assert only_run(loaded).secrets == {"API_TOKEN": "hunter2"}
+    assert "hunter2" not in recorded_text(loaded)
+
+
+def test_secrets_of_a_sweep_are_not_recorded(load: Load) -> None:
+    for loaded in (
+        load(BASE + "env: {API_TOKEN: x}\nsweep:\n  env.API_TOKEN: [hunter2, hunter3]\n"),
+        load(BASE + "env: {API_TOKEN: x}\n", sweep=["env.API_TOKEN=hunter2,hunter3"]),
+    ):
+        assert [run.secrets["API_TOKEN"] for run in loaded.runs] == ["hunter2", "hunter3"]
+        assert "hunter" not in recorded_text(loaded)
+
+
+@pytest.mark.parametrize(
+    "reader", ["params: {x: '${env.API_TOKEN}'}", "name: '${env.API_TOKEN}'", "env: {B: '${env.API_TOKEN}'}"]
+)
+def test_a_secret_that_another_key_repeats_is_refused_or_left_out(load: Load, reader: str) -> None:
+    key, _, value = reader.partition(": ")
+    text = BASE + (
+        f"env: {{API_TOKEN: hunter2, {value[1:]}\n" if key == "env" else f"{reader}\nenv: {{API_TOKEN: hunter2}}\n"
+    )
+    try:
+        written = recorded_text(load(text))
+    except SpecError as error:
+        written = str(error)
+    assert "hunter2" not in written
+
+
+def test_a_mistake_beside_a_secret_does_not_print_it(mistakes: Mistakes) -> None:
+    [(where, _, message)] = mistakes(BASE, "env.A-TOKEN=hunter2")
+    assert "hunter2" not in where + message
+
+
+def test_a_secret_from_the_environment_is_read_where_it_is_needed(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2")
+    loaded = load(BASE + "env: {API_TOKEN: '${oc.env:MY_TOKEN}'}\n")
+    assert only_run(loaded).secrets == {"API_TOKEN": "hunter2"}
+    assert "hunter2" not in recorded_text(loaded)
+    assert "${oc.env:MY_TOKEN}" in loaded.text
+
+
+def test_a_text_without_secrets_is_kept_as_it_was_written(load: Load) -> None:
+    text = "# why\ncommand:   python train.py   # how\nparams: {a: 'ü', b: \"x\"}\nenv: {A: '1'}\n"
+    assert load(text).text == text

@@ -1,0 +1,87 @@
+"""Sweeps of the file and of the command line."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.specfiles import SWEPT, Load, Mistakes, only_run, params_of
+
+
+def test_a_sweep_in_the_file_becomes_one_run_for_each_combination(load: Load) -> None:
+    loaded = load(SWEPT + "sweep: {params.lr: [1, 2], resources.nodes: [1, 3]}\n")
+    assert [(run.plan.content["params"]["lr"], run.plan.spec.resources.nodes.to_dict()) for run in loaded.runs] == [
+        (1, 1),
+        (1, 3),
+        (2, 1),
+        (2, 3),
+    ]
+    assert loaded.runs[1].overrides == ("params.lr=1", "resources.nodes=3")
+    assert len({run.plan.hash for run in loaded.runs}) == 4
+    assert [run.plan.spec.command for run in loaded.runs][::2] == ["python train.py --lr 1", "python train.py --lr 2"]
+
+
+@pytest.mark.parametrize("sweep", ["params.lr=1,2", "params.lr=[1, 2]", "params.lr=1, 2"])
+def test_a_sweep_on_the_command_line_becomes_one_run_for_each_value(load: Load, sweep: str) -> None:
+    assert [params["lr"] for params in params_of(load(SWEPT, sweep=[sweep]))] == [1, 2]
+
+
+def test_a_sweep_on_the_command_line_wins_over_the_files_key_by_key(load: Load) -> None:
+    loaded = load(SWEPT + "sweep: {params.lr: [1, 2], params.steps: [5, 6]}\n", sweep=["params.lr=9"])
+    assert [(params["lr"], params["steps"]) for params in params_of(loaded)] == [(9, 5), (9, 6)]
+
+
+def test_overrides_hold_for_every_run_of_a_sweep(load: Load) -> None:
+    loaded = load(SWEPT, "params.steps=77", sweep=["params.lr=1,2"])
+    assert [(params["lr"], params["steps"]) for params in params_of(loaded)] == [(1, 77), (2, 77)]
+    assert [run.overrides for run in loaded.runs] == [
+        ("params.steps=77", "params.lr=1"),
+        ("params.steps=77", "params.lr=2"),
+    ]
+
+
+def test_a_sweep_may_vary_texts_and_lists(load: Load) -> None:
+    loaded = load(SWEPT + "sweep:\n  params.name: ['a,b', 'c d']\n  params.lr: [[1, 2], [3]]\n")
+    assert [(params["name"], params["lr"]) for params in params_of(loaded)] == [
+        ("a,b", [1, 2]),
+        ("a,b", [3]),
+        ("c d", [1, 2]),
+        ("c d", [3]),
+    ]
+
+
+def test_a_plan_does_not_contain_the_sweep(load: Load) -> None:
+    run = load(SWEPT + "sweep: {params.lr: [1, 2]}\n").runs[0]
+    assert "sweep" not in run.plan.template
+    assert run.plan.hash == only_run(load(SWEPT, "params.lr=1")).plan.hash
+
+
+@pytest.mark.parametrize(
+    ("sweep", "line", "key"),
+    [
+        ("sweep: [1]\n", "3", "sweep"),
+        ("sweep:\n  params.lr: 3\n", "4", "sweep.params.lr"),
+        ("sweep:\n  params.lr: []\n", "4", "sweep.params.lr"),
+        ("sweep:\n  params.lr: [1, 1]\n", "4", "sweep.params.lr"),
+        ("sweep:\n  params.lrr: [1, 2]\n", "4", "sweep.params.lrr"),
+        ("sweep:\n  resources.node: [1, 2]\n", "4", "sweep.resources.node"),
+    ],
+)
+def test_a_wrong_sweep_is_reported_at_its_line(mistakes: Mistakes, sweep: str, line: str, key: str) -> None:
+    reported = mistakes(SWEPT + sweep)
+    assert [(where, at) for where, at, _ in reported] == [(line, key)]
+
+
+def test_a_wrong_value_in_a_sweep_is_reported_at_the_line_of_the_sweep(mistakes: Mistakes) -> None:
+    reported = mistakes(SWEPT + "resources:\n  nodes: 1\nsweep:\n  params.lr: [1, 2]\n  resources.nodes: [1, 0]\n")
+    assert [line for line, _, _ in reported] == ["7"]
+    assert "found 0" in reported[0][2]
+
+
+@pytest.mark.parametrize("sweep", ["params.lr=", "params.lr=[]", "params.lr=1,1", "params.lr=[1", "params.lr"])
+def test_a_sweep_on_the_command_line_is_checked_like_one_in_the_file(mistakes: Mistakes, sweep: str) -> None:
+    [(where, _, _)] = mistakes(SWEPT, sweep=[sweep])
+    assert where == f"command line ({sweep})"
+
+
+def test_a_sweep_of_too_many_runs_on_the_command_line_is_refused(mistakes: Mistakes) -> None:
+    hundred = ",".join(map(str, range(101)))
+    assert "10201 runs" in mistakes(SWEPT, sweep=[f"params.lr={hundred}", f"params.steps={hundred}"])[0][2]

@@ -31,7 +31,7 @@ GPUS = 8
 # On a machine that runs all agents at once a probe waits for others that a cluster would run elsewhere.
 PROBE_S = 60.0
 JOIN_S = 120.0
-_HOME = "127.0.0.1"
+_HOST = "127.0.0.1"
 _FAST, _SLOW = 2, 3
 _PREFIX = 16
 
@@ -40,7 +40,7 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
     # Agents that share a process share its files too; a node has those of one agent.
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    listener = listen(_HOME, 0) if first == 0 else None
+    listener = listen(_HOST, 0) if first == 0 else None
     port = port if listener is None else listener.getsockname()[1]
     print(port, flush=True)
     if not os.read(0, 1):
@@ -50,23 +50,28 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
     assert hasattr(channel, "_HANDSHAKE_S")
     channel._HANDSHAKE_S = PROBE_S
     spec = _spec(nodes)
-    parties = [_party(node, nodes, spec) for node in range(first, first + count)]
+    participants = [_participant(node, nodes, spec) for node in range(first, first + count)]
+    endpoint = Endpoint(_HOST, port, secret)
 
-    async def take_part() -> list[PreflightOutcome]:
-        door = Endpoint(_HOME, port, secret)
+    async def run_agents() -> list[PreflightOutcome]:
         return await asyncio.gather(
-            *(participate(one, lambda: [door]) if one.node else coordinate(one, secret, listener) for one in parties)
+            *(
+                participate(participant, lambda: [endpoint])
+                if participant.node
+                else coordinate(participant, secret, listener)
+                for participant in participants
+            )
         )
 
     began, spent = time.perf_counter(), time.process_time()
-    outcomes = asyncio.run(take_part())
-    taken = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - spent}
-    print(json.dumps({**taken, "agents": [_told(one) for one in outcomes]}), flush=True)
+    outcomes = asyncio.run(run_agents())
+    times = {"wall_s": time.perf_counter() - began, "cpu_s": time.process_time() - spent}
+    print(json.dumps({**times, "agents": [_summarize(outcome) for outcome in outcomes]}), flush=True)
 
 
-def _told(outcome: PreflightOutcome) -> dict[str, Any]:
-    """How much an agent did, and what of its findings is not as it is to be."""
-    warnings = [f"{one.check}: {one.summary}" for one in outcome.findings if one.status != "pass"]
+def _summarize(outcome: PreflightOutcome) -> dict[str, Any]:
+    """How much an agent did, and its findings that are no pass."""
+    warnings = [f"{finding.check}: {finding.summary}" for finding in outcome.findings if finding.status != "pass"]
     return {"sent": outcome.sent, "tests": outcome.tests, "problem": outcome.problem, "warnings": warnings}
 
 
@@ -82,11 +87,11 @@ def _spec(nodes: int) -> Spec:
         "resources": {"nodes": nodes, "gpus_per_node": GPUS},
         "preflight": {"network": {"timeout_s": PROBE_S}},
     }
-    return read_spec(raw, lambda *said: sys.exit(f"the spec is wrong: {said}"))
+    return read_spec(raw, lambda at, message: sys.exit(f"the spec is wrong: {at}: {message}"))
 
 
-def _party(node: int, nodes: int, spec: Spec) -> Participant:
-    here = [
+def _participant(node: int, nodes: int, spec: Spec) -> Participant:
+    candidates = [
         Candidate(interface="hsn0", address=_address(_FAST, node), prefix=_PREFIX, speed_mbps=200_000, mtu=9000),
         Candidate(interface="eno1", address=_address(_SLOW, node), prefix=_PREFIX, speed_mbps=1000),
     ]
@@ -94,20 +99,24 @@ def _party(node: int, nodes: int, spec: Spec) -> Participant:
         node=node,
         interface="docker0",
         address="172.17.0.1",
-        why="an interface of containers or virtual machines, by its name",
+        reason="an interface of containers or virtual machines, by its name",
     )
     return Participant(
         node=node,
         nodes=nodes,
         host=_name(node),
         spec=spec,
-        candidates=lambda: (here, [bridge]),
+        candidates=lambda: (candidates, [bridge]),
         measure=lambda addresses, _: _facts(node, addresses),
-        discipline=lambda: {"disciplined": True, "source": "chrony", "said": "synchronised, by chrony, to 21 us"},
+        discipline=lambda: {
+            "disciplined": True,
+            "source": "chrony",
+            "description": "synchronised, by chrony, to 21 us",
+        },
         warm_up=lambda: None,
         listen=lambda address: listen(address, 0),
-        bandwidth=lambda *_: {"skip": "nothing is reduced here"},
-        expected_hosts={each: _name(each) for each in range(nodes)},
+        bandwidth=lambda *_: {"skip": "not measured"},
+        expected_hosts={other: _name(other) for other in range(nodes)},
         join_s=JOIN_S,
         bind_source=True,
     )

@@ -47,7 +47,7 @@ print(json.dumps([began, time.time()]))
 
 
 @dataclass(frozen=True)
-class Took:
+class JobTiming:
     """One job: seconds from the first node's beginning to the last one's end, and until the last one had begun."""
 
     seconds: float
@@ -62,7 +62,7 @@ class Bench:
     cluster: Cluster
     folder: Path
 
-    def suite(self, nodes: int) -> Took:
+    def suite(self, nodes: int) -> JobTiming:
         """A run of the default suite that does nothing else. ``first_word``: seconds since an agent's first one."""
         spec = self.folder / "preflight.yaml"
         spec.write_text(
@@ -76,9 +76,9 @@ class Bench:
             )
         )
         self.cluster.wait_until_free()
-        here = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / "runs")}
-        said = run_quietly(command("submit", str(spec), "--executor", "slurm", "--json"), **here)
-        [run] = json.loads(said)["runs"]
+        environ = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / "runs")}
+        submitted = run_quietly(command("submit", str(spec), "--executor", "slurm", "--json"), **environ)
+        [run] = json.loads(submitted)["runs"]
         journals = self._journals(RunDir(Path(run["dir"])).attempt(run["job_id"], 0), nodes)
         for events in journals:
             if events["preflight"]["status"] == "fail" or events["end"]["cause"] != "completed":
@@ -86,31 +86,31 @@ class Bench:
         verdicts = [events["preflight"] for events in journals]
         begun = [float(verdict["t"]) - float(verdict["seconds"]) for verdict in verdicts]
         last = max(float(verdict["t"]) for verdict in verdicts)
-        return Took(
+        return JobTiming(
             seconds=max(float(verdict["seconds"]) for verdict in verdicts),
             begun_after=max(begun) - min(begun),
             first_word=last - min(float(events["agent"]["t"]) for events in journals),
         )
 
-    def alone(self, nodes: int) -> Took:
+    def alone(self, nodes: int) -> JobTiming:
         """Importing what workers are started with, side by side on as many nodes, in the same shape of a job."""
         self.cluster.wait_until_free()
         shape = [f"--nodes={nodes}", "--ntasks-per-node=1", "--cpus-per-task=1", f"--time={MINUTES}"]
         options = [*shape, f"--job-name={self.cluster.job_name}", f"--chdir={self.folder}"]
-        said = self.cluster.ask("srun", *options, sys.executable, "-c", _IMPORT)
-        times = [json.loads(line) for line in said.splitlines()]
+        printed = self.cluster.ask("srun", *options, sys.executable, "-c", _IMPORT)
+        times = [json.loads(line) for line in printed.splitlines()]
         if len(times) != nodes:
-            sys.exit(f"bench: {len(times)} of {nodes} processes told when they imported torch")
+            sys.exit(f"bench: {len(times)} of {nodes} processes reported when they imported torch")
         begun = [began for began, _ in times]
-        return Took(max(ended for _, ended in times) - min(begun), max(begun) - min(begun))
+        return JobTiming(max(ended for _, ended in times) - min(begun), max(begun) - min(begun))
 
     def _journals(self, attempt: AttemptDir, nodes: int) -> list[dict[str, Any]]:
         """The events of each node by kind, once all have ended."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
-            found = [_events(attempt.node_journal(node)) for node in range(nodes)]
-            if all("end" in events for events in found):
-                return found
+            journals = [_events(attempt.node_journal(node)) for node in range(nodes)]
+            if all("end" in events for events in journals):
+                return journals
             if time.monotonic() > deadline:
                 sys.exit(f"bench: the preflight of {nodes} nodes did not end within {PATIENCE_S:.0f} s: {attempt.path}")
             time.sleep(POLL_S)
@@ -126,7 +126,7 @@ def _events(journal: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Met:
+class SimulatedResult:
     """One simulated preflight. ``alone``: node 1, in a process of its own like node 0; ``other``: the mean of the rest.
 
     Of agents that share a process the kernel wakes up one for several, so that each has less to do than it would alone.
@@ -142,8 +142,8 @@ class Met:
     warnings: Sequence[str]
 
 
-def simulate(nodes: int) -> Met:
-    """Let so many agents meet on this machine."""
+def simulate(nodes: int) -> SimulatedResult:
+    """Run the preflight of so many nodes on this machine."""
     firsts = [0, 1, *range(2, nodes, MOST_A_PROCESS)]
     shares = [(first, after - first) for first, after in zip(firsts, [*firsts[1:], nodes], strict=True)]
     secret, port = secrets.token_hex(32), "0"
@@ -163,15 +163,15 @@ def simulate(nodes: int) -> Met:
         for process in processes:
             process.stdin.write("\n")
             process.stdin.flush()
-        told = [json.loads(_line(process)) for process in processes]
-    agents = [agent for one in told for agent in one["agents"]]
+        reports = [json.loads(_line(process)) for process in processes]
+    agents = [agent for report in reports for agent in report["agents"]]
     if problems := [agent["problem"] for agent in agents if agent["problem"]]:
         sys.exit(f"bench: the simulated preflight of {nodes} nodes did not pass: {problems[0]}")
-    return Met(
-        wall_s=told[0]["wall_s"],
-        node0_cpu_ms=told[0]["cpu_s"] * 1e3,
-        alone_cpu_ms=told[1]["cpu_s"] * 1e3,
-        other_cpu_ms=sum(one["cpu_s"] for one in told[2:]) / (nodes - 2) * 1e3,
+    return SimulatedResult(
+        wall_s=reports[0]["wall_s"],
+        node0_cpu_ms=reports[0]["cpu_s"] * 1e3,
+        alone_cpu_ms=reports[1]["cpu_s"] * 1e3,
+        other_cpu_ms=sum(report["cpu_s"] for report in reports[2:]) / (nodes - 2) * 1e3,
         node0_sent=agents[0]["sent"],
         other_sent=max(agent["sent"] for agent in agents[1:]),
         connections=max(agent["tests"] for agent in agents),
@@ -182,7 +182,7 @@ def simulate(nodes: int) -> Met:
 def _line(process: subprocess.Popen[str]) -> str:
     line = process.stdout.readline()
     if not line:
-        sys.exit("bench: a process of simulated nodes ended early; what it said stands above")
+        sys.exit("bench: a process of simulated nodes ended early; its messages stand above")
     return line.strip()
 
 
@@ -208,13 +208,13 @@ def run(arguments: argparse.Namespace) -> Report:
     report = Report()
     try:
         with (
-            cluster("preflight", max(arguments.nodes)) as there,
+            cluster("preflight", max(arguments.nodes)) as real_cluster,
             tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder,
         ):
-            bench = Bench(there, Path(folder))
+            bench = Bench(real_cluster, Path(folder))
             for nodes in arguments.nodes:
                 measure_real(bench, nodes, rounds, report)
-            there.wait_until_free()
+            real_cluster.wait_until_free()
         report.notes.append("the real nodes share this machine's cores, and import torch on them at the same time")
         report.notes.append("aim: on 4 nodes at most 3 s beyond starting Python and importing")
     except NoCluster as error:
@@ -227,36 +227,36 @@ def run(arguments: argparse.Namespace) -> Report:
 def measure_real(bench: Bench, nodes: int, rounds: int, report: Report) -> None:
     """The suite and the import alone once a round, in turns; the first round warms up the caches of the machine."""
     sides = {"suite": bench.suite, "import": bench.alone}
-    found: dict[str, list[Took]] = {name: [] for name in sides}
+    timings: dict[str, list[JobTiming]] = {name: [] for name in sides}
     for number in range(-1, rounds):
         for name in sides if number % 2 else reversed(sides):
-            took = sides[name](nodes)
-            say(f"{nodes} nodes, {name}: {took.seconds:.2f} s")
+            timing = sides[name](nodes)
+            say(f"{nodes} nodes, {name}: {timing.seconds:.2f} s")
             if number >= 0:
-                found[name].append(took)
-    seconds = {name: [took.seconds for took in several] for name, several in found.items()}
-    words = [took.first_word for took in found["suite"] if took.first_word is not None]
+                timings[name].append(timing)
+    seconds = {name: [timing.seconds for timing in several] for name, several in timings.items()}
+    words = [timing.first_word for timing in timings["suite"] if timing.first_word is not None]
     report.figure(f"{nodes}x1: first_word_to_verdict_s", words, "s")
     report.figure(f"{nodes}x1: suite_s", seconds["suite"], "s")
     report.figure(f"{nodes}x1: import_s", seconds["import"], "s")
     beyond = [suite - alone for suite, alone in zip(seconds["suite"], seconds["import"], strict=True)]
     report.figure(f"{nodes}x1: suite_beyond_import_s", beyond, "s")
-    for name, several in found.items():
-        report.figure(f"{nodes}x1: {name}_begun_after_s", [took.begun_after for took in several], "s")
+    for name, several in timings.items():
+        report.figure(f"{nodes}x1: {name}_begun_after_s", [timing.begun_after for timing in several], "s")
 
 
 def measure_simulated(sizes: Sequence[int], rounds: int, report: Report) -> None:
     """Each size once a round, in turns; the least beside the others."""
-    found: dict[int, list[Met]] = {size: [] for size in sizes}
+    results: dict[int, list[SimulatedResult]] = {size: [] for size in sizes}
     for number in range(rounds):
         for size in sizes if number % 2 else reversed(sizes):
             met = simulate(size)
             say(f"{size} simulated nodes: {met.wall_s:.2f} s, node 0 computed {met.node0_cpu_ms:.0f} ms")
-            found[size].append(met)
+            results[size].append(met)
     units = {"wall_s": "s", "node0_cpu_ms": "ms", "alone_cpu_ms": "ms", "other_cpu_ms": "ms"}
     names = [*units, "node0_sent", "other_sent", "connections"]
     values = {
-        size: {name: [getattr(met, name) for met in several] for name in names} for size, several in found.items()
+        size: {name: [getattr(met, name) for met in several] for name in names} for size, several in results.items()
     }
     for size in sizes:
         for name in names:
@@ -268,7 +268,7 @@ def measure_simulated(sizes: Sequence[int], rounds: int, report: Report) -> None
     if more:
         _grow(least, more[-1], values, report)
     _estimate(values, report)
-    if warnings := [warning for several in found.values() for met in several for warning in met.warnings]:
+    if warnings := [warning for several in results.values() for met in several for warning in met.warnings]:
         report.notes.append(f"{len(warnings)} findings of simulated nodes were no pass, as {warnings[0]}")
     report.notes.append("what simulated nodes measure of themselves is made up; their probes are given 60 s")
     report.notes.append("aim: what nodes but node 0 do, and connections, grow no faster than log(nodes) from 16 on")

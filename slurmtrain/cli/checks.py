@@ -1,4 +1,4 @@
-"""What a preflight found, as rows of tables: pure."""
+"""The findings of a preflight as rows of tables. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.model.preflight.election import natural_sort_key
 
-# host: its findings, each with check, status and summary
+# The findings of each host, each with check, status and summary.
 Checks = Mapping[str, Sequence[Mapping[str, Any]]]
 
 CHECK_HEADERS = ("CHECK", "STATUS", "NODES", "FOUND")
@@ -19,74 +19,75 @@ _PROBLEMS_SHOWN = 2
 
 
 def check_rows(checks: Checks) -> list[tuple[str, str, str, str]]:
-    """A line for each check, with what most nodes say, and one for each node that says something else."""
+    """A row for each check, with what most nodes report, and one for each node that reports something else."""
     rows = []
-    for check, found in _by_check(checks).items():
-        said = {host: _key(finding) for host, finding in found.items()}
-        usual = Counter(said.values()).most_common(1)[0][0]
-        alike = [host for host, key in said.items() if key == usual]
-        rows.append((check, str(found[alike[0]]["status"]), _whose(alike, len(found)), _found(found, alike)))
-        others = [host for host in found if host not in alike]
-        rows += [(check, str(found[h]["status"]), h, str(found[h]["summary"])) for h in others]
+    for check, findings in _by_check(checks).items():
+        keys = {host: _comparison_key(finding) for host, finding in findings.items()}
+        usual = Counter(keys.values()).most_common(1)[0][0]
+        alike = [host for host, key in keys.items() if key == usual]
+        status = str(findings[alike[0]]["status"])
+        rows.append((check, status, _describe_hosts(alike, len(findings)), _summarize(findings, alike)))
+        others = [host for host in findings if host not in alike]
+        rows += [(check, str(findings[host]["status"]), host, str(findings[host]["summary"])) for host in others]
     return rows
 
 
 def notable(checks: Checks) -> list[tuple[str, str, str, str]]:
-    """The lines of all checks but those that passed, or were passed over."""
+    """The rows of all checks but those that passed or were skipped."""
     return [row for row in check_rows(checks) if row[1] not in _QUIET]
 
 
-def count(checks: Checks) -> str:
-    """How many checks every node passed, and how many were passed over, in words; empty where there are none."""
-    statuses = [{str(finding["status"]) for finding in found.values()} for found in _by_check(checks).values()]
+def describe_count(checks: Checks) -> str:
+    """How many checks all nodes passed, and how many all skipped, as a phrase; empty where there are none."""
+    statuses = [{str(finding["status"]) for finding in findings.values()} for findings in _by_check(checks).values()]
     passed, skipped = sum(s <= {"pass", "skip"} and s != {"skip"} for s in statuses), statuses.count({"skip"})
-    told = [f"{passed} check{'s' * (passed != 1)} passed"] if statuses else []
-    return ", ".join([*told, *([f"{skipped} skipped"] if skipped else [])])
+    phrases = [f"{passed} check{'s' * (passed != 1)} passed"] if statuses else []
+    return ", ".join([*phrases, *([f"{skipped} skipped"] if skipped else [])])
 
 
 def has_failed(checks: Checks) -> bool:
     """Whether any node failed any check."""
-    return any(finding["status"] == "fail" for found in checks.values() for finding in found)
+    return any(finding["status"] == "fail" for findings in checks.values() for finding in findings)
 
 
 def network_rows(network: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
-    """A line for each network that an attempt could have trained over, the elected one first."""
+    """A row for each network that an attempt could have trained over, the elected one first."""
     if not network:
         return []
-    ordered = sorted(network["networks"], key=lambda one: one.get("name") != network["elected"])
+    ordered = sorted(network["networks"], key=lambda candidate: candidate.get("name") != network["elected"])
     return [
         (
-            str(one.get("name")),
-            "yes" if one.get("name") == network["elected"] else "",
-            str(one.get("kind") or "-"),
-            speed(one.get("speed_mbps")),
-            _rate(one.get("measured_mb_per_s")),
-            str(one.get("mtu") or "-"),
-            ", ".join(sorted({str(name) for name in one.get("interfaces", {}).values()})),
-            _proved(one),
+            str(candidate.get("name")),
+            "yes" if candidate.get("name") == network["elected"] else "",
+            str(candidate.get("kind") or "-"),
+            speed(candidate.get("speed_mbps")),
+            _rate(candidate.get("measured_mb_per_s")),
+            str(candidate.get("mtu") or "-"),
+            ", ".join(sorted({str(name) for name in candidate.get("interfaces", {}).values()})),
+            _proved(candidate),
         )
-        for one in ordered
+        for candidate in ordered
     ]
 
 
-def left_out(network: Mapping[str, Any] | None) -> list[str]:
-    """Addresses that were no candidates, and why, in words."""
-    hosts: dict[tuple[str, str, str], list[str]] = {}
-    for one in (network or {}).get("excluded", ()):
-        hosts.setdefault((one["interface"], one["address"], one["why"]), []).append(one["host"])
+def excluded_addresses(network: Mapping[str, Any] | None) -> list[str]:
+    """A line for each address that was no candidate, with the reason."""
+    hosts_by_address: dict[tuple[str, str, str], list[str]] = {}
+    for excluded in (network or {}).get("excluded", ()):
+        key = (excluded["interface"], excluded["address"], excluded["why"])
+        hosts_by_address.setdefault(key, []).append(excluded["host"])
     return [
-        f"{interface} {address} on {there[0] if len(there) == 1 else f'{len(there)} nodes'}: {why}"
-        for (interface, address, why), there in hosts.items()
+        f"{interface} {address} on {hosts[0] if len(hosts) == 1 else f'{len(hosts)} nodes'}: {reason}"
+        for (interface, address, reason), hosts in hosts_by_address.items()
     ]
 
 
-def clock_words(clock: Mapping[str, Mapping[str, Any]]) -> str:
+def describe_clocks(clock: Mapping[str, Mapping[str, Any]]) -> str:
     """How far each node's clock is ahead of node 0's; of many nodes those that are furthest away."""
     shown = sorted(clock.items(), key=lambda pair: natural_sort_key(pair[0]))
     if len(shown) > _CLOCKS_SHOWN:
         shown.sort(key=lambda pair: -abs(pair[1].get("offset_ms") or 0.0))
-    told = [f"{host} {_offset(said)}" for host, said in shown]
-    return ", ".join(_first(told, _CLOCKS_SHOWN))
+    return ", ".join(_first([f"{host} {_offset(measured)}" for host, measured in shown], _CLOCKS_SHOWN))
 
 
 def speed(mbps: float | None) -> str:
@@ -97,47 +98,50 @@ def speed(mbps: float | None) -> str:
 
 
 def _by_check(checks: Checks) -> dict[str, dict[str, Mapping[str, Any]]]:
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
+    by_check: dict[str, dict[str, Mapping[str, Any]]] = {}
     for host, findings in checks.items():
         for finding in findings:
-            found.setdefault(str(finding["check"]), {})[host] = finding
-    return found
+            by_check.setdefault(str(finding["check"]), {})[host] = finding
+    return by_check
 
 
-def _key(finding: Mapping[str, Any]) -> tuple[str, str]:
-    """What makes two nodes say the same: figures of those that pass may differ."""
+def _comparison_key(finding: Mapping[str, Any]) -> tuple[str, str]:
+    """Equal for nodes that share a row: the figures of those that pass may differ."""
     status = str(finding["status"])
     return (status, "" if status in _QUIET else str(finding["summary"]))
 
 
-def _whose(hosts: Sequence[str], of: int) -> str:
+def _describe_hosts(hosts: Sequence[str], total: int) -> str:
     if len(hosts) == 1:
         return hosts[0]
-    return f"all {of}" if len(hosts) == of else f"{len(hosts)} of {of}"
+    return f"all {total}" if len(hosts) == total else f"{len(hosts)} of {total}"
 
 
-def _found(found: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> str:
-    summaries = list(dict.fromkeys(str(found[host]["summary"]) for host in hosts))
+def _summarize(findings: Mapping[str, Mapping[str, Any]], hosts: Sequence[str]) -> str:
+    """The first host's summary, with its name if the others differ."""
+    summaries = list(dict.fromkeys(str(findings[host]["summary"]) for host in hosts))
     return summaries[0] + (f" ({hosts[0]})" if len(summaries) > 1 else "")
 
 
-def _proved(one: Mapping[str, Any]) -> str:
-    problems = [str(problem) for problem in one.get("problems", ())]
-    if one.get("proved") is None:
+def _proved(network: Mapping[str, Any]) -> str:
+    problems = [str(problem) for problem in network.get("problems", ())]
+    if network.get("proved") is None:
         return "not tried"
-    return "yes" if one["proved"] else "no" + (f": {'; '.join(_first(problems, _PROBLEMS_SHOWN))}" if problems else "")
+    return (
+        "yes" if network["proved"] else "no" + (f": {'; '.join(_first(problems, _PROBLEMS_SHOWN))}" if problems else "")
+    )
 
 
-def _first(told: Sequence[str], limit: int) -> Iterator[str]:
-    yield from told[:limit]
-    if len(told) > limit:
-        yield f"and {len(told) - limit} more"
+def _first(texts: Sequence[str], limit: int) -> Iterator[str]:
+    yield from texts[:limit]
+    if len(texts) > limit:
+        yield f"and {len(texts) - limit} more"
 
 
-def _offset(said: Mapping[str, Any]) -> str:
-    if said.get("offset_ms") is None:
+def _offset(clock: Mapping[str, Any]) -> str:
+    if clock.get("offset_ms") is None:
         return "not measured"
-    bound, offset = said.get("bound_ms"), float(said["offset_ms"])
+    bound, offset = clock.get("bound_ms"), float(clock["offset_ms"])
     if abs(offset) >= 1000:
         return f"{offset / 1000:+.4g} s"
     return f"{offset:+.3g} ms" + (f" ± {bound:.2g}" if bound else "")

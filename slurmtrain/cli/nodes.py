@@ -9,10 +9,10 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.group("nodes", short_help="List nodes that failed a preflight.", invoke_without_command=True)
-@click.option("--all", "everything", is_flag=True, help="Every finding, those that no longer count too.")
+@click.option("--all", "inactive_too", is_flag=True, help="Every finding, those that no longer count too.")
 @options.json_option
 @options.in_workspace
-def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
+def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
     """List the nodes that failed the preflight of a run, and are left out of what is submitted, with the last finding.
 
     A finding counts for a day, or as long as node_expiry_hours of slurmtrain.yaml says.
@@ -24,18 +24,18 @@ def command(workspace: Workspace, everything: bool, as_json: bool) -> int:
     from slurmtrain.ops.shared.views import now_iso
 
     output.warn_about(observe(workspace, ask_slurm=False))
-    nodes = nodes_json(workspace, inactive_too=everything)
+    nodes = nodes_json(workspace, inactive_too=inactive_too)
     if as_json:
         output.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
     elif nodes:
         rows = [
-            (one["host"], one["state"], one["seen_at"], one["expires_at"], f"{one['run_id']} ({one['attempt']})",
-             one["reason"])
-            for one in nodes
+            (node["host"], node["state"], node["seen_at"], node["expires_at"], f"{node['run_id']} ({node['attempt']})",
+             node["reason"])
+            for node in nodes
         ]  # fmt: skip
         tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), rows)
     else:
-        click.echo("no node has failed a preflight" + ("" if everything else " lately"), err=True)
+        click.echo("no node has failed a preflight" + ("" if inactive_too else " lately"), err=True)
     return 0
 
 

@@ -46,22 +46,24 @@ def command(
         run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
         output.warn(notes)
         workspace = workspace.looking_again()
-        with run_progress(workspace) as tell:
-            completed, synced = wait(workspace, [run_id], tell, stop)
+        with run_progress(workspace) as report:
+            completed, synced = wait(workspace, [run_id], report, stop)
+        # Interrupted: nobody else would wait for what the job finds.
         if not synced.observed.runs[run_id].ended:
             cancel(workspace, [run_id])
             click.echo(f"run {run_id} was cancelled", err=True)
             raise KeyboardInterrupt
     output.warn_about(synced.observed)
-    facts, findings = _facts(workspace, run_id, synced.observed.runs[run_id])
+    run, findings = _details(workspace, run_id, synced.observed.runs[run_id])
     if as_json:
-        output.print_json({"schema": 1, "run": facts, "checks": findings})
+        output.print_json({"schema": 1, "run": run, "checks": findings})
     else:
-        _print(facts, findings)
+        _print(run, findings)
     return 0 if completed and not checks.has_failed(findings) else 1
 
 
-def _facts(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+def _details(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
+    """The run as ``show`` has it, and the findings of its preflight by host."""
     from slurmtrain.ops.shared.run_details import findings_json, show_json
 
     run = workspace.store.load(run_id)
@@ -76,11 +78,11 @@ def _print(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> No
     if newest is not None and (rows := checks.network_rows(newest["network"])):
         click.echo()
         tables.print_table(checks.NETWORK_HEADERS, rows)
-        for line in checks.left_out(newest["network"]):
+        for line in checks.excluded_addresses(newest["network"]):
             click.echo(f"left out: {line}")
     if newest is not None and newest["clock"]:
-        click.echo(f"\nclocks ahead of node 0's: {checks.clock_words(newest['clock'])}")
+        click.echo(f"\nclocks ahead of node 0's: {checks.describe_clocks(newest['clock'])}")
     if run["state"] != "completed":
         click.echo(f"run {run['id']} is {run['state']}: {run['reason']}", err=True)
     elif not findings:
-        click.echo(f"run {run['id']} told of no checks", err=True)
+        click.echo(f"run {run['id']} reported no checks", err=True)

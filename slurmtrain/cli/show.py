@@ -92,8 +92,8 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
         ("network", (attempt["network"] or {}).get("elected") or ""),
         ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
-        ("clocks", checks.clock_words(attempt["clock"])),
-        ("checks", checks.count(attempt["checks"])),
+        ("clocks", checks.describe_clocks(attempt["clock"])),
+        ("checks", checks.describe_count(attempt["checks"])),
         ("saves", formatting.interval(attempt["interval"]) if newest else ""),
         ("unsaved", attempt["save_problem"]),
         *(("in place", line) for line in troubles.newest_lines(map(troubles.describe_restart, attempt["restarts"]))),
@@ -112,7 +112,7 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
     if rows := checks.network_rows(attempt["network"]):
         click.echo()
         tables.print_table(checks.NETWORK_HEADERS, rows)
-        for line in checks.left_out(attempt["network"]):
+        for line in checks.excluded_addresses(attempt["network"]):
             click.echo(f"left out: {line}")
     for failure in attempt["failures"][:1]:
         for line in failure["last_lines"]:

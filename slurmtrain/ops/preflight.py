@@ -16,29 +16,41 @@ from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 
 NAME = "preflight"
-# More than the checks ever take, and so little that the job fits into a gap.
-_LONGEST_S = 600
+# More than the checks ever take, and so little that Slurm's backfill starts the job in a gap between others.
+_MAX_TIME_S = 600
 
 
 def submit_preflight(
     workspace: Workspace, path: Path | None, overrides: Sequence[str], *, nodes: int | None, executor: str
 ) -> tuple[str, list[str]]:
-    """Submit a run that ends after its preflight; returns its id, and what a person should know of it.
+    """Submit a run that ends after its preflight.
 
-    A spec at ``path`` says what nodes to ask for, and how they are to be checked. No node is left out of it, nor put
-    aside for what it finds. Raises what ``submit`` raises.
+    No node of the ledger is excluded from it, nor entered into the ledger for what it finds.
+
+    Args:
+        workspace: Where the run is kept.
+        path: A spec that says which nodes to ask for, and how they are to be checked.
+        overrides: ``KEY=VALUE`` overrides of the spec.
+        nodes: How many nodes; by default as many as the spec says.
+        executor: local or slurm.
+
+    Returns:
+        The run's id, and notes for the user.
+
+    Raises:
+        SlurmtrainError: As :func:`slurmtrain.ops.submit.submit_spec` does.
     """
     planned = _planned(path, overrides)
     spec = _checks_only(planned.plan.spec, nodes)
     plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
     text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
-    one = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
-    [run_id], notes = submit_spec(workspace, one, executor=executor)
+    spec_file = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
+    [run_id], notes = submit_spec(workspace, spec_file, executor=executor)
     return run_id, notes
 
 
 def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
-    """The spec of a file, of a sweep the first run; or one that asks for nothing."""
+    """The run of a spec file, the first of a sweep; or without a file one with defaults."""
     if path is not None:
         return load(path, overrides, ()).runs[0]
     spec = Spec(name=NAME, command=_command())
@@ -48,7 +60,8 @@ def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
 
 
 def _checks_only(spec: Spec, nodes: int | None) -> Spec:
-    resources = replace(spec.resources, time=min(spec.resources.time or _LONGEST_S, _LONGEST_S))
+    resources = replace(spec.resources, time=min(spec.resources.time or _MAX_TIME_S, _MAX_TIME_S))
+    # All that would outlive the checks is switched off: requeues, the node ledger, checkpoints, MLflow.
     return replace(
         spec,
         name=NAME,

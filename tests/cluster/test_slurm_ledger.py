@@ -52,16 +52,16 @@ class Tiny:
     def __init__(self, site: ClusterSite, *options: str, without: str, act: str = "put-back") -> None:
         self.site = site
         (site.path / "putback.py").write_text(PUT_BACK)
-        asked = ["--requeue", "--open-mode=append", "--ntasks-per-node=1", "--time=5", "--output=tiny.out",
+        sbatch_options = ["--requeue", "--open-mode=append", "--ntasks-per-node=1", "--time=5", "--output=tiny.out",
                  f"--chdir={site.path}", *options]  # fmt: skip
         script = site.path / "tiny.sh"
-        lines = [f"#SBATCH {option}" for option in asked]
+        lines = [f"#SBATCH {option}" for option in sbatch_options]
         srun = f"srun {site.python} putback.py {without} {act}"
         script.write_text("\n".join(["#!/bin/bash", *lines, srun, ""]))
         command = ["sbatch", "--parsable", str(script)]
-        done = subprocess.run(command, env=site.environment(), capture_output=True, text=True, **site.identity)
-        assert done.returncode == 0, done.stderr
-        self.id = done.stdout.strip()
+        completed = subprocess.run(command, env=site.environment(), capture_output=True, text=True, **site.identity)
+        assert completed.returncode == 0, completed.stderr
+        self.id = completed.stdout.strip()
 
     def lines(self) -> list[str]:
         out = self.site.path / "tiny.out"
@@ -83,7 +83,7 @@ def field(cluster: Cluster, job: str, name: str) -> str:
     return next(word.partition("=")[2] for word in shown.split() if word.startswith(f"{name}="))
 
 
-def take(cluster: Cluster, nodes: str) -> str:
+def occupy(cluster: Cluster, nodes: str) -> str:
     """Have another job keep these two nodes for itself: what goes without node1 then waits until that has ended."""
     options = ("--exclusive", f"--nodelist={nodes}", "--nodes=2", "--time=10", "--output=/dev/null")
     job = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 600").strip()
@@ -105,7 +105,7 @@ def test_a_job_of_an_ordinary_user_starts_again_without_a_node_and_still_without
 
 
 @pytest.mark.parametrize(
-    ("options", "without", "said"),
+    ("options", "without", "expected"),
     [
         (["--nodes=2"], "node2,node3", None),
         (["--nodes=3"], "node1,node2", "node1, node2 cannot be left out: 3 nodes are needed and 2 would be left"),
@@ -116,10 +116,10 @@ def test_a_job_of_an_ordinary_user_starts_again_without_a_node_and_still_without
     ],
 )
 def test_slurm_says_whether_a_job_could_start_again(
-    site: ClusterSite, options: list[str], without: str, said: str | None
+    site: ClusterSite, options: list[str], without: str, expected: str | None
 ) -> None:
     objection = Tiny(site, *options, without=without, act="ask").exclusion_problem()
-    assert (objection is None) if said is None else (said in objection)
+    assert (objection is None) if expected is None else (expected in objection)
 
 
 def test_a_node_that_is_drained_is_none_to_start_again_on(site: ClusterSite, cluster: Cluster) -> None:
@@ -138,17 +138,17 @@ def test_a_job_that_a_person_cancels_does_not_come_to_life_again(site: ClusterSi
     ).strip()  # fmt: skip
     until(lambda: cluster.state(sleeper) == "RUNNING", "the job")
     cluster.slurm("scancel", sleeper)
-    put_back = (
+    program = (
         f"from slurmtrain.slurm.requeue import SlurmQueue; SlurmQueue().requeue_job('{sleeper}', ['node1'], 0.0, None)"
     )
-    done = subprocess.run(
-        [site.python, "-c", put_back],
+    completed = subprocess.run(
+        [site.python, "-c", program],
         env=site.environment(),
         capture_output=True,
         text=True,
         **site.identity,
     )
-    assert "SlurmDown" in done.stderr
+    assert "SlurmDown" in completed.stderr
     until(lambda: sleeper not in cluster.jobs(), "the end of the job")
     assert cluster.state(sleeper) == "CANCELLED"
 
@@ -167,7 +167,7 @@ def without_verb(site: ClusterSite, case: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class PutBack:
+class RequeuedRun:
     """A run of three nodes of which one had a wrong clock, and the node ledger, once it has completed."""
 
     site: ClusterSite
@@ -176,16 +176,16 @@ class PutBack:
 
 
 @pytest.fixture(scope="module")
-def put_back(shared_site: ClusterSite, running_cluster: Cluster) -> PutBack:
+def requeued_run(shared_site: ClusterSite, running_cluster: Cluster) -> RequeuedRun:
     resources = {"nodes": 3, "procs_per_node": 1, "time": "00:10:00"}
     with running_cluster.wrong_clock(1, 5):
         run_id = shared_site.submit(shared_site.light(params={"steps": 5}, resources=resources), "--wait", code=None)
-    return PutBack(shared_site, shared_site.show(run_id), shared_site.json("nodes")["nodes"])
+    return RequeuedRun(shared_site, shared_site.show(run_id), shared_site.json("nodes")["nodes"])
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it(put_back: PutBack) -> None:
-    run = put_back.run
+def test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it(requeued_run: RequeuedRun) -> None:
+    run = requeued_run.run
     assert (run["state"], run["step"]) == ("completed", 5), run["reason"]
     refused, trained = run["attempts"]
     assert (refused["cause"], refused["nodes"]) == ("preflight", ["node0", "node1", "node2"])
@@ -194,46 +194,46 @@ def test_a_node_whose_clock_is_5_s_ahead_is_named_and_the_job_goes_on_without_it
     assert refused["clock"]["node1"]["offset_ms"] == pytest.approx(5000, abs=refused["clock"]["node1"]["bound_ms"] + 1)
     assert trained["nodes"] == ["node0", "node2", "node3"]
     assert (trained["job_id"], trained["restart"]) == (refused["job_id"], 1)
-    assert not list((put_back.site.runs / run["id"] / "attempts" / f"{refused['job_id']}.0").glob("logs/*"))
-    [entry] = put_back.ledger
+    assert not list((requeued_run.site.runs / run["id"] / "attempts" / f"{refused['job_id']}.0").glob("logs/*"))
+    [entry] = requeued_run.ledger
     assert (entry["host"], entry["run_id"]) == ("node1", run["id"])
 
 
 def test_a_run_is_put_back_by_its_agent_and_its_node_is_left_out_until_it_is_forgiven(
-    put_back: PutBack, cluster: Cluster
+    requeued_run: RequeuedRun, cluster: Cluster
 ) -> None:
-    site, shown = put_back.site, put_back.run
+    site, shown = requeued_run.site, requeued_run.run
     assert [attempt["cause"] for attempt in shown["attempts"]] == ["preflight", "completed"]
     assert (shown["attempts"][1]["without"], "node1" in shown["attempts"][1]["nodes"]) == (["node1"], False)
-    [entry] = put_back.ledger
-    told = (entry["host"], entry["checks"], entry["run_id"], entry["attempt"])
-    assert told == ("node1", ["clock"], shown["id"], 1)
+    [entry] = requeued_run.ledger
+    report = (entry["host"], entry["checks"], entry["run_id"], entry["attempt"])
+    assert report == ("node1", ["clock"], shown["id"], 1)
     assert entry["evidence"]["clock"]["offset_ms"] > 4000
 
     spec = site.spec(**TINY)
     recorder = Recorder(site)
-    done = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
+    completed = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
     assert recorder.since() == {"scontrol": 1, "sinfo": 1, "sbatch": 1}
-    assert "left out, because a preflight failed there: node1 (clock: " in done.stderr
-    second = done.stdout.strip()
+    assert "left out, because a preflight failed there: node1 (clock: " in completed.stderr
+    second = completed.stdout.strip()
     assert site.show(second)["attempts"][0]["without"] == ["node1"]
     assert field(cluster, site.job(second), "ExcNodeList") == "node1"
 
     wide = site.spec("wide", **{**TINY, "resources": {"nodes": NODES, "procs_per_node": 1, "time": "00:10:00"}})
-    done = site.call("submit", str(wide), "--executor", "slurm")
-    assert "node1 is in the node ledger (clock: " in done.stderr
-    assert f"({NODES} nodes are needed and {NODES - 1} would be left): it is used" in done.stderr
+    completed = site.call("submit", str(wide), "--executor", "slurm")
+    assert "node1 is in the node ledger (clock: " in completed.stderr
+    assert f"({NODES} nodes are needed and {NODES - 1} would be left): it is used" in completed.stderr
 
-    done = site.call("nodes", "forgive", "node2", code=2)
-    assert "the node ledger does not hold node2; it holds node1" in done.stderr
+    completed = site.call("nodes", "forgive", "node2", code=2)
+    assert "the node ledger does not hold node2; it holds node1" in completed.stderr
     site.call("nodes", "forgive", "node1")
     site.call("registry", "rebuild")
     assert site.json("nodes")["nodes"] == []
-    assert [one["state"] for one in site.json("nodes", "--all")["nodes"]] == ["forgiven"]
+    assert [listed["state"] for listed in site.json("nodes", "--all")["nodes"]] == ["forgiven"]
     recorder.since()
-    done = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
+    completed = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
     assert recorder.since() == {"scontrol": 1, "sbatch": 1}
-    assert "left out" not in done.stderr
+    assert "left out" not in completed.stderr
 
 
 def test_a_job_that_its_agent_left_held_is_let_go_by_sync(site: ClusterSite, cluster: Cluster) -> None:
@@ -262,7 +262,7 @@ def test_a_job_that_its_user_holds_is_left_alone(site: ClusterSite, cluster: Clu
     assert site.json("sync")["released"] == []
     assert cluster.state(site.job(run_id)) == "PENDING"
     # One that its agent has put back as it should, and that its user holds afterwards.
-    take(cluster, "node[2-3]")
+    occupy(cluster, "node[2-3]")
     with cluster.wrong_clock(1, 5):
         again = site.submit(site.spec(**TINY))
         job = site.job(again)
@@ -308,7 +308,7 @@ def test_a_run_that_cannot_do_without_the_node_has_failed_and_says_so(site: Clus
 def test_a_run_that_is_cancelled_while_it_waits_to_start_again_stays_cancelled(
     site: ClusterSite, cluster: Cluster
 ) -> None:
-    other = take(cluster, "node[2-3]")
+    other = occupy(cluster, "node[2-3]")
     with cluster.wrong_clock(1, 5):
         run_id = site.submit(site.spec(**TINY))
         until(lambda: site.status(run_id)["state"] == "requeued", "the job in the queue")
@@ -387,24 +387,26 @@ def test_a_killed_sync_submits_a_run_again_exactly_once(site: ClusterSite, clust
 
 def test_preflight_tells_which_node_fails_and_leaves_none_out(site: ClusterSite, cluster: Cluster) -> None:
     with cluster.wrong_clock(1, 5):
-        done = site.call("preflight", "--nodes", str(NODES), "--executor", "slurm", code=1)
-        [line] = [line for line in done.stdout.splitlines() if line.startswith("clock") and " fail " in line]
+        completed = site.call("preflight", "--nodes", str(NODES), "--executor", "slurm", code=1)
+        [line] = [line for line in completed.stdout.splitlines() if line.startswith("clock") and " fail " in line]
         assert line.split()[:3] == ["clock", "fail", "node1"]
-        told = site.json("preflight", "--executor", "slurm", "slurm.nodelist=node0,node1", "resources.nodes=2", code=1)
-    assert set(told["checks"]) == {"node0", "node1"}
-    assert any("evidence" in finding for finding in told["checks"]["node1"])
-    assert told["run"]["name"] == "preflight"
-    assert len(told["run"]["attempts"]) == 1
-    assert set(told["run"]["attempts"][0]["clock"]) == {"node0", "node1"}
+        report = site.json(
+            "preflight", "--executor", "slurm", "slurm.nodelist=node0,node1", "resources.nodes=2", code=1
+        )
+    assert set(report["checks"]) == {"node0", "node1"}
+    assert any("evidence" in finding for finding in report["checks"]["node1"])
+    assert report["run"]["name"] == "preflight"
+    assert len(report["run"]["attempts"]) == 1
+    assert set(report["run"]["attempts"][0]["clock"]) == {"node0", "node1"}
     site.call("preflight", "--nodes", "2", "--executor", "slurm")
 
 
 def test_preflight_takes_what_a_spec_asks_for(site: ClusterSite) -> None:
     spec = site.spec(**TINY, slurm={"nodelist": "node[2-3]"}, preflight={"straggler": "off"})
-    told = site.json("preflight", "--spec", str(spec), "--executor", "slurm")
-    assert set(told["checks"]) == {"node2", "node3"}
-    assert "straggler" not in {finding["check"] for finding in told["checks"]["node2"]}
-    assert told["run"]["attempts"][0]["network"]["elected"]
+    report = site.json("preflight", "--spec", str(spec), "--executor", "slurm")
+    assert set(report["checks"]) == {"node2", "node3"}
+    assert "straggler" not in {finding["check"] for finding in report["checks"]["node2"]}
+    assert report["run"]["attempts"][0]["network"]["elected"]
 
 
 def test_an_interrupted_preflight_ends_its_job(site: ClusterSite, cluster: Cluster) -> None:

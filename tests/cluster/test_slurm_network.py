@@ -58,11 +58,11 @@ def test_a_network_that_is_blocked_on_one_node_is_not_used_and_show_says_why(
     [attempt] = run["attempts"]
     assert attempt["master_addr"].startswith("10.57.")
     assert set(attempt["interfaces"].values()) == {"eno1"}
-    found = {host: next(c for c in checks if c["check"] == "network") for host, checks in attempt["checks"].items()}
-    assert {host: one["status"] for host, one in found.items()} == {
+    findings = {host: next(c for c in checks if c["check"] == "network") for host, checks in attempt["checks"].items()}
+    assert {host: finding["status"] for host, finding in findings.items()} == {
         "node0": "pass", "node1": "warn", "node2": "pass"
     }  # fmt: skip
-    assert "would be better, but apart from node0, node2" in found["node1"]["summary"]
+    assert "would be better, but apart from node0, node2" in findings["node1"]["summary"]
     assert "would be better" in site.call("show", run["id"]).stdout
 
 
@@ -133,7 +133,7 @@ def measured(shared_site: ClusterSite) -> dict[str, Any]:
 def test_an_all_reduce_over_the_elected_network_is_measured_where_it_is_asked_for(measured: dict[str, Any]) -> None:
     assert measured["state"] == "completed", measured["reason"]
     for checks in measured["attempts"][0]["checks"].values():
-        [bandwidth] = [one for one in checks if one["check"] == "bandwidth"]
+        [bandwidth] = [finding for finding in checks if finding["check"] == "bandwidth"]
         assert bandwidth["status"] == "pass"
         assert "GB/s of bus bandwidth" in bandwidth["summary"]
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.cli.checks import check_rows, clock_words, count, has_failed, left_out, network_rows, notable, speed
+from slurmtrain.cli.checks import (
+    check_rows,
+    describe_clocks,
+    describe_count,
+    excluded_addresses,
+    has_failed,
+    network_rows,
+    notable,
+    speed,
+)
 
 
 def found(check: str, status: str, summary: str = "") -> dict[str, Any]:
@@ -23,7 +32,7 @@ def test_a_check_that_all_nodes_agree_on_is_one_line() -> None:
     ]
     assert notable(ALIKE) == []
     assert not has_failed(ALIKE)
-    assert count(ALIKE) == "1 check passed, 1 skipped"
+    assert describe_count(ALIKE) == "1 check passed, 1 skipped"
 
 
 def test_figures_of_nodes_that_pass_may_differ_and_one_is_told_with_its_node() -> None:
@@ -46,7 +55,7 @@ def test_each_node_that_deviates_is_a_line_of_its_own() -> None:
     ]
     assert [row[2] for row in notable(checks)] == ["n1", "n3"]
     assert has_failed(checks)
-    assert count(checks) == "0 checks passed"
+    assert describe_count(checks) == "0 checks passed"
 
 
 def test_what_all_nodes_fail_alike_is_one_line() -> None:
@@ -59,7 +68,7 @@ def test_a_single_node_is_named() -> None:
 
 
 def test_no_checks_are_no_words() -> None:
-    assert (check_rows({}), count({}), has_failed({})) == ([], "", False)
+    assert (check_rows({}), describe_count({}), has_failed({})) == ([], "", False)
 
 
 NETWORK = {
@@ -93,8 +102,11 @@ def test_addresses_that_were_no_candidates_are_told_once_for_all_nodes() -> None
     docker = {"interface": "docker0", "address": "172.17.0.1", "why": "of containers"}
     tap = {"host": "n1", "interface": "tap0", "address": "10.1.0.1", "why": "a tunnel"}
     network = {"networks": [], "elected": None, "excluded": [{"host": "n0", **docker}, {"host": "n1", **docker}, tap]}
-    assert left_out(network) == ["docker0 172.17.0.1 on 2 nodes: of containers", "tap0 10.1.0.1 on n1: a tunnel"]
-    assert left_out(None) == []
+    assert excluded_addresses(network) == [
+        "docker0 172.17.0.1 on 2 nodes: of containers",
+        "tap0 10.1.0.1 on n1: a tunnel",
+    ]
+    assert excluded_addresses(None) == []
 
 
 def test_clocks_are_told_with_their_uncertainty() -> None:
@@ -103,13 +115,13 @@ def test_clocks_are_told_with_their_uncertainty() -> None:
         "n1": {"offset_ms": 5003.2, "bound_ms": 0.0254},
         "n2": {"offset_ms": None, "bound_ms": None},
     }
-    assert clock_words(clock) == "n0 +0 ms, n1 +5.003 s, n2 not measured"
+    assert describe_clocks(clock) == "n0 +0 ms, n1 +5.003 s, n2 not measured"
 
 
 def test_of_many_clocks_those_that_are_furthest_away_are_told() -> None:
     clock = {f"n{i}": {"offset_ms": float(-i), "bound_ms": None} for i in range(10)}
-    assert clock_words(clock).startswith("n9 -9 ms, n8 -8 ms, ")
-    assert clock_words(clock).endswith("n2 -2 ms, and 2 more")
+    assert describe_clocks(clock).startswith("n9 -9 ms, n8 -8 ms, ")
+    assert describe_clocks(clock).endswith("n2 -2 ms, and 2 more")
 
 
 @pytest.mark.parametrize(("mbps", "words"), [(None, "-"), (100, "100 Mbit/s"), (2500, "2.5 Gbit/s")])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.job_state import ABSENT, GONE, base, is_final
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.scheduler import Accounting, Queue
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.events.command import JobObserved
 
 # For how long both squeue and sacct may know nothing of a job before it is given up: sacct lags behind, and slurmdbd
 # and slurmctld are restarted.
@@ -112,6 +115,9 @@ def _is_unknown(newest: Attempt, queue: Queue, accounting: Accounting | None) ->
 
 
 def _observe_absence(newest: Attempt, now: float) -> list[JobObserved]:
+    # Here, not above: making the classes of events takes longer than a look that finds nothing new.
+    from slurmtrain.model.run.events.command import JobObserved
+
     absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
     if newest.absent_since is None:
         return [absent]
@@ -122,6 +128,8 @@ def _observe_absence(newest: Attempt, now: float) -> list[JobObserved]:
 
 
 def _observed(job: Job, job_id: str, restart: int, source: str) -> JobObserved:
+    from slurmtrain.model.run.events.command import JobObserved
+
     ended = is_final(job.state)
     return JobObserved(
         job_id=job_id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import socket
 
-from slurmtrain.model.run.events.command import JobObserved, Submitted, Unstarted
 from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Run
@@ -30,6 +29,9 @@ def is_dead(run: Run) -> bool:
 
 def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     """Finish the bookkeeping of a submission that was killed while it handed its job over."""
+    # Here, not above: making the classes of events takes longer than a look that finds nothing new.
+    from slurmtrain.model.run.events.command import Submitted, Unstarted
+
     attempt = run.newest
     if attempt is None or attempt.handed_over or attempt.ended:
         return False
@@ -55,6 +57,8 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
 
 def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     """Journal that an attempt's processes are gone, if it did not say itself that it ended."""
+    from slurmtrain.model.run.events.command import JobObserved
+
     attempt = run.newest
     if attempt is None or attempt.ended:
         return False

@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.run.events.checkpoint import CheckpointRecord
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.model.run.run import Attempt
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.events.checkpoint import CheckpointRecord
 
 # Of a log, so much of its end is read; of a line of it, so many characters are shown.
 _TAIL_BYTES = 4096
@@ -28,6 +31,7 @@ def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
 
 def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
     """All published checkpoints: some may have no line in a journal, since a kill came in between."""
+    from slurmtrain.model.run.events.checkpoint import CheckpointRecord
     from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
 
     records: list[CheckpointRecord] = []

@@ -8,9 +8,9 @@ import time
 from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.run.events.command import JobObserved, Submitted, Unstarted
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Live, Run
@@ -21,6 +21,9 @@ from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_USER, describ
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job
 from slurmtrain.system.files import locked
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.events.command import JobObserved
 
 
 @dataclass(slots=True)
@@ -114,6 +117,8 @@ def _lives(directory: RunDir, runs: Mapping[RunDir, Run]) -> bool:
 
 def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
     """Find the job of a submission that was killed, or note that there is none."""
+    from slurmtrain.model.run.events.command import Submitted, Unstarted
+
     newest, queue, accounting = run.newest, answers.queue, answers.accounting
     assert newest is not None
     claimed = {attempt.job_id for attempt in run.attempts}

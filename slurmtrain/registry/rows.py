@@ -23,12 +23,15 @@ if TYPE_CHECKING:
 Row = tuple[Any, ...]
 # Most of an attempt's columns are empty, and a look-up takes a tenth of what reading JSON does.
 _EMPTY: Mapping[str | None, Callable[[], Any]] = {"{}": dict, "[]": list, "null": lambda: None}
+_EMPTY_TEXTS: Mapping[type, str] = {dict: "{}", list: "[]", tuple: "[]"}
 T = TypeVar("T", bound="DataclassInstance")
 
 
 def encode(value: Any) -> str | None:
     """JSON as text; None as NULL."""
-    return None if value is None else json.dumps(value)
+    if value is None:
+        return None
+    return json.dumps(value) if value else _EMPTY_TEXTS.get(type(value)) or json.dumps(value)
 
 
 def decode(text: str | None) -> Any:

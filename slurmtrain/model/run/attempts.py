@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import singledispatch
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
@@ -31,7 +30,7 @@ from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import begin, superseded, with_outcome
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.run.run import Attempt
+from slurmtrain.model.run.run import Attempt, replace
 
 # What of a clock, and of a finding, is kept with the attempt; the evidence stays in the journal.
 _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")

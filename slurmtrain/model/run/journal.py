@@ -10,6 +10,9 @@ from typing import Any
 from slurmtrain.model.run.events.base import AnyEvent, Event, is_text
 
 _END_OF_TIME = 1e12
+_BLANK = " \t\r\n"
+# json.loads() guesses an encoding and looks for blanks first, which takes as long again as reading a line of metrics.
+_read_json = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +61,11 @@ def _whole_lines(chunk: bytes, start: int) -> Iterator[tuple[int, bytes]]:
 
 def _record(line: bytes) -> dict[str, Any] | None:
     try:
-        record = json.loads(line)
+        text = line.decode().strip(_BLANK)
+        record, end = _read_json(text)
     except (ValueError, RecursionError):
+        return None
+    if end != len(text):
         return None
     return record if isinstance(record, dict) and _is_time(record.get("t")) else None
 

@@ -7,7 +7,7 @@ job knows no more than that a signal asked it to stop: a preemption and a cancel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts
 from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted
@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.requeue import PREFLIGHT, RequeueRecord, requeue_record
-from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt
+from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt, replace
 
 # A job that ends this long before its limit did not time out, though Slurm says so of one that leaves in its grace.
 _LIMIT_MARGIN_S = 60.0

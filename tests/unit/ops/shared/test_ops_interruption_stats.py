@@ -12,7 +12,6 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun, make_test_plan
 
 from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.interruption_stats import outlook
 from slurmtrain.ops.shared.observe import observe
@@ -188,11 +187,7 @@ def test_what_it_then_goes_through_counts_for_the_next_one(
 ) -> None:
     run, _ = submitted(workspace, tmp_path)
     at = time.time()
-    attempt = run.attempt("8", 0)
-    attempt.path.mkdir(parents=True)
-    agent = {"node": 0, "nodes": 1, "host": "n0", "executor": "slurm", "submission": 1, "attempt": 1}
-    end = {"cause": "hang", "reason": "", "failed_at": at + 50, "signal": None}
-    attempt.node_journal(0).write_bytes(encode(at, "agent", agent) + encode(at + 50, "end", end))
+    SimulatedRun(run, job="8", now=at - 1).started().ended("hang", at=at + 50, failed_at=at + 50)
     observe(workspace, [run.id], ask_slurm=False)
     assert known(workspace) == InterruptionStats(uptime_s=pytest.approx(50.0), interruptions=1, grace_s=60.0)
 

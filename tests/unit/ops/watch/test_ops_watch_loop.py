@@ -8,15 +8,14 @@ import os
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands
+from helpers.simulated_run import RUN_ID, SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError
-from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
@@ -29,7 +28,6 @@ from slurmtrain.ops.watch.rounds import WatchRound, do_round
 from slurmtrain.slurm import scheduler
 from slurmtrain.slurm.parse import QUEUE_FIELDS
 
-RUN_ID = "0123456789"
 DOWN = "squeue: error: Unable to contact slurm controller"
 
 
@@ -43,15 +41,7 @@ def slurm(slurm: SlurmCommands) -> SlurmCommands:
 def run(workspace: Workspace) -> RunDir:
     """A run that was handed to Slurm as job 7, and has not begun."""
     directory = workspace.root.run(RUN_ID)
-    for path in (directory.journals, directory.attempts, directory.checkpoints):
-        path.mkdir(parents=True)
-    events: list[tuple[str, dict[str, Any]]] = [
-        ("created", {"name": "x", "executor": "slurm"}),
-        ("submitting", {"submission": 1, "attempt": 1, "executor": "slurm", "host": "login"}),
-        ("submitted", {"submission": 1, "job_id": "7"}),
-    ]
-    lines = [encode(time.time(), kind, data) for kind, data in events]
-    (directory.journals / "submit.jsonl").write_bytes(b"".join(lines))
+    SimulatedRun(directory, now=time.time() - 10).created(name="x").submitted()
     return directory
 
 

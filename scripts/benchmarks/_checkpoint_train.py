@@ -104,8 +104,8 @@ class Training:
         return any_waiting
 
     def write(self) -> None:
-        told = {name: getattr(self, name) for name in ("bytes", "ready", "bodies", "saves")}
-        (self.task.out / f"rank-{dist.get_rank()}.json").write_text(json.dumps(told))
+        report = {name: getattr(self, name) for name in ("bytes", "ready", "bodies", "saves")}
+        (self.task.out / f"rank-{dist.get_rank()}.json").write_text(json.dumps(report))
 
 
 class Block(torch.nn.Module):

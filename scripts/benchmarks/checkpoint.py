@@ -152,11 +152,11 @@ class Memory:
         return max(after) - before[-1]
 
     def _sample(self) -> None:
-        number, known = 0, set(self._roots)
+        number, pids = 0, set(self._roots)
         while not self._ended.wait(SAMPLE_S):
             if number % LOOK_UP == 0:
-                known = {pid for root in self._roots for pid in _tree(root)}
-            held = sum(_kilobytes(f"/proc/{pid}/status", "RssAnon:") for pid in known)
+                pids = {pid for root in self._roots for pid in _tree(root)}
+            held = sum(_kilobytes(f"/proc/{pid}/status", "RssAnon:") for pid in pids)
             self._samples.append((time.monotonic(), (held + _kilobytes("/proc/meminfo", "Shmem:")) * 1024))
             number += 1
 
@@ -228,9 +228,9 @@ class Bench:
                         rank.join()
             if any(rank.exitcode for rank in ranks):
                 raise Failed("; ".join(_last_word(out, number, rank.exitcode) for number, rank in enumerate(ranks)))
-            told = _told(out, case)
-            _check_bytes(_bytes_below(out / f"step-{self.saves - 1}"), told)
-            return _job(told, [Save(wall) for _, wall in told[0]["saves"]], told[0]["saves"], memory)
+            reports = _read_reports(out, case)
+            _check_bytes(_bytes_below(out / f"step-{self.saves - 1}"), reports)
+            return _job(reports, [Save(wall) for _, wall in reports[0]["saves"]], reports[0]["saves"], memory)
 
     def slurmtrain(self, case: Case) -> Job:
         """A run of the local executor, which saves every so many steps; the last one, at its end, does not count."""
@@ -251,10 +251,10 @@ class Bench:
             saved = [event for event in saved if event["step"] % every == 0 and event["step"] < steps]
             if len(saved) < 2:
                 raise Failed(f"it saved {len(saved)} times in {steps} steps")
-            told = _told(out, case)
-            _check_bytes(saved[-1]["bytes"], told)
+            reports = _read_reports(out, case)
+            _check_bytes(saved[-1]["bytes"], reports)
             saves = [Save(event["seconds"], told_s=event.get("stall_s", event["seconds"])) for event in saved]
-            return _job(told, saves, [(event["step"], event["seconds"]) for event in saved], memory)
+            return _job(reports, saves, [(event["step"], event["seconds"]) for event in saved], memory)
 
     def _every(self, case: Case) -> int:
         """After how many steps to save: steps take longer where processes share a core."""
@@ -263,7 +263,7 @@ class Bench:
 
     def _submit(self, case: Case, out: Path, every: int, steps: int) -> Mapping[str, Any]:
         options = {"--size": case.size, "--products": self.products, "--steps": steps, "--out": out}
-        argv = ["python", str(SCRIPT), *(str(one) for option in options.items() for one in option)]
+        argv = ["python", str(SCRIPT), *(str(part) for option in options.items() for part in option)]
         spec = out / "checkpoint.yaml"
         spec.write_text(
             json.dumps(
@@ -276,8 +276,8 @@ class Bench:
                 }
             )
         )
-        said = run_quietly(command("submit", str(spec), "--executor", "local", "--json"), SLURMTRAIN_RUNS=str(out))
-        [run] = json.loads(said)["runs"]
+        reply = run_quietly(command("submit", str(spec), "--executor", "local", "--json"), SLURMTRAIN_RUNS=str(out))
+        [run] = json.loads(reply)["runs"]
         return dict(run)
 
     @contextmanager
@@ -313,8 +313,10 @@ def _last_word(out: Path, rank: int, exitcode: int | None) -> str:
 
 def _controller(run: RunDir) -> Process:
     """The process that everything of a local run hangs on."""
-    told = [event for path in run.journals.glob("*.jsonl") for event in _events(path) if event["kind"] == "submitted"]
-    return Process.from_dict(told[0]["process"])
+    reports = [
+        event for path in run.journals.glob("*.jsonl") for event in _events(path) if event["kind"] == "submitted"
+    ]
+    return Process.from_dict(reports[0]["process"])
 
 
 def _wait_for_end(attempt: AttemptDir) -> None:
@@ -340,9 +342,9 @@ def _wait_until(true: Callable[[], bool], seconds: float) -> bool:
 def _kill(process: Process) -> None:
     """End what is left of a process and of all below it, and wait until it is gone."""
     left = [process, *descendants(process)]
-    for one in left:
-        one.send(signal.SIGKILL)
-    _wait_until(lambda: not any(one.alive() for one in left), GRACE_S)
+    for member in left:
+        member.send(signal.SIGKILL)
+    _wait_until(lambda: not any(member.alive() for member in left), GRACE_S)
 
 
 def _events(journal: Path) -> list[dict[str, Any]]:
@@ -353,18 +355,18 @@ def _events(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-# --- from what ranks told to figures ------------------------------------------------------------------------------
+# --- from ranks' reports to figures --------------------------------------------------------------------------------
 
 
-def _told(out: Path, case: Case) -> list[dict[str, Any]]:
+def _read_reports(out: Path, case: Case) -> list[dict[str, Any]]:
     return [json.loads((out / f"rank-{rank}.json").read_text()) for rank in range(case.processes)]
 
 
 def _job(
-    told: Sequence[Mapping[str, Any]], saves: Sequence[Save], places: Sequence[tuple[int, float]], memory: Memory
+    reports: Sequence[Mapping[str, Any]], saves: Sequence[Save], places: Sequence[tuple[int, float]], memory: Memory
 ) -> Job:
     """Measured on the steps of all ranks. ``places``: for each save how many steps were finished, and its wall time."""
-    bodies = told[0]["bodies"]
+    bodies = reports[0]["bodies"]
     cycles = list(pairwise(began for began, _ in bodies))
     beside = [(bodies[finished - 1][1], bodies[finished - 1][1] + wall) for finished, wall in places]
     quiet = statistics.median(
@@ -372,19 +374,19 @@ def _job(
     )
     measured = []
     for save, (finished, _), (since, until) in zip(saves, places, beside, strict=True):
-        stall = max(rank["bodies"][finished][0] - rank["bodies"][finished - 1][1] for rank in told)
+        stall = max(rank["bodies"][finished][0] - rank["bodies"][finished - 1][1] for rank in reports)
         lost = sum(after - began - quiet for began, after in cycles if began < until and after > since)
         measured.append(Save(save.wall_s, stall, lost, save.told_s))
-    return Job(measured, memory.growth(max(rank["ready"] for rank in told)) / len(told))
+    return Job(measured, memory.growth(max(rank["ready"] for rank in reports)) / len(reports))
 
 
 def _bytes_below(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else sum(one.stat().st_size for one in path.rglob("*"))
+    return path.stat().st_size if path.is_file() else sum(file.stat().st_size for file in path.rglob("*"))
 
 
-def _check_bytes(written: int, told: Sequence[Mapping[str, Any]]) -> None:
+def _check_bytes(written: int, reports: Sequence[Mapping[str, Any]]) -> None:
     """Raises Failed where a checkpoint is not what the state weighs and little more."""
-    state = told[0]["bytes"]
+    state = reports[0]["bytes"]
     if not state <= written <= 1.1 * state:
         raise Failed(f"a checkpoint of {state} bytes of state has {written} bytes")
 
@@ -414,8 +416,8 @@ def run(arguments: argparse.Namespace) -> Report:
                 continue
             rounds = arguments.rounds or (2 if arguments.quick else 1)
             bench = Bench(Path(folder), products, saves_in_a_round(quick=arguments.quick))
-            found = measure(bench, case, rounds, report)
-            tell(case, found, report)
+            jobs_by_way = measure(bench, case, rounds, report)
+            add_figures(case, jobs_by_way, report)
             if not arguments.quick:
                 judge(case, report)
     report.notes += [
@@ -428,8 +430,8 @@ def run(arguments: argparse.Namespace) -> Report:
 
 def filesystem(folder: Path) -> str:
     """The type of the filesystem that a folder is on."""
-    mounts = [one for one in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(one.mountpoint)]
-    return max(mounts, key=lambda one: len(one.mountpoint)).fstype
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.resolve().is_relative_to(mount.mountpoint)]
+    return max(mounts, key=lambda mount: len(mount.mountpoint)).fstype
 
 
 def cases(arguments: argparse.Namespace) -> list[Case]:
@@ -465,64 +467,66 @@ def measure(bench: Bench, case: Case, rounds: int, report: Report) -> dict[str, 
     }
     # The first to write as much as this finds no memory for it in the page cache yet.
     bench.to_dict(case)
-    found: dict[str, list[Job]] = {name: [] for name in ways}
+    jobs_by_way: dict[str, list[Job]] = {name: [] for name in ways}
     for number in range(rounds):
         for name in reversed(list(ways)) if number % 2 else list(ways):
-            if name not in found:
+            if name not in jobs_by_way:
                 continue
             try:
                 job = ways[name](case)
             except Failed as error:
                 report.failures.append(f"{case}: {name}: {error}")
                 say(f"bench: {report.failures[-1]}")
-                del found[name]
+                del jobs_by_way[name]
                 continue
-            found[name].append(job)
+            jobs_by_way[name].append(job)
             shown = " ".join(f"{save.wall_s:.3f}" for save in job.saves)
             stalls = "" if name == "plain" else " stall " + " ".join(f"{save.stall_s:.3f}" for save in job.saves)
             say(f"{case}: {name}: wall {shown}{stalls} s")
-    return found
+    return jobs_by_way
 
 
-def tell(case: Case, found: Mapping[str, Sequence[Job]], report: Report) -> None:
+def add_figures(case: Case, jobs_by_way: Mapping[str, Sequence[Job]], report: Report) -> None:
     """Figures of each way, then ratios of those that can be paired, save by save of a round."""
-    for name, jobs in found.items():
+    for name, jobs in jobs_by_way.items():
         firsts, laters = [job.saves[0] for job in jobs], [save for job in jobs for save in job.later]
-        which = f"{case}: {name}"
+        label = f"{case}: {name}"
         if name != "plain":
-            report.figure(f"{which}: stall_ms", [save.stall_s * 1e3 for save in laters], "ms")
-            report.figure(f"{which}: first_stall_ms", [save.stall_s * 1e3 for save in firsts], "ms")
-            report.figure(f"{which}: lost_ms", [save.lost_s * 1e3 for save in laters], "ms")
-            report.figure(f"{which}: memory_mb", [job.memory / 1e6 for job in jobs], "MB")
-        report.figure(f"{which}: wall_ms", [save.wall_s * 1e3 for save in laters], "ms")
-        report.figure(f"{which}: first_wall_ms", [save.wall_s * 1e3 for save in firsts], "ms")
-        report.figure(f"{which}: mb_per_s", [case.size / save.wall_s / 1e6 for save in laters], "MB/s")
-        told = [save.told_s * 1e3 for save in laters if save.told_s is not None]
-        if told:
-            report.figure(f"{which}: stall_told_ms", told, "ms")
-    for name in found:
+            report.figure(f"{label}: stall_ms", [save.stall_s * 1e3 for save in laters], "ms")
+            report.figure(f"{label}: first_stall_ms", [save.stall_s * 1e3 for save in firsts], "ms")
+            report.figure(f"{label}: lost_ms", [save.lost_s * 1e3 for save in laters], "ms")
+            report.figure(f"{label}: memory_mb", [job.memory / 1e6 for job in jobs], "MB")
+        report.figure(f"{label}: wall_ms", [save.wall_s * 1e3 for save in laters], "ms")
+        report.figure(f"{label}: first_wall_ms", [save.wall_s * 1e3 for save in firsts], "ms")
+        report.figure(f"{label}: mb_per_s", [case.size / save.wall_s / 1e6 for save in laters], "MB/s")
+        reports = [save.told_s * 1e3 for save in laters if save.told_s is not None]
+        if reports:
+            report.figure(f"{label}: stall_told_ms", reports, "ms")
+    for name in jobs_by_way:
         if name != "plain":
-            compare(case, "wall", name, "plain", found, report)
+            compare(case, "wall", name, "plain", jobs_by_way, report)
     for name in ("dcp_async_thread", "dcp_async_process", "slurmtrain"):
-        compare(case, "stall", name, "dcp_save", found, report)
-    compare(case, "stall", "slurmtrain", "dcp_async_process", found, report)
+        compare(case, "stall", name, "dcp_save", jobs_by_way, report)
+    compare(case, "stall", "slurmtrain", "dcp_async_process", jobs_by_way, report)
 
 
-def compare(case: Case, what: str, upper: str, lower: str, found: Mapping[str, Sequence[Job]], report: Report) -> None:
-    if upper not in found or lower not in found:
+def compare(
+    case: Case, measure_name: str, upper: str, lower: str, jobs_by_way: Mapping[str, Sequence[Job]], report: Report
+) -> None:
+    if upper not in jobs_by_way or lower not in jobs_by_way:
         return
     pairs = [
-        (getattr(up, f"{what}_s"), getattr(low, f"{what}_s"))
-        for ups, lows in zip(found[upper], found[lower], strict=True)
+        (getattr(up, f"{measure_name}_s"), getattr(low, f"{measure_name}_s"))
+        for ups, lows in zip(jobs_by_way[upper], jobs_by_way[lower], strict=True)
         for up, low in zip(ups.later, lows.later, strict=False)
     ]
-    report.ratio(f"{case}: {what} {upper}/{lower}", [up for up, _ in pairs], [low for _, low in pairs])
+    report.ratio(f"{case}: {measure_name} {upper}/{lower}", [up for up, _ in pairs], [low for _, low in pairs])
 
 
 def judge(case: Case, report: Report) -> None:
     """Whether the aims are met, which are about the largest size."""
     aims = {"stall slurmtrain/dcp_save": STALL_AIM, "wall slurmtrain/plain": WALL_AIM}
-    for what, aim in aims.items():
-        name = f"{case}: {what}"
+    for measure_name, aim in aims.items():
+        name = f"{case}: {measure_name}"
         if case.size == LARGEST and name in report.ratios and report.ratios[name].median > aim:
             report.failures.append(f"{name} is {report.ratios[name].median:.3g}, and is to be at most {aim}")

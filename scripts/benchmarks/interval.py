@@ -144,16 +144,16 @@ def report_of(results: Sequence[Result], as_recorded: Sequence[Result]) -> Repor
         report.figure(f"{result}: lost with it", [100 * lost / result.trace.seconds for lost in result.best], "%")
     for result in results:
         report.ratio(f"{result}: auto/best", result.auto, result.best)
-    for which, those in (("all", results), ("all, as recorded", as_recorded)):
-        best = [sum(one.best) for one in those]
-        report.ratio(f"{which}: auto/best", [sum(one.auto) for one in those], best)
-        report.ratio(f"{which}: formula, true mean/best", [sum(one.young) for one in those], best)
+    for label, subset in (("all", results), ("all, as recorded", as_recorded)):
+        best = [sum(result.best) for result in subset]
+        report.ratio(f"{label}: auto/best", [sum(result.auto) for result in subset], best)
+        report.ratio(f"{label}: formula, true mean/best", [sum(result.young) for result in subset], best)
     for seconds in FIXED_S:
-        lost = [sum(one.fixed[seconds]) for one in results]
-        report.ratio(f"all: every {seconds / 60:.0f} min/best", lost, [sum(one.best) for one in results])
+        lost = [sum(result.fixed[seconds]) for result in results]
+        report.ratio(f"all: every {seconds / 60:.0f} min/best", lost, [sum(result.best) for result in results])
     mean = statistics.fmean(result.ratio for result in results)
     unvaried = statistics.fmean(result.ratio for result in as_recorded)
-    clairvoyant = statistics.fmean(sum(one.young) / sum(one.best) for one in as_recorded)
+    clairvoyant = statistics.fmean(sum(result.young) / sum(result.best) for result in as_recorded)
     worst = max(results, key=lambda result: result.ratio)
     hours = sum(map(hours_of_auto, results)) / sum(map(hours_of_best, results))
     report.notes = [
@@ -187,16 +187,16 @@ def replay(trace: Recorded, cost: Cost, grid: Sequence[float], variations: int |
     """What is lost of a trace at this cost, with auto and with every fixed interval; as recorded without variations."""
     attempts = attempts_of(trace.interruptions(), trace.seconds)
     varied = [attempts] if variations is None else [vary(attempts, seed) for seed in range(variations)]
-    mean_s = sum(one.seconds for one in attempts) / max(1, sum(one.interrupted for one in attempts))
+    mean_s = sum(attempt.seconds for attempt in attempts) / max(1, sum(attempt.interrupted for attempt in attempts))
     by_formula = optimum(cost.stall_s, mean_s)
-    outcomes = [auto(cost, trace.nodes, one) for one in varied]
+    outcomes = [auto(cost, trace.nodes, attempts) for attempts in varied]
     return Result(
         trace,
         cost,
         auto=[lost for lost, _ in outcomes],
         auto_interval_s=statistics.median(interval for _, interval in outcomes),
-        young=[fixed(by_formula, cost, one) for one in varied],
-        fixed={seconds: [fixed(seconds, cost, one) for one in varied] for seconds in grid},
+        young=[fixed(by_formula, cost, attempts) for attempts in varied],
+        fixed={seconds: [fixed(seconds, cost, attempts) for attempts in varied] for seconds in grid},
     )
 
 
@@ -213,7 +213,7 @@ def attempts_of(interruptions: Sequence[float], seconds: float) -> list[Attempt]
 def vary(attempts: Sequence[Attempt], seed: int) -> list[Attempt]:
     """The attempts, each a little shorter or longer."""
     chance = random.Random(seed)
-    return [replace(one, seconds=one.seconds * chance.uniform(1 - VARIED, 1 + VARIED)) for one in attempts]
+    return [replace(attempt, seconds=attempt.seconds * chance.uniform(1 - VARIED, 1 + VARIED)) for attempt in attempts]
 
 
 def fixed(interval_s: float, cost: Cost, attempts: Sequence[Attempt]) -> float:
@@ -235,19 +235,19 @@ def auto(cost: Cost, nodes: int, attempts: Sequence[Attempt]) -> tuple[float, fl
     """Seconds lost with the intervals that slurmtrain chooses, and the mean of these intervals."""
     history, lost, saves = InterruptionStats(), 0.0, 0
     for attempt in attempts:
-        done = committed = 0.0  # work, and what of it is in a published checkpoint
+        work_done = committed = 0.0  # work, and what of it is in a published checkpoint
         for stretch in _stretches(history, cost, nodes, attempt.seconds):
             work = stretch.saves * stretch.interval_s
             late = stretch.end_s - cost.stall_s + cost.save_s > attempt.seconds
-            committed = done + work - (stretch.interval_s if late else 0.0)
-            done += work
+            committed = work_done + work - (stretch.interval_s if late else 0.0)
+            work_done += work
             saves += stretch.saves
             history = replace(history, stall_s=cost.stall_s, save_s=cost.save_s)
             ended = stretch.end_s
         if attempt.interrupted:
             lost += attempt.seconds - committed
-        elif done:
-            lost += ended - done
+        elif work_done:
+            lost += ended - work_done
         history = history.plus(uptime_s=attempt.seconds * nodes, interruptions=int(attempt.interrupted))
     return lost, sum(attempt.seconds for attempt in attempts) / max(1, saves)
 
@@ -302,7 +302,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
     figure, axes = pyplot.subplots(2, 3, figsize=(11, 6.2), sharex=True, sharey=True, layout="constrained")
     colours = dict(zip(COSTS, ("tab:blue", "tab:green", "tab:orange", "tab:red"), strict=True))
     for trace, panel in zip(RECORDED, axes.flat, strict=True):
-        for result in (one for one in results if one.trace == trace):
+        for result in (result for result in results if result.trace == trace):
             least = sum(result.best)
             colour, label = colours[result.cost], f"stall {result.cost.stall_s:g} s"
             shown = {seconds: sum(lost) / least for seconds, lost in list(result.fixed.items())[::2]}

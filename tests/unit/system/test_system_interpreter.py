@@ -35,9 +35,9 @@ leave_quickly()
 print("here", flush=True)
 sys.exit(75)
 """
-    ) as one:
-        assert [one.line(), one.line()] == ["here", "True"]
-        assert one.ended() == (75, "")
+    ) as process:
+        assert [process.line(), process.line()] == ["here", "True"]
+        assert process.ended() == (75, "")
 
 
 def test_a_command_that_stays_collects_its_garbage() -> None:

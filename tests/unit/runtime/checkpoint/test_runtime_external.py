@@ -20,7 +20,7 @@ def put(path: Path, content: bytes = b"x", at: int = 1000) -> Path:
     return path
 
 
-def found(folder: Path, pattern: str) -> Path | None:
+def newest_path(folder: Path, pattern: str) -> Path | None:
     candidate = newest(str(folder / pattern))
     return candidate.path if candidate else None
 
@@ -33,14 +33,14 @@ def test_the_highest_number_wins_over_the_clock_and_over_the_alphabet(tmp_path: 
     put(tmp_path / "ckpt-9.pt", at=3000)
     ten = put(tmp_path / "ckpt-10.pt", at=2000)
     put(tmp_path / "ckpt-2.pt", at=4000)
-    assert found(tmp_path, "ckpt-*.pt") == ten
+    assert newest_path(tmp_path, "ckpt-*.pt") == ten
 
 
 def test_the_latest_wins_where_a_name_has_no_number(tmp_path: Path) -> None:
     put(tmp_path / "ckpt-9.pt", at=1000)
     last = put(tmp_path / "last.pt", at=2000)
     put(tmp_path / "first.pt", at=500)
-    assert found(tmp_path, "*.pt") == last
+    assert newest_path(tmp_path, "*.pt") == last
 
 
 def test_the_last_number_of_a_name_is_its_step(tmp_path: Path) -> None:
@@ -70,26 +70,26 @@ def test_directories_are_found_too_with_all_their_bytes(tmp_path: Path) -> None:
 
 def test_folders_are_searched_to_any_depth_with_two_stars(tmp_path: Path) -> None:
     deep = put(tmp_path / "a" / "b" / "ckpt-3.pt")
-    assert found(tmp_path, "**/ckpt-*.pt") == deep
+    assert newest_path(tmp_path, "**/ckpt-*.pt") == deep
 
 
 @pytest.mark.parametrize("ending", [".tmp", ".part", ".partial", ".incomplete", "~"])
 def test_a_file_that_is_being_written_by_its_name_is_passed_over(tmp_path: Path, ending: str) -> None:
     good = put(tmp_path / "ckpt-1.pt")
     put(tmp_path / f"ckpt-2.pt{ending}")
-    assert found(tmp_path, "ckpt-*") == good
+    assert newest_path(tmp_path, "ckpt-*") == good
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
     good = put(tmp_path / "ckpt-1.pt", zipped(tmp_path))
     put(tmp_path / "ckpt-2.pt", zipped(tmp_path)[:-30])
-    assert found(tmp_path, "ckpt-*.pt") == good
+    assert newest_path(tmp_path, "ckpt-*.pt") == good
 
 
 def test_a_link_that_leads_nowhere_is_passed_over(tmp_path: Path) -> None:
     good = put(tmp_path / "ckpt-1.pt")
     (tmp_path / "ckpt-2.pt").symlink_to(tmp_path / "gone")
-    assert found(tmp_path, "ckpt-*.pt") == good
+    assert newest_path(tmp_path, "ckpt-*.pt") == good
 
 
 def zipped(folder: Path) -> bytes:

@@ -41,7 +41,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 
 @contextlib.contextmanager
-def a_publisher(attempt: AttemptDir, **policy: Any) -> Iterator[Publisher]:
+def open_publisher(attempt: AttemptDir, **policy: Any) -> Iterator[Publisher]:
     writer = ShardWriter()
     with Journal(attempt.rank_journal(0)) as journal:
         yield Publisher(attempt, PublishPolicy(**policy), 1, writer, journal)
@@ -53,7 +53,7 @@ def events(attempt: AttemptDir) -> list[tuple[str, Any]]:
     return [(line["kind"], line.get("step")) for line in lines]
 
 
-def there(attempt: AttemptDir) -> list[str]:
+def checkpoint_names(attempt: AttemptDir) -> list[str]:
     return sorted(path.name for path in attempt.run.checkpoints.iterdir())
 
 
@@ -61,8 +61,8 @@ def free(monkeypatch: pytest.MonkeyPatch, attempt: AttemptDir, room: int) -> Non
     """A disk with room for so many bytes beside the three checkpoints."""
 
     def statvfs(_: Path) -> SimpleNamespace:
-        taken = SIZE * len(files.published(attempt.run.checkpoints))
-        return SimpleNamespace(f_bavail=room + 3 * SIZE - taken, f_frsize=1)
+        used = SIZE * len(files.published(attempt.run.checkpoints))
+        return SimpleNamespace(f_bavail=room + 3 * SIZE - used, f_frsize=1)
 
     monkeypatch.setattr(publisher.os, "statvfs", statvfs)
 
@@ -72,35 +72,35 @@ def nothing() -> None:
 
 
 def test_where_there_is_room_nothing_is_let_go(attempt: AttemptDir) -> None:
-    with a_publisher(attempt, keep=KeepSpec(last=1), quota=4 * SIZE) as one:
-        assert one.no_room(SIZE, nothing) == ""
-    assert there(attempt) == ["step-1", "step-2", "step-3"]
+    with open_publisher(attempt, keep=KeepSpec(last=1), quota=4 * SIZE) as rank_0:
+        assert rank_0.no_room(SIZE, nothing) == ""
+    assert checkpoint_names(attempt) == ["step-1", "step-2", "step-3"]
 
 
 def test_a_full_disk_is_relieved_of_no_more_than_is_needed(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, attempt, SIZE // 2)
-    with a_publisher(attempt, keep=KeepSpec(last=1)) as one:
-        assert one.no_room(SIZE, nothing) == ""
-    assert there(attempt) == ["step-2", "step-3"]
+    with open_publisher(attempt, keep=KeepSpec(last=1)) as rank_0:
+        assert rank_0.no_room(SIZE, nothing) == ""
+    assert checkpoint_names(attempt) == ["step-2", "step-3"]
     assert events(attempt) == [("pruned", 1)]
 
 
 def test_what_does_not_fit_is_refused_with_figures(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, attempt, SIZE // 2)
-    with a_publisher(attempt, keep=KeepSpec(last=2)) as one:
-        refused = one.no_room(20_000_000_000, nothing)
+    with open_publisher(attempt, keep=KeepSpec(last=2)) as rank_0:
+        refused = rank_0.no_room(20_000_000_000, nothing)
     assert refused == f"it needs 20.00 GB, and 0.00 MB are free in {attempt.run.checkpoints}"
-    assert there(attempt) == ["step-2", "step-3"]
+    assert checkpoint_names(attempt) == ["step-2", "step-3"]
 
 
 def test_a_quota_lets_go_of_what_the_policy_allows_and_is_then_warned_of_once(
     attempt: AttemptDir, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with a_publisher(attempt, keep=KeepSpec(last=2), quota=2 * SIZE) as one:
-        assert [one.no_room(SIZE, nothing), one.no_room(SIZE, nothing)] == ["", ""]
-    assert there(attempt) == ["step-2", "step-3"]
+    with open_publisher(attempt, keep=KeepSpec(last=2), quota=2 * SIZE) as rank_0:
+        assert [rank_0.no_room(SIZE, nothing), rank_0.no_room(SIZE, nothing)] == ["", ""]
+    assert checkpoint_names(attempt) == ["step-2", "step-3"]
     assert events(attempt) == [("pruned", 1), ("over_quota", None)]
     assert len([record for record in caplog.records if "checkpoint.quota" in record.message]) == 1
 

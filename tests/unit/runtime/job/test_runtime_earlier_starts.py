@@ -57,8 +57,8 @@ def test_what_the_last_save_cost_is_known(run: RunDir) -> None:
     saves = [encode(BEGIN, "saved", {"path": "p", "stall_s": stall, "seconds": 10 * stall}) for stall in (0.5, 0.25)]
     first.rank_journal(0).write_bytes(b"".join(saves))
     start(run, 1)
-    known = with_restarts(InterruptionStats(stall_s=9.0, save_s=9.0), start(run, 2))
-    assert (known.stall_s, known.save_s) == (0.25, 2.5)
+    history = with_restarts(InterruptionStats(stall_s=9.0, save_s=9.0), start(run, 2))
+    assert (history.stall_s, history.save_s) == (0.25, 2.5)
 
 
 def test_a_start_of_which_nothing_is_left_changes_nothing(run: RunDir) -> None:

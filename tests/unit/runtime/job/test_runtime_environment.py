@@ -46,10 +46,10 @@ def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launc
 
 
 def test_a_node_of_a_job_of_slurms_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(monkeypatch, SLURM)
-    assert (found.index, found.count, found.host, found.job_id) == (1, 2, socket.gethostname(), "4711")
-    assert found.restart == 0
-    assert (found.executor, found.submission, found.launch, found.attempt) == ("slurm", 2, HANDED, 3)
+    agent = node(monkeypatch, SLURM)
+    assert (agent.index, agent.count, agent.host, agent.job_id) == (1, 2, socket.gethostname(), "4711")
+    assert agent.restart == 0
+    assert (agent.executor, agent.submission, agent.launch, agent.attempt) == ("slurm", 2, HANDED, 3)
 
 
 def test_the_nodes_of_a_job_are_those_of_its_step_which_may_be_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,27 +59,27 @@ def test_the_nodes_of_a_job_are_those_of_its_step_which_may_be_fewer(monkeypatch
 
 
 def test_a_job_that_was_started_again_counts_its_starts(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "2"})
-    assert (found.restart, found.attempt) == (2, 5)
+    agent = node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "2"})
+    assert (agent.restart, agent.attempt) == (2, 5)
 
 
 def test_an_element_of_an_array_goes_by_the_arrays_id_and_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
     array = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
-    found = node(monkeypatch, {**SLURM, **array})
-    assert (found.job_id, found.restart) == ("4700_3", 1)
+    agent = node(monkeypatch, {**SLURM, **array})
+    assert (agent.job_id, agent.restart) == ("4700_3", 1)
     assert slurm_job_id(SLURM) == "4711"
 
 
 def test_a_node_of_a_local_job_knows_which_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(monkeypatch, LOCAL)
-    assert (found.index, found.count, found.job_id, found.restart) == (1, 2, "local-abc", 0)
-    assert found.executor == "local"
+    agent = node(monkeypatch, LOCAL)
+    assert (agent.index, agent.count, agent.job_id, agent.restart) == (1, 2, "local-abc", 0)
+    assert agent.executor == "local"
 
 
 def test_a_local_job_within_a_job_of_slurms_is_a_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = node(monkeypatch, {**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL})
-    assert (found.index, found.count, found.job_id, found.restart) == (1, 2, "local-abc", 0)
-    assert found.executor == "local"
+    agent = node(monkeypatch, {**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL})
+    assert (agent.index, agent.count, agent.job_id, agent.restart) == (1, 2, "local-abc", 0)
+    assert agent.executor == "local"
 
 
 def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:
@@ -119,9 +119,9 @@ def test_what_a_submission_hands_over_is_what_its_nodes_read(launch: Launch) -> 
 
 
 def test_what_a_version_handed_over_that_knew_of_no_history_is_read() -> None:
-    told = Launch(attempt=2, history=InterruptionStats(interruptions=1)).to_dict()
-    del told["history"]
-    assert Launch.from_dict(told) == Launch(attempt=2)
+    data = Launch(attempt=2, history=InterruptionStats(interruptions=1)).to_dict()
+    del data["history"]
+    assert Launch.from_dict(data) == Launch(attempt=2)
 
 
 def test_only_the_first_start_of_a_job_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,19 +87,19 @@ def test_no_half_of_a_beat_is_ever_read_and_that_of_a_killed_rank_stays(board: B
     rank = subprocess.Popen([sys.executable, "-c", BEATS_FOR_EVER, board.path, "0"])
     try:
         until(lambda: board.read()[0].step > 0)
-        seen: list[Beat] = []
+        beats: list[Beat] = []
 
         def has_been_read_often() -> bool:
-            seen.extend(board.read()[0] for _ in range(1000))
-            return len({beat.step for beat in seen}) > 20
+            beats.extend(board.read()[0] for _ in range(1000))
+            return len({beat.step for beat in beats}) > 20
 
         until(has_been_read_often)
-        assert all(beat.step == beat.step_s == beat.own_s and beat.pid == rank.pid for beat in seen)
-        assert [beat.step for beat in seen] == sorted(beat.step for beat in seen)
+        assert all(beat.step == beat.step_s == beat.own_s and beat.pid == rank.pid for beat in beats)
+        assert [beat.step for beat in beats] == sorted(beat.step for beat in beats)
         rank.send_signal(signal.SIGKILL)
         rank.wait()
         assert board.read()[0] == board.read()[0]
-        assert board.read()[0].step >= seen[-1].step
+        assert board.read()[0].step >= beats[-1].step
     finally:
         rank.kill()
         rank.wait()

@@ -33,9 +33,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def section(name: str) -> str:
     """What the page for users has on a profile."""
-    found = re.search(rf"^## {name}\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1]
+    section = re.search(rf"^## {name}\n(.*?)(?=^## )", PAGE, re.MULTILINE | re.DOTALL)
+    assert section is not None
+    return section[1]
 
 
 def test_there_is_a_profile_for_each_name_that_a_spec_may_give_and_no_other() -> None:
@@ -83,7 +83,7 @@ def test_where_the_profiles_are_missing_it_says_so(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "problem"),
     [
         ("", "not a mapping"),
         ("about: [", "while parsing"),
@@ -105,12 +105,14 @@ def test_where_the_profiles_are_missing_it_says_so(tmp_path: Path, monkeypatch: 
         ("{about: !!python/name:os.system , variables: {}}", "could not determine a constructor"),
     ],
 )
-def test_a_profile_that_is_wrong_is_refused_with_its_file_and_what_is_wrong(folder: Path, text: str, said: str) -> None:
+def test_a_profile_that_is_wrong_is_refused_with_its_file_and_what_is_wrong(
+    folder: Path, text: str, problem: str
+) -> None:
     (folder / "own.yaml").write_text(text)
     with pytest.raises(SlurmtrainError) as raised:
         load("own")
     assert str(raised.value).startswith(f"{folder / 'own.yaml'} is no network profile: ")
-    assert said in str(raised.value)
+    assert problem in str(raised.value)
 
 
 def test_a_profile_that_is_no_text_is_refused(folder: Path) -> None:
@@ -134,10 +136,10 @@ def test_importing_the_module_does_not_import_yaml() -> None:
 def test_templates_are_in_the_package_of_a_wheel_and_beside_that_of_a_checkout(
     inside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted = tmp_path / "slurmtrain" / "templates" if inside else tmp_path / "templates"
-    wanted.mkdir(parents=True)
+    directory = tmp_path / "slurmtrain" / "templates" if inside else tmp_path / "templates"
+    directory.mkdir(parents=True)
     monkeypatch.setattr(templates, "__file__", str(tmp_path / "slurmtrain" / "system" / "templates.py"))
-    assert templates.directory() == wanted
+    assert templates.directory() == directory
 
 
 # --- Google's scripts, in directories of the test -----------------------------------------------------------------
@@ -163,25 +165,25 @@ def install(root: Path, path: str, text: str) -> None:
 @pytest.mark.parametrize("place", ["gib", "var/gib"])
 def test_where_gib_is_installed_its_script_and_its_libraries_are_used(place: str, tmp_path: Path) -> None:
     install(tmp_path, f"{place}/scripts/set_nccl_env.sh", "export NCCL_IB_TC=52\n")
-    done = run_setup(tmp_path)
-    exported = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    shell = run_setup(tmp_path)
+    exported = dict(line.split("=", 1) for line in shell.stdout.splitlines())
     assert exported["NCCL_IB_TC"] == "52"
     assert exported["NCCL_NET"] == "gIB"
     assert exported["LD_LIBRARY_PATH"] == f"{tmp_path}/{place}/lib64"
-    assert done.stderr == ""
+    assert shell.stderr == ""
 
 
 def test_where_tcpxo_is_installed_its_script_is_told_where_it_lies(tmp_path: Path) -> None:
     install(tmp_path, "var/tcpxo/lib64/nccl-env-profile.sh", 'export NCCL_TUNER_CONFIG_PATH="$NCCL_LIB_DIR/tuner"\n')
-    done = run_setup(tmp_path)
-    exported = dict(line.split("=", 1) for line in done.stdout.splitlines())
+    shell = run_setup(tmp_path)
+    exported = dict(line.split("=", 1) for line in shell.stdout.splitlines())
     assert exported["NCCL_TUNER_CONFIG_PATH"] == f"{tmp_path}/var/tcpxo/lib64/tuner"
     assert exported["LD_LIBRARY_PATH"] == f"{tmp_path}/var/tcpxo/lib64"
     assert "NCCL_NET" not in exported
-    assert done.stderr == ""
+    assert shell.stderr == ""
 
 
 def test_where_neither_is_installed_the_log_says_that_nccl_will_use_tcp(tmp_path: Path) -> None:
-    done = run_setup(tmp_path)
-    assert "NCCL will use TCP" in done.stderr
-    assert "NCCL" not in done.stdout
+    shell = run_setup(tmp_path)
+    assert "NCCL will use TCP" in shell.stderr
+    assert "NCCL" not in shell.stdout

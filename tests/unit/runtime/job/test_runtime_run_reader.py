@@ -16,15 +16,15 @@ from slurmtrain.runtime.job.run_reader import last_step, read_run
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
-    found = RunDir(tmp_path / "RUN")
-    found.journals.mkdir(parents=True)
-    write(found.journals / "submit.jsonl", "created", 1.0, name="x", executor="slurm")
-    write(found.journals / "submit.jsonl", "submitting", 2.0, submission=1, attempt=1, executor="slurm", requeue={})
-    write(found.journals / "submit.jsonl", "submitted", 3.0, submission=1, job_id="7")
+    folded = RunDir(tmp_path / "RUN")
+    folded.journals.mkdir(parents=True)
+    write(folded.journals / "submit.jsonl", "created", 1.0, name="x", executor="slurm")
+    write(folded.journals / "submit.jsonl", "submitting", 2.0, submission=1, attempt=1, executor="slurm", requeue={})
+    write(folded.journals / "submit.jsonl", "submitted", 3.0, submission=1, job_id="7")
     for node in range(2):
-        said = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1, "attempt": 1}
-        write(found.attempt("7", 0).node_journal(node), "agent", 4.0, **said)
-    return found
+        agent_facts = {"node": node, "nodes": 2, "host": f"n{node}", "executor": "slurm", "submission": 1, "attempt": 1}
+        write(folded.attempt("7", 0).node_journal(node), "agent", 4.0, **agent_facts)
+    return folded
 
 
 def write(path: Path, kind: str, at: float, /, **data: Any) -> None:
@@ -42,9 +42,9 @@ def steps(run: RunDir, *numbers: int, restart: int = 0) -> Path:
 
 def test_a_run_is_what_its_journals_say(run: RunDir) -> None:
     steps(run, 1, 2, 3)
-    found = read_run(run)
-    assert (found.id, found.name, found.state) == ("RUN", "x", "running")
-    assert [(attempt.key, attempt.last_step) for attempt in found.attempts] == [("7.0", 3)]
+    folded = read_run(run)
+    assert (folded.id, folded.name, folded.state) == ("RUN", "x", "running")
+    assert [(attempt.key, attempt.last_step) for attempt in folded.attempts] == [("7.0", 3)]
 
 
 def test_rank_0_of_every_round_is_heard_and_no_other_rank(run: RunDir) -> None:
@@ -58,8 +58,8 @@ def test_rank_0_of_every_round_is_heard_and_no_other_rank(run: RunDir) -> None:
 
 
 def test_a_run_without_any_file_is_known_by_its_name_alone(tmp_path: Path) -> None:
-    found = read_run(RunDir(tmp_path / "RUN"))
-    assert (found.id, list(found.attempts)) == ("RUN", [])
+    folded = read_run(RunDir(tmp_path / "RUN"))
+    assert (folded.id, list(folded.attempts)) == ("RUN", [])
 
 
 def test_what_cannot_be_read_is_passed_over(run: RunDir) -> None:

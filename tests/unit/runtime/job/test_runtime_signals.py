@@ -50,10 +50,10 @@ def report_from_a_thread():
 @contextmanager
 def flagged(text: str) -> Iterator[Program]:
     """A program with a flag, which has begun."""
-    with program(_BEGIN + text) as one:
-        begun = one.line()
-        assert begun == "ready", one.ended()
-        yield one
+    with program(_BEGIN + text) as process:
+        begun = process.line()
+        assert begun == "ready", process.ended()
+        yield process
 
 
 IN_PYTHON = """
@@ -73,25 +73,25 @@ IN_C = IN_PYTHON.replace("    time.sleep(60)", "    block_in_c()")
 def test_signals_are_noticed_in_every_order_and_the_first_one_counts(where: str) -> None:
     orders = list(permutations((signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1), 4))
     for order in (orders[0], orders[9], orders[-1]):
-        with flagged(where) as one:
+        with flagged(where) as process:
             stops = [each for each in order if each != signal.SIGCONT]
             for sent, each in enumerate(order, 1):
-                one.send(each)
+                process.send(each)
                 count = sum(other != signal.SIGCONT for other in order[:sent])
                 expected = f"{stops[0].name} {count}" if count else "None 0"
-                until(lambda expected=expected: one.reply() == expected, expected)
+                until(lambda expected=expected: process.reply() == expected, expected)
 
 
 def test_a_storm_of_signals_changes_nothing_after_the_first() -> None:
-    with flagged(IN_C) as one:
-        one.send(signal.SIGUSR2)
-        until(lambda: one.reply() == "SIGUSR2 1", "the first")
+    with flagged(IN_C) as process:
+        process.send(signal.SIGUSR2)
+        until(lambda: process.reply() == "SIGUSR2 1", "the first")
         for _ in range(300):
-            one.send(signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
+            process.send(signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
 
         # The kernel merges equal signals as long as they are pending.
-        until(lambda: int(one.reply().split()[1]) >= 3, "some of them")
-        assert one.reply().split()[0] == "SIGUSR2"
+        until(lambda: int(process.reply().split()[1]) >= 3, "some of them")
+        assert process.reply().split()[0] == "SIGUSR2"
 
 
 def test_a_signal_is_seen_right_after_it_and_has_a_time() -> None:
@@ -103,8 +103,8 @@ os.kill(os.getpid(), signal.SIGTERM)
 say("ready")
 say(flag.name, flag.raised_at)
 """
-    ) as one:
-        name, at = one.line().split()
+    ) as process:
+        name, at = process.line().split()
         assert name == "SIGTERM"
         assert before <= float(at) <= time.time()
 
@@ -123,8 +123,8 @@ threading.Timer(0.2, write_late).start()
 say("ready")
 say(libc.read(ours, ctypes.create_string_buffer(1), 1), ctypes.get_errno())
 """
-    ) as one:
-        assert one.line() == "1 0"
+    ) as process:
+        assert process.line() == "1 0"
 
 
 # --- with others ----------------------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ report_from_a_thread()
 say("ready")
 block_in_c()
 """
-    ) as one:
-        one.send(signal.SIGTERM)
-        assert until(lambda: one.reply() == "SIGTERM 1", "the signal")
+    ) as process:
+        process.send(signal.SIGTERM)
+        assert until(lambda: process.reply() == "SIGTERM 1", "the signal")
 
 
 def test_somebody_elses_wakeup_fd_stays_and_the_handlers_still_work() -> None:
@@ -162,9 +162,9 @@ forcing.install(forced_exit_s=0.1)
 os.kill(os.getpid(), signal.SIGUSR2)
 time.sleep(60)
 """
-    ) as one:
-        assert one.line() == "SIGUSR2 True"
-        assert one.ended()[0] == FORCED
+    ) as process:
+        assert process.line() == "SIGUSR2 True"
+        assert process.ended()[0] == FORCED
 
 
 def test_what_a_forked_child_gets_is_not_taken_for_the_parents() -> None:
@@ -183,10 +183,10 @@ os.kill(os.getpid(), signal.SIGUSR2)
 seen()
 time.sleep(60)
 """
-    ) as one:
-        assert one.line() == "0"
-        assert one.line() == "SIGUSR2 1"
-        assert one.reply() == "SIGUSR2 1"
+    ) as process:
+        assert process.line() == "0"
+        assert process.line() == "SIGUSR2 1"
+        assert process.reply() == "SIGUSR2 1"
 
 
 def test_a_forked_child_has_no_wakeup_fd() -> None:
@@ -199,8 +199,8 @@ if child == 0:
 say("ready")
 say(os.waitpid(child, 0)[1], signal.set_wakeup_fd(-1) != -1)
 """
-    ) as one:
-        assert one.line() == "0 True"
+    ) as process:
+        assert process.line() == "0 True"
 
 
 def test_a_second_flag_takes_over_and_what_is_released_gives_back() -> None:
@@ -219,11 +219,11 @@ say(signal.set_wakeup_fd(-1))
 os.kill(os.getpid(), signal.SIGUSR2)
 say(other.count)
 """
-    ) as one:
-        assert one.line() == "None SIGTERM 1"
-        assert one.line() == "-1"
-        assert one.line() == "2"
-        assert one.ended() == (0, "")
+    ) as process:
+        assert process.line() == "None SIGTERM 1"
+        assert process.line() == "-1"
+        assert process.line() == "2"
+        assert process.ended() == (0, "")
 
 
 # --- the forced exit ------------------------------------------------------------------------------------------------
@@ -238,9 +238,9 @@ def stuck_here():
     block_in_c()
 stuck_here()
 """
-    ) as one:
-        one.send(signal.SIGTERM)
-        code, errors = one.ended()
+    ) as process:
+        process.send(signal.SIGTERM)
+        code, errors = process.ended()
         assert code == FORCED
         assert "still here 0.2 s after SIGTERM" in errors
         assert "in stuck_here" in errors
@@ -254,8 +254,8 @@ say("ready")
 os.kill(os.getpid(), signal.SIGCONT)
 time.sleep(0.3)
 """
-    ) as one:
-        assert one.ended() == (0, "")
+    ) as process:
+        assert process.ended() == (0, "")
 
 
 def test_who_leaves_in_time_leaves_as_it_wants_to() -> None:
@@ -271,8 +271,8 @@ for _ in range(8):
     time.sleep(0.1)
 sys.exit(75)
 """
-    ) as one:
-        assert one.ended() == (75, "")
+    ) as process:
+        assert process.ended() == (75, "")
 
 
 def test_who_makes_progress_has_more_time() -> None:
@@ -291,9 +291,9 @@ while True:
     time.sleep(0.25)
     clock.now += 0.25
 """
-    ) as one:
-        assert one.line() == "done"
-        assert one.ended()[0] == FORCED
+    ) as process:
+        assert process.line() == "done"
+        assert process.ended()[0] == FORCED
 
 
 def test_a_signal_after_the_interpreters_end_does_not_change_the_exit_code() -> None:
@@ -306,5 +306,5 @@ libc.on_exit(getattr(libc, "raise"), None)
 say("ready")
 sys.exit(int(signal.SIGTERM))
 """
-    ) as one:
-        assert one.ended() == (signal.SIGTERM, "")
+    ) as process:
+        assert process.ended() == (signal.SIGTERM, "")

@@ -109,16 +109,16 @@ def beat(pid: int) -> Beat:
 def test_a_rank_that_waits_in_c_tells_where_it_is(begin: Begin, log: Path) -> None:
     pid = begin(sys.executable, "-c", WAITS_IN_C)
 
-    def asked() -> list[str] | None:
+    def whole_stack() -> list[str] | None:
         # One that gets no processor for a while has not said all yet.
         stack = stacks.collect({3: pid}, {3: log}, {3: beat(pid)})[3]
         return stack if stack and stack[-1].endswith(" <module>") else None
 
-    stack = until(asked, "the whole stack")
+    stack = until(whole_stack, "the whole stack")
     assert stack[0].endswith(" wait_in_c")
-    said = log.read_text()
-    assert f"slurmtrain: the threads of rank 3 (process {pid}, state " in said
-    assert "threading.py" in said, "the other thread is in the log too"
+    log_text = log.read_text()
+    assert f"slurmtrain: the threads of rank 3 (process {pid}, state " in log_text
+    assert "threading.py" in log_text, "the other thread is in the log too"
 
 
 @pytest.mark.usefixtures("no_py_spy")
@@ -150,9 +150,9 @@ def test_what_py_spy_says_goes_to_the_log_and_is_believed(
     main: dict[str, Any] = {**PY_SPY[1], "os_thread_id": pid}
     py_spy(0, json.dumps([PY_SPY[0], main]))
     assert stacks.collect({3: pid}, {3: log}, {3: beat(0)}) == {3: ["/a/x.py:4 main"]}
-    said = log.read_text()
-    assert f"Thread {pid}  (most recent call first):\n  /a/x.py:4 main\n" in said
-    assert "t.py:982 run" in said
+    log_text = log.read_text()
+    assert f"Thread {pid}  (most recent call first):\n  /a/x.py:4 main\n" in log_text
+    assert "t.py:982 run" in log_text
 
 
 @pytest.mark.usefixtures("no_py_spy")

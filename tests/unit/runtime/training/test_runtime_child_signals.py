@@ -41,8 +41,8 @@ def rank(text: str, method: str = "fork", top: str = "", file: Path | None = Non
         whole = begin + _GUARDED + text
     else:
         whole = begin + "\nif __name__ == '__main__':\n" + indent(_GUARDED + text, "    ")
-    with program(whole, file) as one:
-        yield one
+    with program(whole, file) as process:
+        yield process
 
 
 def status(pid: int, field: str) -> int:
@@ -101,16 +101,16 @@ say(flag.name)
         method,
         _SERVE,
         tmp_path / "rank.py",
-    ) as one:
-        child = int(one.line())
+    ) as process:
+        child = int(process.line())
         signal_from_outside(child)
         assert running(child)
-        one.proceed()
-        assert one.line() == "here"
-        assert one.line() == "heard here"
-        assert one.line() == str(-signal.SIGTERM)
-        assert one.line() == "None"
-        assert one.ended() == (0, "")
+        process.proceed()
+        assert process.line() == "here"
+        assert process.line() == "heard here"
+        assert process.line() == str(-signal.SIGTERM)
+        assert process.line() == "None"
+        assert process.ended() == (0, "")
 
 
 _WAIT = """
@@ -134,9 +134,9 @@ say(*{{child.exitcode for child in children}}, len(signal.pthread_sigmask(signal
         method,
         _WAIT,
         tmp_path / "rank.py",
-    ) as one:
-        assert one.line() == f"{-signal.SIGTERM} 0"
-        assert one.ended() == (0, "")
+    ) as process:
+        assert process.line() == f"{-signal.SIGTERM} 0"
+        assert process.ended() == (0, "")
 
 
 def test_pools_end_and_subprocesses_are_as_ever() -> None:
@@ -162,16 +162,16 @@ child.start()
 child.join()
 say(child.exitcode)
 """
-    ) as one:
-        same, _, blocked, _, ignored = one.line().split()
+    ) as process:
+        same, _, blocked, _, ignored = process.line().split()
         assert same == "True"
         of_concern = sum(1 << (each - 1) for each in SENT)
         assert (int(blocked, 16) & of_concern, int(ignored, 16) & of_concern) == (0, 0)
-        assert one.line() == "0"
-        assert one.line() == "[1, 2]"
-        assert one.line() == "0"
-        assert one.line() == "0"
-        assert one.ended() == (0, "")
+        assert process.line() == "0"
+        assert process.line() == "[1, 2]"
+        assert process.line() == "0"
+        assert process.line() == "0"
+        assert process.ended() == (0, "")
 
 
 # --- torch's data loader --------------------------------------------------------------------------------------------
@@ -215,22 +215,22 @@ say(*(each.exitcode for each in workers))
         method,
         _LOADER,
         tmp_path / "rank.py",
-    ) as one:
-        workers = [int(pid) for pid in one.line().split()]
+    ) as process:
+        workers = [int(pid) for pid in process.line().split()]
         for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2):
-            os.killpg(one.process.pid, number)
+            os.killpg(process.process.pid, number)
         for pid in workers:
             signal_from_outside(pid)
         assert all(running(pid) for pid in workers)
-        one.proceed()
-        assert one.line() == "780 2"
-        assert one.line() == "780"
-        assert one.line() == "0 0"
-        assert one.ended() == (0, "")
+        process.proceed()
+        assert process.line() == "780 2"
+        assert process.line() == "780"
+        assert process.line() == "0 0"
+        assert process.ended() == (0, "")
 
 
 @pytest.mark.parametrize(
-    ("method", "module", "taken"),
+    ("method", "module", "counts"),
     [
         ("fork", "torch.utils.data", (0, 0, 0, 10)),
         ("fork", "torchdata.stateful_dataloader", (0, 0, 0, 10)),
@@ -238,7 +238,7 @@ say(*(each.exitcode for each in workers))
     ],
 )
 def test_a_data_loaders_worker_ends_without_complaint_when_its_parent_says_so_however_early(
-    method: str, module: str, taken: tuple[int, ...], tmp_path: Path
+    method: str, module: str, counts: tuple[int, ...], tmp_path: Path
 ) -> None:
     with rank(
         f"""
@@ -247,7 +247,7 @@ warnings.simplefilter("ignore")
 import {module} as loaders
 Loader = getattr(loaders, "StatefulDataLoader", DataLoader)
 loader = Loader(Numbers(), num_workers=2, multiprocessing_context=context)
-for count in {taken}:
+for count in {counts}:
     batches = iter(loader)
     for _ in range(count):
         next(batches)
@@ -265,9 +265,9 @@ next(batches), next(batches)
         method,
         _LOADER,
         tmp_path / "rank.py",
-    ) as one:
-        assert [one.line() for _ in taken] == ["0 0"] * len(taken)
-        assert one.ended() == (0, "")
+    ) as process:
+        assert [process.line() for _ in counts] == ["0 0"] * len(counts)
+        assert process.ended() == (0, "")
 
 
 def test_a_data_loaders_workers_end_with_their_parent() -> None:
@@ -280,8 +280,8 @@ say(*(each.pid for each in batches._workers))
 told()
 """,
         top=_LOADER,
-    ) as one:
-        workers = [int(pid) for pid in one.line().split()]
-        one.process.kill()
+    ) as process:
+        workers = [int(pid) for pid in process.line().split()]
+        process.process.kill()
         until(lambda: not any(running(pid) for pid in workers), "the end of the workers")
         assert len(workers) == 2

@@ -113,13 +113,13 @@ def test_steps_are_counted_logged_and_saved(run: RunDir, start: Start) -> None:
         assert session.params == {"lr": 0.5, "wd": 3}
         assert (session.rank, session.world_size, session.attempt, session.dir) == (0, 1, 1, run.path)
         session.checkpoint(model=nn.Linear(2, 2), counter=Counter())
-        seen = []
+        steps = []
         for step in session.steps(5):
-            seen.append(step)
+            steps.append(step)
             session.log(loss=torch.tensor(float(step)), skipped=np.float32(2))
             session.log({"val/acc": 1})
         session.log(final=9)
-    assert seen == [0, 1, 2, 3, 4]
+    assert steps == [0, 1, 2, 3, 4]
     assert [line["step"] for line in lines(attempt)] == [1, 2, 3, 4, 5, 5]
     assert lines(attempt)[0]["metrics"] == {"loss": 0.0, "skipped": 2.0, "val/acc": 1}
     assert lines(attempt)[-1]["metrics"] == {"final": 9}
@@ -181,8 +181,8 @@ def test_a_finished_run_that_is_started_again_does_nothing(run: RunDir, start: S
         attempt = start()
         with slurmtrain.session() as session:
             session.checkpoint(counter=Counter())
-            done = list(session.steps(3))
-    assert done == []
+            finished = list(session.steps(3))
+    assert finished == []
     assert kinds(attempt) == ["session", "registered", "restored", "total", "interval"]
 
 
@@ -303,8 +303,8 @@ def test_a_malicious_pickle_in_a_checkpoint_does_not_run(run: RunDir, start: Sta
     index = directory / ".metadata"
     index.write_bytes(pickle.dumps(Malice(tmp_path / "touched")))
     manifest = files.read_manifest(directory)
-    told = {**manifest.files, ".metadata": (index.stat().st_size, files._hash(index))}
-    write_json(directory / "MANIFEST.json", replace(manifest, files=told).to_json())
+    listed = {**manifest.files, ".metadata": (index.stat().st_size, files._hash(index))}
+    write_json(directory / "MANIFEST.json", replace(manifest, files=listed).to_json())
     start()
     with pytest.raises(CheckpointError, match="has no place in it"), slurmtrain.session() as session:
         session.checkpoint(counter=Counter())
@@ -389,18 +389,18 @@ class Onlooker(Counter):
     def __init__(self, board: Board) -> None:
         super().__init__()
         self.board = board
-        self.seen: list[Phase] = []
+        self.phases: list[Phase] = []
 
     def now(self) -> tuple[Phase, int]:
         beat = self.board.read()[0]
         return beat.phase, beat.step
 
     def state_dict(self) -> dict[str, Any]:
-        self.seen.append(self.now()[0])
+        self.phases.append(self.now()[0])
         return super().state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.seen.append(self.now()[0])
+        self.phases.append(self.now()[0])
         super().load_state_dict(state)
 
 
@@ -415,17 +415,17 @@ def onlooker(monkeypatch: pytest.MonkeyPatch) -> Iterator[Onlooker]:
 def test_the_agent_is_told_what_a_session_does(start: Start, onlooker: Onlooker) -> None:
     start(every={"steps": 2})
     model = nn.Linear(1, 1)
-    told = []
+    beats = []
     with slurmtrain.session() as session:
         assert onlooker.now() == (Phase.READY, 0)
         session.checkpoint(onlooker=onlooker, model=model)
         for _ in session.steps(3):
-            told.append(onlooker.now())
+            beats.append(onlooker.now())
             model(torch.zeros(1))
         assert onlooker.now() == (Phase.READY, 3)
-    assert told == [(Phase.FIRST, 0), (Phase.TRAINING, 1), (Phase.TRAINING, 2)]
+    assert beats == [(Phase.FIRST, 0), (Phase.TRAINING, 1), (Phase.TRAINING, 2)]
     assert onlooker.now() == (Phase.LEFT, 3)
-    assert set(onlooker.seen) == {Phase.SAVING}
+    assert set(onlooker.phases) == {Phase.SAVING}
     beat = onlooker.board.read()[0]
     assert beat.pid == os.getpid()
     assert beat.step_s > 0
@@ -440,12 +440,12 @@ def test_a_restore_is_watched_as_a_save_and_a_stop_is_told(start: Start, onlooke
         for _ in session.steps(1):
             pass
     start()
-    onlooker.seen.clear()
+    onlooker.phases.clear()
     with pytest.raises(SystemExit), slurmtrain.session() as session:
         session.checkpoint(onlooker=onlooker)
-        assert onlooker.seen == [Phase.SAVING]
+        assert onlooker.phases == [Phase.SAVING]
         for _ in session.steps(9):
-            onlooker.seen.clear()
+            onlooker.phases.clear()
             os.kill(os.getpid(), signal.SIGTERM)
-    assert onlooker.seen[-1] is Phase.STOPPING
+    assert onlooker.phases[-1] is Phase.STOPPING
     assert onlooker.now()[0] is Phase.LEFT

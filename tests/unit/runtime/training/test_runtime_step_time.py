@@ -138,7 +138,7 @@ def test_inside_a_compiled_function_nothing_is_measured(clock: Clock, monkeypatc
 class Event:
     """An event of a GPU that is as far as the test says; it passes when the GPU comes to what was recorded."""
 
-    done = False
+    passed = False
     gpu = 0.0
 
     def __init__(self, *, enable_timing: bool) -> None:
@@ -149,7 +149,7 @@ class Event:
         self.at = Event.gpu
 
     def query(self) -> bool:
-        return Event.done
+        return Event.passed
 
     def elapsed_time(self, end: Event) -> float:
         return (end.at - self.at) * 1e3
@@ -161,10 +161,10 @@ def test_on_a_gpu_a_time_is_taken_once_it_is_known_and_never_awaited(monkeypatch
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     own, model = StepTime(torch.device("cuda", 0)), nn.Identity()
     own.watch([model])
-    for done, gpu, known in [(False, 1.0, 0.0), (False, 5.0, 0.0), (False, 6.0, 0.0), (True, 7.0, 1.0)]:
-        Event.done = done
+    for passed, gpu, own_s in [(False, 1.0, 0.0), (False, 5.0, 0.0), (False, 6.0, 0.0), (True, 7.0, 1.0)]:
+        Event.passed = passed
         own.begin()
-        assert own.s == known
+        assert own.s == own_s
         Event.gpu = gpu
         model(0)
         Event.gpu += 0.5

@@ -15,7 +15,7 @@ from slurmtrain.version import __version__
 
 INTERRUPTED = 130
 
-# name: (module, what it does). A test holds these words and the commands' own together.
+# name: (module, short help). A test compares these texts with those of the commands, which --help must not import.
 COMMANDS = {
     "submit": ("submit", "Submit the runs of a spec."),
     "render": ("render", "Print what submit would submit."),

@@ -14,10 +14,10 @@ _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
 
 @click.command("checkpoints", short_help="List the checkpoints of a run.")
 @options.run_argument
-@click.option("--all", "everything", is_flag=True, help="Those that were pruned too.")
+@click.option("--all", "with_pruned", is_flag=True, help="Also those that were pruned.")
 @options.json_option
 @options.in_workspace
-def command(workspace: Workspace, run: str, everything: bool, as_json: bool) -> int:
+def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
     """List the checkpoints of RUN: why each was saved, what that took, and why it is kept.
 
     SECONDS is how long the save took, STALL how long training stood still for it. A complete one of a session's that is
@@ -31,13 +31,13 @@ def command(workspace: Workspace, run: str, everything: bool, as_json: bool) -> 
     output.warn_about(observe(workspace, [run_id], thorough=True))
     loaded = workspace.store.load(run_id)
     assert loaded is not None
-    facts = checkpoints_json(workspace, loaded, deleted_too=everything)
+    facts = checkpoints_json(workspace, loaded, deleted_too=with_pruned)
     if as_json:
         output.print_json(facts)
     elif facts["checkpoints"]:
         tables.print_table(_HEADERS, [_row(checkpoint) for checkpoint in facts["checkpoints"]])
     else:
-        click.echo(f"run {run_id} has no checkpoint" + ("" if everything else " on disk"), err=True)
+        click.echo(f"run {run_id} has no checkpoint" + ("" if with_pruned else " on disk"), err=True)
     return 0
 
 

@@ -18,9 +18,11 @@ class LazyGroup(click.Group):
         self._package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        """Names of the commands, in the order of ``commands_at``: by topic, not by letter as click has them."""
         return list(self._at)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """The command of this name, imported now; None if there is none."""
         if cmd_name not in self._at:
             return None
         command: click.Command = import_module(f"{self._package}.{self._at[cmd_name][0]}").command
@@ -29,6 +31,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that ``args`` name, of the context ``ctx``; a name that is none gets a suggestion."""
         if args and args[0] not in self._at and not args[0].startswith("-"):
             from slurmtrain.model.spec.kinds import suggestion
 
@@ -36,5 +39,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """The commands in ``--help``. click's own would import every command for its short help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._at.items()])

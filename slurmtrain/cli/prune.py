@@ -21,7 +21,7 @@ _HEADERS = ("STEP", "SIZE", "WHY", "PATH")
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
-    """Delete the checkpoints of RUN that checkpoint.keep of its spec lets go, as the run does itself after each save.
+    """Delete the checkpoints of RUN that checkpoint.keep of its spec does not keep, as the run does after each save.
 
     Works while the run trains. Of one that has ended, what attempts left half-written goes too. The newest checkpoint
     always stays. Exits with 1 if something could not be deleted.
@@ -40,12 +40,12 @@ def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int
 
 
 def _print(pruned: Pruned) -> None:
-    rows = [(str(one.step), formatting.size(one.bytes), one.why, str(one.path)) for one in pruned.checkpoints]
-    for left in pruned.leftovers:
-        why = "complete: published" if left.complete else "left by an attempt that died"
-        rows.append(("-", formatting.size(left.bytes), why, str(left.path)))
+    rows = [(str(each.step), formatting.size(each.bytes), each.why, str(each.path)) for each in pruned.checkpoints]
+    for leftover in pruned.leftovers:
+        why = "complete: published" if leftover.complete else "left by an attempt that died"
+        rows.append(("-", formatting.size(leftover.bytes), why, str(leftover.path)))
     if rows:
         tables.print_table(_HEADERS, rows)
-    what = "would be free" if pruned.dry else "are free now"
-    said = f"{formatting.size(pruned.bytes)} {what}" if rows else "nothing to delete"
-    click.echo(f"run {pruned.run.id}: {said}", err=True)
+    verb = "would be free" if pruned.dry else "are free now"
+    summary = f"{formatting.size(pruned.bytes)} {verb}" if rows else "nothing to delete"
+    click.echo(f"run {pruned.run.id}: {summary}", err=True)

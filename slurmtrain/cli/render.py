@@ -27,14 +27,14 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
     rendered = render(workspace, spec, overrides, sweep)
     if as_json:
         runs = [
-            {"plan": one.plan.to_json(), "overrides": list(one.overrides), "batch_script": one.script}
-            for one in rendered
+            {"plan": run.plan.to_json(), "overrides": list(run.overrides), "batch_script": run.script}
+            for run in rendered
         ]
         output.print_json({"schema": 1, "runs": runs})
         return 0
-    for one in rendered:
-        click.echo(f"# plan {one.plan.hash}")
-        click.echo(json.dumps(one.plan.to_json(), indent=2, ensure_ascii=False))
+    for run in rendered:
+        click.echo(f"# plan {run.plan.hash}")
+        click.echo(json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False))
         click.echo("\n# batch script")
-        click.echo(one.script)
+        click.echo(run.script)
     return 0

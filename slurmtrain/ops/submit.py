@@ -36,11 +36,22 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
+# File systems in memory: of one machine alone.
 _OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
-    """Read a spec as seen from here: this directory, and the ``python`` on this PATH."""
+    """Read a spec for this directory, and with the ``python`` on this PATH.
+
+    Args:
+        path: the spec's file.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+
+    Raises:
+        SpecError: the spec is wrong.
+        PlaceError: it cannot be read.
+    """
     return load_spec(path, overrides, sweep, cwd=Path.cwd(), python=which_python())
 
 
@@ -52,48 +63,71 @@ def which_python() -> str:
 def submit(
     workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
 ) -> tuple[list[str], list[str]]:
-    """Submit all runs of a spec. On this machine the runs of a sweep go one after the other.
+    """Read a spec and submit all of its runs. On this machine the runs of a sweep start one after the other.
 
-    Returns the runs' ids, and what a person should know of them. Raises a UserError, with nothing created, for whatever
-    is wrong with the input, or LaunchError; runs of a sweep that were submitted before stay.
+    Args:
+        workspace: where the runs go.
+        path: the spec's file.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+        executor: ``slurm`` or ``local``.
+
+    Returns:
+        The runs' ids, and notes for whoever submits them.
+
+    Raises:
+        UserError: something is wrong with the input; nothing was created.
+        LaunchError, Refused: a job could not be submitted; runs of a sweep that were submitted before it stay.
     """
     return submit_spec(workspace, load(path, overrides, sweep), executor=executor)
 
 
 def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple[list[str], list[str]]:
-    """Submit all runs of a spec that has been read, as :func:`submit` does."""
+    """Submit all runs of ``spec``, which has been read, to ``workspace`` with ``executor``, as :func:`submit` does."""
     for planned in spec.runs:
         _check_workdir(planned.plan)
         secret_values(planned.plan, planned.secrets)
     check_executor(workspace, executor, [planned.plan for planned in spec.runs])
     workspace.prepare()
     if executor == "slurm":
-        observe(workspace, ask_slurm=False)  # what other runs have found of nodes by now
+        # The node ledger: what the journals of other runs say of nodes by now.
+        observe(workspace, ask_slurm=False)
     git = _git_facts(Path(spec.runs[0].plan.workdir))
     submitted: list[str] = []
-    notes = _other_python(spec.runs[0].plan) + (_not_shared(workspace.root.path) if executor == "slurm" else [])
-    notes += [note.rstrip(".") for note in describe_obsolete({**os.environ, **spec.runs[0].plan.spec.env})]
+    notes = _notes(workspace, spec.runs[0].plan, executor)
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
+        # All directories first, so that a sweep is there as a whole or not at all where the disk is full.
         runs = [(*_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
         for run, lock, planned in runs:
-            handed_over = _handed_over(run, planned.plan)
+            adopted = _adopted_checkpoint(run, planned.plan)
             secret_env = secret_values(planned.plan, planned.secrets)
-            wanted = NewAttempt(plan=planned.plan, executor=executor, number=1, secrets=secret_env, after=after)
+            attempt = NewAttempt(plan=planned.plan, executor=executor, number=1, secrets=secret_env, after=after)
             try:
-                started = start(workspace, run, lock, wanted, command="submit")
+                started = start(workspace, run, lock, attempt, command="submit")
             except (LaunchError, Refused) as error:
-                left = [one for one, _, _ in runs[len(submitted) :] if one != run or not isinstance(error, Unsure)]
-                _take_back(workspace, left)
+                left = [other for other, _, _ in runs[len(submitted) :]]
+                # Of a run whose job may exist the directory must stay: 'sync' adopts the job.
+                _take_back(workspace, [other for other in left if other != run or not isinstance(error, Unsure)])
                 raise _with_submitted(error, submitted) from error
             after = (run.id, started.process) if started.process else None
-            notes += [note for note in (*started.notes, *handed_over) if note not in notes]
+            notes += [note for note in (*started.notes, *adopted) if note not in notes]
             submitted.append(run.id)
     return submitted, notes
 
 
+def _notes(workspace: Workspace, plan: Plan, executor: str) -> list[str]:
+    """What may go wrong with runs of this plan, before there are any."""
+    variables = {**os.environ, **plan.spec.env}
+    return [
+        *_other_python(plan),
+        *(_not_shared(workspace.root.path) if executor == "slurm" else []),
+        *(note.rstrip(".") for note in describe_obsolete(variables)),
+    ]
+
+
 def _take_back(workspace: Workspace, runs: Sequence[RunDir]) -> None:
-    """Remove runs that were made but have no job. Killed half-way, ``sync`` goes on with it."""
+    """Remove runs that were created but have no job. Killed half-way, ``sync`` removes the rest."""
     for run in runs:
         unborn = workspace.root.unborn(run.id)
         run.path.rename(unborn.path)
@@ -107,7 +141,7 @@ def _with_submitted(error: LaunchError | Refused, submitted: Sequence[str]) -> L
 
 
 def _other_python(plan: Plan) -> list[str]:
-    """The word ``python`` means the one on PATH, which need not be the one that slurmtrain was installed for."""
+    """A note where ``python`` in the command, the one on PATH, is not the one that slurmtrain was installed for."""
     if plan.spec.command.split()[0] != "python" or Path(plan.python).parent == Path(sys.executable).parent:
         return []
     return [
@@ -117,7 +151,7 @@ def _other_python(plan: Plan) -> list[str]:
 
 
 def _not_shared(root: Path) -> list[str]:
-    """Compute nodes must see the runs root; some places are a machine's own wherever one looks."""
+    """A note where compute nodes cannot see the runs root: in memory, or in /tmp, each machine has its own."""
     import psutil
 
     mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
@@ -132,17 +166,17 @@ def _not_shared(root: Path) -> list[str]:
     ]
 
 
-def _handed_over(run: RunDir, plan: Plan) -> list[str]:
-    """A new run takes up what its pattern finds, be it another run's: say so."""
+def _adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
+    """A note where a new run's pattern for checkpoints already matches one, which another run may have written."""
     if plan.spec.checkpoint.glob is None:
         return []
     from slurmtrain.runtime.checkpoint.external import absolute, newest
 
-    found = newest(absolute(plan.spec.checkpoint.glob, plan.workdir, run))
-    if found is None:
+    checkpoint = newest(absolute(plan.spec.checkpoint.glob, plan.workdir, run))
+    if checkpoint is None:
         return []
     return [
-        f"{found.path} matches checkpoint.glob and is handed to this new run; "
+        f"{checkpoint.path} matches checkpoint.glob and is handed to this new run; "
         "begin the pattern with {checkpoint_dir} to keep runs apart"
     ]
 
@@ -205,8 +239,8 @@ def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:
 
 
 def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:
-    said = "".join(f"# override: {override}\n" for override in planned.overrides)
-    return spec.text if not said else spec.text.rstrip("\n") + "\n" + said
+    comments = "".join(f"# override: {override}\n" for override in planned.overrides)
+    return spec.text if not comments else spec.text.rstrip("\n") + "\n" + comments
 
 
 def _git_facts(directory: Path) -> dict[str, Any] | None:
@@ -214,12 +248,12 @@ def _git_facts(directory: Path) -> dict[str, Any] | None:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
+            completed = subprocess.run(
                 ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
             return None
-        return done.stdout.strip() if done.returncode == 0 else None
+        return completed.stdout.strip() if completed.returncode == 0 else None
 
     commit = ask("rev-parse", "HEAD")
     if commit is None:

@@ -35,7 +35,10 @@ def in_workspace(command: F) -> F:
 
 
 def workspace(runs: str | None = None, executor: str | None = None) -> Workspace:
-    """The runs that this command line, environment and configuration mean."""
+    """The runs root that command line, environment and configuration name.
+
+    ``runs``: the command's --runs, which counts for more than the group's. ``executor``: its --executor.
+    """
     context = click.get_current_context(silent=True)
     outer = (context.obj or {}).get("runs") if context is not None else None
     return Workspace(load_config(cwd=Path.cwd(), environ=os.environ, runs=runs or outer, executor=executor))
@@ -52,12 +55,12 @@ def default_executor(configured: str | None) -> str:
 
 def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids and names of runs, as they are registered; completion observes nothing."""
-    place = workspace()
-    if not place.config.registry.exists():
+    default = workspace()
+    if not default.config.registry.exists():
         return []
-    listed = place.store.index()
-    words = ["@last", *reversed(listed), *{one.name for one in listed.values()}]
-    return [word for word in words if word.startswith(incomplete)]
+    runs = default.store.index()
+    names = ["@last", *reversed(runs), *{run.name for run in runs.values()}]
+    return [name for name in names if name.startswith(incomplete)]
 
 
 run_argument = click.argument("run", metavar="RUN", shell_complete=_complete_run)

@@ -68,7 +68,18 @@ class StartedAttempt:
 
 
 def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -> None:
-    """Raise, before anything is created, for what cannot be started: NotAvailable, Refused or LaunchError."""
+    """Raise, before anything is created, for what cannot be started.
+
+    Args:
+        workspace: whose scheduler is asked.
+        executor: ``slurm`` or ``local``.
+        plans: what is to be started.
+
+    Raises:
+        NotAvailable: the executor, or something that a plan needs, is not there.
+        Refused: no partition could ever run a plan.
+        LaunchError: Slurm does not answer.
+    """
     if executor == "slurm":
         from slurmtrain.slurm.launch import check
 

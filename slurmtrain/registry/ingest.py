@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,17 +10,13 @@ from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
-from slurmtrain.model.run.journal import Garbage, events_of, read_lines
+from slurmtrain.model.run.journal import Garbage, events_of
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.scan import JournalFile, folder_times, is_quiet, journal_files
 from slurmtrain.registry.transaction import Transaction
+from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
 
-# Read at most this much of a file at once.
-_CHUNK = 16 * 2**20
-# Of a line that is longer than that, keep this much.
-_KEPT = 1024
 # So many runs are read before their rows are written: enough for a statement's cost not to matter, and few enough for
 # their events to fit into memory.
 _RUNS_AT_ONCE = 500
@@ -114,50 +108,25 @@ class _RunReader:
         return Ingested(folded, tuple(self.garbage))
 
     def _read(self, transaction: Transaction, file: JournalFile) -> None:
-        """Read what is new of a file, a large piece at a time."""
-        offset = self.offsets.get(file.name, 0)
-        while chunk := _piece(file.path, offset, min(_CHUNK, file.size - offset)):
-            end = self._take_in(transaction, file, offset, chunk)
-            transaction.set_offset(self.run.id, file.name, end)
-            self.offsets[file.name] = end
-            if len(chunk) < _CHUNK:
-                break  # what was appended since the files were listed is for the next time
-            offset = end
+        """Read what is new of a file."""
+        for piece in read_pieces(file, self.offsets.get(file.name, 0)):
+            self._take_in(transaction, file, piece)
+            transaction.set_offset(self.run.id, file.name, piece.reading.end)
+            self.offsets[file.name] = piece.reading.end
 
-    def _take_in(self, transaction: Transaction, file: JournalFile, offset: int, chunk: bytes) -> int:
-        """Keep what a piece of a file says; returns the offset after its last whole line."""
-        reading = read_lines(chunk, offset, file.name)
-        garbage, end = list(reading.garbage), reading.end
+    def _take_in(self, transaction: Transaction, file: JournalFile, piece: Piece) -> None:
+        """Keep what a piece of a file says."""
+        garbage = list(piece.reading.garbage)
         if file.metrics_of is not None:
             before = self.progress.get(file.metrics_of, Progress())
-            self.progress[file.metrics_of] = before.advance(record for _, record in reading.records)
+            self.progress[file.metrics_of] = before.advance(record for _, record in piece.reading.records)
             transaction.set_progress(self.run.id, file.metrics_of, self.progress[file.metrics_of])
         else:
-            events, garbage = events_of(reading, file.name)
+            events, garbage = events_of(piece.reading, file.name)
             self.events += events
             for event in events:
-                transaction.add_event(self.run.id, event, _line_at(chunk, event.offset - offset))
-        if end == offset and len(chunk) == _CHUNK:
-            # No line of ours is that long: pass over it rather than wait for its end for ever.
-            garbage.append(Garbage(file.name, offset, chunk[:_KEPT]))
-            end += len(chunk)
+                # The line as it is: writing its JSON anew would take as long as reading it.
+                transaction.add_event(self.run.id, event, piece.line(event.offset))
         if garbage:
             transaction.add_garbage(self.run.id, garbage)
             self.garbage += garbage
-        return end
-
-
-def _piece(path: str, offset: int, length: int) -> bytes:
-    """So many bytes of a file, or fewer; none where it cannot be read."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.pread(handle, length, offset)
-        finally:
-            os.close(handle)
-    return b""
-
-
-def _line_at(chunk: bytes, start: int) -> str:
-    """The line that begins there. It is kept as it is: writing its JSON anew would take as long as reading it."""
-    return chunk[start : chunk.index(b"\n", start)].decode()

@@ -14,7 +14,7 @@ from slurmtrain.model.run.events.base import Event, P, select
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.database import open_engine, reading
-from slurmtrain.registry.scan import has_unread, journal_files
+from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.statistics import AttemptSpan

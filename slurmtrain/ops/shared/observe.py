@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.scan import folder_times, is_quiet
+from slurmtrain.system.journal_files import folder_times, is_quiet
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage

@@ -5,30 +5,36 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.fold import fold
-from slurmtrain.model.run.journal import events_of, read_lines
+from slurmtrain.model.run.fold import RunBuilder
+from slurmtrain.model.run.journal import events_of
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
+from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
 
-# Of ranks, rank 0 alone says what the state of a run depends on.
-_JOURNAL = re.compile(r"node-\d+\.jsonl|rank-0(?:\.\d+)?\.jsonl")
+# Of ranks, rank 0 alone says what the state of a run depends on: there may be thousands of others.
+_OTHER_RANK = re.compile(r"attempts/[^/]+/rank-(?!0\.).*\.jsonl")
 _TAIL_BYTES = 65_536
 
 
 def read_run(run: RunDir) -> Run:
     """The run as its journals have it now, before the policy is asked. What cannot be read is passed over."""
-    return fold(run.id, _events(run), _progress(run))
+    builder, progress = RunBuilder(run.id), {}
+    for file in journal_files(run):
+        if file.metrics_of is not None:
+            progress[file.metrics_of] = _last(Path(file.path))
+        elif not _OTHER_RANK.fullmatch(file.name):
+            builder.add(_events(file))
+    return builder.build(progress)
 
 
 def read_events(path: Path, source: str) -> list[AnyEvent]:
-    """The events of one journal, which may not be there yet."""
+    """The events of the journal at ``path``, called ``source``, which may not be there yet."""
     with contextlib.suppress(OSError):
-        return events_of(read_lines(path.read_bytes(), 0, source), source)[0]
+        return _events(JournalFile(source, str(path), path.stat().st_size))
     return []
 
 
@@ -37,20 +43,8 @@ def last_step(attempt: AttemptDir) -> int | None:
     return _last(attempt.metrics).last_step
 
 
-def _events(run: RunDir) -> Iterator[AnyEvent]:
-    for path in _journals(run):
-        yield from read_events(path, str(path.relative_to(run.path)))
-
-
-def _journals(run: RunDir) -> Iterator[Path]:
-    yield from run.journals.glob("*.jsonl")
-    for path in run.attempts.glob("*/*.jsonl"):
-        if _JOURNAL.fullmatch(path.name):
-            yield path
-
-
-def _progress(run: RunDir) -> Mapping[str, Progress]:
-    return {place.name: _last(place / "metrics.jsonl") for place in run.attempts.glob("*") if place.is_dir()}
+def _events(file: JournalFile) -> list[AnyEvent]:
+    return [event for piece in read_pieces(file) for event in events_of(piece.reading, file.name)[0]]
 
 
 def _last(metrics: Path) -> Progress:

@@ -11,9 +11,9 @@ from slurmtrain.model.run.events.agent import PreflightDone
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry import ingest as module
 from slurmtrain.registry.ingest import ingest
 from slurmtrain.registry.store import Mirrored, Store
+from slurmtrain.system import journal_files
 
 RUN_ID = "0123456789"
 
@@ -118,7 +118,7 @@ def test_metrics_in_pieces_add_up_to_the_whole(store: Store, run: RunDir) -> Non
 def test_a_line_without_end_does_not_hold_up_what_follows(
     store: Store, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 64)
+    monkeypatch.setattr(journal_files, "_PIECE_BYTES", 64)
     append(journal(run), b"x" * 200 + b"\n", b'{"t":1,"kind":"created","name":"n"}\n')
     assert take(store, run).name == "n"
     assert store.garbage(run.id) != []

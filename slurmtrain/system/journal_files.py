@@ -1,18 +1,26 @@
-"""What changes of a run directory can be seen from outside: the times of its folders and the lengths of its files."""
+"""The journals and metrics files of a run directory: where they are, whether they have grown, and what is new in them.
+
+Commands read them from where they stopped the last time, agents from the start.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
+from slurmtrain.model.run.journal import Garbage, Reading, read_lines
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
 
 # A directory that changed this recently may change again without its time changing (timestamps are coarse).
 _COARSE_NS = 2_000_000_000
+# Read at most this much of a file at once.
+_PIECE_BYTES = 16 * 2**20
+# Of a line that is longer than that, keep this much.
+_KEPT_BYTES = 1024
 
 
 class JournalFile(NamedTuple):
@@ -63,6 +71,44 @@ def journal_files(run: RunDir) -> list[JournalFile]:
 def has_unread(files: Iterable[JournalFile], offsets: Mapping[str, int]) -> bool:
     """Whether any of these files is longer, or shorter, than what was read of it (``offsets``, in bytes by name)."""
     return any(file.size != offsets.get(file.name, 0) for file in files)
+
+
+class Piece(NamedTuple):
+    """A piece of a file. ``text``: its bytes, from byte ``offset`` of the file on; ``reading``: its whole lines."""
+
+    text: bytes
+    offset: int
+    reading: Reading
+
+    def line(self, offset: int) -> str:
+        """The line that begins at this byte of the file, as it stands there."""
+        start = offset - self.offset
+        return self.text[start : self.text.index(b"\n", start)].decode()
+
+
+def read_pieces(file: JournalFile, offset: int = 0) -> Iterator[Piece]:
+    """What a file holds from byte ``offset`` on, up to the size it was listed with; nothing where it cannot be read."""
+    while text := _read_bytes(file.path, offset, min(_PIECE_BYTES, file.size - offset)):
+        reading = read_lines(text, offset, file.name)
+        if reading.end == offset and len(text) == _PIECE_BYTES:
+            # No line of ours is that long: pass over it rather than wait for its end for ever.
+            garbage = Garbage(file.name, offset, text[:_KEPT_BYTES])
+            reading = Reading((), (*reading.garbage, garbage), offset + len(text))
+        yield Piece(text, offset, reading)
+        if len(text) < _PIECE_BYTES:
+            return  # what was appended since the files were listed is for the next time
+        offset = reading.end
+
+
+def _read_bytes(path: str, offset: int, length: int) -> bytes:
+    """So many bytes of a file, or fewer; none where it cannot be read."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return os.pread(handle, max(0, length), offset)
+        finally:
+            os.close(handle)
+    return b""
 
 
 def _lines_in(folder: str) -> list[os.DirEntry[str]]:

@@ -110,6 +110,7 @@ def _nearest(cwd: Path) -> Path | None:
 
 def _files(project: Path | None, environ: Mapping[str, str]) -> Iterator[Path]:
     home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
+    # The site first: later files win.
     for folder in ("/etc/xdg", home):
         path = Path(folder) / "slurmtrain" / FILE
         if path.is_file():
@@ -122,6 +123,7 @@ def _read(path: Path) -> dict[str, Any]:
     from slurmtrain.system.yaml_file import parse_yaml, read_text
 
     text = read_text(path)
+    # An empty spec is a mistake, but an empty configuration is a common way to mark a project's directory.
     if not text.strip():
         return {}
     document = parse_yaml(text, str(path))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.diagnose import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
+# With such an ending a missing file is a missing spec, and not a run that does not exist.
 _SPECS = (".yaml", ".yml")
 _STARTS = {
     "agent": "its own agent",

@@ -132,6 +132,7 @@ def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> At
     Raises:
         RunNotFound: The run has no such attempt.
     """
+    # The journals may have grown since the last sync. Slurm was asked when the run was looked up.
     observe(workspace, [run_id], ask_slurm=False)
     run = workspace.store.load(run_id)
     assert run is not None
@@ -179,6 +180,7 @@ class _Journals:
         self.failures: dict[int, Mapping[str, Any]] = {}
         for end in self._ends:
             for failure in end.payload.failures:
+                # Ends are in order, so this is the first failure of the rank.
                 self.failures.setdefault(failure["rank"], failure)
                 self.hosts.setdefault(failure["rank"], self._host(end))
 
@@ -295,9 +297,11 @@ class _Logs:
         ``workspace`` and ``run_id``: where these logs are.
         """
         logs = list(self._files(workspace, run_id, attempt))
+        # A thousand ranks would otherwise mean gigabytes.
         share = max(_LEAST_BYTES, _ALL_BYTES // max(1, len(logs)))
         legible = set()
         for log in logs:
+            # One log that cannot be read must not hide what the others say.
             try:
                 parts, whole = _parts(log.path, share)
             except OSError as error:
@@ -319,6 +323,7 @@ class _Logs:
         logs = directory.attempt(attempt.job_id, attempt.restart).logs
         matches = [(path, _RANK_LOG.fullmatch(path.name)) for path in _listed(logs)]
         rank_logs = [(path, int(match[1]), int(match[2] or 0)) for path, match in matches if match]
+        # By rank and round, so that hits without a time are in the order in which they were written.
         for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
             self.ranks.add(rank)
             yield _Log(path, rank, self._journals.hosts.get(rank, ""))
@@ -332,11 +337,13 @@ class _Logs:
     def _hits_in(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:
         """The hits in a part of a log that begins at this offset."""
         attempt = self._journals.attempt
+        # torch's log lines have no year: the end of the attempt decides it.
         near = attempt.ended_at or attempt.started_at or attempt.submitted_at or 0.0
         for place, pattern, match, line in scan_log(text):
             at = time_of(line, near, self._zone)
             if log.shared and not self._is_ours(at if at is not None else self._before(text, place, near)):
                 continue
+            # In the job's log only torch's own lines name their rank.
             rank = log.rank if log.rank is not None else rank_of(line)
             exact = at is not None
             yield make_hit(
@@ -383,6 +390,7 @@ def _parts(path: Path, share: int) -> tuple[list[tuple[int, str]], bool]:
     tail = min(TAIL_BYTES, share * 3 // 4)
     head = min(HEAD_BYTES, share // 4)
     with path.open("rb") as file:
+        # Of the open file: a rank that still runs may write meanwhile.
         size = os.fstat(file.fileno()).st_size
         if size <= head + tail:
             return [(0, _text(file.read(head + tail)))], True
@@ -397,5 +405,6 @@ def _text(content: bytes) -> str:
 
 def _shown(line: str) -> str:
     """A line as it is printed: without secrets and control characters, and not too long."""
+    # Logs may hold escape sequences, which could rewrite what else is on the terminal.
     clean = "".join(character if character.isprintable() else " " for character in redact(line.strip()))
     return clean if len(clean) <= _SHOWN_LINE else f"{clean[:_SHOWN_LINE]}..."

@@ -83,12 +83,14 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     from slurmtrain.slurm import limits
     from slurmtrain.slurm.site import read_site
 
+    # Not before here: a local run needs no Slurm, and this asks it several questions.
     site = read_site(workspace.scheduler, _user())
     findings = []
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job_facts(workspace, plan, executor, site)
+    # sbatch takes a list of partitions, and starts the job in whichever can run it first.
     names = limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
     all_partitions = list(site.partitions.values())
     outlooks = [
@@ -172,6 +174,7 @@ def _usable(site: Site) -> list[str]:
     """Partitions that this user may submit to."""
     groups = [_group_name(number) for number in {os.getgid(), *os.getgroups()}]
     accounts = None if site.associations is None else {association.account for association in site.associations}
+    # Slurm lets root use any partition.
     root = os.getuid() == 0
     return [name for name, part in site.partitions.items() if may_use(part, groups, accounts, root=root)]
 
@@ -188,4 +191,5 @@ def is_watched(root: RunsRoot) -> bool:
     from slurmtrain.ops.watch.lock import read_holder
 
     holder = read_holder(root.watch_lock)
+    # None: its process is on another machine, where nothing can be checked.
     return holder is not None and (holder.process is None or holder.process.alive() is not False)

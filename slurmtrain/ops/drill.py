@@ -149,7 +149,9 @@ class _DrillPlan:
                 f"{options.path} has a sweep of {len(spec.runs)} runs, and a drill takes one; drill a spec without it"
             )
         plan = spec.runs[0].plan
+        # Before anything is submitted: a user's own checkpoints are at stake.
         _check_checkpoints_are_separate(plan)
+        # A fault that is named twice is tried once; the order stays that of the command line.
         faults = list(dict.fromkeys(options.faults)) or [
             name for name, fault in FAULTS.items() if not fault.optional or plan.spec.requeue.hang_after is not None
         ]
@@ -183,7 +185,7 @@ class _DrillRuns:
 
     workspace: Workspace
     options: DrillOptions
-    plan: _DrillPlan
+    drill_plan: _DrillPlan
     say: Say
     look: Look
 
@@ -206,6 +208,7 @@ class _DrillRuns:
             injected = self._inject_when_ready(run_id, name, reference)
         except SlurmDown as error:
             injected, why = None, str(error)
+        # Also without a fault: the next run needs the nodes, and the verdict the state at the end.
         run = self._ended(run_id)
         if injected is None:
             return not_hit_verdict(name, run, why)
@@ -228,14 +231,14 @@ class _DrillRuns:
                 steps={attempt.key: self._steps(run, attempt.key) for attempt in run.attempts},
                 comparison=comparison,
                 grace_s=self._grace(name),
-                hang_after=self.plan.plan.spec.requeue.hang_after,
+                hang_after=self.drill_plan.plan.spec.requeue.hang_after,
                 deterministic=deterministic,
                 world_sizes={event.payload.world_size for event in store.events(reference.id, SessionStarted)},
             )
         )
 
     def _submitted(self, name: str, action: str) -> str:
-        [run_id], notes = submit_spec(self.workspace, self.plan.specs[name], executor=self.options.executor)
+        [run_id], notes = submit_spec(self.workspace, self.drill_plan.specs[name], executor=self.options.executor)
         for note in notes:
             self.say(f"warning: {note}")
         self.say(f"{name}: run {run_id}; {action}")
@@ -243,6 +246,7 @@ class _DrillRuns:
 
     def _ended(self, run_id: str) -> Run:
         _, synced = wait(self.workspace, [run_id], self.look)
+        # A loop of syncs repeats its notes.
         for note in dict.fromkeys([*synced.notes, *synced.problems]):
             self.say(f"warning: {note}")
         return self._run(run_id)
@@ -256,6 +260,7 @@ class _DrillRuns:
         """Inject the fault once the run is ready for it; None if it ended before."""
         pause = FIRST_PAUSE_S
         while True:
+            # Mirroring to MLflow can take seconds, in which the run may end before it is hit.
             synced = sync(self.workspace, [run_id], track=False)
             self.look({run_id: synced.observed.runs[run_id]})
             run = self._run(run_id)
@@ -277,8 +282,10 @@ class _DrillRuns:
         target = find_target(self.workspace, run)
         if target is None or not target.complete or run.newest is None:
             return False
+        # Without a session nobody counts steps: its checkpoints, or the time, have to do.
         if reference.step is None:
             return self._has_own_checkpoint(run) or self._trains_for(run) > _SHARE_OF_TIME * (_took(reference) or 0.0)
+        # A rank that has not finished a step of this attempt may still be setting itself up.
         first, last = run.newest.first_step, run.newest.last_step
         if first is None or last is None or last <= first:
             return False
@@ -290,7 +297,7 @@ class _DrillRuns:
 
     def _has_own_checkpoint(self, run: Run) -> bool:
         """Whether a script that saves by itself has left a checkpoint."""
-        plan = self.plan.plan
+        plan = self.drill_plan.plan
         pattern = plan.spec.checkpoint.glob
         if pattern is None:
             return False
@@ -316,12 +323,13 @@ class _DrillRuns:
 
     def _grace(self, name: str) -> float:
         """Seconds that a stop for this fault may take: the partition's GraceTime at a preemption, else the default."""
+        # GraceTime is only for preemptions; a time limit has the lead of its signal, which is longer than the default.
         if self.options.executor != "slurm" or name != "preempt":
             return DEFAULT_GRACE_S
         from slurmtrain.slurm import limits
 
         try:
-            return limits.grace_s(self.plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
+            return limits.grace_s(self.drill_plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
         except SlurmDown:
             return DEFAULT_GRACE_S
 

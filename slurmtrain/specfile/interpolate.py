@@ -31,6 +31,7 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
     if isinstance(value, list):
         return [_parsable(inside, (*at, str(index)), report) for index, inside in enumerate(value)]
     if isinstance(value, str) and "${" in value:
+        # omegaconf parses an interpolation when a config is made, long before it evaluates it.
         try:
             OmegaConf.create({"value": value})
         except OmegaConfBaseException:
@@ -49,6 +50,7 @@ def _resolved(node: Any, at: KeyPath, report: Report) -> Any:
 
 def _resolved_child(node: Any, key: Any, at: KeyPath, report: Report) -> Any:
     try:
+        # "???" is omegaconf's own mark for a value that must be given.
         if OmegaConf.is_missing(node, key):
             report(at, "'???' marks a value that must be given; give it here or as key=value")
             return None

@@ -212,11 +212,13 @@ class _Reader:
             reason = " ".join(str(error).split())[:200]
             self._report(node, at, f"this value cannot be read: {type(error).__name__}: {reason}")
             return None
+        # Only without quotes: in quotes, 12:00:00 is text to YAML as well.
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         if plain and isinstance(value, int | float) and SEXAGESIMAL.fullmatch(node.value):
             quoted = f'put it in quotes: "{node.value}"'
             self._report(node, at, f"YAML reads an unquoted {node.value} as the number {value}; {quoted}")
             return node.value
+        # Dates and binary data: JSON, in which plans are kept, has neither.
         if not (value is None or isinstance(value, bool | int | float | str)):
             self._report(node, at, f"YAML reads this as a {type(value).__name__}; put it in quotes")
             return None

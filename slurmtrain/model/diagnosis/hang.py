@@ -75,6 +75,7 @@ FIRST_S = 600.0
 SAVE_S = 300.0
 UNKNOWN_SAVE_S = 1800.0
 
+# In other phases a rank may rightly take any time: downloads before the loop, an evaluation after it.
 WATCHED = (Phase.FIRST, Phase.TRAINING, Phase.SAVING)
 
 
@@ -87,6 +88,7 @@ def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> fl
     if beat.phase not in WATCHED:
         return None
     usual = hang_after if hang_after is not None else max(LEAST_S, TIMES * median_step_s)
+    # A limit of the user's own stands for what steps take, so no least time is added to it.
     if beat.phase is Phase.FIRST:
         return TIMES * usual if hang_after is not None else max(FIRST_S, TIMES * usual)
     if beat.phase is Phase.SAVING:
@@ -146,6 +148,7 @@ _WAITING = re.compile(
     re.IGNORECASE,
 )
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen |/slurmtrain/(?:runtime|system)/")
+# How many ranks a message names.
 _SHOWN = 8
 _STATES = {
     "T": "stopped by a signal",
@@ -154,6 +157,7 @@ _STATES = {
     "X": "ended",
     "D": "waiting for a device or a file server, which nothing can interrupt",
 }
+# States in which a process cannot make progress whatever others do.
 _HELD = "TtZX"
 
 
@@ -166,6 +170,7 @@ def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
     does not separate culprits from victims. Ranks without a heartbeat are judged by the state of their process alone.
     """
     reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]
+    # Strongest evidence first: a stopped process explains why its step count is behind, and not the other way round.
     for suspects, describe in (
         ([rank for rank in ranks if rank.state and rank.state in _HELD], _describe_state),
         ([rank for rank in ranks if rank.state == "D"], _describe_state),

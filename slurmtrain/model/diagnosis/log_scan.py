@@ -48,6 +48,7 @@ def scan_log(text: str, limit: int = 20) -> Iterator[tuple[int, Pattern, re.Matc
     the same line for hours. Long lines are cut to the surroundings of the match.
     """
     for pattern in PATTERNS:
+        # Almost no line holds a needle, and a search for one runs in C; the expression is tried on the few that do.
         places = _lines_with(text, pattern.needles)
         candidates = places if len(places) <= 2 * limit else [*places[:limit], *places[-limit:]]
         for begin, needle in candidates:
@@ -64,6 +65,7 @@ def _lines_with(text: str, needles: Iterable[str]) -> list[tuple[int, int]]:
     for needle in needles:
         at = text.find(needle)
         while at >= 0:
+            # Continue behind this line: a line is looked at once, however often it repeats the needle.
             needle_by_line.setdefault(text.rfind("\n", 0, at) + 1, at)
             end = text.find("\n", at)
             at = text.find(needle, end) if end >= 0 else -1
@@ -98,6 +100,7 @@ def _without_prefix(line: str) -> str:
 
 def make_hit(pattern: Pattern, match: re.Match[str], **attributes: object) -> Hit:
     """The hit for a match of a pattern, its phrases filled in; ``attributes`` set other fields of :class:`Hit`."""
+    # A group that took no part in the match is None.
     groups = [group or "" for group in match.groups()]
     if pattern.name == "slurm-names":
         # The fix names a key of the spec, which is in lower case.

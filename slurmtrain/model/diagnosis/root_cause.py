@@ -109,9 +109,11 @@ def find_laggard(hits: Sequence[Hit], ranks: Iterable[int]) -> Laggard | None:
     by_group = _numbers_by_group(hits, "nccl-progress", 1) or _numbers_by_group(hits, "nccl-watchdog", 0)
     for completed in by_group.values():
         least, most = min(completed.values()), max(completed.values())
+        # All ranks with the least, not one: a whole node may be behind.
         if least < most:
             behind = sorted(rank for rank, number in completed.items() if number == least)
             return Laggard(behind, f"{_names(behind)} had completed collective {least}, others {most}")
+    # A rank that hangs outside of NCCL has no watchdog that could complain.
     waiting = {rank for completed in by_group.values() for rank in completed}
     silent = sorted(set(ranks) - waiting)
     if waiting and silent and len(silent) < len(waiting):
@@ -124,6 +126,7 @@ def _numbers_by_group(hits: Sequence[Hit], name: str, group: int) -> dict[str, d
     numbers: dict[str, dict[int, int]] = {}
     for hit in hits:
         if hit.name == name and hit.rank is not None:
+            # Sequence numbers count per process group: those of two groups cannot be compared.
             match = _GROUP.search(hit.text)
             of_group = numbers.setdefault((match[1] or match[2]) if match else "", {})
             of_group[hit.rank] = max(of_group.get(hit.rank, -1), int(hit.groups[group]))

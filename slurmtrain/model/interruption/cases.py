@@ -132,6 +132,7 @@ def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> Case:
 
 
 def _preempted_with_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> Case:
+    # send_user_signal replaces SIGTERM at the beginning of the grace, and does not add to it.
     signal = "SIGUSR2" if cluster.user_signal else "SIGTERM"
     kill_wait = format_span(cluster.kill_wait_s)
     end = f"after the grace, which may last {_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL"
@@ -183,6 +184,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Case:
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
         return Case(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
+    # The partition's own OverTimeLimit wins over that of the cluster.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s
     more = ", which is not enforced" if over is None else f", plus {format_span(over)}" if over > 0 else ""
     lead = format_span(job.lead_s)

@@ -145,6 +145,7 @@ def _by_partition(partition: Partition, partitions: Collection[Partition]) -> Pr
     mode = _mode(partition.preempt_mode)
     if not mode:
         return Preemption(possible=False, why=f"partition {partition.name} has PreemptMode=OFF")
+    # Only a partition of a higher tier over some of the same nodes can take nodes from this one.
     above = sorted(p.name for p in partitions if p.tier > partition.tier and _overlap(p.nodes, partition.nodes))
     if not above:
         why = f"no partition over the nodes of {partition.name} has a higher PriorityTier"
@@ -166,6 +167,7 @@ def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, own_qos: str | None
         return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
     own = qos[own_qos]
     above = sorted(other.name for other in qos.values() if own.name in other.preempts)
+    # A QOS without a mode of its own has that of the cluster; the partition's mode does not count here.
     mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
     if not above or not mode:
         return Preemption(possible=False, mode=mode, grace_s=own.grace_s, why=f"no QOS preempts QOS {own.name}")

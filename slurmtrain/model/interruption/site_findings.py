@@ -59,6 +59,7 @@ def partition_findings(partition: Partition, qos: Mapping[str, Qos] | None, job:
     if not partition.up:
         text = f"partition {partition.name} is not up: no job starts in it"
         findings.append(SiteFinding("fail", "State", text, "name another one in slurm.partition"))
+    # A QOS with the flag PartitionTimeLimit lifts the limit of the partition.
     own = qos.get(job.qos or "") if qos is not None else None
     too_long = job.time_s is not None and partition.max_time_s is not None and job.time_s > partition.max_time_s
     if too_long and not (own is not None and own.own_limit):
@@ -83,6 +84,7 @@ def requeue_findings(cluster: Cluster, job: JobFacts) -> list[SiteFinding]:
     if not cluster.job_requeue:
         text = "JobRequeue=0: jobs are not requeued unless they ask for it; those of slurmtrain do (--requeue)"
         findings.append(SiteFinding("ok", "JobRequeue", text))
+    # An elastic job rarely needs a requeue, so the delay is not worth mentioning.
     if cluster.requeue_delay_s > CRED_EXPIRE_S and not job.elastic:
         text = f"a requeued job is held for {format_span(cluster.requeue_delay_s)} before it may start"
         fix = "an administrator may set a shorter cred_expire in AuthInfo; resources.spares avoids the requeue"

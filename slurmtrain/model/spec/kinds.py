@@ -81,6 +81,7 @@ def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Sca
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
 
     def parse(value: object) -> int:
+        # True is an int to Python, and "yes" is True to YAML.
         if isinstance(value, bool) or not isinstance(value, int):
             raise ValueError(f"expected a whole number, found {type_name(value)} ({value!r})")
         if value < minimum or (maximum is not None and value > maximum):
@@ -254,6 +255,7 @@ class Section:
         for key in value:
             if key not in schema:
                 report((*at, str(key)), f"unknown key{_hint_for_unknown_key(str(key), schema)}")
+        # After a mistake too: the conflicts of the other keys are to be reported in the same reading.
         section = self.cls(**{name: _read_field(f, value, at, report) for name, f in schema.items()})
         for key, message in section.conflicts() if hasattr(section, "conflicts") else ():
             report((*at, key) if key else at, message)
@@ -323,6 +325,7 @@ def declare_key(default: Any, kind: Kind, doc: str, *, required: bool = False) -
         required: Whether a file without the key has a mistake.
     """
     metadata = {"kind": kind, "doc": doc, "required": required}
+    # A dataclass would share one dict between all of its instances, and therefore refuses it.
     if isinstance(default, dict):
         return field(default_factory=lambda: dict(default), metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -13,7 +13,9 @@ from typing import Any
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 
+# Of plan.json. A reader refuses any other: a plan that is half understood would train something else.
 SCHEMA = 1
+# Stands for a secret in files. Values that are this text are not secrets again when a plan is read back.
 REDACTED = "<redacted>"
 
 
@@ -82,6 +84,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
         The plan, and the secret environment variables, which must reach the job without being written to any file.
     """
     secrets = {name: value for name, value in spec.env.items() if is_secret_variable(name) and value != REDACTED}
+    # Both of these are in the hashed content, so a default that is written out does not change the hash.
     tracking = spec.tracking
     if tracking.mlflow.experiment is None:
         tracking = replace(tracking, mlflow=replace(tracking.mlflow, experiment=spec.name))
@@ -116,10 +119,12 @@ def fill_command(plan: Plan, facts: Mapping[str, str | None]) -> list[str]:
     for word in shlex.split(plan.spec.command):
         names = _PLACEHOLDER.findall(word)
         if any(facts.get(name) is None for name in names):
+            # "--resume {resume_from}" are two words, of which the option goes as well; "--resume={resume_from}" is one.
             if word.startswith("{") and argv and argv[-1].startswith("-") and "=" not in argv[-1]:
                 argv.pop()
             continue
         argv.append(_PLACEHOLDER.sub(lambda match: str(facts[match[1]]), word))
+    # No shell looks "python" up on the node, where another one may come first on the PATH.
     if argv and argv[0] == "python":
         argv[0] = plan.python
     return argv

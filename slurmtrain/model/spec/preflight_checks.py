@@ -42,6 +42,8 @@ class ClockCheck:
     """How much the clocks of nodes may differ."""
 
     level: str = _declare_level("fail")
+    # 50 ms is where monitoring usually warns. torch's rendezvous drops nodes that are 15 s apart: 1 s is far below
+    # that, and no clock that a time service keeps is off by so much.
     warn_ms: float = declare_key(50, kinds.number(0), "Offset from node 0, in milliseconds, at which to warn.")
     fail_ms: float = declare_key(
         1000, kinds.number(0), "Offset from node 0, in milliseconds, at which to refuse the node."
@@ -66,6 +68,7 @@ class DnsCheck:
     """How long a reverse lookup of the node's own address may take: libraries make many, and wait for each."""
 
     level: str = _declare_level("warn")
+    # A dead resolver takes 5 to 30 s for each lookup, one that works milliseconds.
     max_ms: float = declare_key(1000, kinds.number(0), "Milliseconds that it may take.")
 
 
@@ -106,6 +109,7 @@ class LimitsCheck:
     """Limits that the kernel sets to a process."""
 
     level: str = _declare_level("warn")
+    # Data loaders and NCCL hold a descriptor for each worker and each peer; 1024, a common default, is soon used up.
     min_nofile: int = declare_key(4096, kinds.whole_number(0), "Open files of a process (`ulimit -n`).")
     min_memlock_gb: float | None = declare_key(
         None,
@@ -119,6 +123,7 @@ class GpuCheck:
     """GPUs: as many as were requested, without uncorrected memory errors, unused, and able to multiply."""
 
     level: str = _declare_level("fail")
+    # A CUDA context alone takes some hundred MB; more than this is somebody else's process.
     max_used_mb: int = declare_key(
         2048, kinds.whole_number(0), "MB of a GPU's memory that may be in use before training starts."
     )

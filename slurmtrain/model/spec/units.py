@@ -24,6 +24,7 @@ def parse_duration(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected a time, found {type_name(value)} ({value!r}); {_WRITE_TIME}")
     if isinstance(value, int):
+        # As minutes this would be more than two days: rather a time without quotes than a number of minutes.
         if value >= 3600:
             raise ValueError(
                 f"{value} is what YAML makes of an unquoted 12:00:00 (a sexagesimal number); {_WRITE_TIME}"

@@ -68,6 +68,7 @@ def read_variable(value: object) -> str:
     """The value of an environment variable as text. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"expected text, found {type_name(value)} ({value!r}); put it in quotes")
+    # The environment of a process ends a value at NUL.
     if "\0" in str(value):
         raise ValueError("a NUL character cannot be used here")
     return str(value)
@@ -77,6 +78,7 @@ def read_sbatch_value(value: object) -> str | int | bool | None:
     """The value of an sbatch option. Raises ValueError."""
     if value is not None and not isinstance(value, str | int | bool):
         raise ValueError(f"expected text, a whole number, true or false, found {type_name(value)} ({value!r})")
+    # It becomes a line of the batch script (#SBATCH): a line break would add lines to that.
     if isinstance(value, str) and re.search(r"[\n\r\0]", value):
         raise ValueError("an sbatch option cannot hold a line break")
     return value
@@ -127,5 +129,6 @@ def check_uri(uri: str) -> None:
 
 def check_interface(name: str) -> None:
     """Raise ValueError unless this can name a network interface."""
+    # Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.
     if not re.fullmatch(r"[^\s/=^,]{1,15}", name):
         raise ValueError(f"{name!r} cannot be an interface name; write 'auto' or one name such as eth0")

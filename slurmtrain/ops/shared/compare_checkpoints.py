@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from slurmtrain.runtime.checkpoint.index import Index
 
+# Bytes that are hashed at a time.
 _CHUNK = 1 << 22
 # Below this prefix a checkpoint keeps what belongs to one rank, such as its states of random numbers.
 _OF_A_RANK = "ranks."
@@ -84,9 +85,12 @@ def _hash(path: Path) -> str:
 
 def _compare_published(first: Path, second: Path) -> Comparison:
     manifest, other_manifest = read_manifest(first), read_manifest(second)
+    # Weights of different steps differ anyway; that one run stopped early is what should be said.
     if manifest.step != other_manifest.step:
         return Comparison(identical=None, why=f"they are of steps {manifest.step} and {other_manifest.step}")
     same_ranks = manifest.world_size == other_manifest.world_size
+    # Equal hashes in the manifests save reading gigabytes. Different ones prove nothing: equal tensors may be pickled
+    # differently.
     if same_ranks and manifest.files == other_manifest.files:
         return Comparison(identical=True, method="hashes")
     return _compare_values(first, second, same_ranks=same_ranks)
@@ -120,6 +124,7 @@ def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> Compar
     if shapes != second.shapes():
         unmatched = sorted(set(shapes.items()) ^ set(second.shapes().items()))
         return Comparison(identical=False, method="values", where=unmatched[0][0])
+    # Tensors first, one at a time: all of both checkpoints need not fit into memory.
     worst: tuple[float, str] | None = None
     for name in shapes:
         difference = _difference(_read(first, name), _read(second, name))
@@ -127,6 +132,7 @@ def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> Compar
             worst = (difference, name)
     if worst is not None:
         return Comparison(identical=False, method="values", difference=worst[0], where=worst[1])
+    # Then all that is no tensor: schedulers, counters, the states of ranks.
     for name in sorted(set(first.metadata.state_dict_metadata) - set(shapes)):
         if name.startswith(_OF_A_RANK) and not same_ranks:
             continue

@@ -72,6 +72,7 @@ def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
         if agent.process is not None:
             nodes = max(nodes, agent.nodes)
             hosts[agent.node], agents[agent.node] = agent.host, Process.from_dict(agent.process)
+    # Only of the newest attempt: an earlier one of the same job has journals of its own.
     by_source = {f"attempts/{newest.key}/node-{node}.jsonl": node for node in agents}
     for started in _events_of_attempt(workspace, run, newest, WorkersStarted):
         if started.source in by_source:
@@ -136,6 +137,7 @@ def _send(processes: Sequence[Process], number: signal.Signals, target: str) -> 
 
     Raises RunBusy where all of them had ended, UserError where they are on another machine.
     """
+    # Unknown means another machine, whose processes have the same numbers as ours.
     if any(process.alive() is None for process in processes):
         raise UserError(f"the run is on {processes[0].host}, whose processes cannot be reached from here: drill there")
     sent = [process.send(number) for process in processes]
@@ -182,6 +184,7 @@ def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Si
     run_command(
         "srun",
         f"--jobid={job_id}",
+        # The job's own step holds all of its CPUs; without this the new step would wait for them.
         "--overlap",
         f"--nodelist={','.join(pids)}",
         f"--nodes={count}",

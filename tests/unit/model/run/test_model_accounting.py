@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytest
 from helpers.journal_events import event, read_run
@@ -20,25 +19,24 @@ from slurmtrain.model.run.run import Attempt, Run
 NODE, RANK, COMMAND = "attempts/7.0/node-0.jsonl", "attempts/7.0/rank-0.jsonl", "journal/observe.jsonl"
 
 
-@dataclass
-class Told:
-    """What is known of an attempt that was submitted at 100 s."""
+class TimedAttempt(SimulatedRun):
+    """The attempt of a job that was submitted at 100 s, with the time of each event."""
 
-    events: list[AnyEvent] = field(default_factory=list)
-    progress: Progress = field(default_factory=Progress)
+    def __init__(self) -> None:
+        super().__init__(now=100.0)
+        self.progress = Progress()
 
-    def at(self, time: float, source: str, kind: str, **data: Any) -> Told:
-        self.events.append(event(float(time), kind, data, source, len(self.events)))
-        return self
+    def at(self, time: float, source: str, kind: str, **fields: Any) -> Self:
+        return self.write(source, kind, at=float(time), **fields)
 
-    def started(self) -> Told:
+    def started(self) -> Self:
         """In the queue for 20 s, 5 s of start, 3 s of preflight, 2 s more until ranks start."""
         self.at(120, NODE, "agent", node=0, nodes=1, host="n0", attempt=1, executor="slurm")
         self.at(128, NODE, "preflight", seconds=3.0, findings=[])
         self.at(129, NODE, "rendezvous", node=0)
         return self.at(130, NODE, "workers", processes={})
 
-    def trains(self, time: float, step: int = 0, round_: int = 0) -> Told:
+    def trains(self, time: float, step: int = 0, round_: int = 0) -> Self:
         """Ranks have begun 10 s before, and restored a step for 4 s until a second ago."""
         rank = f"attempts/7.0/rank-0.{round_}.jsonl" if round_ else RANK
         self.at(time - 10, rank, "session", step=0, world_size=1)
@@ -47,22 +45,24 @@ class Told:
             self.at(time - 1, rank, "restored", step=step, took_s=4.0, **saved)
         return self.at(time, rank, "total", total_steps=100)
 
-    def saved(self, captured: float, step: int, why: str = "interval", stall_s: float = 1.0, took: float = 6.0) -> Told:
-        done = captured + took
-        told = {"step": step, "path": f"checkpoints/step-{step}", "bytes": 1, "seconds": took, "saved_at": done}
-        return self.at(done + 0.5, RANK, "saved", **told, stall_s=stall_s, why=why)
+    def saves(self, captured: float, step: int, why: str = "interval", stall_s: float = 1.0, took: float = 6.0) -> Self:
+        """A save of the state at ``captured``, which took so many seconds."""
+        saved_at = captured + took
+        fields = {"step": step, "path": f"checkpoints/step-{step}", "bytes": 1, "seconds": took, "saved_at": saved_at}
+        return self.at(saved_at + 0.5, RANK, "saved", **fields, stall_s=stall_s, why=why)
 
-    def reached(self, step: int, time: float) -> Told:
+    def trained_to(self, step: int, time: float) -> Self:
+        """Training had finished so many steps at this time."""
         self.progress = Progress(step, float(time), {})
         return self
 
     def spent(self, ended_at: float | None, goes_on_from: int | None = None) -> dict[str, float]:
         """Seconds by kind, those of which there are any."""
-        found = account(
+        spent = account(
             self.events, self.progress, queued_from=100.0, ended_at=ended_at, goes_on_from=goes_on_from
         )  # fmt: skip
-        assert sum(found.values()) == pytest.approx((ended_at or 0.0) - 100.0) or ended_at is None
-        return {kind: seconds for kind, seconds in found.items() if seconds}
+        assert sum(spent.values()) == pytest.approx((ended_at or 0.0) - 100.0) or ended_at is None
+        return {kind: seconds for kind, seconds in spent.items() if seconds}
 
 
 BEFORE = {"queue": 20.0, "start": 13.0, "preflight": 3.0, "restore": 4.0}
@@ -70,120 +70,135 @@ BEFORE = {"queue": 20.0, "start": 13.0, "preflight": 3.0, "restore": 4.0}
 
 
 def test_every_second_of_an_attempt_that_completes_has_its_kind() -> None:
-    told = Told().started().trains(140, 10).saved(200, 20).saved(290, 30, "end", stall_s=0.5).reached(30, 290)
-    told.at(297, NODE, "end", cause="completed")
+    attempt = (
+        TimedAttempt().started().trains(140, 10).saves(200, 20).saves(290, 30, "end", stall_s=0.5).trained_to(30, 290)
+    )
+    attempt.at(297, NODE, "end", cause="completed")
     # A save in the background costs the second for which training stood still; the last one all of its six.
-    assert told.spent(300.0) == {**BEFORE, "train": 150.0, "stall": 7.0, "stop": 3.0}
+    assert attempt.spent(300.0) == {**BEFORE, "train": 150.0, "stall": 7.0, "stop": 3.0}
 
 
 def test_a_job_in_the_queue_has_waited_for_as_long_as_something_is_known_of_it() -> None:
-    told = Told().at(100, COMMAND, "submitting").at(115, COMMAND, "observed", state="PENDING", started_at=None)
-    assert told.spent(None) == {"queue": 15.0}
-    assert told.spent(130.0) == {"queue": 30.0}
+    attempt = (
+        TimedAttempt().at(100, COMMAND, "submitting").at(115, COMMAND, "observed", state="PENDING", started_at=None)
+    )
+    assert attempt.spent(None) == {"queue": 15.0}
+    assert attempt.spent(130.0) == {"queue": 30.0}
 
 
 def test_slurm_knows_better_than_the_agent_when_the_queue_ended() -> None:
-    told = Told().started().at(400, COMMAND, "observed", state="FAILED", started_at=117.0)
-    assert told.spent(130.0) == {"queue": 17.0, "start": 10.0, "preflight": 3.0}
+    attempt = TimedAttempt().started().at(400, COMMAND, "observed", state="FAILED", started_at=117.0)
+    assert attempt.spent(130.0) == {"queue": 17.0, "start": 10.0, "preflight": 3.0}
 
 
 def test_an_agent_that_speaks_before_slurms_whole_second_has_begun() -> None:
-    told = Told().started().at(400, COMMAND, "observed", state="FAILED", started_at=121.0)
-    assert told.spent(130.0)["queue"] == 20.0
+    attempt = TimedAttempt().started().at(400, COMMAND, "observed", state="FAILED", started_at=121.0)
+    assert attempt.spent(130.0)["queue"] == 20.0
 
 
 def test_a_run_of_a_sweep_that_waits_for_its_turn_is_in_the_queue() -> None:
-    told = Told().at(110, NODE, "agent", node=0, host="n0").at(111, NODE, "waiting", run="OTHER")
-    told.at(150, NODE, "preflight", seconds=4.0).at(151, NODE, "workers", processes={})
-    assert told.spent(160.0) == {"queue": 45.0, "start": 2.0, "preflight": 4.0, "train": 9.0}
+    attempt = TimedAttempt().at(110, NODE, "agent", node=0, host="n0").at(111, NODE, "waiting", run="OTHER")
+    attempt.at(150, NODE, "preflight", seconds=4.0).at(151, NODE, "workers", processes={})
+    assert attempt.spent(160.0) == {"queue": 45.0, "start": 2.0, "preflight": 4.0, "train": 9.0}
 
 
 def test_a_script_without_a_session_trains_from_its_ranks_start_to_its_end() -> None:
-    told = Told().started().at(180, NODE, "end", cause="crash", failed_at=175.0)
-    assert told.spent(180.0, goes_on_from=0) == {
+    attempt = TimedAttempt().started().at(180, NODE, "end", cause="crash", failed_at=175.0)
+    assert attempt.spent(180.0, goes_on_from=0) == {
         "queue": 20.0, "start": 7.0, "preflight": 3.0, "train": 45.0, "stop": 5.0,
     }  # fmt: skip
 
 
 def test_what_was_trained_after_the_step_that_is_gone_on_from_is_lost() -> None:
-    told = Told().started().trains(140).saved(160, 10).saved(180, 20).reached(28, 196)
-    told.at(201, NODE, "end", cause="crash", failed_at=199.0)
+    attempt = TimedAttempt().started().trains(140).saves(160, 10).saves(180, 20).trained_to(28, 196)
+    attempt.at(201, NODE, "end", cause="crash", failed_at=199.0)
     alone = {"queue": 20.0, "start": 17.0, "preflight": 3.0}
     # From the 181st second on, when the stall was over: the crash came before step 29 was finished.
-    assert told.spent(201.0, 20) == {**alone, "train": 39.0, "stall": 2.0, "lost": 18.0, "stop": 2.0}
-    assert told.spent(201.0, 10) == {**alone, "train": 20.0, "stall": 2.0, "lost": 37.0, "stop": 2.0}
-    assert told.spent(201.0, 0) == {**alone, "stall": 2.0, "lost": 57.0, "stop": 2.0}
-    assert told.spent(201.0, None) == {**alone, "train": 57.0, "stall": 2.0, "stop": 2.0}
+    assert attempt.spent(201.0, 20) == {**alone, "train": 39.0, "stall": 2.0, "lost": 18.0, "stop": 2.0}
+    assert attempt.spent(201.0, 10) == {**alone, "train": 20.0, "stall": 2.0, "lost": 37.0, "stop": 2.0}
+    assert attempt.spent(201.0, 0) == {**alone, "stall": 2.0, "lost": 57.0, "stop": 2.0}
+    assert attempt.spent(201.0, None) == {**alone, "train": 57.0, "stall": 2.0, "stop": 2.0}
 
 
 def test_a_step_whose_save_nobody_told_of_is_estimated_between_its_neighbours() -> None:
-    told = Told().started().trains(140).saved(160, 10, stall_s=0.0).reached(20, 180)
-    assert told.spent(180.0, 15)["lost"] == 10.0
+    attempt = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).trained_to(20, 180)
+    assert attempt.spent(180.0, 15)["lost"] == 10.0
 
 
 def test_an_attempt_that_is_asked_to_stop_loses_nothing_that_it_saves() -> None:
-    told = Told().started().trains(140).reached(20, 181).at(180, NODE, "stopping", cause="preempted")
-    told.saved(182, 20, "stop", stall_s=2.0).at(189, RANK, "stopped", step=20)
-    told.at(190, NODE, "end", cause="preempted", failed_at=190.0)
-    assert told.spent(190.0, 20) == {"queue": 20.0, "start": 17.0, "preflight": 3.0, "train": 40.0, "stop": 10.0}
+    attempt = TimedAttempt().started().trains(140).trained_to(20, 181).at(180, NODE, "stopping", cause="preempted")
+    attempt.saves(182, 20, "stop", stall_s=2.0).at(189, RANK, "stopped", step=20)
+    attempt.at(190, NODE, "end", cause="preempted", failed_at=190.0)
+    assert attempt.spent(190.0, 20) == {"queue": 20.0, "start": 17.0, "preflight": 3.0, "train": 40.0, "stop": 10.0}
 
 
 def test_ranks_that_stop_by_themselves_do_so_from_their_last_save() -> None:
-    told = Told().started().trains(140).reached(20, 180).saved(182, 20, "stop").at(189, RANK, "stopped", step=20)
-    assert told.spent(190.0, 20)["stop"] == 8.0
+    attempt = (
+        TimedAttempt()
+        .started()
+        .trains(140)
+        .trained_to(20, 180)
+        .saves(182, 20, "stop")
+        .at(189, RANK, "stopped", step=20)
+    )
+    assert attempt.spent(190.0, 20)["stop"] == 8.0
 
 
-def restarted() -> Told:
+def restarted() -> TimedAttempt:
     """Round 0 trains from 140 to 200 s, saves step 10 at 160 s and fails after step 18; round 1 goes on at 240 s."""
-    told = Told().started().trains(140).saved(160, 10, stall_s=0.0).at(200, RANK, "raised", type="E", message="")
-    told.at(210, NODE, "restart", round=1, cause="crash", reached=18)
-    told.at(212, NODE, "workers", processes={})
-    return told.trains(240, 10, 1)
+    attempt = (
+        TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).at(200, RANK, "raised", type="E", message="")
+    )
+    attempt.at(210, NODE, "restart", round=1, cause="crash", reached=18)
+    attempt.at(212, NODE, "workers", processes={})
+    return attempt.trains(240, 10, 1)
 
 
 def test_a_restart_in_place_loses_what_was_trained_since_the_checkpoint() -> None:
-    told = restarted().reached(30, 300).at(300, NODE, "end", cause="completed")
-    assert told.spent(300.0) == {
+    attempt = restarted().trained_to(30, 300).at(300, NODE, "end", cause="completed")
+    assert attempt.spent(300.0) == {
         "queue": 20.0, "start": 43.0, "preflight": 3.0, "restore": 4.0, "train": 80.0, "lost": 40.0, "stop": 10.0,
     }  # fmt: skip
 
 
 def test_a_later_round_that_goes_back_further_loses_what_the_first_had_kept() -> None:
-    told = restarted().reached(20, 260)
-    assert told.spent(300.0, 5)["lost"] == pytest.approx(60.0 + 50.0)
-    assert told.spent(300.0, 10)["lost"] == pytest.approx(60.0 + 40.0)
+    attempt = restarted().trained_to(20, 260)
+    assert attempt.spent(300.0, 5)["lost"] == pytest.approx(60.0 + 50.0)
+    assert attempt.spent(300.0, 10)["lost"] == pytest.approx(60.0 + 40.0)
 
 
 def test_until_the_ranks_train_again_the_newest_checkpoint_is_what_they_go_on_from() -> None:
-    told = restarted()
-    told.events = [event for event in told.events if event.time <= 212]
-    assert told.spent(None)["lost"] == 40.0
+    attempt = restarted()
+    attempt.events = [event for event in attempt.events if event.time <= 212]
+    assert attempt.spent(None)["lost"] == 40.0
 
 
 def test_the_time_without_a_step_that_made_it_a_hang_is_lost_even_if_no_step_is() -> None:
-    told = Told().started().trains(140).saved(160, 10, stall_s=0.0).reached(10, 160)
-    told.at(230, NODE, "hang", ranks=[{"idle_s": 70.0}, {"idle_s": 60.0}, {"idle_s": 0.0}]).at(
+    attempt = TimedAttempt().started().trains(140).saves(160, 10, stall_s=0.0).trained_to(10, 160)
+    attempt.at(230, NODE, "hang", ranks=[{"idle_s": 70.0}, {"idle_s": 60.0}, {"idle_s": 0.0}]).at(
         231, NODE, "restart", round=1, reached=10
     )
-    told.trains(250, 10, 1)
-    assert told.spent(260.0)["lost"] == 60.0
-    assert told.spent(260.0)["train"] == 40.0
+    attempt.trains(250, 10, 1)
+    assert attempt.spent(260.0)["lost"] == 60.0
+    assert attempt.spent(260.0)["train"] == 40.0
 
 
 def test_other_nodes_whose_clocks_are_off_do_not_move_what_node_0_says() -> None:
-    told = Told().started().trains(140).reached(20, 180).at(181, NODE, "end", cause="crash", failed_at=180.0)
-    alone = told.spent(181.0, 20)
+    attempt = (
+        TimedAttempt().started().trains(140).trained_to(20, 180).at(181, NODE, "end", cause="crash", failed_at=180.0)
+    )
+    alone = attempt.spent(181.0, 20)
     for kind in ("agent", "workers", "end", "stopping", "preflight"):
-        told.at(20, "attempts/7.0/node-1.jsonl", kind, node=1, host="n1", seconds=900.0, cause="crash")
-    told.at(150, "attempts/7.0/rank-1.jsonl", "raised", type="E", message="")
-    assert told.spent(181.0, 20) == alone
+        attempt.at(20, "attempts/7.0/node-1.jsonl", kind, node=1, host="n1", seconds=900.0, cause="crash")
+    attempt.at(150, "attempts/7.0/rank-1.jsonl", "raised", type="E", message="")
+    assert attempt.spent(181.0, 20) == alone
 
 
 def test_a_hang_that_another_node_tells_of_is_put_right_by_its_clock() -> None:
-    told = Told().started().trains(140).reached(20, 180)
-    told.at(128, "attempts/7.0/node-1.jsonl", "clock", node=1, offset_ms=-50_000.0)
-    told.at(190, "attempts/7.0/node-1.jsonl", "hang", ranks=[])
-    assert told.spent(250.0)["stop"] == 10.0
+    attempt = TimedAttempt().started().trains(140).trained_to(20, 180)
+    attempt.at(128, "attempts/7.0/node-1.jsonl", "clock", node=1, offset_ms=-50_000.0)
+    attempt.at(190, "attempts/7.0/node-1.jsonl", "hang", ranks=[])
+    assert attempt.spent(250.0)["stop"] == 10.0
 
 
 # --- the run ------------------------------------------------------------------------------------------------------
@@ -194,22 +209,22 @@ def run_of(*events: AnyEvent, **steps: Progress) -> Run:
 
 
 def test_an_attempt_counts_the_steps_that_its_restarts_in_place_did_again() -> None:
-    told = restarted()
+    attempt = restarted()
     progress = Progress(30, 300.0, {})
-    run = run_of(*told.events, r0=progress)
+    run = run_of(*attempt.events, r0=progress)
     assert [attempt.lost_steps for attempt in run.attempts] == [8]
-    told.at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
-    told.at(305, COMMAND, "observed", job_id="7", restart=0, state="FAILED")
-    run = run_of(*told.events, r0=progress)
+    attempt.at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
+    attempt.at(305, COMMAND, "observed", job_id="7", restart=0, state="FAILED")
+    run = run_of(*attempt.events, r0=progress)
     assert run.attempts[0].lost_steps == run.lost_steps == 8 + 20
-    told.events[-2:] = []
-    told.at(300, NODE, "end", cause="completed", reason="", failures=[])
-    assert run_of(*told.events, r0=progress).lost_steps == 8
+    attempt.events[-2:] = []
+    attempt.at(300, NODE, "end", cause="completed", reason="", failures=[])
+    assert run_of(*attempt.events, r0=progress).lost_steps == 8
 
 
 def test_a_round_that_finished_no_step_does_not_lose_those_of_the_one_before_twice() -> None:
-    told = restarted().at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
-    assert run_of(*told.events, r0=Progress(18, 199.0, {})).lost_steps == 8
+    attempt = restarted().at(300, NODE, "end", cause="crash", failed_at=299.0, reason="", failures=[])
+    assert run_of(*attempt.events, r0=Progress(18, 199.0, {})).lost_steps == 8
 
 
 def test_a_job_that_is_put_back_waits_in_the_queue_from_the_end_of_its_earlier_start() -> None:
@@ -222,8 +237,8 @@ def test_a_job_that_is_put_back_waits_in_the_queue_from_the_end_of_its_earlier_s
 
 
 def test_a_run_has_the_goodput_of_its_attempts_by_their_nodes() -> None:
-    told = {"queue": 500.0, "train": 60.0, "lost": 20.0, "stop": 20.0}
-    large = Attempt(number=1, job_id="7", restart=0, hosts={"0": "a", "1": "b"}, spent=told)
+    spent = {"queue": 500.0, "train": 60.0, "lost": 20.0, "stop": 20.0}
+    large = Attempt(number=1, job_id="7", restart=0, hosts={"0": "a", "1": "b"}, spent=spent)
     small = Attempt(number=2, job_id="7", restart=1, spent={"queue": 1.0, "train": 100.0})
     assert goodput([large]) == 0.6
     assert goodput([large, small]) == pytest.approx((120 + 100) / (200 + 100))
@@ -280,8 +295,8 @@ def test_the_kinds_share_the_time_without_rest_whatever_is_known_in_whatever_ord
 @given(st.lists(EVENTS, max_size=12, unique_by=lambda event: event.order), PROGRESS, st.integers(0, 30))
 def test_whatever_is_lost_was_training_before(events: list[AnyEvent], progress: Progress, step: int) -> None:
     def spent(goes_on_from: int | None) -> dict[str, int]:
-        found = account(events, progress, queued_from=90.0, ended_at=320.0, goes_on_from=goes_on_from)
-        ticks = {kind: round(seconds * 1e6) for kind, seconds in found.items()}
+        seconds = account(events, progress, queued_from=90.0, ended_at=320.0, goes_on_from=goes_on_from)
+        ticks = {kind: round(seconds * 1e6) for kind, seconds in seconds.items()}
         return {**ticks, "train": 0, "lost": 0, "either": ticks["train"] + ticks["lost"]}
 
     assert spent(None) == spent(step) == spent(0)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import pytest
-from helpers.journal_events import event, read_run
+from helpers.journal_events import read_run
 from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,51 +18,32 @@ from slurmtrain.model.run.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE, 
 PROCESS = {"host": "n0", "boot": "b", "pid": 5, "start": 9}
 
 
-@dataclass
-class History:
-    """Events of one run, each a second after the one before unless ``t`` says otherwise."""
+class LocalRun(SimulatedRun):
+    """A run of this machine, that begins at 100 s: the job of its n-th submission is jn."""
 
-    events: list[AnyEvent] = field(default_factory=list)
-    now: float = 100.0
+    def __init__(self) -> None:
+        super().__init__(executor="local", now=100.0)
+        self.submission = 1
 
-    def add(self, source: str, kind: str, t: float | None = None, **data: Any) -> History:
-        self.now = self.now + 1 if t is None else t
-        self.events.append(event(self.now, kind, data, source, len(self.events) * 10))
-        return self
+    def created(self) -> Self:
+        return super().created(name="digits", plan_hash="h", by="me", git={"commit": "c"})
 
-    def command(self, kind: str, **data: Any) -> History:
-        return self.add("journal/submit.jsonl", kind, **data)
+    def submitted(self, submission: int = 1, *, job: str = "", **fields: Any) -> Self:
+        self.submission, self.job = submission, job or f"j{submission}"
+        return super().submitted(submission, process=PROCESS, **fields)
 
-    def node(self, kind: str, job: str = "j1", at: int = 0, /, **data: Any) -> History:
-        return self.add(f"attempts/{job}.0/node-{at}.jsonl", kind, **data)
+    def started(self, nodes: int = 1, step: int = 0) -> Self:
+        super().started(nodes=nodes, submission=self.submission, process=PROCESS)
+        self.node("rendezvous", node=0, master_addr="10.0.0.1", master_port=2000, interface="eth0")
+        self.node("workers", processes={"0": PROCESS}, resume_from=None)
+        return self.rank("session", step=step, world_size=nodes, device="cpu")
 
-    def rank(self, kind: str, job: str = "j1", **data: Any) -> History:
-        return self.add(f"attempts/{job}.0/rank-0.jsonl", kind, **data)
-
-    def created(self) -> History:
-        return self.command("created", name="digits", plan_hash="h", executor="local", by="me", git={"commit": "c"})
-
-    def submitted(self, job: str = "j1", attempt: int = 1, **more: Any) -> History:
-        number = {"submission": attempt, "job_id": job}
-        self.command("submitting", **number, attempt=attempt, executor="local", overrides=[], after=None, **more)
-        return self.command("submitted", **number, process=PROCESS)
-
-    def started(self, job: str = "j1", nodes: int = 1, attempt: int = 1, step: int = 0) -> History:
-        for node in range(nodes):
-            self.node("agent", job, node, node=node, nodes=nodes, host=f"n{node}", process=PROCESS, attempt=attempt)
-        self.node("rendezvous", job, node=0, master_addr="10.0.0.1", master_port=2000, interface="eth0")
-        self.node("workers", job, processes={"0": PROCESS}, resume_from=None)
-        return self.rank("session", job, step=step, world_size=nodes, device="cpu")
-
-    def saved(self, step: int, job: str = "j1") -> History:
-        return self.rank(
-            "saved", job, step=step, path=f"checkpoints/step-{step}", bytes=10, seconds=0.5, saved_at=self.now + 1
-        )
-
-    def ended(self, cause: str, job: str = "j1", node: int = 0, **data: Any) -> History:
-        return self.node("end", job, node, cause=cause, reason=data.pop("reason", ""), **data)
+    def saved(self, step: int) -> Self:
+        path = f"checkpoints/step-{step}"
+        return self.rank("saved", step=step, path=path, bytes=10, seconds=0.5, saved_at=self.now + 1)
 
     def fold(self, **steps: int) -> Run:
+        """The run, whose jobs have reached these steps."""
         progress = {f"{job}.0": Progress(step, 1.0, {"loss": step / 10}) for job, step in steps.items()}
         return read_run("RUN", self.events, progress)
 
@@ -74,16 +54,16 @@ def test_a_run_without_any_event_is_created() -> None:
 
 
 def test_a_run_goes_from_created_over_pending_and_running_to_completed() -> None:
-    history = History().created()
-    assert history.fold().state == "created"
-    assert history.submitted().fold().state == "pending"
-    assert history.started().fold().state == "running"
-    assert history.ended("completed").fold().state == "completed"
+    sim = LocalRun().created()
+    assert sim.fold().state == "created"
+    assert sim.submitted().fold().state == "pending"
+    assert sim.started().fold().state == "running"
+    assert sim.ended("completed").fold().state == "completed"
 
 
 def test_the_facts_of_a_completed_run_are_all_there() -> None:
-    history = History().created().submitted().started().rank("total", total_steps=20).saved(20)
-    run = history.ended("completed").command("mlflow", mlflow_run_id="m", uri="u").fold(j1=20)
+    sim = LocalRun().created().submitted().started().rank("total", total_steps=20).saved(20)
+    run = sim.ended("completed").command("mlflow", mlflow_run_id="m", uri="u").fold(j1=20)
     assert (run.name, run.plan_hash, run.executor, run.git) == ("digits", "h", "local", {"commit": "c"})
     assert (run.step, run.total_steps, run.metrics, run.lost_steps) == (20, 20, {"loss": 2.0}, 0)
     assert run.mlflow_run_id == "m"
@@ -96,132 +76,132 @@ def test_the_facts_of_a_completed_run_are_all_there() -> None:
 
 
 def test_a_run_of_two_nodes_ends_when_both_have_said_so() -> None:
-    history = History().created().submitted().started(nodes=2).ended("completed", node=0)
-    assert history.fold().state == "running"
-    assert history.ended("completed", node=1).fold().state == "completed"
+    sim = LocalRun().created().submitted().started(nodes=2).ended("completed", node=0)
+    assert sim.fold().state == "running"
+    assert sim.ended("completed", node=1).fold().state == "completed"
 
 
 def test_the_first_node_to_fail_is_the_cause() -> None:
-    history = History().created().submitted().started(nodes=2)
-    history.ended("crash", node=1, reason="follows", failed_at=205.0, failures=[])
-    history.ended("crash", node=0, reason="is the root", failed_at=204.0, failures=[{"rank": 0}])
-    run = history.fold()
+    sim = LocalRun().created().submitted().started(nodes=2)
+    sim.ended("crash", node=1, reason="follows", failed_at=205.0, failures=[])
+    sim.ended("crash", node=0, reason="is the root", failed_at=204.0, failures=[{"rank": 0}])
+    run = sim.fold()
     assert (run.state, run.reason) == ("failed", "is the root")
     assert run.attempts[0].failures == ({"rank": 0},)
 
 
 def test_a_cancelled_run_is_cancelled_with_the_step_it_reached() -> None:
-    run = History().created().submitted().started().command("cancel", by="me").ended("cancelled").fold(j1=7)
+    run = LocalRun().created().submitted().started().command("cancel", by="me").ended("cancelled").fold(j1=7)
     assert (run.state, run.reason, run.cancelled) == ("cancelled", "cancelled after step 7", True)
 
 
 def test_a_run_that_completed_in_spite_of_a_cancel_has_completed() -> None:
-    run = History().created().submitted().started().command("cancel", by="me").ended("completed").fold()
+    run = LocalRun().created().submitted().started().command("cancel", by="me").ended("completed").fold()
     assert run.state == "completed"
 
 
 def test_a_crash_before_the_cancel_stays_a_crash() -> None:
-    history = History().created().submitted().started()
-    history.command("cancel", by="me").ended("crash", reason="boom", failed_at=history.now - 1)
-    assert history.fold().attempts[0].cause == "crash"
+    sim = LocalRun().created().submitted().started()
+    sim.command("cancel", by="me").ended("crash", reason="boom", failed_at=sim.now - 1)
+    assert sim.fold().attempts[0].cause == "crash"
 
 
 def test_a_run_that_was_cancelled_before_it_started_is_cancelled() -> None:
-    run = History().created().command("cancel", by="me").fold()
+    run = LocalRun().created().command("cancel", by="me").fold()
     assert (run.state, run.reason) == ("cancelled", "cancelled before it started")
     assert run.ended_at is not None
 
 
 def test_a_cancel_of_the_last_attempt_does_not_touch_the_next_one() -> None:
-    history = History().created().submitted().started().command("cancel", by="me").ended("cancelled")
-    run = history.submitted("j2", 2).started("j2", attempt=2).fold()
+    sim = LocalRun().created().submitted().started().command("cancel", by="me").ended("cancelled")
+    run = sim.submitted(2).started().fold()
     assert (run.state, run.cancelled) == ("running", False)
     assert [attempt.state for attempt in run.attempts] == ["cancelled", "running"]
 
 
 def test_an_attempt_whose_processes_are_gone_is_lost() -> None:
-    history = History().created().submitted().started()
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="no process left")
-    run = history.fold(j1=3)
+    sim = LocalRun().created().submitted().started()
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="no process left")
+    run = sim.fold(j1=3)
     assert (run.state, run.reason, run.ended_at) == ("lost", "no process left after step 3", 150.0)
 
 
 def test_what_the_job_says_outranks_what_was_observed() -> None:
-    history = History().created().submitted().started()
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="no process left")
-    assert history.ended("completed").fold().state == "completed"
+    sim = LocalRun().created().submitted().started()
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="no process left")
+    assert sim.ended("completed").fold().state == "completed"
 
 
 def test_an_attempt_that_was_never_handed_over_is_none() -> None:
-    history = History().created().submitted().command("unstarted", job_id="j1", restart=0, reason="sbatch said no")
-    run = history.fold()
+    sim = LocalRun().created().submitted().command("unstarted", job_id="j1", restart=0, reason="sbatch said no")
+    run = sim.fold()
     assert (run.state, run.reason, run.attempts) == ("created", "sbatch said no", [])
 
 
 def test_an_attempt_that_runs_was_started_whatever_the_command_thought() -> None:
-    history = History().created().submitted().command("unstarted", job_id="j1", restart=0, reason="no answer")
-    assert history.started().fold().state == "running"
+    sim = LocalRun().created().submitted().command("unstarted", job_id="j1", restart=0, reason="no answer")
+    assert sim.started().fold().state == "running"
 
 
 def test_a_job_that_found_its_run_cancelled_is_no_attempt_but_one_that_had_begun_is() -> None:
-    late = History().created().submitted().command("cancel").node("surplus", why="the run is cancelled already")
+    late = LocalRun().created().submitted().command("cancel").node("surplus", why="the run is cancelled already")
     assert (late.fold().state, late.fold().attempts) == ("cancelled", [])
-    both = History().created().submitted().started(nodes=2).command("cancel")
-    both.node("surplus", "j1", 1, why="the run is cancelled already")
+    both = LocalRun().created().submitted().started(nodes=2).command("cancel")
+    both.node("surplus", 1, why="the run is cancelled already")
     assert (both.fold().state, len(both.fold().attempts)) == ("running", 1)
 
 
 def test_a_run_whose_processes_are_gone_waits_for_sync_unless_none_of_them_ever_spoke() -> None:
-    begun = History().created().submitted(requeue={}).started()
+    begun = LocalRun().created().submitted(requeue={}).started()
     assert not begun.fold().idle
     begun.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="killed")
     assert (begun.fold().state, begun.fold().idle) == ("requeued", True)
-    setup = History().created().submitted(requeue={})
+    setup = LocalRun().created().submitted(requeue={})
     setup.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="module: not found")
     assert (setup.fold().state, setup.fold().idle) == ("lost", True)
     assert setup.fold().reason == "module: not found; it failed before it finished a step, and would again"
 
 
 def test_a_run_of_a_sweep_that_waits_is_pending() -> None:
-    history = History().created().submitted()
-    history.node("agent", node=0, nodes=1, host="n0", process=PROCESS, attempt=1).node("waiting", run="OTHER")
-    run = history.fold()
+    sim = LocalRun().created().submitted()
+    sim.node("agent", node=0, nodes=1, host="n0", process=PROCESS, attempt=1).node("waiting", run="OTHER")
+    run = sim.fold()
     assert (run.state, run.reason) == ("pending", "waits until run OTHER has ended")
 
 
 def test_lost_steps_are_those_since_the_last_checkpoint() -> None:
-    history = History().created().submitted().started().saved(10)
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="gone")
-    assert history.fold(j1=13).lost_steps == 3
+    sim = LocalRun().created().submitted().started().saved(10)
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="gone")
+    assert sim.fold(j1=13).lost_steps == 3
 
 
 def test_lost_steps_are_those_that_the_next_attempt_does_again() -> None:
-    history = History().created().submitted().started().saved(10)
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="gone")
-    history.submitted("j2", 2).started("j2", attempt=2, step=10).ended("completed", "j2")
-    run = history.fold(j1=13, j2=20)
+    sim = LocalRun().created().submitted().started().saved(10)
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="gone")
+    sim.submitted(2).started(step=10).ended("completed")
+    run = sim.fold(j1=13, j2=20)
     assert [attempt.lost_steps for attempt in run.attempts] == [3, 0]
     assert (run.lost_steps, run.step, run.attempts[1].first_step) == (3, 20, 10)
 
 
 def test_a_run_without_a_checkpoint_loses_all_its_steps() -> None:
-    history = History().created().submitted().started().ended("crash", failed_at=150.0)
-    assert history.fold(j1=8).lost_steps == 8
+    sim = LocalRun().created().submitted().started().ended("crash", failed_at=150.0)
+    assert sim.fold(j1=8).lost_steps == 8
 
 
 def test_attempts_are_numbered_in_the_order_of_their_submission() -> None:
-    history = History().created().submitted("j9").started("j9").ended("crash", "j9", failed_at=109.0)
-    run = history.submitted("j1", 2).fold()
+    sim = LocalRun().created().submitted(job="j9").started().ended("crash", failed_at=109.0)
+    run = sim.submitted(2, job="j1").fold()
     assert [(attempt.number, attempt.job_id) for attempt in run.attempts] == [(1, "j9"), (2, "j1")]
     assert run.newest is run.attempts[-1]
 
 
 def test_a_pruned_checkpoint_is_not_on_disk_and_a_damaged_one_is_not_gone_on_from() -> None:
-    history = History().created().submitted().started().saved(5).saved(10).saved(15)
-    history.rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
-    pruned_at = history.now
-    history.rank("rejected", step=15, path="checkpoints/step-15", reason="hash differs", aside=None)
-    run = history.fold()
+    sim = LocalRun().created().submitted().started().saved(5).saved(10).saved(15)
+    sim.rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
+    pruned_at = sim.now
+    sim.rank("rejected", step=15, path="checkpoints/step-15", reason="hash differs", aside=None)
+    run = sim.fold()
     assert [(one.step, one.complete) for one in run.on_disk] == [(10, True), (15, False)]
     assert [(one.step, one.pruned_at) for one in run.checkpoints] == [(5, pruned_at), (10, None), (15, None)]
     assert run.checkpoint is not None
@@ -229,76 +209,99 @@ def test_a_pruned_checkpoint_is_not_on_disk_and_a_damaged_one_is_not_gone_on_fro
 
 
 def test_a_run_whose_checkpoints_are_all_pruned_has_none_and_loses_all_its_steps() -> None:
-    history = History().created().submitted().started().saved(5)
-    history.rank("pruned", path="checkpoints/step-5", step=5, why="not kept").ended("crash", failed_at=150.0)
-    run = history.fold(j1=8)
+    sim = LocalRun().created().submitted().started().saved(5)
+    sim.rank("pruned", path="checkpoints/step-5", step=5, why="not kept").ended("crash", failed_at=150.0)
+    run = sim.fold(j1=8)
     assert (run.checkpoint, run.on_disk, run.lost_steps, len(run.checkpoints)) == (None, [], 8, 1)
 
 
 def test_what_a_save_says_of_itself_is_kept() -> None:
-    history = History().created().submitted().started().submitted("j2", 2).started("j2", attempt=2)
-    said = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
-    history.rank("saved", "j1", **said, stall_s=0.25, why="asked", metrics={"loss": 0.5, "lr": None}, request="r1")
-    [one] = history.fold().checkpoints
-    assert (one.step, one.bytes, one.seconds, one.saved_at) == (5, 10, 2.5, 130.0)
-    assert (one.stall_s, one.why, one.metrics, one.attempt) == (0.25, "asked", {"loss": 0.5, "lr": None}, 1)
-    assert (one.complete, one.verified, one.verified_at, one.pruned_at) == (True, False, None, None)
+    sim = LocalRun().created().submitted().started().submitted(2).started()
+    record = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
+    sim.write(
+        "attempts/j1.0/rank-0.jsonl",
+        "saved",
+        **record,
+        stall_s=0.25,
+        why="asked",
+        metrics={"loss": 0.5, "lr": None},
+        request="r1",
+    )
+    [checkpoint] = sim.fold().checkpoints
+    assert (checkpoint.step, checkpoint.bytes, checkpoint.seconds, checkpoint.saved_at) == (5, 10, 2.5, 130.0)
+    assert (checkpoint.stall_s, checkpoint.why, checkpoint.metrics, checkpoint.attempt) == (
+        0.25,
+        "asked",
+        {"loss": 0.5, "lr": None},
+        1,
+    )
+    assert (checkpoint.complete, checkpoint.verified, checkpoint.verified_at, checkpoint.pruned_at) == (
+        True,
+        False,
+        None,
+        None,
+    )
 
 
 def test_a_damaged_checkpoint_that_was_set_aside_is_known_by_its_new_path() -> None:
-    history = History().created().submitted().started().saved(5).saved(10)
+    sim = LocalRun().created().submitted().started().saved(5).saved(10)
     aside = "checkpoints/damaged-step-10"
-    history.rank("rejected", step=10, path="checkpoints/step-10", reason="hash differs", aside=aside)
-    rejected_at = history.now
-    run = history.fold()
+    sim.rank("rejected", step=10, path="checkpoints/step-10", reason="hash differs", aside=aside)
+    rejected_at = sim.now
+    run = sim.fold()
     assert [(one.path, one.complete) for one in run.on_disk] == [("checkpoints/step-5", True), (aside, False)]
     assert run.on_disk[1].verified_at == rejected_at
-    history.saved(10)
-    assert [(one.path, one.published) for one in history.fold().on_disk] == [
+    sim.saved(10)
+    assert [(one.path, one.published) for one in sim.fold().on_disk] == [
         ("checkpoints/step-5", True),
         (aside, False),
         ("checkpoints/step-10", True),
     ]
-    history.command("verified", path=aside, step=10, reason=None).command("pruned", path=aside, step=10, why="asked")
-    run = history.fold()
+    sim.command("verified", path=aside, step=10, reason=None).command("pruned", path=aside, step=10, why="asked")
+    run = sim.fold()
     assert [one.path for one in run.on_disk] == ["checkpoints/step-5", "checkpoints/step-10"]
     assert [(one.complete, one.verified) for one in run.checkpoints if one.path == aside] == [(False, True)]
 
 
 @pytest.mark.parametrize(("reason", "good"), [(None, True), ("rank-0.pt: its hash differs", False)])
 def test_a_person_may_have_a_checkpoint_verified(reason: str | None, good: bool) -> None:
-    history = History().created().submitted().started().saved(5)
-    history.command("verified", path="checkpoints/step-5", step=5, reason=reason)
-    history.command("verified", path="checkpoints/step-6", step=6, reason="nobody has heard of it")
-    run = history.fold()
-    [one] = run.checkpoints
-    assert (one.complete, one.verified, one.verified_at) == (good, good, history.now - 1)
+    sim = LocalRun().created().submitted().started().saved(5)
+    sim.command("verified", path="checkpoints/step-5", step=5, reason=reason)
+    sim.command("verified", path="checkpoints/step-6", step=6, reason="nobody has heard of it")
+    run = sim.fold()
+    [checkpoint] = run.checkpoints
+    assert (checkpoint.complete, checkpoint.verified, checkpoint.verified_at) == (good, good, sim.now - 1)
     assert (run.checkpoint is not None) == good
 
 
 def test_a_checkpoint_that_could_not_be_read_once_is_whole_when_it_is_verified_later() -> None:
-    history = History().created().submitted().started().saved(5)
-    history.rank("rejected", step=5, path="checkpoints/step-5", reason="Input/output error", aside=None)
-    assert history.fold().checkpoint is None
-    history.command("verified", path="checkpoints/step-5", step=5, reason=None)
-    assert history.fold().checkpoint is not None
+    sim = LocalRun().created().submitted().started().saved(5)
+    sim.rank("rejected", step=5, path="checkpoints/step-5", reason="Input/output error", aside=None)
+    assert sim.fold().checkpoint is None
+    sim.command("verified", path="checkpoints/step-5", step=5, reason=None)
+    assert sim.fold().checkpoint is not None
 
 
 def test_restoring_a_checkpoint_keeps_what_its_save_said() -> None:
-    history = History().created().submitted().started()
-    said = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
-    history.rank("saved", **said, stall_s=0.25, why="steps", metrics={"loss": 0.5})
-    history.submitted("j2", 2).started("j2", attempt=2).rank("restored", "j2", **said, world_size=1, lost_steps=0)
-    [one] = history.fold().checkpoints
-    assert (one.stall_s, one.why, one.metrics, one.attempt) == (0.25, "steps", {"loss": 0.5}, 1)
-    assert (one.verified, one.verified_at) == (True, history.now)
+    sim = LocalRun().created().submitted().started()
+    record = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
+    sim.rank("saved", **record, stall_s=0.25, why="steps", metrics={"loss": 0.5})
+    sim.submitted(2).started().rank("restored", **record, world_size=1, lost_steps=0)
+    [checkpoint] = sim.fold().checkpoints
+    assert (checkpoint.stall_s, checkpoint.why, checkpoint.metrics, checkpoint.attempt) == (
+        0.25,
+        "steps",
+        {"loss": 0.5},
+        1,
+    )
+    assert (checkpoint.verified, checkpoint.verified_at) == (True, sim.now)
 
 
 def test_a_run_that_begins_again_comes_to_the_same_paths_and_both_lives_are_known() -> None:
-    history = History().created().submitted().started().saved(5)
-    history.command("pruned", path="checkpoints/step-5", step=5, why="put aside")
-    history.submitted("j2", 2).started("j2", attempt=2).saved(5, "j2")
-    run = history.fold()
+    sim = LocalRun().created().submitted().started().saved(5)
+    sim.command("pruned", path="checkpoints/step-5", step=5, why="put aside")
+    sim.submitted(2).started().saved(5)
+    run = sim.fold()
     assert [(one.path, one.attempt, one.on_disk) for one in run.checkpoints] == [
         ("checkpoints/step-5", 1, False),
         ("checkpoints/step-5", 2, True),
@@ -307,103 +310,103 @@ def test_a_run_that_begins_again_comes_to_the_same_paths_and_both_lives_are_know
 
 
 def test_a_checkpoint_that_is_saved_over_is_no_longer_there() -> None:
-    history = History().created().submitted().started().saved(5).saved(5)
-    [one] = history.fold().checkpoints
-    assert one.saved_at == history.now
+    sim = LocalRun().created().submitted().started().saved(5).saved(5)
+    [checkpoint] = sim.fold().checkpoints
+    assert checkpoint.saved_at == sim.now
 
 
 def test_a_checkpoint_that_somebody_thought_deleted_is_back_when_it_is_seen() -> None:
-    history = History().created().submitted().started()
-    said = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
-    history.rank("saved", **said, why="steps").rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[said])
-    [one] = history.fold().checkpoints
-    assert (one.on_disk, one.why) == (True, "steps")
+    sim = LocalRun().created().submitted().started()
+    record = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
+    sim.rank("saved", **record, why="steps").rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[record])
+    [checkpoint] = sim.fold().checkpoints
+    assert (checkpoint.on_disk, checkpoint.why) == (True, "steps")
 
 
 def test_a_restored_checkpoint_is_a_verified_one() -> None:
-    history = History().created().submitted().started().saved(5)
-    assert [one.verified for one in history.fold().checkpoints] == [False]
-    history.rank("restored", step=5, path="checkpoints/step-5", bytes=10, seconds=0.5, saved_at=105.0)
-    assert [one.verified for one in history.fold().checkpoints] == [True]
+    sim = LocalRun().created().submitted().started().saved(5)
+    assert [one.verified for one in sim.fold().checkpoints] == [False]
+    sim.rank("restored", step=5, path="checkpoints/step-5", bytes=10, seconds=0.5, saved_at=105.0)
+    assert [one.verified for one in sim.fold().checkpoints] == [True]
 
 
 def test_a_checkpoint_that_nobody_told_of_is_known_from_the_observation() -> None:
-    history = History().created().submitted().started()
-    found = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "seconds": 0.1}
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="gone", checkpoints=[found])
-    [one] = history.fold().checkpoints
-    assert (one.step, one.why, one.attempt) == (7, "", 1)
+    sim = LocalRun().created().submitted().started()
+    record = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "seconds": 0.1}
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="gone", checkpoints=[record])
+    [checkpoint] = sim.fold().checkpoints
+    assert (checkpoint.step, checkpoint.why, checkpoint.attempt) == (7, "", 1)
 
 
 def test_a_checkpoint_that_nobody_told_of_may_name_its_attempt() -> None:
-    history = History().created().submitted().started().submitted("j2", 2).started("j2", attempt=2)
-    found = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "attempt": "j1.0", "why": "stop"}
-    history.command("observed", job_id="j2", restart=0, state="gone", last_seen=1.0, reason="gone", checkpoints=[found])
-    [one] = history.fold().checkpoints
-    assert (one.why, one.attempt) == ("stop", 1)
+    sim = LocalRun().created().submitted().started().submitted(2).started()
+    record = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "attempt": "j1.0", "why": "stop"}
+    sim.command("observed", job_id="j2", restart=0, state="gone", last_seen=1.0, reason="gone", checkpoints=[record])
+    [checkpoint] = sim.fold().checkpoints
+    assert (checkpoint.why, checkpoint.attempt) == ("stop", 1)
 
 
 def test_a_checkpoint_that_was_deleted_without_a_word_is_gone_with_the_observation() -> None:
-    history = History().created().submitted().started().saved(5).saved(10)
-    there = {"step": 10, "path": "checkpoints/step-10", "bytes": 10, "seconds": 0.5, "saved_at": 1.0}
+    sim = LocalRun().created().submitted().started().saved(5).saved(10)
+    on_disk = {"step": 10, "path": "checkpoints/step-10", "bytes": 10, "seconds": 0.5, "saved_at": 1.0}
     own = {"path": "/w/ckpt-3.pt", "step": 3, "bytes": 1, "saved_at": 1.0}
-    history.node("found", **own)
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[there])
-    run = history.fold()
+    sim.node("found", **own)
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[on_disk])
+    run = sim.fold()
     assert [c.path for c in run.on_disk] == ["/w/ckpt-3.pt", "checkpoints/step-10"]
-    assert [(c.path, c.pruned_at) for c in run.checkpoints if not c.on_disk] == [("checkpoints/step-5", history.now)]
+    assert [(c.path, c.pruned_at) for c in run.checkpoints if not c.on_disk] == [("checkpoints/step-5", sim.now)]
 
 
 def test_checkpoints_of_a_users_own_script_are_known_by_path() -> None:
-    history = History().created().submitted().started()
-    history.node("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=120.0)
-    history.node("found", path="/out/last.pt", step=None, bytes=9, saved_at=121.0)
-    checkpoints = history.fold().checkpoints
+    sim = LocalRun().created().submitted().started()
+    sim.node("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=120.0)
+    sim.node("found", path="/out/last.pt", step=None, bytes=9, saved_at=121.0)
+    checkpoints = sim.fold().checkpoints
     assert [one.path for one in checkpoints] == ["/out/last.pt", "/out/ckpt-3.pt"]
     assert {(one.why, one.bytes, one.seconds, one.stall_s) for one in checkpoints} == {("found", 9, None, None)}
 
 
 def test_a_file_of_a_users_script_is_of_the_attempt_that_ran_when_it_was_written() -> None:
-    history = History().created().submitted().started()
-    written_at = history.now + 1
-    history.ended("crash", failed_at=history.now).submitted("j2", 2).started("j2", attempt=2)
-    history.node("found", "j2", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=written_at)
-    history.node("found", "j2", path="/out/before.pt", step=1, bytes=9, saved_at=1.0)
-    assert [(one.step, one.attempt) for one in history.fold().checkpoints] == [(1, None), (3, 1)]
+    sim = LocalRun().created().submitted().started()
+    written_at = sim.now + 1
+    sim.ended("crash", failed_at=sim.now).submitted(2).started()
+    sim.node("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=written_at)
+    sim.node("found", path="/out/before.pt", step=1, bytes=9, saved_at=1.0)
+    assert [(one.step, one.attempt) for one in sim.fold().checkpoints] == [(1, None), (3, 1)]
 
 
 # --- saving -------------------------------------------------------------------------------------------------------
 
 
 def test_a_save_that_failed_is_told_until_one_succeeds() -> None:
-    history = History().created().submitted().started().saved(400)
-    assert history.fold().save_problem == ""
-    history.rank("save_failed", step=500, reason="no space left on the device", why="interval")
-    run = history.fold()
+    sim = LocalRun().created().submitted().started().saved(400)
+    assert sim.fold().save_problem == ""
+    sim.rank("save_failed", step=500, reason="no space left on the device", why="interval")
+    run = sim.fold()
     assert run.save_problem == "the checkpoint of step 500 failed: no space left on the device"
     assert [attempt.save_problem for attempt in run.attempts] == [run.save_problem]
-    assert history.saved(510).fold().save_problem == ""
+    assert sim.saved(510).fold().save_problem == ""
 
 
 def test_a_save_that_failed_is_of_its_own_attempt() -> None:
-    history = History().created().submitted().started().rank("save_failed", step=5, reason="full", why="steps")
-    run = history.ended("crash", failed_at=history.now).submitted("j2", 2).started("j2", attempt=2).fold()
+    sim = LocalRun().created().submitted().started().rank("save_failed", step=5, reason="full", why="steps")
+    run = sim.ended("crash", failed_at=sim.now).submitted(2).started().fold()
     assert run.save_problem == ""
     assert [attempt.save_problem for attempt in run.attempts] == ["the checkpoint of step 5 failed: full", ""]
 
 
 def test_an_attempt_keeps_its_newest_interval() -> None:
-    history = History().created().submitted().started().rank("interval", seconds=30.0, why="nothing is known yet")
+    sim = LocalRun().created().submitted().started().rank("interval", seconds=30.0, why="nothing is known yet")
     newest = {"seconds": 312.0, "optimum_s": 312.0, "stall_s": 0.8, "save_s": None, "mtbf_s": 9.0, "interruptions": 0,
               "bounded_by": None, "why": "optimum 312 s"}  # fmt: skip
-    assert history.rank("interval", **newest).fold().attempts[0].interval == newest
+    assert sim.rank("interval", **newest).fold().attempts[0].interval == newest
 
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_every_cause_makes_an_ended_run(cause: str) -> None:
-    history = History().created().submitted().started().ended(cause, failed_at=150.0)
-    run = history.fold()
+    sim = LocalRun().created().submitted().started().ended(cause, failed_at=150.0)
+    run = sim.fold()
     assert run.state == STATE_OF_CAUSE.get(cause, "failed")
     assert run.ended
     assert run.attempts[0].cause == cause
@@ -413,32 +416,30 @@ def test_every_cause_makes_an_ended_run(cause: str) -> None:
 
 
 def rich_history() -> list[AnyEvent]:
-    history = History().created().submitted().started(nodes=2).rank("total", total_steps=30).saved(5).saved(10)
-    history.rank("pruned", path="checkpoints/step-5").rank("interval", steps=3, seconds=1.0, why="auto")
-    history.rank("save_failed", step=11, reason="full", why="steps")
-    history.node("stopping", cause="preempted", why="SIGUSR2").rank("stopped", step=12).rank(
+    sim = LocalRun().created().submitted().started(nodes=2).rank("total", total_steps=30).saved(5).saved(10)
+    sim.rank("pruned", path="checkpoints/step-5").rank("interval", steps=3, seconds=1.0, why="auto")
+    sim.rank("save_failed", step=11, reason="full", why="steps")
+    sim.node("stopping", cause="preempted", why="SIGUSR2").rank("stopped", step=12).rank(
         "raised", type="E", message="m"
     )
-    history.ended("crash", node=1, reason="boom", failed_at=115.0, failures=[{"rank": 1}]).ended("crash", node=0)
-    history.command("observed", job_id="j1", restart=0, state="gone", last_seen=130.0, reason="gone", checkpoints=[
+    sim.ended("crash", node=1, reason="boom", failed_at=115.0, failures=[{"rank": 1}]).ended("crash", node=0)
+    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=130.0, reason="gone", checkpoints=[
         {"step": 12, "path": "checkpoints/step-12", "bytes": 3, "saved_at": 140.0}])  # fmt: skip
-    history.submitted("j2", 2).command("unstarted", job_id="j2", restart=0, reason="refused")
-    history.submitted("j3", 3).node("waiting", "j3", run="OTHER").started("j3", attempt=3, step=10)
-    history.rank("restored", "j3", step=10, path="checkpoints/step-10", bytes=10, seconds=0.5, saved_at=110.0)
-    history.rank("rejected", "j3", step=12, path="checkpoints/step-12", reason="hash", aside="checkpoints/damaged-12")
-    history.command("asked", request="r", by="me").rank("interval", "j3", seconds=2.0, why="auto").saved(5, "j3")
-    history.command("verified", path="checkpoints/step-10", step=10, reason=None)
-    history.command("verified", path="checkpoints/step-5", step=5, reason="truncated")
-    history.command("pruned", path="checkpoints/damaged-12", step=12, why="asked")
-    history.rank("save_failed", "j3", step=14, reason="full").node(
-        "found", "j3", path="/o/1", step=None, bytes=1, saved_at=1.0
-    )
-    history.command("cancel", by="me").ended("cancelled", "j3").command("mlflow", mlflow_run_id="m", uri="u")
-    history.command("something_newer", surprise=[1])
+    sim.submitted(2).command("unstarted", job_id="j2", restart=0, reason="refused")
+    sim.submitted(3).node("waiting", run="OTHER").started(step=10)
+    sim.rank("restored", step=10, path="checkpoints/step-10", bytes=10, seconds=0.5, saved_at=110.0)
+    sim.rank("rejected", step=12, path="checkpoints/step-12", reason="hash", aside="checkpoints/damaged-12")
+    sim.command("asked", request="r", by="me").rank("interval", seconds=2.0, why="auto").saved(5)
+    sim.command("verified", path="checkpoints/step-10", step=10, reason=None)
+    sim.command("verified", path="checkpoints/step-5", step=5, reason="truncated")
+    sim.command("pruned", path="checkpoints/damaged-12", step=12, why="asked")
+    sim.rank("save_failed", step=14, reason="full").node("found", path="/o/1", step=None, bytes=1, saved_at=1.0)
+    sim.command("cancel", by="me").ended("cancelled").command("mlflow", mlflow_run_id="m", uri="u")
+    sim.command("something_newer", surprise=[1])
     # Clocks of nodes differ: some facts carry the time of another one, or an earlier one.
-    history.add("attempts/j3.0/node-0.jsonl", "end", t=101.0, cause="completed", reason="")
-    history.add("attempts/j3.0/rank-1.jsonl", "session", t=102.0, step=11, world_size=2, device="cpu")
-    return history.events
+    sim.write("attempts/j3.0/node-0.jsonl", "end", at=101.0, cause="completed", reason="")
+    sim.write("attempts/j3.0/rank-1.jsonl", "session", at=102.0, step=11, world_size=2, device="cpu")
+    return sim.events
 
 
 EVENTS = rich_history()
@@ -469,8 +470,8 @@ def test_any_subset_of_facts_folds_into_a_run(events: list[AnyEvent], progress: 
 
 
 @given(st.permutations(range(len(EVENTS))), st.integers(0, len(EVENTS)))
-def test_an_attempt_that_has_ended_stays_ended_whatever_is_learned_later(order: list[int], known: int) -> None:
-    before = {a.key: a for a in read_run("RUN", [EVENTS[i] for i in order[:known]], PROGRESS).attempts if a.ended}
+def test_an_attempt_that_has_ended_stays_ended_whatever_is_learned_later(order: list[int], count: int) -> None:
+    before = {a.key: a for a in read_run("RUN", [EVENTS[i] for i in order[:count]], PROGRESS).attempts if a.ended}
     after = {a.key: a for a in read_run("RUN", EVENTS, PROGRESS).attempts}
     assert all(after[key].ended for key in before if key != "j2.0")
 
@@ -498,8 +499,8 @@ def test_an_attempt_keeps_its_networks_its_clocks_and_its_checks_by_host() -> No
         "n0": {"offset_ms": 0.0, "bound_ms": 0.1, "disciplined": True, "source": "chrony"},
         "n1": {"offset_ms": 12.5, "bound_ms": 0.1, "disciplined": True, "source": "chrony"},
     }
-    found = [{"check": "disk", "status": "pass", "summary": "81 GB free"}]
-    assert attempt.checks == {"n0": found, "n1": found}
+    checks = [{"check": "disk", "status": "pass", "summary": "81 GB free"}]
+    assert attempt.checks == {"n0": checks, "n1": checks}
 
 
 def test_what_a_node_says_before_its_clock_was_set_back_is_still_its_own() -> None:

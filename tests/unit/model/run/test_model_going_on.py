@@ -36,11 +36,11 @@ def saved(sim: SimulatedRun, step: int, restart: int = 0) -> SimulatedRun:
 
 
 def crashed(sim: SimulatedRun, node: int = 0, restart: int = 0, **more: Any) -> SimulatedRun:
-    told = {"reason": "rank 0 exited with code 1", "failed_at": sim.now + 1, "failures": [FAILED], **more}
-    return sim.ended("crash", node, restart, **told)
+    fields = {"reason": "rank 0 exited with code 1", "failed_at": sim.now + 1, "failures": [FAILED], **more}
+    return sim.ended("crash", node, restart, **fields)
 
 
-def told(sim: SimulatedRun) -> tuple[str, str | None, str]:
+def state_of(sim: SimulatedRun) -> tuple[str, str | None, str]:
     """State of the run, who starts it again, and why in words."""
     return sim.run.state, sim.newest.restarted_by, sim.run.reason
 
@@ -50,12 +50,12 @@ def told(sim: SimulatedRun) -> tuple[str, str | None, str]:
 
 def test_a_crash_is_slurms_to_start_again_as_long_as_its_job_may_be_in_the_queue_and_then_for_sync() -> None:
     sim = crashed(begun())
-    state, by, reason = told(sim)
+    state, by, reason = state_of(sim)
     assert (state, by) == ("requeued", "slurm")
     assert reason == "rank 0 exited with code 1; starts again, 30 s after it ended"
     assert not sim.run.ended
     sim.observed(sim.slurm("FAILED"))
-    assert told(sim) == ("requeued", "sync", f"rank 0 exited with code 1; {SYNC}, 30 s after it ended")
+    assert state_of(sim) == ("requeued", "sync", f"rank 0 exited with code 1; {SYNC}, 30 s after it ended")
 
 
 def test_a_failure_waits_longer_each_time_and_counts_the_same_in_every_look() -> None:
@@ -71,7 +71,7 @@ def test_a_failure_waits_longer_each_time_and_counts_the_same_in_every_look() ->
 def test_what_the_cluster_ended_without_a_word_of_the_job_is_for_sync(state: str) -> None:
     sim = begun()
     sim.observed(sim.slurm(state))
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
     assert sim.newest.again_at is None
     assert sim.newest.settled
 
@@ -79,13 +79,13 @@ def test_what_the_cluster_ended_without_a_word_of_the_job_is_for_sync(state: str
 def test_a_time_limit_that_left_a_new_checkpoint_goes_on() -> None:
     sim = saved(begun(), 5)
     sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
 
 
 def test_a_time_limit_that_left_none_does_not() -> None:
     sim = begun()
     sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
-    assert told(sim)[:2] == ("failed", None)
+    assert state_of(sim)[:2] == ("failed", None)
     assert sim.run.reason.endswith(
         "the time limit does not suffice for a checkpoint: raise resources.time or save more often"
     )
@@ -100,7 +100,7 @@ def test_a_time_limit_that_left_none_does_not() -> None:
 )
 def test_what_would_happen_again_ends_the_run_and_says_why(cause: str, why: str) -> None:
     sim = begun(steps=0).ended(cause, reason="it broke", failed_at=BEGIN)
-    assert told(sim) == ("failed", None, f"it broke; {why}")
+    assert state_of(sim) == ("failed", None, f"it broke; {why}")
     assert sim.run.ended
     assert sim.newest.settled
 
@@ -108,7 +108,7 @@ def test_what_would_happen_again_ends_the_run_and_says_why(cause: str, why: str)
 @pytest.mark.parametrize("cause", ["crash", "hang", "node_fail", "lost", "timeout", "oom"])
 def test_a_run_that_is_not_to_be_started_again_is_not(cause: str) -> None:
     sim = begun(enabled=False).ended(cause, reason="why", failed_at=BEGIN)
-    state, by, reason = told(sim)
+    state, by, reason = state_of(sim)
     assert (state, by) == ("lost" if cause == "lost" else "failed", None)
     assert reason == "why; requeue.enabled is false"
 
@@ -116,12 +116,12 @@ def test_a_run_that_is_not_to_be_started_again_is_not(cause: str) -> None:
 @pytest.mark.parametrize("cause", ["crash", "node_fail", "hang"])
 def test_a_run_of_a_version_without_policies_stays_ended(cause: str) -> None:
     sim = SimulatedRun().submitted().started().ended(cause, reason="why", failed_at=BEGIN)
-    assert told(sim) == ("failed", None, "why")
+    assert state_of(sim) == ("failed", None, "why")
 
 
 def test_a_run_that_completed_is_over_whatever_its_policy() -> None:
     sim = begun().ended("completed")
-    assert told(sim) == ("completed", None, "")
+    assert state_of(sim) == ("completed", None, "")
 
 
 def test_a_run_on_this_machine_is_started_again_by_sync() -> None:
@@ -130,9 +130,9 @@ def test_a_run_on_this_machine_is_started_again_by_sync() -> None:
     sim.command("submitting", submission=1, job_id="local-abc", attempt=1, executor="local", requeue=policy())
     sim.command("submitted", submission=1, job_id="local-abc").started()
     sim.steps["local-abc.0"] = 5
-    assert told(sim)[:2] == ("running", None)
+    assert state_of(sim)[:2] == ("running", None)
     crashed(sim)
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
 
 
 def test_a_run_on_this_machine_whose_processes_died_is_started_again_by_sync() -> None:
@@ -143,7 +143,7 @@ def test_a_run_on_this_machine_whose_processes_died_is_started_again_by_sync() -
     sim.write(
         "journal/observe.jsonl", "observed", job_id="local-abc", restart=0, source="host", state=GONE, reason="gone"
     )
-    assert told(sim) == ("requeued", "sync", f"gone; {SYNC}")
+    assert state_of(sim) == ("requeued", "sync", f"gone; {SYNC}")
 
 
 # --- what agents say ------------------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_an_agent_that_puts_its_job_back_after_a_preemption_leaves_it_to_slurm()
     sim = saved(begun(), 5)
     sim.node("requeue", cause="preempted", why="preempted by a job of higher priority", exclude=[], delay_s=0.0)
     sim.ended("preempted", reason="preempted by a job of higher priority", signal="SIGTERM", sure=True, failed_at=1.0)
-    assert told(sim) == (
+    assert state_of(sim) == (
         "requeued",
         "slurm",
         "preempted by a job of higher priority after step 5; starts again",
@@ -168,21 +168,21 @@ def test_an_agent_that_puts_its_job_back_after_a_preemption_leaves_it_to_slurm()
 def test_a_job_that_is_over_though_its_agent_wanted_it_back_is_for_sync(state: str) -> None:
     sim = begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=30.0)
     crashed(sim).observed(sim.slurm(state))
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
     assert sim.newest.cause == "crash"
     assert sim.newest.again_at is not None
 
 
 def test_an_agent_that_was_killed_before_its_last_word_has_said_enough() -> None:
     sim = begun().node("requeue", cause="node_fail", why="n1 is gone", exclude=[], delay_s=0.0)
-    assert told(sim) == ("requeued", "slurm", "n1 is gone; starts again")
+    assert state_of(sim) == ("requeued", "slurm", "n1 is gone; starts again")
 
 
 def test_a_run_that_a_command_gave_up_has_failed_and_says_why() -> None:
     sim = crashed(begun())
     sim.observed(sim.slurm("FAILED"))
     sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    assert told(sim) == ("failed", None, "rank 0 exited with code 1; it cannot start again: no nodes")
+    assert state_of(sim) == ("failed", None, "rank 0 exited with code 1; it cannot start again: no nodes")
     assert sim.run.ended
 
 
@@ -192,7 +192,7 @@ def test_a_preempted_job_that_a_command_gave_up_is_over_too() -> None:
     sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
     sim.observed(sim.slurm("PREEMPTED"))
     sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    state, by, reason = told(sim)
+    state, by, reason = state_of(sim)
     assert (state, by) == ("failed", None)
     assert "it cannot start again: no nodes" in reason
 
@@ -204,7 +204,7 @@ def test_a_run_that_waits_for_sync_can_be_cancelled() -> None:
     sim = crashed(begun())
     sim.observed(sim.slurm("FAILED"))
     sim.cancel()
-    state, _, reason = told(sim)
+    state, _, reason = state_of(sim)
     assert (state, reason) == ("cancelled", "cancelled; before that, rank 0 exited with code 1")
     assert sim.run.ended
     assert sim.run.cancelled
@@ -213,7 +213,7 @@ def test_a_run_that_waits_for_sync_can_be_cancelled() -> None:
 def test_a_cancel_of_an_attempt_under_way_starts_nothing_again() -> None:
     sim = begun().cancel().stopped()
     sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert told(sim)[:2] == ("cancelled", None)
+    assert state_of(sim)[:2] == ("cancelled", None)
 
 
 def test_a_job_that_somebody_cancelled_in_slurm_during_its_preemption_never_starts_again() -> None:
@@ -221,28 +221,28 @@ def test_a_job_that_somebody_cancelled_in_slurm_during_its_preemption_never_star
     sim.node("requeue", cause="preempted", why="preempted", exclude=[], delay_s=0.0)
     sim.ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
     sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert told(sim)[:2] == ("cancelled", None)
+    assert state_of(sim)[:2] == ("cancelled", None)
 
 
 def test_a_preemption_that_slurm_calls_cancelled_and_whose_agent_said_no_more_than_its_end_never_starts_again() -> None:
     sim = saved(begun(), 5).ended("preempted", reason="preempted", signal="SIGTERM", sure=True, failed_at=1.0)
-    assert told(sim)[:2] == ("requeued", "slurm")
+    assert state_of(sim)[:2] == ("requeued", "slurm")
     sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert told(sim)[:2] == ("cancelled", None)
+    assert state_of(sim)[:2] == ("cancelled", None)
 
 
 def test_a_start_that_somebody_cancelled_in_slurm_while_it_waited_ends_the_run() -> None:
     sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0))
     sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
     sim.look(sim.queue(), sim.accounting(sim.slurm("REQUEUED"), sim.slurm("CANCELLED by 1000")))
-    assert told(sim)[:2] == ("cancelled", None)
+    assert state_of(sim)[:2] == ("cancelled", None)
 
 
 def test_a_cancel_while_its_job_waits_in_the_queue_ends_the_run_once_slurm_has_ended_that() -> None:
     sim = crashed(begun().node("requeue", cause="crash", why="it broke", exclude=[], delay_s=0.0)).cancel()
-    assert told(sim)[0] == "requeued"
+    assert state_of(sim)[0] == "requeued"
     sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert told(sim)[:2] == ("cancelled", None)
+    assert state_of(sim)[:2] == ("cancelled", None)
 
 
 # --- what Slurm does by itself --------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_job_that_slurm_preempts_and_puts_back_by_itself_is_slurms() -> None:
     sim.look(sim.queue(sim.slurm("PENDING", restart=1)), sim.accounting(sim.slurm("PREEMPTED")))
     assert (sim.run.state, sim.newest.restart, sim.causes) == ("requeued", 1, ["preempted", None])
     sim.started(1)
-    assert told(sim)[:2] == ("running", None)
+    assert state_of(sim)[:2] == ("running", None)
 
 
 def test_failures_are_those_of_the_node_with_the_reason_whoever_spoke_first() -> None:
@@ -276,10 +276,10 @@ def test_a_job_that_a_command_ended_to_submit_another_is_for_sync() -> None:
     assert [attempt.key for attempt in sim.run.attempts] == ["7.0", "7.1"]
     sim.write("journal/sync.jsonl", "replaced", job_id="7", restart=1, why="Slurm holds its job")
     assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
     # What Slurm says of it afterwards changes nothing.
     sim.observed(sim.slurm("CANCELLED"), restart=1)
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
 
 
 def test_a_start_of_a_job_whose_run_is_over_never_was_one() -> None:
@@ -305,7 +305,7 @@ def test_what_a_lost_node_says_of_its_end_is_of_no_account() -> None:
     sim.ended("node_fail", 2, 0, reason="node 0 no longer answers", failed_at=sim.now)
     assert sim.run.state == "running"
     sim.ended("completed", 0).ended("completed", 1)
-    assert told(sim) == ("completed", None, "")
+    assert state_of(sim) == ("completed", None, "")
 
 
 def test_a_run_has_completed_once_all_that_were_not_lost_say_so() -> None:
@@ -320,7 +320,7 @@ def test_restarts_in_place_count_as_failures() -> None:
         restarted(saved(sim, number), number, committed=number)
         assert sim.run.state == "running"
     crashed(saved(sim, 3))
-    assert told(sim)[:2] == ("failed", None)
+    assert state_of(sim)[:2] == ("failed", None)
     assert "requeue.max_failures is 2" in sim.run.reason
     assert len(sim.newest.restarts) == 2
 
@@ -350,24 +350,24 @@ def failing(times: int, by: str, **keys: Any) -> SimulatedRun:
 
 
 def test_a_run_is_given_up_after_so_many_failures() -> None:
-    assert told(failing(2, "sync", max_failures=2))[:2] == ("requeued", "sync")
+    assert state_of(failing(2, "sync", max_failures=2))[:2] == ("requeued", "sync")
     sim = failing(3, "sync", max_failures=2)
-    assert told(sim)[:2] == ("failed", None)
+    assert state_of(sim)[:2] == ("failed", None)
     assert sim.run.reason.endswith("it failed three times, and requeue.max_failures is 2")
 
 
 def test_failures_count_anew_once_a_person_has_started_the_run_again() -> None:
-    assert told(failing(3, "resume", max_failures=2))[:2] == ("requeued", "sync")
+    assert state_of(failing(3, "resume", max_failures=2))[:2] == ("requeued", "sync")
 
 
 def test_nodes_may_fail_it_more_often_and_then_no_more() -> None:
     sim = begun(max_node_failures=1)
     sim.observed(sim.slurm("NODE_FAIL"))
-    assert told(sim)[:2] == ("requeued", "sync")
+    assert state_of(sim)[:2] == ("requeued", "sync")
     sim.job = "8"
     sim.submitted(2, by="sync", requeue=policy(max_node_failures=1)).started(submission=2)
     sim.observed(sim.slurm("NODE_FAIL"))
-    state, by, reason = told(sim)
+    state, by, reason = state_of(sim)
     assert (state, by) == ("failed", None)
     assert "requeue.max_node_failures is 1" in reason
 

@@ -28,7 +28,7 @@ def refused(
     return sim.ended("preflight", 1, restart, reason=why, failed_at=sim.now, cascade=True) if others else sim
 
 
-def told(sim: SimulatedRun) -> tuple[str, str]:
+def state_of(sim: SimulatedRun) -> tuple[str, str]:
     return sim.run.state, sim.run.reason
 
 
@@ -37,7 +37,7 @@ def told(sim: SimulatedRun) -> tuple[str, str]:
 
 def test_a_run_whose_preflight_failed_for_good_has_failed_with_node_and_check() -> None:
     sim = refused(SimulatedRun().submitted(), requeue=False)
-    assert told(sim) == ("failed", WHY)
+    assert state_of(sim) == ("failed", WHY)
     assert (sim.newest.cause, sim.newest.restarted_by, sim.newest.settled) == (
         "preflight",
         None,
@@ -48,7 +48,7 @@ def test_a_run_whose_preflight_failed_for_good_has_failed_with_node_and_check() 
 
 def test_a_run_that_is_put_back_is_requeued_and_says_without_whom() -> None:
     sim = refused(SimulatedRun().submitted())
-    assert told(sim) == ("requeued", AGAIN)
+    assert state_of(sim) == ("requeued", AGAIN)
     assert not sim.run.ended
     assert (sim.newest.cause, sim.newest.excluded, sim.newest.restarted_by) == (
         "preflight",
@@ -58,9 +58,9 @@ def test_a_run_that_is_put_back_is_requeued_and_says_without_whom() -> None:
 
 
 def test_nodes_that_were_ended_before_their_last_word_change_nothing() -> None:
-    assert told(refused(SimulatedRun().submitted(), others=False)) == ("requeued", AGAIN)
+    assert state_of(refused(SimulatedRun().submitted(), others=False)) == ("requeued", AGAIN)
     sim = refused(SimulatedRun().submitted(), others=False).stopped(1)
-    assert told(sim) == ("requeued", AGAIN)
+    assert state_of(sim) == ("requeued", AGAIN)
     assert sim.newest.cause == "preflight"
 
 
@@ -73,15 +73,15 @@ def test_a_node_whose_clock_is_behind_cannot_make_its_own_end_the_cause() -> Non
 def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_refused() -> None:
     sim = SimulatedRun().submitted().started(0, 2)
     sim.node("requeue", 0, 0, exclude=["n1"], why=WHY)
-    assert told(sim) == ("requeued", AGAIN)
+    assert state_of(sim) == ("requeued", AGAIN)
     sim.observed(sim.slurm("FAILED"))
-    assert told(sim) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
+    assert state_of(sim) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
     assert sim.newest.cause == "preflight"
 
 
 def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_over() -> None:
     sim = refused(SimulatedRun().submitted()).node("requeue_failed", 0, 0, reason="scontrol: no")
-    state, reason = told(sim)
+    state, reason = state_of(sim)
     assert state == "requeued"
     assert reason.startswith(f"{WHY}; its job could not be put back into the queue (scontrol: no)")
     assert sim.newest.restarted_by == "slurm"
@@ -97,7 +97,7 @@ def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_o
 def test_a_job_that_is_over_without_having_been_put_back_is_for_sync_to_submit_again(state: str) -> None:
     sim = refused(SimulatedRun().submitted())
     sim.observed(sim.slurm(state))
-    assert told(sim) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
+    assert state_of(sim) == ("requeued", f"{WHY}; 'slurmtrain sync' or 'watch' starts it again without n1")
     assert sim.newest.restarted_by == "sync"
     assert sim.newest.settled
 
@@ -105,20 +105,20 @@ def test_a_job_that_is_over_without_having_been_put_back_is_for_sync_to_submit_a
 def test_a_job_that_slurm_calls_requeued_waits_for_its_next_start() -> None:
     sim = refused(SimulatedRun().submitted())
     sim.observed(sim.slurm("REQUEUED"))
-    assert told(sim) == ("requeued", AGAIN)
+    assert state_of(sim) == ("requeued", AGAIN)
     assert not sim.newest.settled
 
 
 def test_the_next_start_goes_without_the_node_and_runs() -> None:
     sim = refused(SimulatedRun().submitted())
     sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
-    assert told(sim) == ("requeued", AGAIN)
+    assert state_of(sim) == ("requeued", AGAIN)
     assert [(a.cause, a.restarted_by, a.without) for a in sim.run.attempts] == [
         ("preflight", None, ()),
         (None, None, ("n1",)),
     ]
     sim.started(1, 2)
-    assert told(sim) == ("running", "")
+    assert state_of(sim) == ("running", "")
 
 
 def test_an_attempt_that_was_refused_stays_so_when_its_job_starts_again_though_nobody_else_said_anything() -> None:
@@ -139,14 +139,14 @@ def test_a_command_that_put_it_right_has_the_last_word_however_wrong_the_clock_o
     sim.later(9000).node("requeue_failed", 0, 0, reason="scontrol: no")
     sim.later(-8000).write("journal/sync.jsonl", "requeue", job_id="7", restart=0, exclude=["n1"], why=WHY)
     assert sim.newest.requeue_problem == ""
-    assert told(sim) == ("requeued", AGAIN)
+    assert state_of(sim) == ("requeued", AGAIN)
 
 
 def test_a_run_that_sync_gives_up_has_failed_and_says_why() -> None:
     sim = refused(SimulatedRun().submitted())
     sim.observed(sim.slurm("COMPLETED"))
     sim.write("journal/sync.jsonl", "requeue_failed", job_id="7", restart=0, reason="it cannot start again: no nodes")
-    assert told(sim) == ("failed", f"{WHY}; it cannot start again: no nodes")
+    assert state_of(sim) == ("failed", f"{WHY}; it cannot start again: no nodes")
     assert sim.newest.cause == "preflight"
     assert sim.run.ended
 
@@ -178,7 +178,7 @@ def test_a_cancel_wins_once_the_job_is_over(order: str) -> None:
     sim = SimulatedRun().submitted()
     sim = refused(sim.cancel()) if order == "before" else refused(sim).cancel()
     sim.observed(sim.slurm("COMPLETED"))
-    assert told(sim) == ("cancelled", f"cancelled; before that, {WHY}")
+    assert state_of(sim) == ("cancelled", f"cancelled; before that, {WHY}")
 
 
 def test_a_cancel_ends_a_job_that_waits_for_its_next_start() -> None:
@@ -205,11 +205,11 @@ def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_i
     sim = refused(SimulatedRun().submitted())
     assert may_change(sim.run)
     assert sim.look(sim.queue(sim.slurm("COMPLETING", restart=0))) == []
-    found = sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
-    assert [(one.state, one.restart) for one in found] == [("PENDING", 1)]
+    observations = sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
+    assert [(observation.state, observation.restart) for observation in observations] == [("PENDING", 1)]
     over = refused(SimulatedRun().submitted())
-    [one] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
-    assert (one.state, one.restart) == ("COMPLETED", 0)
+    [observation] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
+    assert (observation.state, observation.restart) == ("COMPLETED", 0)
     assert not may_change(over.run)
 
 
@@ -249,12 +249,12 @@ def test_any_part_of_the_story_in_any_order_gives_the_same_run(data: st.DataObje
 
 @given(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
 def test_a_run_is_restarted_by_nobody_it_has_given_up_and_by_sync_only_when_its_job_is_over(chosen: list[int]) -> None:
-    found = requeue_record([event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
-    if found is None:
+    record = requeue_record([event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
+    if record is None:
         assert not {0, 1, 4} & set(chosen)
         return
     if 5 in chosen or not {0, 4} & set(chosen):
-        assert found.restarted_by is None
+        assert record.restarted_by is None
     else:
-        assert found.restarted_by == ("sync" if 6 in chosen else "slurm")
-    assert bool(found.problem) == (3 in chosen and 4 not in chosen)
+        assert record.restarted_by == ("sync" if 6 in chosen else "slurm")
+    assert bool(record.problem) == (3 in chosen and 4 not in chosen)

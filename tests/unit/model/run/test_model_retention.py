@@ -29,8 +29,8 @@ def test_without_checkpoints_nothing_stays_and_nothing_goes() -> None:
 
 
 def test_the_newest_and_as_many_as_asked_stay() -> None:
-    told = reasons(saved(5, 10, 15, 20), KeepSpec(last=3))
-    assert told == {10: "one of the last 3", 15: "one of the last 3", 20: "newest"}
+    kept = reasons(saved(5, 10, 15, 20), KeepSpec(last=3))
+    assert kept == {10: "one of the last 3", 15: "one of the last 3", 20: "newest"}
     assert disposable(saved(20, 5, 15, 1, 10), KeepSpec(last=3)) == [1, 5]
 
 
@@ -39,31 +39,31 @@ def test_a_policy_that_would_keep_none_keeps_the_newest() -> None:
 
 
 def test_of_every_so_many_steps_the_multiple_stays() -> None:
-    told = reasons(saved(500, 1000, 1500, 2000, 2500), KeepSpec(last=1, every_steps=1000))
-    assert told == {1000: "every 1000 steps", 2000: "every 1000 steps", 2500: "newest"}
+    kept = reasons(saved(500, 1000, 1500, 2000, 2500), KeepSpec(last=1, every_steps=1000))
+    assert kept == {1000: "every 1000 steps", 2000: "every 1000 steps", 2500: "newest"}
 
 
 def test_where_no_save_hit_the_multiple_the_next_one_stays_for_it() -> None:
-    told = reasons(saved(100, 990, 1010, 1020, 3500, 3600, 3700), KeepSpec(last=1, every_steps=1000))
-    assert told == {1010: "every 1000 steps", 3500: "every 1000 steps", 3700: "newest"}
+    kept = reasons(saved(100, 990, 1010, 1020, 3500, 3600, 3700), KeepSpec(last=1, every_steps=1000))
+    assert kept == {1010: "every 1000 steps", 3500: "every 1000 steps", 3700: "newest"}
 
 
 def test_what_stays_for_a_multiple_stays_though_others_are_deleted_and_more_are_saved() -> None:
     keep = KeepSpec(last=1, every_steps=100)
-    there: list[int] = []
+    steps: list[int] = []
     for step in range(7, 1000, 31):
-        there = sorted(reasons(saved(*there, step), keep))
-    assert there == sorted(reasons(saved(*range(7, 1000, 31)), keep))
+        steps = sorted(reasons(saved(*steps, step), keep))
+    assert steps == sorted(reasons(saved(*range(7, 1000, 31)), keep))
 
 
 def test_the_best_stay_with_their_value() -> None:
-    there = saved(1, 2, 3, 4, s1=0.5, s2=0.30999, s3=0.7, s4=0.9)
-    assert reasons(there, best(2)) == {
+    checkpoints = saved(1, 2, 3, 4, s1=0.5, s2=0.30999, s3=0.7, s4=0.9)
+    assert reasons(checkpoints, best(2)) == {
         1: "best 2 of val_loss (0.5)",
         2: "best 2 of val_loss (0.31)",
         4: "newest",
     }
-    assert reasons(there, best()) == {2: "best val_loss (0.31)", 4: "newest"}
+    assert reasons(checkpoints, best()) == {2: "best val_loss (0.31)", 4: "newest"}
 
 
 def test_the_best_may_be_the_highest() -> None:
@@ -82,14 +82,14 @@ def test_what_is_no_number_is_never_the_best(mode: str, value: float | None) -> 
 
 
 def test_a_checkpoint_without_the_metric_is_no_candidate() -> None:
-    there = [Saved(1, {"loss": 0.0}), Saved(2, {METRIC: 0.5}), Saved(3, {})]
-    assert list(reasons(there, best(9))) == [2, 3]
+    checkpoints = [Saved(1, {"loss": 0.0}), Saved(2, {METRIC: 0.5}), Saved(3, {})]
+    assert list(reasons(checkpoints, best(9))) == [2, 3]
 
 
 def test_whatever_speaks_for_a_checkpoint_is_told() -> None:
     keep = KeepSpec(last=2, every_steps=10, best=Best(metric=METRIC, mode="min", n=1))
-    told = reasons(saved(5, 10, 20, s20=0.25), keep)
-    assert told == {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}
+    kept = reasons(saved(5, 10, 20, s20=0.25), keep)
+    assert kept == {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}
 
 
 values = st.none() | st.integers(-5, 5) | st.floats() | st.just(10**400)
@@ -107,30 +107,32 @@ policies = st.builds(
 
 
 @given(saves, policies)
-def test_each_checkpoint_either_stays_or_may_go_and_the_last_ones_stay(there: list[Saved], keep: KeepSpec) -> None:
-    staying, going = reasons(there, keep), disposable(there, keep)
-    assert sorted([*staying, *going]) == sorted(one.step for one in there)
+def test_each_checkpoint_either_stays_or_may_go_and_the_last_ones_stay(
+    checkpoints: list[Saved], keep: KeepSpec
+) -> None:
+    staying, going = reasons(checkpoints, keep), disposable(checkpoints, keep)
+    assert sorted([*staying, *going]) == sorted(one.step for one in checkpoints)
     assert going == sorted(going)
     assert all(staying.values())
-    newest = sorted(one.step for one in there)[-keep.last :]
+    newest = sorted(one.step for one in checkpoints)[-keep.last :]
     assert set(newest) <= set(staying)
-    assert len(staying) >= min(len(there), keep.last)
+    assert len(staying) >= min(len(checkpoints), keep.last)
 
 
 @given(saves, policies)
-def test_no_more_stay_than_the_policy_asks_for(there: list[Saved], keep: KeepSpec) -> None:
-    multiples = {one.step // keep.every_steps for one in there} - {0} if keep.every_steps else set()
+def test_no_more_stay_than_the_policy_asks_for(checkpoints: list[Saved], keep: KeepSpec) -> None:
+    multiples = {one.step // keep.every_steps for one in checkpoints} - {0} if keep.every_steps else set()
     most = keep.last + len(multiples) + (keep.best.n if keep.best else 0)
-    assert len(reasons(there, keep)) <= most
+    assert len(reasons(checkpoints, keep)) <= most
 
 
 @given(saves, policies, st.integers())
 def test_the_order_in_which_checkpoints_are_listed_changes_nothing(
-    there: list[Saved], keep: KeepSpec, seed: int
+    checkpoints: list[Saved], keep: KeepSpec, seed: int
 ) -> None:
-    shuffled = random.Random(seed).sample(there, len(there))
-    assert reasons(shuffled, keep) == reasons(there, keep)
-    assert disposable(shuffled, keep) == disposable(there, keep)
+    shuffled = random.Random(seed).sample(checkpoints, len(checkpoints))
+    assert reasons(shuffled, keep) == reasons(checkpoints, keep)
+    assert disposable(shuffled, keep) == disposable(checkpoints, keep)
 
 
 @given(
@@ -138,19 +140,19 @@ def test_the_order_in_which_checkpoints_are_listed_changes_nothing(
     st.integers(1, 5),
     st.sampled_from(["min", "max"]),
 )
-def test_nothing_that_may_go_is_better_than_one_of_the_best(there: dict[int, float], n: int, mode: str) -> None:
-    told = reasons([Saved(step, {METRIC: value}) for step, value in there.items()], best(n, mode))
+def test_nothing_that_may_go_is_better_than_one_of_the_best(losses: dict[int, float], n: int, mode: str) -> None:
+    kept = reasons([Saved(step, {METRIC: value}) for step, value in losses.items()], best(n, mode))
     sign = 1 if mode == "min" else -1
-    ranks = {step: (sign * value, -step) for step, value in there.items()}
-    chosen = {step for step, why in told.items() if "best" in why}
-    assert len(chosen) == min(n, len(there))
+    ranks = {step: (sign * value, -step) for step, value in losses.items()}
+    chosen = {step for step, why in kept.items() if "best" in why}
+    assert len(chosen) == min(n, len(losses))
     assert max((ranks[step] for step in chosen), default=()) <= min(
-        (ranks[s] for s in there if s not in chosen), default=(math.inf,)
+        (ranks[s] for s in losses if s not in chosen), default=(math.inf,)
     )
 
 
 @given(saves, policies)
-def test_deleting_what_may_go_changes_nothing_of_what_stays(there: list[Saved], keep: KeepSpec) -> None:
-    staying = reasons(there, keep)
-    left = [one for one in there if one.step in staying]
+def test_deleting_what_may_go_changes_nothing_of_what_stays(checkpoints: list[Saved], keep: KeepSpec) -> None:
+    staying = reasons(checkpoints, keep)
+    left = [one for one in checkpoints if one.step in staying]
     assert reasons(left, keep) == staying

@@ -81,8 +81,8 @@ def built(events: Sequence[AnyEvent], cuts: Sequence[int], *, keep: bool) -> Run
     for begin, end in pairwise(bounds):
         if keep:
             record = json.loads(json.dumps(builder.to_dict()))
-            known = events[:end]
-            builder = RunBuilder.from_dict("RUN", record, lambda known=known: known)  # type: ignore[misc]
+            earlier = events[:end]
+            builder = RunBuilder.from_dict("RUN", record, lambda earlier=earlier: earlier)  # type: ignore[misc]
         builder.add(events[begin:end])
         builder.build(PROGRESS)
     return builder.build(PROGRESS)

@@ -41,7 +41,7 @@ _STOP_SIGNAL = "SLURMTRAIN_STOP_SIGNAL"
 _FORCED_EXIT = "SLURMTRAIN_FORCED_EXIT_S"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
-# What the port of the first meeting is chosen by, beside the job.
+# The salt by which the port of the preflight is chosen, so that it is another one than that of training.
 BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job that is submitted from within it.
@@ -110,7 +110,13 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEndpoints:
-    """Where node 0 is, and what those who come must know. The secret is the attempt's own, and goes with it."""
+    """Where node 0, the coordinator of a preflight, listens.
+
+    Attributes:
+        addresses: All of its addresses; which of them the other nodes can reach is not known.
+        port: The port on each.
+        secret: The attempt's own, which both sides of a connection must prove that they know.
+    """
 
     addresses: tuple[str, ...]
     port: int
@@ -131,10 +137,13 @@ class CoordinatorEndpoints:
 
 
 def pop_coordinator_endpoints() -> CoordinatorEndpoints | None:
-    """The invitation that the batch script exported, if it reached this task; no rank inherits it."""
-    places, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
+    """Where node 0 listens, if the batch script exported that and it reached this task.
+
+    The variables are removed, so that no rank inherits the secret.
+    """
+    endpoints, secret = os.environ.pop(_HOME, ""), os.environ.pop(_HOME_SECRET, "")
     try:
-        port, *addresses = places.split()
+        port, *addresses = endpoints.split()
         return (
             CoordinatorEndpoints(tuple(addresses), int(port), bytes.fromhex(secret)) if addresses and secret else None
         )
@@ -143,7 +152,7 @@ def pop_coordinator_endpoints() -> CoordinatorEndpoints | None:
 
 
 def expected_hosts(nodes: int) -> dict[int, str]:
-    """The names of an attempt's nodes as Slurm has them, where it says so; for nodes that never speak themselves."""
+    """The names of an attempt's nodes as Slurm has them, where it says so; for nodes that never report one."""
     try:
         hosts = expand_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))
     except ValueError:

@@ -99,7 +99,7 @@ def test_every_check_of_the_spec_is_judged_here_or_with_the_network() -> None:
 
 
 @pytest.mark.parametrize("check", OWN)
-def test_a_check_that_does_not_apply_is_passed_over_with_its_reason(check: str) -> None:
+def test_a_check_that_does_not_apply_is_skipped_with_its_reason(check: str) -> None:
     finding = judge_node(check, {"skip": "there is one node only"})
     assert (finding.status, finding.summary) == ("skip", "there is one node only")
 
@@ -125,12 +125,12 @@ def test_a_check_that_only_warns_makes_a_failure_a_warning(check: str) -> None:
 
 
 @pytest.mark.parametrize("check", OWN)
-def test_a_check_that_is_off_says_nothing(check: str) -> None:
+def test_a_check_that_is_off_has_no_finding(check: str) -> None:
     findings = judge_checks({0: {**GOOD, check: {"timeout": 1.0}}}, spec_with(**{check: {"level": "off"}}), HOSTS)
     assert [finding.check for finding in findings[0]] == [name for name in OWN if name != check]
 
 
-def test_a_check_that_a_node_did_not_make_is_told() -> None:
+def test_a_check_that_a_node_did_not_make_is_a_warning() -> None:
     findings = judge_checks({0: GOOD, 1: {k: v for k, v in GOOD.items() if k != "disk"}}, Spec(), HOSTS)
     disk = next(finding for finding in findings[1] if finding.check == "disk")
     assert (disk.status, disk.summary) == ("warn", "it was not measured")
@@ -140,7 +140,7 @@ def test_a_check_that_a_node_did_not_make_is_told() -> None:
     ("check", "facts"),
     [("limits", {"open_files": 3}), ("straggler", {"seconds": 0}), ("dns", {"10.0.0.5": None}), ("gpu", {"gpus": 3})],
 )
-def test_facts_that_another_version_gave_are_told_and_stop_nobody(check: str, facts: dict[str, Any]) -> None:
+def test_facts_of_another_version_are_a_warning(check: str, facts: dict[str, Any]) -> None:
     findings = judge_check(check, dict.fromkeys(range(3), facts))
     assert {finding.status for finding in findings.values()} == {"warn"}
     assert findings[0].summary.startswith("its facts cannot be judged: ")
@@ -164,7 +164,7 @@ _JSON = st.recursive(
         ),
     )
 )
-def test_whatever_facts_say_there_is_a_finding_of_every_check(facts: dict[int, Any]) -> None:
+def test_any_facts_give_a_finding_of_every_check(facts: dict[int, Any]) -> None:
     findings = judge_checks(facts, Spec(), HOSTS)
     assert all([finding.check for finding in its] == OWN for its in findings.values())
     assert findings.keys() == facts.keys()
@@ -197,7 +197,7 @@ def test_a_node_that_does_not_see_what_another_sees_is_to_blame() -> None:
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {2}
 
 
-def test_where_nobody_sees_what_node_0_wrote_nobody_is_to_blame() -> None:
+def test_if_no_other_node_sees_the_file_of_node_0_no_node_is_blamed() -> None:
     findings = judge_check("shared", {0: WROTE, 1: UNSEEN, 2: UNSEEN})
     assert [finding.status for finding in findings.values()] == ["pass", "fail", "fail"]
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == set()
@@ -230,7 +230,7 @@ def test_equal_versions_pass_and_are_named() -> None:
     assert finding.summary == "Python 3.11.7, torch 2.13.0, CUDA 12.8, NCCL 2.28.3, slurmtrain 0.1.0"
 
 
-def test_the_minority_is_at_fault_and_told_what_the_others_have() -> None:
+def test_the_minority_fails_with_the_versions_of_the_others() -> None:
     findings = judge_check("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}, 2: VERSIONS, 3: VERSIONS})
     assert [finding.status for finding in findings.values()] == ["pass", "fail", "pass", "pass"]
     assert findings[1].summary == "torch 2.12.0, but 2.13.0 on node0, node2, node3"
@@ -255,7 +255,7 @@ def test_without_a_majority_all_nodes_fail_and_none_is_to_blame(others: list[str
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == set()
 
 
-def test_two_nodes_that_differ_are_told_of_each_other() -> None:
+def test_two_nodes_that_differ_both_fail_with_the_versions_of_the_other() -> None:
     findings = judge_check("versions", {0: VERSIONS, 1: {**VERSIONS, "torch": "2.12.0"}})
     assert findings[0].summary == "torch 2.13.0, but 2.12.0 on node1"
     assert findings[1].summary == "torch 2.12.0, but 2.13.0 on node0"
@@ -273,7 +273,7 @@ def test_a_node_in_a_minority_is_to_blame_although_something_else_is_undecided()
     assert blamed_nodes({node: [finding] for node, finding in findings.items()}) == {3}
 
 
-def test_a_node_without_versions_has_no_say_in_them() -> None:
+def test_a_node_without_versions_does_not_count_for_the_majority() -> None:
     findings = judge_check("versions", {0: VERSIONS, 1: {"error": "ImportError: torch"}, 2: VERSIONS})
     assert [finding.status for finding in findings.values()] == ["pass", "warn", "pass"]
 
@@ -316,7 +316,7 @@ def test_a_gpu_that_is_not_as_it_should_be_fails_with_figures(facts: dict[str, A
     assert (finding.status, finding.summary) == ("fail", summary)
 
 
-def test_everything_that_is_wrong_with_gpus_is_told_at_once() -> None:
+def test_a_summary_has_every_problem_of_the_gpus() -> None:
     finding = judge_node("gpu", {**with_gpu(uncorrected=1, pending=True), "count": 1})
     assert finding.summary.count(";") == 2
 
@@ -327,7 +327,7 @@ def test_an_xid_that_is_no_sign_of_broken_hardware_only_warns() -> None:
     assert 63 not in FATAL_XIDS
 
 
-def test_an_xid_that_a_program_caused_in_itself_says_nothing_of_the_gpu() -> None:
+def test_an_xid_that_a_program_caused_in_itself_does_not_count() -> None:
     assert (
         judge_node("gpu", {**GPUS, "xids": [{"bus": "0000:3b:00", "code": 31, "times": 9, "line": "NVRM"}]}).status
         == "pass"
@@ -342,7 +342,7 @@ def test_a_kernel_log_that_cannot_be_read_is_no_failure() -> None:
     assert judge_node("gpu", {**GPUS, "xids": None, "kernel_log": "operation not permitted"}).status == "pass"
 
 
-def test_without_nvml_gpus_pass_by_what_torch_says_and_the_summary_tells() -> None:
+def test_without_nvml_gpus_pass_by_the_product_and_the_summary_mentions_it() -> None:
     facts = {**GPUS, "nvml": "nvidia-ml-py is not installed", "gpus": []}
     finding = judge_node("gpu", facts)
     assert finding.status == "pass"
@@ -376,7 +376,7 @@ def test_of_the_parts_of_a_divided_gpu_torch_need_use_but_one() -> None:
         ({"path": "/scratch", "missing": True}, "fail", "there is no /scratch"),
     ],
 )
-def test_room_is_told_in_gb_and_must_reach_the_limit(
+def test_free_space_is_shown_in_gb_and_must_reach_the_limit(
     check: str, facts: dict[str, Any], status: str, summary: str
 ) -> None:
     finding = judge_node(check, facts, spec_with(**{check: {"level": "fail", "min_gb": 1}}))
@@ -399,7 +399,7 @@ def test_open_files_must_reach_the_limit(nofile: int | None, status: str) -> Non
     assert judge_node("limits", limits(nofile=nofile), over(None)).status == status
 
 
-def test_too_few_open_files_are_told_with_the_limit() -> None:
+def test_too_few_open_files_fail_with_the_limit() -> None:
     summary = judge_node("limits", limits(nofile=1024), over(None)).summary
     assert summary == "1024 open files (limit 4096), 0.00839 GB of locked memory"
 
@@ -434,7 +434,7 @@ def test_the_slowest_look_up_decides() -> None:
     assert (quick.status, quick.summary) == ("pass", "1000 ms for 10.1.0.5")
 
 
-def test_what_is_said_of_the_environment_is_told() -> None:
+def test_the_sentences_about_the_environment_are_the_summary() -> None:
     finding = judge_node("environment", {"said": ["A is obsolete", "B undoes it"]})
     assert (finding.status, finding.summary) == ("warn", "A is obsolete; B undoes it")
 
@@ -489,7 +489,7 @@ def test_a_plug_in_has_the_level_that_the_spec_gives_it(level: str, status: str)
     assert judge_node("licence", SUMMARIES, spec_with(plugins={"licence": level})).status == status
 
 
-def test_a_plug_in_that_is_off_says_nothing() -> None:
+def test_a_plug_in_that_is_off_has_no_finding() -> None:
     findings = judge_checks({0: {**GOOD, "licence": SUMMARIES}}, spec_with(plugins={"licence": "off"}), HOSTS)
     assert [finding.check for finding in findings[0]] == OWN
 
@@ -531,7 +531,7 @@ def test_a_node_that_is_alone_is_to_blame_for_its_failure() -> None:
     assert blamed_nodes({0: [failed("disk")]}) == {0}
 
 
-def test_an_ambiguous_failure_is_nobodys() -> None:
+def test_no_node_is_blamed_for_an_ambiguous_failure() -> None:
     assert blamed_nodes({0: [failed("versions", ambiguous=True)], 1: []}) == set()
 
 

@@ -167,7 +167,7 @@ def test_only_that_part_of_an_offset_counts_that_is_certain(offset: tuple[float,
         ((0.9999, 0.00001), "1 s ahead of node0 (± 0.01 ms, warning from 50 ms)"),
     ],
 )
-def test_an_offset_is_told_no_more_exactly_than_it_is_known(offset: tuple[float, float], summary: str) -> None:
+def test_an_offset_is_shown_no_more_exactly_than_it_is_known(offset: tuple[float, float], summary: str) -> None:
     assert judged(offset)[1].summary == summary
 
 
@@ -177,7 +177,7 @@ def test_an_offset_that_may_be_over_the_limit_or_nothing_is_a_warning() -> None:
     assert finding.summary == "between 1.5 s behind and 1.5 s ahead of node0 (too uncertain for a limit of 1 s)"
 
 
-def test_where_the_level_says_so_a_failure_is_a_warning() -> None:
+def test_at_level_warn_a_failure_is_a_warning() -> None:
     findings = judged(5.0, limits=ClockCheck(level="warn"))
     assert statuses(findings) == ["pass", "warn"]
     assert findings[1].summary == "5 s ahead of node0 (± 0.2 ms, limit 1 s)"
@@ -227,7 +227,7 @@ def test_an_uncertain_offset_takes_no_certainty_from_the_others() -> None:
 
 
 @given(st.data())
-def test_whoever_differs_from_a_majority_that_agrees_fails_and_nobody_else(data: st.DataObject) -> None:
+def test_only_nodes_that_differ_from_an_agreeing_majority_fail(data: st.DataObject) -> None:
     nodes = data.draw(st.integers(3, 12))
     wrong = data.draw(st.sets(st.integers(0, nodes - 1), max_size=(nodes - 1) // 2))
     apart = st.floats(2, 1e6).flatmap(lambda size: st.sampled_from([size, -size]))
@@ -314,9 +314,7 @@ def test_where_no_other_node_was_measured_node_0_is_compared_with_none() -> None
         ({"disciplined": False}, "not synchronised"),
     ],
 )
-def test_facts_that_say_nothing_of_a_clock_are_a_warning_with_the_reason(
-    facts: dict[str, Any], description: str
-) -> None:
+def test_missing_facts_of_a_clock_are_a_warning_with_the_reason(facts: dict[str, Any], description: str) -> None:
     finding = judge_clocks({0: None}, {0: facts}, LIMITS, {0: "node0"})[0]
     assert finding.status == "warn"
     assert finding.summary == description

@@ -130,7 +130,7 @@ def test_of_many_rails_a_few_are_tried() -> None:
     assert network_names(networks) == ["10.0.0.0/24", "10.1.0.0/24", "10.2.0.0/24", "10.3.0.0/24"]
 
 
-def test_the_way_that_is_known_to_work_is_tried_however_many_promise_more() -> None:
+def test_the_route_that_is_known_to_work_is_always_probed() -> None:
     node_addresses = {
         node: replace(
             place,
@@ -306,23 +306,23 @@ def cut_off(unreachable: Iterable[int], nodes: int) -> list[NetworkProblem]:
     )
 
 
-def test_a_node_that_nobody_reaches_is_at_fault() -> None:
+def test_a_node_that_no_other_reaches_is_at_fault() -> None:
     assert culprits(cut_off([2], 4), 4) == [2]
     assert culprits(problems((0, 2), (1, 2), (3, 2)), 4) == [2]
     assert culprits(problems((2, 0), (2, 1), (2, 3)), 4) == [2]
     assert culprits(problems((0, 2), (2, 1)), 8) == [2]
 
 
-def test_nobody_is_at_fault_without_problems() -> None:
+def test_no_node_is_at_fault_without_problems() -> None:
     assert culprits([], 4) == []
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 64])
-def test_of_a_single_pair_nobody_can_say_who_is_at_fault(nodes: int) -> None:
+def test_neither_node_of_a_single_pair_is_at_fault(nodes: int) -> None:
     assert culprits(problems((0, 1), (1, 0)), nodes) == []
 
 
-def test_of_pairs_side_by_side_nobody_can_say_who_is_at_fault() -> None:
+def test_no_node_of_separate_pairs_is_at_fault() -> None:
     assert culprits(problems((0, 1), (2, 3)), 8) == []
     assert culprits(problems((0, 1), (1, 2), (2, 3)), 8) == []
     assert culprits(problems((0, 1), (1, 2), (2, 3), (3, 0)), 8) == []
@@ -341,7 +341,7 @@ def test_half_of_all_nodes_are_never_at_fault() -> None:
 
 @settings(deadline=None)
 @given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=3))))
-def test_whoever_reaches_nobody_is_at_fault_and_nobody_else(case: tuple[int, set[int]]) -> None:
+def test_only_nodes_that_reach_no_other_are_at_fault(case: tuple[int, set[int]]) -> None:
     nodes, unreachable = case
     expected = sorted(unreachable) if 2 * len(unreachable) < nodes else []
     assert culprits(cut_off(unreachable, nodes), nodes) == expected
@@ -374,7 +374,7 @@ def test_without_those_at_fault_no_problem_is_left_and_no_others_would_do(
 
 @settings(deadline=None)
 @given(st.permutations([(0, 3), (1, 3), (2, 3), (4, 3), (4, 5), (5, 0), (5, 1), (2, 5)]))
-def test_the_order_of_problems_tells_nothing(pairs: list[tuple[int, int]]) -> None:
+def test_the_order_of_problems_does_not_matter(pairs: list[tuple[int, int]]) -> None:
     assert culprits(problems(*pairs), 6) == [3, 5]
 
 
@@ -472,7 +472,7 @@ def test_a_criterion_counts_only_where_those_before_it_are_equal(among: int) -> 
         assert elect(names) == 0
 
 
-def test_a_speed_that_the_kernel_does_not_say_may_be_the_best() -> None:
+def test_an_unknown_speed_may_be_the_best() -> None:
     partly_unknown, unknown = make_network(speed=None, mtu=9000), make_network(speed=100_000)
     assert elect([ProbedNetwork(unknown), ProbedNetwork(partly_unknown)]) == 1
     assert elect([ProbedNetwork(unknown, rate=9e8), ProbedNetwork(partly_unknown, rate=1e8)]) == 0
@@ -498,7 +498,7 @@ def test_the_order_in_which_networks_stand_changes_nothing(order: list[ProbedNet
     assert probed[elected] == RANKED[expected]
 
 
-def test_rates_are_asked_for_where_speeds_do_not_tell() -> None:
+def test_rates_are_measured_if_speeds_do_not_decide() -> None:
     fast, fast_too, slow = (
         make_network(interface="ib0", speed=100),
         make_network(interface="ib1", speed=100),

@@ -40,7 +40,7 @@ def test_at_a_level_of_warn_a_failure_is_a_warning_and_all_else_stays(status: st
         (["fail", "warn", "pass"], "fail"),
     ],
 )
-def test_the_worst_status_counts_and_what_was_passed_over_does_not(statuses: list[str], expected: str) -> None:
+def test_the_worst_status_counts_and_skipped_checks_do_not(statuses: list[str], expected: str) -> None:
     assert worst_status(finding(status) for status in statuses) == expected
 
 

@@ -96,7 +96,7 @@ def test_nodes_that_all_reach_each_other_pass_with_the_network_that_was_elected(
         (make_network(2, "interface eth0", "eth0"), "eth0 on interface eth0"),
     ],
 )
-def test_a_speed_is_told_where_it_is_known(network: Network, text: str) -> None:
+def test_a_summary_has_the_speed_if_it_is_known(network: Network, text: str) -> None:
     assert judge([ProbedNetwork(network)])[1].summary == text
 
 
@@ -124,7 +124,7 @@ def test_a_better_network_in_which_one_pair_is_apart_is_a_warning_of_both() -> N
     assert "apart from node1 on 10.1.0.0/24" in findings[3].summary
 
 
-def test_a_worse_network_that_is_blocked_is_not_told() -> None:
+def test_a_worse_network_that_is_blocked_is_no_warning() -> None:
     assert statuses(judge([ProbedNetwork(fast()), ProbedNetwork(slow(), WITHOUT_2)])) == ["pass"] * 4
 
 
@@ -246,7 +246,7 @@ def test_at_a_level_of_warn_no_node_fails(probed: list[ProbedNetwork]) -> None:
 HOSTS: Mapping[int, str] = {0: "alpha", 1: "beta"}
 
 
-def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
+def test_the_record_of_the_election_has_every_network_and_its_problems() -> None:
     probed = [ProbedNetwork(fast(2), unreachable((0, 1))), ProbedNetwork(slow(2, pinned=True), rate=117_649_000.0)]
     excluded = [ExcludedAddress(node=1, interface="br0", address="172.17.0.1", reason="2 nodes have this address")]
     record = election_record(probed, 1, excluded, HOSTS, 6).to_json()
@@ -286,6 +286,6 @@ def test_the_election_is_told_with_every_network_and_what_was_wrong() -> None:
     assert json.loads(json.dumps(record, allow_nan=False)) == record
 
 
-def test_a_problem_is_told_with_the_names_of_both_hosts() -> None:
+def test_a_problem_names_both_hosts() -> None:
     [problem] = unreachable((1, 0), reason="10.0.0.1: Connection refused")
     assert describe_problem(problem, HOSTS) == "beta cannot reach alpha: 10.0.0.1: Connection refused"

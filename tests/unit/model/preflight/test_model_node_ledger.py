@@ -69,7 +69,7 @@ def test_nodes_of_a_run_on_one_machine_are_not_entered() -> None:
     assert ledger_of(judged(sim, 1, CLOCK, blamed=True)) == []
 
 
-def test_a_node_that_never_spoke_is_entered_by_what_node_0_says_of_it() -> None:
+def test_a_node_that_never_reported_is_entered_by_the_requeue_of_node_0() -> None:
     sim = judged(SimulatedRun().submitted().started(), 0, DISK, blamed=False)
     sim.node("requeue", 0, 0, exclude=["n1"], why="n1: agent: it did not come within 60 s")
     [entry] = ledger_of(sim)
@@ -77,7 +77,7 @@ def test_a_node_that_never_spoke_is_entered_by_what_node_0_says_of_it() -> None:
     assert entry.seen_at == sim.now - 1
 
 
-def test_a_node_that_both_tell_of_is_entered_once() -> None:
+def test_a_node_that_two_events_name_is_entered_once() -> None:
     sim = judged(SimulatedRun().submitted().started(0, 2), 1, CLOCK, blamed=True)
     sim.node("requeue", 0, 0, exclude=["n1"], why="x")
     assert len(ledger_of(sim)) == 1
@@ -90,7 +90,7 @@ def test_each_attempt_is_a_finding_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("wrong_by", [-1e6, 1e6])
-def test_when_it_was_seen_is_not_told_by_the_clock_that_is_wrong(wrong_by: float) -> None:
+def test_the_time_of_an_entry_is_not_by_the_wrong_clock(wrong_by: float) -> None:
     sim = judged(SimulatedRun().submitted().started(0, 3), 0, DISK, blamed=False)
     right = sim.now
     judged(sim, 2, DISK, blamed=False)

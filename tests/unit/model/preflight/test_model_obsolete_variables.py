@@ -30,7 +30,7 @@ def test_each_variable_is_pointed_out_in_a_sentence_that_names_it(name: str) -> 
         ("FI_EFA_USE_DEVICE_RDMA", "since libfabric 1.18"),
     ],
 )
-def test_the_sentence_says_since_when_and_what_to_do_instead(name: str, advice: str) -> None:
+def test_the_sentence_names_the_version_and_the_replacement(name: str, advice: str) -> None:
     assert advice in describe_obsolete({name: "3"})[0]
 
 
@@ -63,7 +63,7 @@ def test_a_variable_that_differs_from_ours_is_named_with_both_values() -> None:
     assert sentence == "MASTER_PORT is '29500' in env, but slurmtrain sets it to '21000'; leave it out."
 
 
-def test_whoever_sets_an_interface_is_told_where_to_pin_it() -> None:
+def test_a_variable_of_an_interface_is_answered_with_where_to_pin_it() -> None:
     sentence = describe_overruled(
         {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth1", "TP_SOCKET_IFNAME": "eth0"}, OURS
     )

@@ -42,17 +42,17 @@ def test_an_attempt_may_start_where_nothing_failed() -> None:
     assert make_verdict({}).problem is None
 
 
-def test_a_failure_is_told_with_its_host_and_its_check() -> None:
+def test_a_problem_names_the_host_and_the_check() -> None:
     verdict = make_verdict({2: [failing(), Finding("tmp", "warn", "full")]})
     assert verdict.problem == "node2: disk: 0.2 GB free (limit 1 GB)"
     assert verdict.blamed == [2]
 
 
-def test_hosts_that_share_a_failure_are_told_together() -> None:
+def test_hosts_that_share_a_failure_are_named_together() -> None:
     assert make_verdict({1: [failing()], 3: [failing()]}).problem == "node1, node3: disk: 0.2 GB free (limit 1 GB)"
 
 
-def test_no_more_than_a_few_hosts_and_failures_are_told() -> None:
+def test_a_problem_names_at_most_a_few_hosts_and_failures() -> None:
     same = make_verdict({node: [failing()] for node in range(64)}, 64)
     assert same.problem == "node0, node1, node2 ...: disk: 0.2 GB free (limit 1 GB)"
     differing = make_verdict({node: [failing(summary=f"{node} GB free")] for node in range(64)}, 64)
@@ -91,7 +91,7 @@ _FINDINGS = st.builds(
 
 
 @given(st.integers(1, 6).flatmap(lambda n: st.lists(st.lists(_FINDINGS, max_size=3), min_size=n, max_size=n)))
-def test_whoever_is_blamed_has_failed_and_nobody_is_blamed_where_the_attempt_may_start(
+def test_only_nodes_with_a_failure_are_blamed_and_none_if_the_attempt_may_start(
     findings: list[list[Finding]],
 ) -> None:
     verdict = make_verdict(dict(enumerate(findings)), len(findings))
@@ -228,7 +228,7 @@ def bandwidth(facts: Mapping[str, Any], level: str = "fail", minimum: float | No
     return finding
 
 
-def test_a_bandwidth_is_told_and_passes_without_a_limit() -> None:
+def test_a_bandwidth_without_a_limit_passes_with_its_figures() -> None:
     finding = bandwidth(FIGURES)
     assert (finding.status, finding.summary) == ("pass", "17.5 GB/s of bus bandwidth, 10 GB/s of an all-reduce")
     assert finding.evidence["busbw_gb_s"] == 17.5
@@ -249,12 +249,14 @@ def test_a_bandwidth_below_the_limit_fails(minimum: float, status: str) -> None:
         ({"skip": "there is only one rank"}, "fail", "skip", "there is only one rank"),
     ],
 )
-def test_an_all_reduce_without_figures_says_why(facts: dict[str, Any], level: str, status: str, summary: str) -> None:
+def test_an_all_reduce_without_figures_has_a_reason(
+    facts: dict[str, Any], level: str, status: str, summary: str
+) -> None:
     finding = bandwidth(facts, level)
     assert (finding.check, finding.status, finding.summary) == ("bandwidth", status, summary)
 
 
-def test_nobody_alone_is_to_blame_for_the_bandwidth() -> None:
+def test_no_single_node_is_blamed_for_the_bandwidth() -> None:
     spec_ = Spec(preflight=PreflightSpec(bandwidth=BandwidthCheck(level="fail", min_gb_per_s=100)))
     findings = judge_bandwidth({0: FIGURES, 1: {"error": "killed"}}, spec_)
     verdict = make_verdict({}, 2).adding(findings)

@@ -44,7 +44,7 @@ def evaluate_announcement(capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     return endpoints
 
 
-def test_a_shell_passes_on_all_addresses_that_of_the_default_route_first(
+def test_all_addresses_are_exported_that_of_the_default_route_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_addresses(
@@ -58,21 +58,21 @@ def test_a_shell_passes_on_all_addresses_that_of_the_default_route_first(
 
 
 @pytest.mark.parametrize("source", [None, "172.17.0.1"])
-def test_a_default_route_over_nothing_of_use_changes_nothing(
+def test_a_default_route_from_no_usable_address_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str | None
 ) -> None:
     set_addresses(monkeypatch, ["10.1.0.1", "10.0.0.1"], {"192.0.2.1": source})
     assert evaluate_announcement(capsys, monkeypatch).addresses == ("10.1.0.1", "10.0.0.1")
 
 
-def test_every_invitation_has_a_secret_of_its_own(
+def test_every_announcement_has_a_secret_of_its_own(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_addresses(monkeypatch, ["10.0.0.1"], {})
     assert evaluate_announcement(capsys, monkeypatch).secret != evaluate_announcement(capsys, monkeypatch).secret
 
 
-def test_the_port_is_one_of_the_job_and_its_restart_that_is_free(
+def test_the_port_is_a_free_one_of_the_job_and_its_restart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_addresses(monkeypatch, ["10.0.0.1"], {})
@@ -93,7 +93,7 @@ def test_the_port_is_one_of_the_job_and_its_restart_that_is_free(
     assert calls == [("4700_11", 2, "bootstrap")]
 
 
-def test_a_node_without_an_address_says_why_it_exports_nothing(
+def test_a_node_without_an_address_reports_why_it_exports_nothing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     set_addresses(monkeypatch, [], {})

@@ -83,7 +83,7 @@ def listen_and_close(
 # --- node 0's part ----------------------------------------------------------------------------------------------
 
 
-def test_node_0_listens_where_it_was_said_and_leaves_a_file_that_says_the_same(
+def test_node_0_listens_on_the_exported_port_and_writes_a_file_with_the_same_endpoints(
     attempt: AttemptDir, free_port: int
 ) -> None:
     port, secret, content = listen_and_close(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
@@ -101,7 +101,7 @@ def test_only_the_owner_can_read_the_secret(attempt: AttemptDir) -> None:
     assert [path.name for path in attempt.path.iterdir()] == [attempt.rendezvous.name]
 
 
-def test_a_port_that_is_taken_is_replaced_and_the_file_says_so(attempt: AttemptDir, free_port: int) -> None:
+def test_a_port_in_use_is_replaced_and_the_file_has_the_new_one(attempt: AttemptDir, free_port: int) -> None:
     with listen_anywhere(free_port):
         port, secret, content = listen_and_close(attempt, CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET))
     assert port != free_port
@@ -110,14 +110,14 @@ def test_a_port_that_is_taken_is_replaced_and_the_file_says_so(attempt: AttemptD
     assert port in itertools.islice(ports.job_ports("7", 0, salt="bootstrap"), 50)
 
 
-def test_without_an_invitation_every_attempt_has_a_secret_of_its_own(attempt: AttemptDir) -> None:
+def test_without_exported_endpoints_every_attempt_has_a_secret_of_its_own(attempt: AttemptDir) -> None:
     (_, secret, content), (_, other, _) = listen_and_close(attempt), listen_and_close(attempt)
     assert len(secret) == len(other) == 32
     assert secret != other
     assert content["secret"] == secret.hex()
 
 
-def test_all_addresses_of_node_0_lead_to_it(attempt: AttemptDir) -> None:
+def test_node_0_listens_on_all_of_its_addresses(attempt: AttemptDir) -> None:
     listener, _ = listen_for_participants(attempt, "7", 0, None, ["10.0.0.1"])
     with listener:
         for address in ("127.0.0.1", "127.8.0.1"):
@@ -133,7 +133,7 @@ def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir
             socket.create_connection(("127.8.0.1", listener.getsockname()[1]), timeout=LONG_S)
 
 
-def test_where_no_port_is_free_that_is_said(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_an_error_if_no_port_is_free(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
     with listen_anywhere(0) as occupied:
         port = int(occupied.getsockname()[1])
         monkeypatch.setattr(ports, "job_ports", lambda *_, salt: itertools.repeat(port))
@@ -148,7 +148,7 @@ EXPORTED = CoordinatorEndpoints(("10.0.0.1", "10.1.0.1"), 4711, SECRET)
 EXPORTED_ENDPOINTS = [Endpoint("10.0.0.1", 4711, SECRET), Endpoint("10.1.0.1", 4711, SECRET)]
 
 
-def test_while_an_invitation_may_work_the_file_is_not_looked_for(attempt: AttemptDir, reads: Reads) -> None:
+def test_the_file_is_not_read_while_the_exported_endpoints_may_work(attempt: AttemptDir, reads: Reads) -> None:
     known_endpoints = watch_endpoints(attempt, EXPORTED)
     for _ in range(29):
         assert known_endpoints() == EXPORTED_ENDPOINTS
@@ -156,9 +156,7 @@ def test_while_an_invitation_may_work_the_file_is_not_looked_for(attempt: Attemp
     assert reads.count == 0
 
 
-def test_the_file_is_looked_for_now_and_then_where_the_invitation_leads_nowhere(
-    attempt: AttemptDir, reads: Reads
-) -> None:
+def test_the_file_is_read_now_and_then_if_the_exported_endpoints_do_not_work(attempt: AttemptDir, reads: Reads) -> None:
     known_endpoints = watch_endpoints(attempt, EXPORTED)
     reads.now += 3.1
     for _ in range(25):
@@ -175,7 +173,7 @@ def test_the_file_is_looked_for_now_and_then_where_the_invitation_leads_nowhere(
     assert reads.count == count + 1
 
 
-def test_another_port_than_was_said_is_another_door(attempt: AttemptDir, reads: Reads, free_port: int) -> None:
+def test_a_replaced_port_is_another_endpoint(attempt: AttemptDir, reads: Reads, free_port: int) -> None:
     with listen_anywhere(free_port):
         exported = CoordinatorEndpoints(("10.0.0.1",), free_port, SECRET)
         port, _, _ = listen_and_close(attempt, exported, ["10.0.0.1"])
@@ -184,7 +182,9 @@ def test_another_port_than_was_said_is_another_door(attempt: AttemptDir, reads: 
     assert known_endpoints() == [Endpoint("10.0.0.1", free_port, SECRET), Endpoint("10.0.0.1", port, SECRET)]
 
 
-def test_without_an_invitation_the_file_is_looked_for_until_it_is_there(attempt: AttemptDir, reads: Reads) -> None:
+def test_without_exported_endpoints_the_file_is_read_at_each_call_until_it_exists(
+    attempt: AttemptDir, reads: Reads
+) -> None:
     known_endpoints = watch_endpoints(attempt, None)
     assert [known_endpoints(), known_endpoints()] == [[], []]
     assert reads.count == 2
@@ -195,7 +195,7 @@ def test_without_an_invitation_the_file_is_looked_for_until_it_is_there(attempt:
 
 @pytest.mark.parametrize("exported", [True, False])
 @pytest.mark.parametrize("occupied", [True, False])
-def test_both_parts_find_each_other(
+def test_a_participant_finds_node_0(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch, exported: bool, occupied: bool, free_port: int
 ) -> None:
     monkeypatch.setattr(discovery, "_EXPORTED_ONLY_S", 0.1)
@@ -234,13 +234,13 @@ def environ(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         assert name not in os.environ
 
 
-def test_an_invitation_is_taken_out_of_the_environment(environ: dict[str, str]) -> None:
+def test_exported_endpoints_are_removed_from_the_environment(environ: dict[str, str]) -> None:
     assert pop_coordinator_endpoints() == CoordinatorEndpoints(("10.0.0.1", "fd00::1"), 4711, SECRET)
     assert pop_coordinator_endpoints() is None
 
 
 @pytest.mark.parametrize("text", ["", "port 10.0.0.1", "4711", "4711.5 10.0.0.1"])
-def test_an_invitation_that_says_nothing_of_use_is_none(
+def test_exported_endpoints_that_cannot_be_read_are_ignored(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     monkeypatch.setenv(next(iter(environ)), text)
@@ -248,12 +248,12 @@ def test_an_invitation_that_says_nothing_of_use_is_none(
 
 
 @pytest.mark.parametrize("secret", ["", "no hex"])
-def test_an_invitation_without_a_secret_is_none(
+def test_exported_endpoints_without_a_secret_are_ignored(
     environ: dict[str, str], monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     monkeypatch.setenv(list(environ)[1], secret)
     assert pop_coordinator_endpoints() is None
 
 
-def test_an_invitation_survives_being_written_down() -> None:
+def test_endpoints_survive_json() -> None:
     assert CoordinatorEndpoints.from_dict(EXPORTED.to_dict()) == EXPORTED

@@ -105,7 +105,7 @@ def hanging() -> Iterator[Callable[..., Any]]:
 # --- a verdict --------------------------------------------------------------------------------------------------
 
 
-def test_a_single_node_is_checked_and_holds_a_port(agent: Agents) -> None:
+def test_a_single_node_is_checked_and_binds_a_port(agent: Agents) -> None:
     single = agent(spec_=spec(disk="fail"))
     result = single.run()
     assert isinstance(result, PreflightOutcome)
@@ -121,7 +121,7 @@ def test_a_single_node_is_checked_and_holds_a_port(agent: Agents) -> None:
     assert preflight["seconds"] >= 0
 
 
-def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own(
+def test_nodes_on_one_machine_find_each_other_and_each_journals_its_own_findings(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine that stood still for a while is no reason to give a node up.
@@ -193,21 +193,21 @@ def run_with_error(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Except
     return result
 
 
-def test_a_node_that_died_is_named_and_this_end_follows_from_that(
-    agent: Agents, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_node_is_named_and_the_exit_is_a_cascade(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_with_error(agent, monkeypatch, PeerLost(0, "it closed the connection"))
     assert (result.cause, result.cascade, result.signal) == ("node_fail", True, None)
     assert result.reason == "node 0 is gone: it closed the connection"
 
 
-def test_a_node_that_died_is_called_by_the_host_that_slurm_gave(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_node_is_called_by_the_host_name_that_slurm_gave_it(
+    agent: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SLURM_STEP_NODELIST", "rack1-node[7-9]")
     result = run_with_error(agent, monkeypatch, PeerLost(2, "it has not been heard of for 15 s"), executor="slurm")
     assert result.reason == "rack1-node9 is gone: it has not been heard of for 15 s"
 
 
-def test_a_node_that_was_stopped_stops_this_one_by_the_same_signal(
+def test_a_node_that_was_stopped_stops_this_one_with_the_same_signal(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     result = run_with_error(agent, monkeypatch, PeerLost(0, "it was stopped", "SIGUSR2"))
@@ -215,7 +215,7 @@ def test_a_node_that_was_stopped_stops_this_one_by_the_same_signal(
     assert result.reason == "stopped by SIGUSR2 before it began"
 
 
-def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_gone(
+def test_a_signal_a_moment_later_explains_why_another_node_is_lost(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entry, "_SIGNAL_SKEW_S", LONG_S)
@@ -231,7 +231,7 @@ def test_a_signal_that_comes_here_a_moment_later_explains_why_another_node_is_go
     assert (result.cause, result.signal) == ("preempted", "SIGTERM")
 
 
-def test_a_node_0_that_says_nothing_is_gone(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_0_without_a_verdict_is_a_node_failure(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_with_error(agent, monkeypatch, ResponseTimeout([0]))
     assert (result.cause, result.reason, result.cascade) == ("node_fail", "node 0 never came to a verdict", True)
 
@@ -282,7 +282,7 @@ def test_a_signal_is_obeyed_while_the_other_nodes_are_waited_for(agent: Agents, 
     assert stopped_while(first, hanging, signal.SIGUSR2).signal == "SIGUSR2"
 
 
-def test_a_signal_is_obeyed_while_node_0_is_looked_for(agent: Agents, hanging: Any) -> None:
+def test_a_signal_is_obeyed_during_the_search_for_node_0(agent: Agents, hanging: Any) -> None:
     second = agent(node(1, count=2), spec(2))
     threading.Timer(0.2, hanging.begun.set).start()
     assert stopped_while(second, hanging, signal.SIGTERM).signal == "SIGTERM"
@@ -299,7 +299,7 @@ def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:
 # --- what is left behind ----------------------------------------------------------------------------------------
 
 
-def test_nothing_that_was_written_for_the_checks_is_left(agent: Agents, tmp_path: Path) -> None:
+def test_no_file_of_the_checks_is_left(agent: Agents, tmp_path: Path) -> None:
     agent(spec_=spec(shared="fail", disk="fail")).run()
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
     assert {path.name for path in attempt.path.iterdir()} == {"node-0.jsonl"}

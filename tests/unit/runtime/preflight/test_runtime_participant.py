@@ -134,7 +134,7 @@ def test_what_a_node_measures_is_judged() -> None:
     assert {outcome.master for outcome in outcomes} == {None}
 
 
-def test_a_single_node_meets_nobody_and_needs_no_network() -> None:
+def test_a_single_node_needs_no_network() -> None:
     preflight = SimulatedPreflight(1)
     [alone] = run_all(preflight)
     assert alone.problem is None
@@ -517,7 +517,7 @@ def test_a_node_that_does_not_report_in_time_is_blamed(monkeypatch: pytest.Monke
     assert isinstance(outcomes[1], PreflightOutcome | PeerLost)
 
 
-def test_a_node_that_cannot_find_node_0_says_so() -> None:
+def test_a_node_that_cannot_find_node_0_raises() -> None:
     def nothing(*_: Any) -> Any:
         return None
 

@@ -40,7 +40,7 @@ def has_ipv6() -> bool:
 # --- which ports there are --------------------------------------------------------------------------------------
 
 
-def test_by_default_the_pool_is_on_both_sides_of_linux_ephemeral_range() -> None:
+def test_by_default_usable_ports_are_on_both_sides_of_the_ephemeral_range_of_linux() -> None:
     port_numbers = numbers(DEFAULT)
     assert port_numbers[0] == 10000
     assert port_numbers[-1] == 65535
@@ -55,7 +55,7 @@ def test_by_default_the_pool_is_on_both_sides_of_linux_ephemeral_range() -> None
 @example([1024, 65535], [])
 @example([32768, 60999], [[1, 65535]])
 @example([10001, 64600], [])
-def test_no_port_of_the_pool_is_ephemeral_reserved_or_somebody_elses(
+def test_no_usable_port_is_ephemeral_reserved_or_of_a_known_service(
     ephemeral: list[int], reserved: list[list[int]]
 ) -> None:
     text = ",".join(f"{low}-{high}" if low != high else str(low) for low, high in reserved)
@@ -68,7 +68,7 @@ def test_no_port_of_the_pool_is_ephemeral_reserved_or_somebody_elses(
     assert set(port_numbers) in (allowed, {port for port in allowed if port >= 10000})
 
 
-def test_ports_below_10000_are_taken_only_where_there_are_too_few_above() -> None:
+def test_ports_below_10000_are_used_only_if_there_are_too_few_above() -> None:
     assert numbers(usable_ports("10000 64535", ""))[0] == 64536
     assert numbers(usable_ports("10000 64536", ""))[0] == 1024
 
@@ -88,7 +88,7 @@ def test_any_text_gives_ports_that_a_user_may_bind(ephemeral: str, reserved: str
     assert all(1024 <= port < 65536 for port in numbers(usable_ports(ephemeral, reserved)))
 
 
-def test_an_ephemeral_range_that_takes_all_ports_leaves_none_outside() -> None:
+def test_an_ephemeral_range_of_all_ports_leaves_none() -> None:
     assert usable_ports("1024 65535", "") == []
 
 
@@ -102,18 +102,18 @@ def set_kernel_settings(
     monkeypatch.setattr(ports, "_PROC", folder)
 
 
-def test_what_the_machine_says_is_heeded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_kernels_settings_are_respected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_kernel_settings(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
     port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x"))
     assert port_numbers == set(numbers(usable_ports("20000 60999", "11000-12000")))
 
 
-def test_a_machine_that_says_nothing_has_linux_default(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_settings_has_the_default_of_linux(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_kernel_settings(monkeypatch, tmp_path, None, None)
     assert list(job_ports("7", 0)) == list(job_ports("7", 0, ranges=DEFAULT))
 
 
-def test_where_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
+def test_if_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     set_kernel_settings(monkeypatch, tmp_path, "1024\t65535\n", "10000-20000\n")
@@ -171,7 +171,7 @@ def test_a_single_port_is_tried_with_and_without_a_salt() -> None:
     assert list(job_ports("1", 0, "bootstrap", [range(10000, 10001)])) == [10000]
 
 
-def test_no_ports_give_no_choices() -> None:
+def test_without_usable_ports_there_are_no_job_ports() -> None:
     assert list(job_ports("1", 0, "", [])) == []
 
 
@@ -194,7 +194,7 @@ def free_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return port_numbers
 
 
-def test_a_listening_socket_takes_connections_at_the_first_port_that_is_free() -> None:
+def test_a_listening_socket_accepts_connections_at_the_first_free_port() -> None:
     with listen_on_job_port("127.0.0.1", "991", 0) as listener:
         address, port = listener.getsockname()
         assert address == "127.0.0.1"
@@ -215,19 +215,19 @@ def test_the_port_of_a_socket_that_was_closed_with_a_connection_is_free_again(fr
         assert listener.getsockname()[1] == port
 
 
-def test_a_port_that_is_taken_is_passed_over(free_ports: list[int]) -> None:
+def test_a_port_in_use_is_skipped(free_ports: list[int]) -> None:
     first, second = job_ports("1", 0)
     with socket.create_server(("127.0.0.1", first)), listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] == second
 
 
-def test_it_leaves_the_ports_of_a_salt_alone(free_ports: list[int]) -> None:
+def test_listening_leaves_the_ports_of_a_salt_alone(free_ports: list[int]) -> None:
     with listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] in free_ports[::2]
     assert sorted(job_ports("1", 0, salt="bootstrap")) == free_ports[1::2]
 
 
-def test_that_no_port_is_free_is_told_with_the_address_and_the_reason(free_ports: list[int]) -> None:
+def test_the_error_if_no_port_is_free_names_the_address_and_the_reason(free_ports: list[int]) -> None:
     with ExitStack() as stack:
         for port in free_ports:
             stack.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -252,7 +252,7 @@ def test_no_more_than_fifty_ports_are_tried(monkeypatch: pytest.MonkeyPatch) -> 
     assert attempts == list(islice(job_ports("1", 0), 50))
 
 
-def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_an_error_if_there_is_no_port_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "_usable_ports_here", list)
     with pytest.raises(
         LaunchError, match=r"cannot listen on 10\.0\.0\.1: there is no port to try \(no port is outside"
@@ -269,7 +269,7 @@ def test_that_there_is_no_port_to_try_is_told(monkeypatch: pytest.MonkeyPatch) -
         (OSError("odd"), "cannot listen on 10.0.0.1: odd"),
     ],
 )
-def test_what_another_port_would_not_change_is_told_at_once(
+def test_an_error_that_another_port_would_not_change_is_raised_at_once(
     monkeypatch: pytest.MonkeyPatch, error: OSError, message: str
 ) -> None:
     attempts = []
@@ -286,13 +286,13 @@ def test_what_another_port_would_not_change_is_told_at_once(
     assert len(attempts) == 1
 
 
-def test_an_address_that_this_machine_does_not_have_is_told() -> None:
+def test_an_address_that_this_machine_does_not_have_is_an_error() -> None:
     with pytest.raises(LaunchError, match=r"cannot listen on 203\.0\.113\.7: .* has no such address"):
         listen_on_job_port("203.0.113.7", "1", 0)
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_an_address_of_the_newer_kind_is_listened_on() -> None:
+def test_a_socket_can_listen_on_an_ipv6_address() -> None:
     with listen_on_job_port("::1", "992", 0) as listener:
         assert listener.family == socket.AF_INET6
         with socket.create_connection(listener.getsockname()[:2], timeout=30):
@@ -341,7 +341,7 @@ def test_threads_that_listen_for_the_same_job_at_the_same_time_get_different_por
         listener.close()
 
 
-def test_it_is_imported_with_nothing_but_the_standard_library() -> None:
+def test_the_module_needs_the_standard_library_only() -> None:
     code = "import sys, slurmtrain.runtime.preflight.ports; print(*sys.modules)"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     names = set(completed.stdout.split())

@@ -77,12 +77,12 @@ def test_three_ranks_measure_one_figure_and_what_the_slowest_link_has_carried() 
     assert json.loads(json.dumps(first, allow_nan=False)) == first
 
 
-def test_a_single_rank_has_nobody_to_reduce_with() -> None:
+def test_a_single_rank_skips_the_all_reduce() -> None:
     assert measure_all_reduce(spec(1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
     assert measure_all_reduce(spec(1, gpus=1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
 
 
-def test_a_rank_is_told_its_number_and_its_gpu_and_has_the_variables_of_the_network(python: Any) -> None:
+def test_a_rank_gets_its_number_its_gpu_and_the_variables_of_the_network(python: Any) -> None:
     python('echo "{\\"told\\": $told, \\"gloo\\": \\"$GLOO_SOCKET_IFNAME\\", \\"nccl\\": \\"$NCCL_SOCKET_IFNAME\\", '
            '\\"mine\\": \\"$MINE\\"}"')  # fmt: skip
     facts = measure_all_reduce(spec(3, gpus=2, env={"MINE": "yes"}), 1, 3, "10.0.0.1", 4711, "ib0")
@@ -97,12 +97,12 @@ def test_a_rank_is_told_its_number_and_its_gpu_and_has_the_variables_of_the_netw
     }
 
 
-def test_figures_are_found_among_what_libraries_say(python: Any) -> None:
+def test_figures_are_found_among_the_output_of_libraries(python: Any) -> None:
     python("echo 'node0:7:7 [0] NCCL INFO {Bootstrap}'; echo '{\"ranks\": 2}'; echo 'NCCL INFO comm destroyed'")
     assert measure_all_reduce(spec(2), 0, 2, "127.0.0.1", 1, "lo") == {"ranks": 2}
 
 
-def test_libraries_that_say_much_are_not_waited_for(python: Any) -> None:
+def test_much_output_of_libraries_does_not_block(python: Any) -> None:
     python("yes NCCL INFO | head -n 100000; yes NCCL WARN | head -n 100000 >&2; echo '{\"ranks\": 2}'")
     assert measure_all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {"ranks": 2}
 
@@ -110,7 +110,7 @@ def test_libraries_that_say_much_are_not_waited_for(python: Any) -> None:
 # --- ranks that fail --------------------------------------------------------------------------------------------
 
 
-def test_ranks_that_cannot_use_their_interface_say_so() -> None:
+def test_ranks_that_cannot_use_their_interface_report_an_error() -> None:
     for results in reduce_on_all_nodes(2, ["nope0"] * 2):
         assert set(results) == {"error"}
         assert "nope0" in results["error"]
@@ -126,13 +126,13 @@ def test_ranks_that_cannot_use_their_interface_say_so() -> None:
         ("echo 'NCCL WARN no device' >&2; kill -ABRT $$", "killed by SIGABRT: NCCL WARN no device"),
     ],
 )
-def test_a_rank_that_dies_is_an_error_in_words(python: Any, script: str, reason: str) -> None:
+def test_the_error_of_a_rank_that_dies_says_how_it_died(python: Any, script: str, reason: str) -> None:
     python(script)
     assert measure_all_reduce(spec(2), 1, 2, "127.0.0.1", 1, "lo") == {"error": reason}
 
 
 @pytest.mark.parametrize("failing_rank", [0, 1])
-def test_where_one_rank_dies_the_others_are_not_waited_for(python: Any, failing_rank: int, tmp_path: Path) -> None:
+def test_when_one_rank_dies_the_others_are_killed(python: Any, failing_rank: int, tmp_path: Path) -> None:
     python(f"""case "$told" in
     *'"rank": {failing_rank},'*) echo 'RuntimeError: no GPU' >&2; exit 1;;
     *) : > {tmp_path}/$$; exec sleep 1000;;
@@ -142,7 +142,7 @@ def test_where_one_rank_dies_the_others_are_not_waited_for(python: Any, failing_
     assert not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
-def test_ranks_that_do_not_end_are_ended(python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_that_do_not_end_in_time_are_killed(python: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allreduce, "_TIMEOUT_S", 0.1)
     python("exec sleep 1000")
     assert measure_all_reduce(spec(1, gpus=2), 0, 1, "127.0.0.1", 1, "lo") == {

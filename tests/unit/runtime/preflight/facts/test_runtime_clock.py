@@ -95,7 +95,7 @@ def test_a_bound_without_the_flag_of_a_synchronised_clock_leaves_the_kernel_in_d
     assert discipline["description"] == "error at most 2.5 s by the kernel, which has no word that it is synchronised"
 
 
-def test_a_kernel_that_may_not_be_asked_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_that_may_not_be_asked_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     class Forbidden:
         @staticmethod
         def adjtimex(_: object) -> int:
@@ -105,7 +105,7 @@ def test_a_kernel_that_may_not_be_asked_says_nothing(monkeypatch: pytest.MonkeyP
     assert ask_kernel() is None
 
 
-def test_a_system_without_the_call_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_the_call_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: object())
     assert ask_kernel() is None
 
@@ -139,7 +139,7 @@ def test_chrony_gives_its_source_and_a_bound_of_correction_dispersion_and_half_t
     assert discipline["description"] == "error at most 0.00666 ms, chrony follows 127.0.0.1"
 
 
-def test_chrony_that_follows_no_source_says_so() -> None:
+def test_chrony_without_a_source_is_not_disciplined() -> None:
     assert read_chrony(CHRONY_ASTRAY) == {
         "disciplined": False,
         "source": "chrony",
@@ -159,7 +159,7 @@ def test_a_clock_that_follows_itself_is_not_kept() -> None:
 @pytest.mark.parametrize(
     "text", [CHRONY_GONE, "", CHRONY.replace("0.000001872", "nan"), CHRONY.replace("0.000001872", "-")]
 )
-def test_what_chrony_never_prints_says_nothing(text: str) -> None:
+def test_output_that_is_not_chronys_is_no_answer(text: str) -> None:
     assert read_chrony(text) is None
 
 
@@ -190,14 +190,14 @@ def test_ntpd_that_names_no_figures_gives_no_bound() -> None:
 
 
 @pytest.mark.parametrize("leap", ["11", "3", "03", "00"])
-def test_ntpd_that_follows_no_source_says_so(leap: str) -> None:
+def test_ntpd_without_a_source_is_not_disciplined(leap: str) -> None:
     discipline = read_ntpq(NTPD_ASTRAY.replace("leap=11", f"leap={leap}"))
     assert discipline is not None
     assert (discipline["disciplined"], discipline["description"]) == (False, "ntpd follows no source")
 
 
 @pytest.mark.parametrize("text", ["", "ntpq: read: Connection refused\n", "leap=00", "stratum=3"])
-def test_what_ntpd_never_prints_says_nothing(text: str) -> None:
+def test_output_that_is_not_ntpds_is_no_answer(text: str) -> None:
     assert read_ntpq(text) is None
 
 
@@ -264,7 +264,7 @@ def test_a_kernel_that_calls_the_clock_synchronised_is_enough(commands: Commands
     assert not (tmp_path / "asked").exists()
 
 
-def test_chrony_is_believed_where_the_kernel_has_no_word(commands: Commands) -> None:
+def test_chrony_counts_if_the_kernel_does_not_call_the_clock_synchronised(commands: Commands) -> None:
     for kernel in (None, IN_DOUBT, ASTRAY):
         commands(kernel, chronyc=printing(CHRONY))
         assert read_discipline() == read_chrony(CHRONY)
@@ -292,7 +292,7 @@ def test_a_kernel_that_denies_it_is_believed_where_no_service_answers(commands: 
     assert read_discipline() == ASTRAY
 
 
-def test_where_nobody_answers_nothing_is_known(commands: Commands) -> None:
+def test_without_any_answer_the_discipline_is_unknown(commands: Commands) -> None:
     commands(None)
     nothing = {"disciplined": None, "source": "none", "description": "no time service answers", "bound_ms": None}
     assert read_discipline() == nothing
@@ -307,12 +307,12 @@ def test_where_nobody_answers_nothing_is_known(commands: Commands) -> None:
         pytest.param("printf '\\377\\376'", id="no text"),
     ],
 )
-def test_a_command_that_hangs_or_fails_is_passed_over(commands: Commands, script: str) -> None:
+def test_a_command_that_hangs_or_fails_is_skipped(commands: Commands, script: str) -> None:
     commands(None, chronyc=script, timedatectl="echo yes")
     assert read_discipline(timeout_s=0.5)["source"] == "timesyncd"
 
 
-def test_a_file_that_cannot_be_executed_is_passed_over(commands: Commands, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_executed_is_skipped(commands: Commands, tmp_path: Path) -> None:
     commands(None, timedatectl="echo yes")
     (tmp_path / "chronyc").write_bytes(b"\x7fELF")
     (tmp_path / "chronyc").chmod(0o755)

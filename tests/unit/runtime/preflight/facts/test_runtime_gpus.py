@@ -212,7 +212,7 @@ def test_a_job_never_sees_a_gpu_twice_or_one_that_is_not_there(value: str, count
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
-def test_gpus_are_looked_at_with_all_their_figures() -> None:
+def test_gpus_are_inspected_with_all_their_figures() -> None:
     nvml = FakeNvml(device(0), device(1, ecc=3, rows=(0, 2, 1, 0), used=5_000_000_000))
     facts = inspect_gpus(2, {}, 10, nvml)
     assert (facts["asked"], facts["count"], facts["nvml"], facts["mig"]) == (2, 2, None, False)
@@ -236,14 +236,14 @@ def test_gpus_are_looked_at_with_all_their_figures() -> None:
         ("", []),
     ],
 )
-def test_only_gpus_of_this_job_are_looked_at(value: str, buses: list[str]) -> None:
+def test_only_gpus_of_this_job_are_inspected(value: str, buses: list[str]) -> None:
     facts = inspect_gpus(1, {"CUDA_VISIBLE_DEVICES": value}, 10, FakeNvml(device(0), device(1)))
     assert [gpu["bus"] for gpu in facts["gpus"]] == buses
     assert facts["count"] == len(buses)
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
-def test_a_part_of_a_gpu_is_found_by_its_own_name() -> None:
+def test_a_mig_instance_is_found_by_its_uuid() -> None:
     facts = inspect_gpus(1, {"CUDA_VISIBLE_DEVICES": "MIG-7"}, 10, FakeNvml(device(0), device(1, part="MIG-7")))
     assert (facts["mig"], [gpu["bus"] for gpu in facts["gpus"]]) == (True, ["00000000:2B:00.0"])
 
@@ -259,14 +259,14 @@ def test_a_figure_that_a_gpu_does_not_have_is_none(code: int) -> None:
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
-def test_an_older_gpu_tells_of_pages_instead_of_rows() -> None:
+def test_an_older_gpu_reports_pages_instead_of_rows() -> None:
     facts = inspect_gpus(1, {}, 10, FakeNvml(device(0, rows=NVMLError(NOT_SUPPORTED), pages=1)))
     assert facts["gpus"][0]["pending"] is True
 
 
 @pytest.mark.usefixtures("_one_good_gpu")
 @pytest.mark.parametrize("query", ["handle", "ecc", "used"])
-def test_a_gpu_that_does_not_answer_is_told_and_the_others_are_looked_at(query: str) -> None:
+def test_a_gpu_that_does_not_answer_is_an_error_and_the_others_are_inspected(query: str) -> None:
     facts = inspect_gpus(2, {}, 10, FakeNvml(device(0, **{query: NVMLError(LOST)}), device(1)))
     assert facts["gpus"][0] == {"error": "error 15"}
     assert facts["gpus"][1]["uncorrected"] == 0
@@ -285,14 +285,14 @@ def test_without_nvml_torch_counts(nvml: FakeNvml | None, reason: str) -> None:
     assert (facts["nvml"], facts["count"], facts["gpus"]) == (reason, 1, [])
 
 
-def test_where_neither_can_look_there_is_nothing_to_judge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_and_cuda_the_check_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "run_gemm", lambda environ, limit_s: {"skip": "torch is built without CUDA"})
     assert inspect_gpus(1, {}, 10, None) == {
         "skip": "GPUs cannot be looked at: nvidia-ml-py is not installed, and torch is built without CUDA"
     }
 
 
-def test_memory_is_looked_at_before_the_product_uses_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_read_before_the_product_uses_some(monkeypatch: pytest.MonkeyPatch) -> None:
     order = []
     nvml = FakeNvml(device(0))
     monkeypatch.setattr(nvml, "nvmlDeviceGetMemoryInfo", lambda handle: order.append("memory"))
@@ -305,7 +305,7 @@ def test_memory_is_looked_at_before_the_product_uses_some(monkeypatch: pytest.Mo
     ("nvml", "version"),
     [(FakeNvml(), "570.86.15"), (None, None), (FakeNvml(broken=NVMLError(DRIVER_NOT_LOADED)), None)],
 )
-def test_the_drivers_version_is_known_where_nvml_is(nvml: FakeNvml | None, version: str | None) -> None:
+def test_the_version_of_the_driver_comes_from_nvml(nvml: FakeNvml | None, version: str | None) -> None:
     assert driver_version(nvml) == version
 
 
@@ -336,7 +336,7 @@ def test_messages_of_the_driver_are_counted_by_gpu_and_kind() -> None:
     assert xids[1]["line"] == "NVRM: Xid (PCI:0000:2b:00): 31, pid=78, name=python, Ch 00000009"
 
 
-def test_messages_about_gpus_of_other_jobs_are_left_out() -> None:
+def test_messages_about_gpus_of_other_jobs_are_ignored() -> None:
     assert [xid["code"] for xid in find_xids(LOG, {"00000000:1B:00.0"})] == [79]
     assert find_xids(LOG, {"00000000:3B:00.0"}) == []
 
@@ -383,12 +383,12 @@ def test_every_gpu_multiplies_in_a_process_of_its_own(fake_torch: FakeTorch) -> 
     assert all(gpu["ms"] >= 0 and gpu["tflops"] > 0 for gpu in facts["gpus"])
 
 
-def test_ranks_that_are_to_have_another_python_do_not_disturb_the_product(fake_torch: FakeTorch) -> None:
+def test_the_product_does_not_use_the_python_of_the_ranks(fake_torch: FakeTorch) -> None:
     environ = {**fake_torch("GPUS += [GOOD]"), "PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent"}
     assert run_gemm(environ, 60)["count"] == 1
 
 
-def test_the_product_takes_no_module_beside_it_for_one_of_the_standard_library(fake_torch: FakeTorch) -> None:
+def test_the_product_does_not_import_modules_beside_it(fake_torch: FakeTorch) -> None:
     facts = run_gemm(fake_torch("import profile\nGPUS += [GOOD] * ('slurmtrain' not in profile.__file__)"), 60)
     assert facts["count"] == 1
 
@@ -399,18 +399,18 @@ def test_the_product_sees_the_gpus_of_the_ranks(fake_torch: FakeTorch) -> None:
     assert run_gemm(environ, 60)["count"] == 3
 
 
-def test_a_gpu_that_cannot_multiply_is_told_and_the_others_go_on(fake_torch: FakeTorch) -> None:
+def test_a_gpu_that_cannot_multiply_is_an_error_and_the_others_continue(fake_torch: FakeTorch) -> None:
     facts = run_gemm(fake_torch("GPUS += [broken, GOOD]"), 60)
     assert facts["gpus"][0] == {"gpu": 0, "error": "RuntimeError: CUDA error: unspecified launch failure"}
     assert facts["gpus"][1]["name"] == "Fake"
 
 
-def test_a_wrong_product_is_told(fake_torch: FakeTorch) -> None:
+def test_a_wrong_product_is_an_error(fake_torch: FakeTorch) -> None:
     facts = run_gemm(fake_torch("GPUS += [GOOD]\nTensor.right = False"), 60)
     assert facts["gpus"] == [{"gpu": 0, "error": "ArithmeticError: the product of 4096 x 4096 ones is wrong"}]
 
 
-def test_a_gpu_that_hangs_is_told_with_what_the_others_said_and_the_child_is_killed(
+def test_a_gpu_that_hangs_is_an_error_beside_the_others_figures_and_the_child_is_killed(
     fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     children = []
@@ -440,11 +440,11 @@ builtins.print = print_and_say_so
     assert [child.wait(PATIENCE_S) for child in children] == [-9]
 
 
-def test_a_child_that_dies_is_told_with_its_last_line(fake_torch: FakeTorch) -> None:
+def test_the_error_of_a_child_that_fails_is_its_last_line(fake_torch: FakeTorch) -> None:
     assert run_gemm(fake_torch("sys.exit('no driver')"), 60) == {"error": "exit code 1: no driver"}
 
 
-def test_a_child_that_is_killed_is_told(fake_torch: FakeTorch) -> None:
+def test_the_error_of_a_child_that_is_killed_names_the_signal(fake_torch: FakeTorch) -> None:
     facts = run_gemm(fake_torch("GPUS += [dies]"), 60)
     assert facts["gpus"] == [{"gpu": 0, "error": "signal 11"}]
 
@@ -453,11 +453,11 @@ def test_a_torch_for_gpus_that_sees_none_is_an_error(fake_torch: FakeTorch) -> N
     assert run_gemm(fake_torch(""), 60) == {"error": "torch sees no GPU", "count": 0, "gpus": []}
 
 
-def test_a_torch_without_cuda_is_passed_over(fake_torch: FakeTorch) -> None:
+def test_a_torch_without_cuda_skips_the_product(fake_torch: FakeTorch) -> None:
     assert run_gemm(fake_torch("version.cuda = None"), 60) == {"skip": "torch is built without CUDA"}
 
 
-def test_a_child_whose_parent_is_gone_ends_by_itself(fake_torch: FakeTorch) -> None:
+def test_a_child_whose_parent_has_died_ends_by_itself(fake_torch: FakeTorch) -> None:
     environ = {**fake_torch("GPUS += [hangs]"), "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-P", matmul.__file__, "0.5"]
     child = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
@@ -473,7 +473,7 @@ def test_any_output_can_be_read(output: str, ending: str) -> None:
 
 @settings(deadline=None)
 @given(st.integers(0, 200))
-def test_a_torn_output_leaves_no_gpu_without_a_word(length: int) -> None:
+def test_truncated_output_leaves_no_gpu_without_figures_or_an_error(length: int) -> None:
     whole = (
         '{"count": 2, "built_for": "12.8"}\n{"gpu": 0, "name": "H", "ms": 1, "tflops": 2}\n{"gpu": 1, "error": "no"}\n'
     )

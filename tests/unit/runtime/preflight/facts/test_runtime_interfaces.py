@@ -92,7 +92,7 @@ def exclusion_reasons(node: int = 0, pinned: str | None = None) -> dict[str, str
 # --- what can be used -------------------------------------------------------------------------------------------
 
 
-def test_an_interface_is_told_with_all_that_the_kernel_says_of_it(machine: Machine) -> None:
+def test_a_candidate_has_the_facts_of_the_kernel(machine: Machine) -> None:
     machine(eth0=replace(ETH0, speed=25_000, mtu=9000), ib0=Card(("10.1.0.5/255.255.0.0",), speed=200_000, type="32"))
     assert find_candidates(0) == (
         [
@@ -131,7 +131,7 @@ def test_a_speed_that_the_kernel_does_not_know_is_none(machine: Machine, speed: 
 
 
 @pytest.mark.parametrize("state", ["up", "unknown", None])
-def test_a_driver_that_says_little_of_its_state_is_believed(machine: Machine, state: str | None) -> None:
+def test_an_interface_of_unknown_state_is_used(machine: Machine, state: str | None) -> None:
     machine(eth0=replace(ETH0, operstate=state, type=None))
     assert [candidate.address for candidate in find_candidates(0)[0]] == ["10.0.0.5"]
 
@@ -153,7 +153,7 @@ def test_a_scope_is_no_part_of_an_address(machine: Machine) -> None:
     ],
 )
 @pytest.mark.parametrize("pinned", [None, "eth0"])
-def test_an_interface_that_carries_nothing_is_left_out_even_if_it_is_pinned(
+def test_an_interface_without_a_carrier_is_excluded_even_if_it_is_pinned(
     machine: Machine, card: Card, reason: str, pinned: str | None
 ) -> None:
     machine(eth0=card)
@@ -165,7 +165,7 @@ def test_an_interface_that_carries_nothing_is_left_out_even_if_it_is_pinned(
     ["docker0", "br-12ab", "veth1a", "virbr0", "cni0", "flannel.1", "cali12", "tunl0", "tap0", "podman1", "lxcbr0",
      "lxdbr0", "kube-ipvs0", "wg0", "vnet3", "nerdctl0"],
 )  # fmt: skip
-def test_interfaces_of_containers_are_left_out_unless_they_are_pinned(machine: Machine, name: str) -> None:
+def test_interfaces_of_containers_are_excluded_unless_they_are_pinned(machine: Machine, name: str) -> None:
     machine(**{name: ETH0})
     assert exclusion_reasons() == {"10.0.0.5": "an interface of containers or virtual machines, by its name"}
     assert [candidate.interface for candidate in find_candidates(0, name)[0]] == [name]
@@ -179,42 +179,42 @@ def test_interfaces_of_hardware_are_used(machine: Machine, name: str) -> None:
     assert [candidate.interface for candidate in find_candidates(0)[0]] == [name]
 
 
-def test_the_loopback_interface_is_not_worth_a_word_unless_it_is_pinned(machine: Machine) -> None:
+def test_the_loopback_interface_is_ignored_unless_it_is_pinned(machine: Machine) -> None:
     machine(lo=Card(("127.0.0.1/255.0.0.0", "::1", "10.5.0.1"), operstate="unknown"))
     assert find_candidates(0) == ([], [])
     assert [candidate.address for candidate in find_candidates(0, "lo")[0]] == ["127.0.0.1", "10.5.0.1", "::1"]
 
 
-def test_addresses_of_the_link_alone_are_not_worth_a_word(machine: Machine) -> None:
+def test_link_local_addresses_are_ignored(machine: Machine) -> None:
     machine(eth0=Card(("fe80::1%eth0/ffff:ffff:ffff:ffff::", "169.254.7.1/255.255.0.0")))
     assert find_candidates(0) == ([], [])
     assert find_candidates(0, "eth0") == ([], [])
 
 
-def test_a_loopback_address_on_another_interface_is_left_out(machine: Machine) -> None:
+def test_a_loopback_address_on_another_interface_is_excluded(machine: Machine) -> None:
     machine(dummy0=Card(("127.5.0.1",)))
     assert exclusion_reasons() == {"127.5.0.1": "the loopback interface"}
 
 
 @pytest.mark.parametrize("flag", [0x01, 0x08, 0x20, 0x40, 0x41, 0xA0])
-def test_an_address_of_ipv6_that_will_not_stay_is_left_out(machine: Machine, flag: int) -> None:
+def test_a_temporary_ipv6_address_is_excluded(machine: Machine, flag: int) -> None:
     machine({"fd00::5": flag}, eth0=Card((V6,)))
     assert exclusion_reasons() == {"fd00::5": "a temporary, deprecated or unconfirmed address"}
 
 
 @pytest.mark.parametrize("flag", [0x00, 0x80, 0x02])
-def test_an_address_of_ipv6_that_stays_is_used(machine: Machine, flag: int) -> None:
+def test_a_permanent_ipv6_address_is_used(machine: Machine, flag: int) -> None:
     machine({"fd00::1:5": 0x01, "fd00::5": flag}, eth0=Card((V6,)))
     assert [candidate.address for candidate in find_candidates(0)[0]] == ["fd00::5"]
 
 
-def test_what_is_left_out_is_told_with_its_node(machine: Machine) -> None:
+def test_an_excluded_address_has_the_number_of_its_node(machine: Machine) -> None:
     machine(eth0=replace(ETH0, up=False))
     [excluded] = find_candidates(7)[1]
     assert (excluded.node, excluded.interface) == (7, "eth0")
 
 
-def test_an_interface_that_is_gone_meanwhile_is_down(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_that_disappears_meanwhile_is_down(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine(eth0=ETH0)
     monkeypatch.setattr(psutil, "net_if_stats", dict)
     assert exclusion_reasons() == {"10.0.0.5": "the interface is down"}
@@ -223,7 +223,7 @@ def test_an_interface_that_is_gone_meanwhile_is_down(machine: Machine, monkeypat
 # --- this machine -----------------------------------------------------------------------------------------------
 
 
-def test_every_address_usable_ports_here_that_could_be_used_can_be_listened_on() -> None:
+def test_every_candidate_of_this_machine_can_be_listened_on() -> None:
     candidates, _ = find_candidates(0, "lo")
     assert "127.0.0.1" in {candidate.address for candidate in candidates}
     for candidate in candidates:

@@ -94,7 +94,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_node_that_is_alone_measures_every_check(make_context: MakeContext) -> None:
+def test_a_single_node_measures_every_check(make_context: MakeContext) -> None:
     facts = measure_all(make_context())
     assert facts.keys() == OWN
     assert {name for name, of_check in facts.items() if of_check.keys() & {"error", "timeout"}} == set()
@@ -118,7 +118,7 @@ def test_a_check_that_is_off_is_not_measured(make_context: MakeContext, check: s
     assert check not in measure_all(make_context(preflight={check: {"level": "off"}}))
 
 
-def test_a_check_that_hangs_is_told_and_the_others_are_not_held_up(
+def test_a_check_that_hangs_is_a_timeout_and_does_not_delay_the_others(
     make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", hanging)
@@ -140,7 +140,7 @@ print(measurements.facts())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no\nway"), SystemExit(3), KeyboardInterrupt()])
-def test_a_check_that_raises_is_told(
+def test_a_check_that_raises_is_an_error(
     make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     def fail(_: object) -> None:
@@ -154,7 +154,7 @@ def test_a_check_that_raises_is_told(
 # --- shared -----------------------------------------------------------------------------------------------------
 
 
-def test_a_node_that_is_alone_reads_what_it_wrote(make_context: MakeContext) -> None:
+def test_a_single_node_reads_what_it_wrote(make_context: MakeContext) -> None:
     facts = measure_all(make_context(preflight=only_checks("shared")))["shared"]
     assert facts.keys() == {"write_ms", "read_ms"}
 
@@ -183,7 +183,7 @@ def test_what_is_written_is_private_and_removed_once_all_have_read_it(make_conte
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_directory_that_is_another_one_is_told_in_time(make_context: MakeContext, tmp_path: Path) -> None:
+def test_a_node_with_another_directory_does_not_see_the_file_in_time(make_context: MakeContext, tmp_path: Path) -> None:
     preflight = only_checks("shared", timeout_s=60.0, shared={"timeout_s": 0.3})
     measure_all(make_context(preflight=preflight, nodes=2))
     other_attempt = RunsRoot(tmp_path / "elsewhere").run("r").attempt("7", 0)
@@ -194,14 +194,14 @@ def test_a_directory_that_is_another_one_is_told_in_time(make_context: MakeConte
 
 
 @pytest.mark.usefixtures("patient")
-def test_what_another_attempt_wrote_is_not_taken_for_it(make_context: MakeContext) -> None:
+def test_the_file_of_another_attempt_does_not_count(make_context: MakeContext) -> None:
     preflight = only_checks("shared", shared={"timeout_s": 0.3})
     measure_all(make_context(preflight=preflight, nodes=2, token="another"))
     assert measure_all(make_context(preflight=preflight, node=1, nodes=2))["shared"] == {"unseen": True}
 
 
 @pytest.mark.usefixtures("patient")
-def test_a_file_that_holds_something_else_is_not_taken_for_it(make_context: MakeContext) -> None:
+def test_a_file_with_other_content_does_not_count(make_context: MakeContext) -> None:
     preflight = only_checks("shared", shared={"timeout_s": 0.3})
     node = make_context(preflight=preflight, nodes=2)
     measure_all(node)
@@ -210,7 +210,7 @@ def test_a_file_that_holds_something_else_is_not_taken_for_it(make_context: Make
     assert measure_all(replace(node, node=1))["shared"] == {"unseen": True}
 
 
-def test_a_directory_is_opened_before_each_look_so_that_nfs_looks_anew(
+def test_the_directory_is_opened_before_each_read_to_refresh_the_cache_of_nfs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
@@ -227,7 +227,7 @@ def test_a_directory_is_opened_before_each_look_so_that_nfs_looks_anew(
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_cannot_write_is_told_at_once(
+def test_a_node_that_cannot_write_reports_so_at_once(
     make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, node: int
 ) -> None:
     def refuse(path: Path, content: bytes) -> None:
@@ -238,7 +238,7 @@ def test_a_node_that_cannot_write_is_told_at_once(
     assert facts == {"refused": "no space left on the device"}
 
 
-def test_a_shared_directory_that_hangs_is_told_after_its_own_time(
+def test_a_shared_directory_that_hangs_is_a_timeout_after_its_own_limit(
     make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "write_atomically", hanging)
@@ -268,7 +268,9 @@ def test_versions_of_a_node_with_gpus_are_complete(make_context: MakeContext, mo
     assert (facts["cuda"], facts["nccl"], facts["driver"]) == ("12.8", "2.28.3", "570 by nvml")
 
 
-def test_room_is_what_an_ordinary_user_may_use(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_what_an_ordinary_user_may_use(
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
     paths = []
     filesystem = SimpleNamespace(f_bavail=100, f_bfree=999, f_frsize=4096, f_favail=7, f_ffree=99, f_files=1000)
     monkeypatch.setattr(os, "statvfs", lambda path: paths.append(str(path)) or filesystem)
@@ -293,7 +295,7 @@ def test_without_a_variable_the_temporary_directory_is_the_usual_one(make_contex
     assert measure_all(make_context(preflight=only_checks("tmp"), environ={}))["tmp"]["path"] == "/tmp"
 
 
-def test_a_temporary_directory_that_does_not_exist_is_told(make_context: MakeContext, tmp_path: Path) -> None:
+def test_a_temporary_directory_that_does_not_exist_is_missing(make_context: MakeContext, tmp_path: Path) -> None:
     gone = str(tmp_path / "gone")
     assert measure_all(make_context(preflight=only_checks("tmp"), environ={"TMPDIR": gone}))["tmp"] == {
         "path": gone,
@@ -342,9 +344,7 @@ def test_without_addresses_nothing_is_looked_up(make_context: MakeContext) -> No
     }
 
 
-def test_what_is_said_of_the_environment_is_of_that_of_the_ranks(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_of_the_ranks_is_checked(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "describe_obsolete", lambda environ: sorted(environ))
     facts = measure_all(make_context(preflight=only_checks("environment"), environ={"A": "1"}))
     assert facts["environment"] == {"said": ["A"]}
@@ -367,7 +367,7 @@ def gpu_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return calls
 
 
-def test_gpus_are_looked_at_once_for_both_checks(make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]) -> None:
+def test_gpus_are_inspected_once_for_both_checks(make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]) -> None:
     node = make_context(preflight=only_checks("gpu", "straggler", timeout_s=20.0), gpus=2, nodes=2)
     facts = measure_all(node)
     assert gpu_calls == [(2, node.environ, 18.0, None)]
@@ -378,7 +378,7 @@ def test_gpus_are_looked_at_once_for_both_checks(make_context: MakeContext, gpu_
 @pytest.mark.parametrize(
     "gpu_facts", [{"skip": "no"}, {"gemm": {"error": "no"}}, {"gemm": {"gpus": [{"error": "no"}]}}]
 )
-def test_where_no_gpu_has_multiplied_there_is_no_time(
+def test_without_a_gpu_that_has_multiplied_there_is_no_time(
     make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, gpu_facts: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(gpus, "inspect_gpus", lambda *_: gpu_facts)
@@ -386,9 +386,7 @@ def test_where_no_gpu_has_multiplied_there_is_no_time(
     assert facts["straggler"] == {"skip": "no GPU has multiplied"}
 
 
-def test_without_gpus_none_are_looked_at_and_a_core_is_timed(
-    make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]
-) -> None:
+def test_without_gpus_a_cpu_core_is_timed(make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]) -> None:
     facts = measure_all(make_context(preflight=only_checks("gpu", "straggler"), nodes=2))
     assert gpu_calls == []
     assert facts["gpu"] == {"skip": "no GPUs asked for"}
@@ -452,7 +450,7 @@ def test_a_plug_in_that_changes_parameters_changes_its_own_copy(
     assert node.plan.spec.params == {"lr": 0.1}
 
 
-def test_a_plug_in_that_raises_or_hangs_holds_up_no_other(
+def test_a_plug_in_that_raises_or_hangs_delays_no_other(
     make_context: MakeContext, offer: Callable[..., None], hanging: Callable[..., Any]
 ) -> None:
     offer(bad=lambda node: 1 // 0, slow=hanging, good=lambda node: ("pass", "well"), exits=lambda node: sys.exit(1))
@@ -465,12 +463,12 @@ def test_a_plug_in_that_raises_or_hangs_holds_up_no_other(
     }
 
 
-def test_a_plug_in_that_is_off_is_not_asked(make_context: MakeContext, offer: Callable[..., None]) -> None:
+def test_a_plug_in_that_is_off_is_not_run(make_context: MakeContext, offer: Callable[..., None]) -> None:
     offer(licence=lambda node: ("pass", "3 left"))
     assert measure_all(make_context(preflight=only_checks(plugins={"licence": "off"}))) == {}
 
 
-def test_a_level_for_a_plug_in_that_this_node_lacks_is_told(
+def test_a_level_for_a_plug_in_that_this_node_lacks_is_an_error(
     make_context: MakeContext, offer: Callable[..., None]
 ) -> None:
     offer()
@@ -487,7 +485,7 @@ def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
     assert measure_all(make_context(preflight=only_checks())) == {"plugins": {"error": sentences}}
 
 
-def test_looking_for_plug_ins_that_hangs_is_told(
+def test_a_search_for_plug_ins_that_hangs_is_a_timeout(
     make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugins, "entry_points", hanging)

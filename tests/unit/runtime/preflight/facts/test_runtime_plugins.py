@@ -82,7 +82,7 @@ def test_finding_a_check_does_not_load_it(install: Install) -> None:
 
 
 @pytest.mark.parametrize("level", ["warn", "fail"])
-def test_a_level_for_a_check_that_is_not_installed_is_told(level: str) -> None:
+def test_a_level_for_a_check_that_is_not_installed_is_an_error(level: str) -> None:
     points, facts, clashes = find_plugins({"licence": level}, OWN)
     assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
     assert (points, clashes) == ({}, "")
@@ -111,12 +111,12 @@ def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None
 # --- what they say ----------------------------------------------------------------------------------------------
 
 
-def test_a_check_says_status_and_summary(install: Install) -> None:
+def test_a_check_returns_status_and_summary(install: Install) -> None:
     check = point("def check(node): return 'warn', f'{node.host} of {node.nodes}'", install)
     assert run_plugin(check, node()) == {"status": "warn", "summary": "node1 of 4", "evidence": {}}
 
 
-def test_a_check_may_give_evidence(install: Install) -> None:
+def test_a_check_may_return_evidence(install: Install) -> None:
     check = point("def check(node): return 'fail', 'none left', {'left': 0, 'asked': (1, 2)}", install)
     assert run_plugin(check, node())["evidence"] == {"left": 0, "asked": [1, 2]}
 
@@ -153,12 +153,12 @@ def test_anything_else_that_a_check_returns_is_an_error(install: Install, return
 @pytest.mark.parametrize(
     "text", ["raise ImportError('no')", "def other(node): pass", "def check(node): raise OSError('no')"]
 )
-def test_what_goes_wrong_in_a_check_is_raised(install: Install, text: str) -> None:
+def test_an_exception_of_a_check_is_raised(install: Install, text: str) -> None:
     with pytest.raises((ImportError, AttributeError, OSError)):
         run_plugin(point(text, install), node())
 
 
-def test_a_check_cannot_change_what_it_is_told(install: Install) -> None:
+def test_a_check_cannot_change_the_node(install: Install) -> None:
     check = point("def check(node): node.index = 0", install)
     with pytest.raises(AttributeError):
         run_plugin(check, node())
@@ -182,6 +182,6 @@ def test_the_example_of_the_page_runs(install: Install, tmp_path: Path) -> None:
     assert (missing["status"], missing["evidence"]) == ("fail", {"path": str(tmp_path / "nothing")})
 
 
-def test_the_page_names_everything_that_a_check_is_told() -> None:
+def test_the_page_names_every_attribute_of_a_node() -> None:
     text = PAGE.read_text()
     assert [name for name in CheckedNode.__dataclass_fields__ if f"`{name}`" not in text] == []

@@ -7,7 +7,7 @@ order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3)
 M that is not long beside d.
 
 Two times of a save matter: its stall, for which training stands still, and its whole duration, until it is published,
-while training goes on. An interruption takes what was done since the last published save began: on average half an
+while training continues. An interruption takes what was done since the last published save began: on average half an
 interval and one duration. The duration does not depend on the interval, so the optimum is that of the stall alone.
 But saves cannot be more frequent than they take, and one that does not fit the grace of a preemption is none.
 """

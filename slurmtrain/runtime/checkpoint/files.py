@@ -36,7 +36,7 @@ from slurmtrain.model.run.layout import (
     trash_name,
 )
 from slurmtrain.model.spec.spec import KeepSpec
-from slurmtrain.system.files import fsync_directory, make_directory, read_json, write_json
+from slurmtrain.system.files import fsync_directory, read_json, write_json
 
 SCHEMA = 2
 _CHUNK = 1 << 22
@@ -259,10 +259,6 @@ class Staging:
     def path(self) -> Path:
         """The temporary directory."""
         return self.checkpoints / staging_name(self.attempt, self.step)
-
-    def make(self) -> Path:
-        """Create the directory, if no other rank has. Raises PlaceError."""
-        return make_directory(self.path)
 
     def publish(self, manifest: Manifest) -> Path:
         """Write the manifest and rename into place; returns where it is. Its files are durable already. Raises OSError.

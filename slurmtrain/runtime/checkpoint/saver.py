@@ -1,4 +1,4 @@
-"""Saving on all ranks while training goes on: plan, copy, let the writers write, publish.
+"""Saving on all ranks while training continues: plan, copy, let the writers write, publish.
 
 :meth:`Saver.begin` is what training stands still for. After that the ranks only look now and then, at steps at which
 they talk to each other anyway, how far the writers are; when all have written, rank 0's publishes. Every public method
@@ -257,7 +257,7 @@ class Saver:
             _put(memory, place.data[1], place.frame.suffix)
         self._framed = (memory, sheet)
 
-    # --- while training goes on ---------------------------------------------------------------------------------------
+    # --- while training continues -------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[bool, Publication]:
         """Whether this rank is still writing, and what it knows of the publication: its part of the ranks' vote."""
@@ -282,7 +282,7 @@ class Saver:
     def finish(self, *, stalls: bool = False) -> SaveOutcome | None:
         """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`.
 
-        ``stalls``: training goes on after that, so that waiting is part of what the save costs it.
+        ``stalls``: training continues after that, so that waiting is part of what the save costs it.
         """
         save = self._save
         if save is None:

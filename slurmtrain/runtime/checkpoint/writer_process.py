@@ -1,7 +1,7 @@
 """The process beside a rank that writes its part of checkpoints: ``python -m ...writer_process HANDLE SOCKET``.
 
 It shares a piece of memory with its rank (HANDLE), gets one JSON object a line over SOCKET, and answers each with one.
-It imports no torch, so that it is there at once and costs next to nothing. It goes on through signals that are meant
+It imports no torch, so that it is there at once and costs next to nothing. It ignores signals that are meant
 for the rank, since the last checkpoint is written after them, and ends when the rank has closed its side.
 """
 

@@ -38,7 +38,7 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
 
 
 def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
-    """The start, unless node 0 never said that it began."""
+    """The start, unless node 0 never journaled its beginning."""
     events = _events(attempt.node_journal(0))
     began = next(iter(select(events, AgentStarted)), None)
     if began is None:

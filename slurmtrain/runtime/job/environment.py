@@ -175,16 +175,16 @@ class Node:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, as far as can be told from here."""
+        """The number of this attempt, as far as is known here."""
         return self.launch.attempt + self.restart
 
     def name(self, nodes: int) -> str:
-        """The host's; the nodes of a local run share one, and are told apart by their index."""
+        """The host's; the nodes of a local run share one, and differ by their index."""
         return f"{self.host}/{self.index}" if self.executor == "local" and nodes > 1 else self.host
 
     @property
     def from_start(self) -> bool:
-        """Whether to begin anew: a job that was put back into the queue goes on from what it has saved."""
+        """Whether to begin anew: a job that was put back into the queue continues from what it has saved."""
         return self.launch.from_start and self.restart == 0
 
 
@@ -216,7 +216,7 @@ def this_node(submission: SubmissionDir) -> Node:
     return Node(
         index=int(index),
         count=int(count),
-        # What Slurm calls a node need not be its host name, but is what it can be told to leave out.
+        # What Slurm calls a node need not be its host name, but is the name by which it can be excluded.
         host=(None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname(),
         job_id=job_id,
         restart=int(restart),
@@ -281,7 +281,7 @@ def set_worker_environment(
             _FORCED_EXIT: str(FORCED_EXIT_S),
             _ATTEMPT: str(node.attempt),
             _SUBMISSION: str(node.submission),
-            # Only once: ranks that are started again go on from what the first ones have saved.
+            # Only once: ranks that are started again continue from what the first ones have saved.
             _FROM_START: "1" if node.from_start and attempt.round == 0 else "",
             **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
             "SLURMTRAIN_RUN_ID": run.id,

@@ -48,7 +48,7 @@ class StopFlag:
     @property
     def count(self) -> int:
         """How many stop signals came, as far as the kernel did not merge them."""
-        # The thread hears of each, in their order; but nothing where it could not be told.
+        # The thread reads of each, in their order; but of none where it could not get the wakeup fd.
         return max(len(self._heard), len(self._handled))
 
     def install(self, *others: signal.Signals, forced_exit_s: float | None = None) -> None:
@@ -58,7 +58,7 @@ class StopFlag:
         somebody else has set a wakeup fd (signal.set_wakeup_fd), which stays. ``forced_exit_s``: so many seconds after
         the first signal the process writes the stacks of its threads to stderr and exits with FORCED. A thread does
         so: a call of C code that keeps the interpreter's lock keeps it from that. Calls of the system that a signal
-        interrupts go on (SA_RESTART), as libraries may take an interruption for a failure.
+        interrupts are taken up again (SA_RESTART), as libraries may take an interruption for a failure.
         """
         numbers = (*STOP_SIGNALS, *others)
         self._watch = _Watch(self, numbers, forced_exit_s)
@@ -194,7 +194,7 @@ class _Watch:
             return b""
         if not data:
             return None
-        writers = {_CREDENTIALS.unpack(said)[0] for _, kind, said in ancillary if kind == socket.SCM_CREDENTIALS}
+        writers = {_CREDENTIALS.unpack(content)[0] for _, kind, content in ancillary if kind == socket.SCM_CREDENTIALS}
         return data if writers == {self._pid} else b""
 
     def _left(self) -> float | None:

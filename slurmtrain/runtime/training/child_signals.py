@@ -27,10 +27,10 @@ from slurmtrain.system.process import block_signals
 GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
 # Python's handlers run in the main thread, which this gets out of a call of the system. Its default is to do nothing.
 _POKE = signal.SIGURG
-# Under which name a process hands its guard to those that it starts as new interpreters.
-_HANDED_ON = "slurmtrain_guard"
-# A new interpreter has its guard before it knows what it is to run; how long to wait for that.
-_TOLD_S = 5.0
+# The key under which a process passes its guard to those that it starts as new interpreters.
+_CONFIG_KEY = "slurmtrain_guard"
+# A new interpreter has its guard before it knows what it is to run: how many seconds to wait for that.
+_IDENTIFIED_S = 5.0
 
 
 class ChildGuard:
@@ -49,17 +49,17 @@ class ChildGuard:
     def __init__(self, rank: int | None = None) -> None:
         """``rank``: the process id of the rank; None for this process."""
         self._rank = os.getpid() if rank is None else rank
-        util.register_after_fork(self, ChildGuard._stand)
+        util.register_after_fork(self, ChildGuard._guard_fork)
         _guards.add(self)
         _watch_starts()
-        _config()[_HANDED_ON] = _Handed(self._rank)
+        _config()[_CONFIG_KEY] = _PickledGuard(self._rank)
 
-    def _stand(self) -> None:
+    def _guard_fork(self) -> None:
         """In a forked child, in its only thread, which has the signals blocked: what it starts later inherits that."""
         _mask.before = None
-        self.stand(os.getppid())
+        self.guard_process(os.getppid())
 
-    def stand(self, parent: int) -> None:
+    def guard_process(self, parent: int) -> None:
         """Keep the signals from this process, which has them blocked, unless ``parent`` or the rank sends them."""
         for number in GUARDED:
             if isinstance(getattr(signal.getsignal(number), "__self__", None), StopFlag):
@@ -96,7 +96,7 @@ def _act(number: signal.Signals) -> None:
 
 def _is_loader() -> bool:
     """Whether this is a worker of torch's data loader, or torchdata's, also before it has begun to work."""
-    deadline = time.monotonic() + _TOLD_S
+    deadline = time.monotonic() + _IDENTIFIED_S
     while parent_process() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     target = vars(current_process()).get("_target")
@@ -106,8 +106,8 @@ def _is_loader() -> bool:
 # --- what a new interpreter begins with -----------------------------------------------------------------------------
 
 
-class _Handed:
-    """The guard, as a process that multiprocessing starts is sent it: there it stands once it is unpickled."""
+class _PickledGuard:
+    """The guard as multiprocessing sends it to a process that it starts: unpickling it there sets it up."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -120,11 +120,11 @@ class _Handed:
 _kept: list[ChildGuard] = []
 
 
-def _received(parent: int, rank: int) -> _Handed:
+def _received(parent: int, rank: int) -> _PickledGuard:
     guard = ChildGuard(rank)
-    guard.stand(parent)
+    guard.guard_process(parent)
     _kept.append(guard)
-    return _Handed(rank)
+    return _PickledGuard(rank)
 
 
 def _config() -> dict[str, Any]:

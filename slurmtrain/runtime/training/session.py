@@ -363,7 +363,7 @@ class Session:
         return steps_to_agreement(self._pace.step_s, self._gap, saving=saving)
 
     def _without_pace(self, work: Callable[[Checkpointer], T]) -> T | None:
-        """Do ``work`` with checkpoints, which is no part of a step's time."""
+        """Do ``work`` with checkpoints, which is no part of a step's time. Returns what it returns."""
         if self._checkpointer is None:
             return None
         phase = self._pulse.phase
@@ -379,7 +379,7 @@ class Session:
                 self._agree_after(1)
 
     def _stop(self) -> NoReturn:
-        """Save, say so, and leave with the code that means "go on from here"."""
+        """Save, journal that, and leave with the code that means that the run can continue from here."""
         self._flag.put_off_forced_exit()
         self._beat(Phase.STOPPING)
         reason = self._save_if_new("stop")
@@ -390,7 +390,7 @@ class Session:
         raise SystemExit(STOPPED)
 
     def _finish(self) -> None:
-        """A script that came to its end has finished: also one that left its loop early."""
+        """Save the last step of a script that has come to its end, also of one that left its loop early."""
         if self._in_step:
             self._in_step = False
             self.step += 1

@@ -17,6 +17,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.model.spec.spec import Best, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.files import Manifest, Staging
+from slurmtrain.system.files import make_directory
 
 ATTEMPT = "4711.0"
 NAMES = ("__0_0.distcp", ".metadata")
@@ -47,7 +48,7 @@ def manifest_of(step: int, written: dict[str, bytes], **more: Any) -> Manifest:
 def stage(checkpoints: Path, step: int, content: bytes = b"weights", attempt: str = ATTEMPT) -> Staging:
     staging = Staging(checkpoints, attempt, step)
     for name in NAMES:
-        (staging.make() / name).write_bytes(content + name.encode())
+        (make_directory(staging.path) / name).write_bytes(content + name.encode())
     return staging
 
 

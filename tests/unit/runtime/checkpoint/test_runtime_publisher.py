@@ -18,7 +18,7 @@ from slurmtrain.runtime.checkpoint import files, publisher
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED, keep_of
-from slurmtrain.system.files import write_json
+from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.journal import Journal
 
 SIZE = 1000
@@ -31,7 +31,7 @@ def attempt(tmp_path: Path) -> AttemptDir:
     write_json(attempt.run.lease, {"submission": 1, "attempt": "1.0"})
     for step in (1, 2, 3):
         staging = files.Staging(attempt.run.checkpoints, "1.0", step)
-        (staging.make() / "__0_0.distcp").write_bytes(bytes(SIZE))
+        (make_directory(staging.path) / "__0_0.distcp").write_bytes(bytes(SIZE))
         manifest = files.Manifest(
             step=step, world_size=1, saved_at=0.0, seconds=0.0, stall_s=0.0, plan_hash=None, attempt="1.0",
             why="steps", files={"__0_0.distcp": (SIZE, "")}, metrics={"loss": float(step)},

@@ -67,7 +67,7 @@ def copy_of_the_repository(place: Path) -> Path:
     """As much of the repository as scripts/docs needs, in which pages may be changed."""
     (place / "scripts").mkdir()
     (place / "docs").mkdir()
-    for name in ("scripts/docs", "docs/spec.md", "docs/cli.md", "docs/configuration.md"):
+    for name in ("scripts/docs", "docs/spec.md", "docs/cli.md", "docs/events.md", "docs/configuration.md"):
         (place / name).write_text((REPOSITORY / name).read_text())
     (place / "slurmtrain").symlink_to(REPOSITORY / "slurmtrain")
     return place

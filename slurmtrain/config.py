@@ -42,12 +42,12 @@ class Settings:
     )
     slurm_interval: float | None = declare_key(
         None,
-        Nullable(kinds.number(10)),
+        Nullable(kinds.finite_number(10)),
         "Seconds between two queries of Slurm by a command that keeps asking; by default 30, at least 10.",
     )
     node_expiry_hours: float | None = declare_key(
         None,
-        Nullable(kinds.number(0)),
+        Nullable(kinds.finite_number(0)),
         "Hours for which new submissions avoid a node that failed a preflight; by default 24, 0: never.",
     )
     mlflow_uri: str | None = declare_key(

@@ -7,11 +7,12 @@ SlurmtrainError            something failed                                     
 |   +-- RunBusy            a run whose state does not allow this
 |   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
-|   +-- Refused            a request that the scheduler can never satisfy
+|   +-- RequestRefused     a request that the scheduler can never satisfy
 |   +-- PlaceError         a file or directory that cannot be used
 |   +-- RegistryUnusable   a file that is not a registry, or was made by a newer version
 +-- LaunchError            a job that could not be started
-|   +-- Unsure             a job that the scheduler may or may not have accepted
+|   +-- SubmissionUncertain
+|                          a job that the scheduler may or may not have accepted
 +-- SlurmDown              a command of Slurm that failed
 +-- CheckpointError        a checkpoint that could not be written or read
 +-- TrackingError          the MLflow store did not accept what it was sent
@@ -76,7 +77,7 @@ class NotAvailable(UserError):
     """This executor, or this machine, does not have what was requested."""
 
 
-class Refused(UserError):
+class RequestRefused(UserError):
     """The scheduler refuses the request, or could never satisfy it."""
 
 
@@ -92,7 +93,7 @@ class LaunchError(SlurmtrainError):
     """A job could not be started."""
 
 
-class Unsure(LaunchError):
+class SubmissionUncertain(LaunchError):
     """The scheduler did not say whether it accepted the job; ``sync`` finds out."""
 
 

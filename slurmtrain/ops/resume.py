@@ -38,7 +38,7 @@ def resume(
         RunBusy: the run is under way.
         NoCheckpoint: there is none to continue from.
         UserError: an override is wrong, or a secret's value is missing.
-        LaunchError, Refused: as :func:`slurmtrain.ops.shared.start.start`.
+        LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`.
     """
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import LaunchError, PlaceError, Refused, Unsure
+from slurmtrain.errors import LaunchError, PlaceError, RequestRefused, SubmissionUncertain
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.ids import run_id
@@ -77,7 +77,7 @@ def submit(
 
     Raises:
         UserError: something is wrong with the input; nothing was created.
-        LaunchError, Refused: a job could not be submitted; runs of a sweep that were submitted before it stay.
+        LaunchError, RequestRefused: a job could not be submitted; runs of a sweep that were submitted before it stay.
     """
     return submit_spec(workspace, load(path, overrides, sweep), executor=executor)
 
@@ -105,10 +105,12 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
             attempt = NewAttempt(plan=planned.plan, executor=executor, number=1, secrets=secret_env, after=after)
             try:
                 started = start(workspace, run, lock, attempt, command="submit")
-            except (LaunchError, Refused) as error:
+            except (LaunchError, RequestRefused) as error:
                 left = [other for other, _, _ in runs[len(submitted) :]]
                 # Of a run whose job may exist the directory must stay: 'sync' adopts the job.
-                _take_back(workspace, [other for other in left if other != run or not isinstance(error, Unsure)])
+                _take_back(
+                    workspace, [other for other in left if other != run or not isinstance(error, SubmissionUncertain)]
+                )
                 raise _with_submitted(error, submitted) from error
             after = (run.id, started.process) if started.process else None
             notes += [note for note in (*started.notes, *adopted) if note not in notes]
@@ -134,7 +136,7 @@ def _take_back(workspace: Workspace, runs: Sequence[RunDir]) -> None:
         shutil.rmtree(unborn.path, ignore_errors=True)
 
 
-def _with_submitted(error: LaunchError | Refused, submitted: Sequence[str]) -> LaunchError | Refused:
+def _with_submitted(error: LaunchError | RequestRefused, submitted: Sequence[str]) -> LaunchError | RequestRefused:
     if not submitted:
         return error
     return type(error)(f"{error}; before that, {len(submitted)} of the runs were submitted: {', '.join(submitted)}")

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PlaceError, Refused, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.errors import PlaceError, RequestRefused, SlurmDown, SlurmtrainError, TrackingError
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
@@ -221,7 +221,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
     plan = current_plan(directory, run)
     try:
         if newest.cause == "preflight" and not plan.spec.preflight.exclude:
-            raise Refused("preflight.exclude is false")
+            raise RequestRefused("preflight.exclude is false")
         secret_env = secret_values(plan, {})
         check_executor(workspace, run.executor, [plan])
         _end_last_job(workspace, run)
@@ -237,7 +237,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
             ),
         )
         synced.notes += start(workspace, directory, lock, wanted, command="sync").notes
-    except Refused as error:
+    except RequestRefused as error:
         with workspace.journal(directory, "sync") as journal:
             why = f"it cannot start again: {error}"
             journal.write(RequeueFailed(job_id=newest.job_id, restart=newest.restart, reason=why))

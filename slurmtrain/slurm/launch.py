@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.errors import LaunchError, NotAvailable, Refused, SlurmDown, Unsure
+from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDown, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import scrubbed
@@ -56,7 +56,7 @@ class LaunchRequest:
 def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
     """Raise, before anything is created, for what Slurm could not run, or when it does not answer.
 
-    NotAvailable where there is no sbatch, LaunchError where slurmctld is down, Refused for what is impossible.
+    NotAvailable where there is no sbatch, LaunchError where slurmctld is down, RequestRefused for what is impossible.
     """
     if not is_installed("sbatch"):
         raise NotAvailable("--executor slurm: there is no sbatch on this machine's PATH; use --executor local here")
@@ -67,14 +67,15 @@ def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
     for plan in plans:
         reason = rejection_reason(plan, partitions)
         if reason is not None:
-            raise Refused(reason)
+            raise RequestRefused(reason)
 
 
 def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     """Submit the job and return its id.
 
-    ``environment``: variables that reach the job and are written nowhere. Raises Refused where sbatch says no, Unsure
-    where nobody knows, LaunchError for everything else; only after Unsure there may be a job.
+    ``environment``: variables that reach the job and are written nowhere. Raises RequestRefused where sbatch says no,
+    SubmissionUncertain where nobody knows, LaunchError for everything else. Only after SubmissionUncertain there may be
+    a job.
     """
     job = make_request(request.plan, request.submission, request.excluded_nodes, singleton=request.singleton)
     order = {"folder": str(job.folder), "parameters": dict(job.parameters), "submission": str(request.submission.path)}
@@ -120,14 +121,14 @@ def _parse_reply(text: str) -> dict[str, str]:
     return reply if isinstance(reply, dict) else {}
 
 
-def _error(problem: str, failure: str) -> LaunchError | Refused:
+def _error(problem: str, failure: str) -> LaunchError | RequestRefused:
     """The error for what the launcher printed. ``failure``: ``refused``, ``failed`` (no job) or ``unsure``."""
     lower = problem.lower()
     if failure == "unsure" or any(text in lower for text in _UNSURE):
-        return Unsure(
+        return SubmissionUncertain(
             f"Slurm may have taken the job or not ({problem}): 'slurmtrain sync' finds out, and submits it if not"
         )
     if failure == "failed" or any(text in lower for text in _DOWN):
         return LaunchError(f"the job could not be submitted to Slurm; try again later ({problem})")
     hint = next((hint for text, hint in _HINTS.items() if text in lower), None)
-    return Refused(f"Slurm refused the job: {problem}" + (f"; {hint}" if hint else ""))
+    return RequestRefused(f"Slurm refused the job: {problem}" + (f"; {hint}" if hint else ""))

@@ -91,7 +91,7 @@ def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Sca
     return Scalar(f"whole number {bounds}", parse)
 
 
-def number(minimum: float) -> Scalar:
+def finite_number(minimum: float) -> Scalar:
     """A finite number of at least ``minimum``."""
 
     def parse(value: object) -> float:

@@ -44,9 +44,9 @@ class ClockCheck:
     level: str = _declare_level("fail")
     # 50 ms is where monitoring usually warns. torch's rendezvous drops nodes that are 15 s apart: 1 s is far below
     # that, and no clock that a time service keeps is off by so much.
-    warn_ms: float = declare_key(50, kinds.number(0), "Offset from node 0, in milliseconds, at which to warn.")
+    warn_ms: float = declare_key(50, kinds.finite_number(0), "Offset from node 0, in milliseconds, at which to warn.")
     fail_ms: float = declare_key(
-        1000, kinds.number(0), "Offset from node 0, in milliseconds, at which to refuse the node."
+        1000, kinds.finite_number(0), "Offset from node 0, in milliseconds, at which to refuse the node."
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -60,7 +60,7 @@ class NetworkCheck:
     """The proof that nodes reach each other over the network that training is going to use."""
 
     level: str = _declare_level("fail")
-    timeout_s: float = declare_key(2, kinds.number(0.1), "Seconds within which a connection must have been proved.")
+    timeout_s: float = declare_key(2, kinds.finite_number(0.1), "Seconds within which a connection must be proved.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class DnsCheck:
 
     level: str = _declare_level("warn")
     # A dead resolver takes 5 to 30 s for each lookup, one that works milliseconds.
-    max_ms: float = declare_key(1000, kinds.number(0), "Milliseconds that it may take.")
+    max_ms: float = declare_key(1000, kinds.finite_number(0), "Milliseconds that it may take.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class SharedCheck:
     """Whether all nodes see what one of them has written to the run directory."""
 
     level: str = _declare_level("fail")
-    timeout_s: float = declare_key(10, kinds.number(0.1), "Seconds within which every node must see it.")
+    timeout_s: float = declare_key(10, kinds.finite_number(0.1), "Seconds within which every node must see it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class DiskCheck:
     """Free space in the run directory."""
 
     level: str = _declare_level("fail")
-    min_gb: float = declare_key(1, kinds.number(0), "GB that must be free.")
+    min_gb: float = declare_key(1, kinds.finite_number(0), "GB that must be free.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class TemporaryCheck:
     """Free space in TMPDIR, or else /tmp, of each node."""
 
     level: str = _declare_level("warn")
-    min_gb: float = declare_key(1, kinds.number(0), "GB that should be free.")
+    min_gb: float = declare_key(1, kinds.finite_number(0), "GB that should be free.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class ShmCheck:
     """Free space in /dev/shm, through which data loaders and NCCL exchange data."""
 
     level: str = _declare_level("warn")
-    min_gb: float = declare_key(1, kinds.number(0), "GB that should be free.")
+    min_gb: float = declare_key(1, kinds.finite_number(0), "GB that should be free.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ class LimitsCheck:
     min_nofile: int = declare_key(4096, kinds.whole_number(0), "Open files of a process (`ulimit -n`).")
     min_memlock_gb: float | None = declare_key(
         None,
-        Nullable(kinds.number(0)),
+        Nullable(kinds.finite_number(0)),
         "GB of locked memory (`ulimit -l`); null: unlimited on networks with RDMA, any limit elsewhere.",
     )
 
@@ -134,7 +134,7 @@ class StragglerCheck:
     """How long a small matrix product takes, compared with the median of all nodes."""
 
     level: str = _declare_level("warn")
-    max_ratio: float = declare_key(2, kinds.number(1), "How many times the median it may take.")
+    max_ratio: float = declare_key(2, kinds.finite_number(1), "How many times the median it may take.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,9 +147,9 @@ class BandwidthCheck:
         "`fail`: nodes that do not reach the limit end the attempt; `warn`: there is only a warning; `off`: the check "
         "is skipped.",
     )
-    size_mb: float = declare_key(64, kinds.number(0.001), "MB that each rank reduces.")
+    size_mb: float = declare_key(64, kinds.finite_number(0.001), "MB that each rank reduces.")
     min_gb_per_s: float | None = declare_key(
-        None, Nullable(kinds.number(0)), "GB/s of bus bandwidth that must be reached; null: no limit."
+        None, Nullable(kinds.finite_number(0)), "GB/s of bus bandwidth that must be reached; null: no limit."
     )
 
 
@@ -160,7 +160,7 @@ class PreflightSpec:
     exclude: bool = declare_key(
         True, kinds.boolean(), "Whether to continue without nodes that failed a check; Slurm then allocates others."
     )
-    timeout_s: float = declare_key(30, kinds.number(1), "Seconds that any one check may take.")
+    timeout_s: float = declare_key(30, kinds.finite_number(1), "Seconds that any one check may take.")
     clock: ClockCheck = declare_key(ClockCheck(), LevelSection(ClockCheck), "Clocks of the nodes.")
     network: NetworkCheck = declare_key(NetworkCheck(), LevelSection(NetworkCheck), "Connections between the nodes.")
     port: Check = declare_key(Check(), LevelSection(Check), "The rendezvous port of the training.")

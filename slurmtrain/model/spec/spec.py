@@ -34,7 +34,7 @@ from slurmtrain.model.spec.values import (
     check_command,
     check_interface,
     check_uri,
-    read_nodes,
+    read_node_range,
     read_sbatch_value,
     read_setup_line,
     read_variable,
@@ -50,7 +50,7 @@ class ResourcesSpec:
 
     nodes: Nodes = declare_key(
         Nodes(1, 1),
-        Scalar("whole number, or `{min: N, max: N}`", read_nodes, lambda nodes: nodes.to_dict()),
+        Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict()),
         "Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many as it gets, and continues with fewer "
         "when one is lost, without giving the others back.",
     )
@@ -219,12 +219,12 @@ class RequeueSpec:
     )
     backoff_s: float = declare_key(
         30,
-        kinds.number(0),
+        kinds.finite_number(0),
         "Seconds before a run is restarted after a crash; doubled after each further one.",
     )
     hang_after: float | None = declare_key(
         None,
-        Nullable(kinds.number(1)),
+        Nullable(kinds.finite_number(1)),
         "Seconds without a finished step that count as a hang; null: ten times the median step, at least a minute.",
     )
     signal: str = declare_key(

@@ -93,7 +93,7 @@ def read_setup_line(value: object) -> str:
     return value
 
 
-def read_nodes(value: object) -> Nodes:
+def read_node_range(value: object) -> Nodes:
     """``resources.nodes``: a number, or ``{min: N, max: N}``. Raises ValueError."""
     if isinstance(value, dict):
         unknown = [key for key in value if key not in ("min", "max")]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.errors import LaunchError, Refused, SlurmDown, UserError
+from slurmtrain.errors import LaunchError, RequestRefused, SlurmDown, UserError
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.preflight.node_ledger import (
     FindingKey,
@@ -111,7 +111,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
         slurm: Whether it is submitted to Slurm; nothing is left out elsewhere.
 
     Raises:
-        Refused: It cannot do without what it must not get.
+        RequestRefused: It cannot do without what it must not get.
         LaunchError: Slurm does not answer.
     """
     if not slurm:
@@ -132,7 +132,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
         return Exclusions(tuple(must), _notes([], against, choice.needed))
     lacking = [host for host in must if host in choice.needed]
     if lacking:
-        raise Refused(f"{', '.join(lacking)} cannot be left out: {choice.needed[lacking[0]]}")
+        raise RequestRefused(f"{', '.join(lacking)} cannot be left out: {choice.needed[lacking[0]]}")
     return Exclusions(tuple(choice.excluded), _notes(choice.excluded, against, choice.needed))
 
 

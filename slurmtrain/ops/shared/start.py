@@ -16,7 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurmtrain.errors import LaunchError, PlaceError, Refused, RunBusy, TrackingError, Unsure, UserError
+from slurmtrain.errors import (
+    LaunchError,
+    PlaceError,
+    RequestRefused,
+    RunBusy,
+    SubmissionUncertain,
+    TrackingError,
+    UserError,
+)
 from slurmtrain.model.run.events.command import Submitted, Submitting, Unstarted
 from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
@@ -77,7 +85,7 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -
 
     Raises:
         NotAvailable: the executor, or something that a plan needs, is not there.
-        Refused: no partition could ever run a plan.
+        RequestRefused: no partition could ever run a plan.
         LaunchError: Slurm does not answer.
     """
     if executor == "slurm":
@@ -101,9 +109,11 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         attempt: what to start.
         command: who starts it, for the journal.
 
-    Raises: LaunchError: the job could not be submitted, or Refused: Slurm does not take it. Both leave the run as if
-    nothing had been tried, unless it is Unsure, when the job may exist. RunBusy: another command has claimed the next
-    attempt.
+    Raises:
+        LaunchError: the job could not be submitted; the run is as if nothing had been tried.
+        SubmissionUncertain: the job may exist, and the run waits for ``sync`` to find out.
+        RequestRefused: Slurm does not accept the job; the run is as if nothing had been tried.
+        RunBusy: another command has claimed the next attempt.
     """
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
@@ -150,8 +160,8 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         try:
             placed = replace(attempt, excluded_nodes=excluded.nodes)
             submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
-        except (LaunchError, Refused) as error:
-            if not isinstance(error, Unsure):
+        except (LaunchError, RequestRefused) as error:
+            if not isinstance(error, SubmissionUncertain):
                 journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
                 if attempt.predecessor is not None:
                     lease.release_claim(attempt.predecessor, by=_COMMANDS)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import Call, SlurmCommands
 
-from slurmtrain.errors import LaunchError, NotAvailable, Refused, Unsure
+from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SubmissionUncertain
 from slurmtrain.model.run.layout import RunsRoot, SubmissionDir
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
@@ -145,7 +145,7 @@ def test_a_job_that_sbatch_refuses_is_refused_with_its_words_and_a_hint(
     slurm: SlurmCommands, submission: SubmissionDir, said: str, hint: str | None
 ) -> None:
     slurm.fails("sbatch", f"{FAILED}{said}\n")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         hand_over(submission)
     told = f"Slurm refused the job: Batch job submission failed: {said}"
     assert str(caught.value).startswith(told)
@@ -155,9 +155,11 @@ def test_a_job_that_sbatch_refuses_is_refused_with_its_words_and_a_hint(
         assert hint in str(caught.value).removeprefix(told)
 
 
-def test_a_job_that_slurm_may_have_taken_is_unsure(slurm: SlurmCommands, submission: SubmissionDir) -> None:
+def test_a_job_that_slurm_may_have_taken_is_uncertain(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     slurm.fails("sbatch", f"{FAILED}Socket timed out on send/recv operation\n")
-    with pytest.raises(Unsure, match=r"Socket timed out on send/recv operation.*'slurmtrain sync' finds out"):
+    with pytest.raises(
+        SubmissionUncertain, match=r"Socket timed out on send/recv operation.*'slurmtrain sync' finds out"
+    ):
         hand_over(submission)
 
 
@@ -171,36 +173,36 @@ def test_a_job_that_nobody_was_there_to_take_can_be_tried_again(
     slurm.fails("sbatch", f"{FAILED}{said}\n")
     with pytest.raises(LaunchError, match="try again later") as caught:
         hand_over(submission)
-    assert not isinstance(caught.value, Unsure)
+    assert not isinstance(caught.value, SubmissionUncertain)
 
 
 def test_a_job_whose_sbatch_was_killed_may_have_been_taken(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     slurm.replies("sbatch", code=-signal.SIGKILL)
-    with pytest.raises(Unsure):
+    with pytest.raises(SubmissionUncertain):
         hand_over(submission)
 
 
-def test_an_answer_of_sbatch_that_names_no_job_is_unsure(slurm: SlurmCommands, submission: SubmissionDir) -> None:
+def test_an_answer_of_sbatch_that_names_no_job_is_uncertain(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     slurm.replies("sbatch", "Thank you! Your number is 4711.\n")
-    with pytest.raises(Unsure, match="Thank you"):
+    with pytest.raises(SubmissionUncertain, match="Thank you"):
         hand_over(submission)
 
 
-def test_a_job_that_sbatch_took_just_before_the_bookkeeping_failed_is_unsure(
+def test_a_job_that_sbatch_took_just_before_the_bookkeeping_failed_is_uncertain(
     slurm: SlurmCommands, submission: SubmissionDir
 ) -> None:
     (slurm.path / "sbatch").write_text(
         f"#!/bin/sh\n/bin/rm -r '{submission.submitit}'\necho Submitted batch job 4711\n"
     )
-    with pytest.raises(Unsure, match="No such file"):
+    with pytest.raises(SubmissionUncertain, match="No such file"):
         hand_over(submission)
 
 
-def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_unsure(
+def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_uncertain(
     slurm: SlurmCommands, submission: SubmissionDir
 ) -> None:
     (slurm.path / "sbatch").write_text("#!/bin/sh\nkill -9 $PPID\n")
-    with pytest.raises(Unsure, match="exit code -9"):
+    with pytest.raises(SubmissionUncertain, match="exit code -9"):
         hand_over(submission)
 
 
@@ -210,7 +212,7 @@ def test_a_machine_without_srun_cannot_hand_a_job_over_and_says_so_in_a_line(
     (slurm.path / "srun").unlink()
     with pytest.raises(LaunchError, match="srun") as caught:
         hand_over(submission)
-    assert not isinstance(caught.value, Unsure)
+    assert not isinstance(caught.value, SubmissionUncertain)
     assert "Traceback" not in str(caught.value)
     assert slurm.calls("sbatch") == []
 
@@ -241,7 +243,7 @@ def test_a_slurm_that_does_not_answer_is_told_before_anything_is_created(slurm: 
 
 
 def test_a_plan_that_slurm_can_never_run_is_refused(slurm: SlurmCommands) -> None:
-    with pytest.raises(Refused, match="gives a job 4 nodes at most, not 5"):
+    with pytest.raises(RequestRefused, match="gives a job 4 nodes at most, not 5"):
         check([plan(), plan(resources={"nodes": 5})], once())
 
 

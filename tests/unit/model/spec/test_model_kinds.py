@@ -73,12 +73,12 @@ def test_bounds_without_a_maximum_are_named_as_a_minimum() -> None:
 
 @pytest.mark.parametrize("value", [0, 0.5, 10**9])
 def test_a_number_may_be_whole_or_not(value: float) -> None:
-    assert read(kinds.number(0), value) == (value, [])
+    assert read(kinds.finite_number(0), value) == (value, [])
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "1", None, [1]])
 def test_what_is_no_finite_number_is_refused(value: object) -> None:
-    assert refusal(kinds.number(0), value).startswith("expected a number")
+    assert refusal(kinds.finite_number(0), value).startswith("expected a number")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from helpers.fakeslurm import FakeScheduler
 from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 from helpers.workspaces import make_workspace
 
-from slurmtrain.errors import LaunchError, Refused, UserError
+from slurmtrain.errors import LaunchError, RequestRefused, UserError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.rebuild import rebuild
@@ -197,7 +197,7 @@ def test_nodes_that_must_be_left_out_come_first_and_are_no_matter_of_the_ledger(
     left_out = exclusions(workspace, plan(nodes=3), ("n2",), slurm=True)
     assert left_out.nodes == ("n2",)
     assert "n1 is in the node ledger" in left_out.notes[0]
-    with pytest.raises(Refused, match="n2, n3 cannot be left out: 4 nodes are needed and 3 would be left"):
+    with pytest.raises(RequestRefused, match="n2, n3 cannot be left out: 4 nodes are needed and 3 would be left"):
         exclusions(workspace, plan(nodes=4), ("n2", "n3"), slurm=True)
 
 

@@ -53,11 +53,11 @@ def test_bad_input_gets_one_clear_message_and_creates_nothing(
 ) -> None:
     if content is not None:
         (tmp_path / "exp.yaml").write_text(content)
-    done = call("submit", "exp.yaml", "--executor", "local", cwd=tmp_path)
-    assert done.returncode == 2
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    completed = call("submit", "exp.yaml", "--executor", "local", cwd=tmp_path)
+    assert completed.returncode == 2
+    assert message in completed.stderr
+    assert "Traceback" not in completed.stderr
+    assert completed.stdout == ""
     assert not (tmp_path / "runs").exists()
 
 
@@ -67,23 +67,23 @@ def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: P
     other.symlink_to("/bin/true")
     (tmp_path / "exp.yaml").write_text("command: python x.py\ntracking: {mlflow: {enabled: false}}\n")
     path = f"{other.parent}{os.pathsep}{os.environ['PATH']}"
-    done = call("submit", "exp.yaml", "--executor", "local", "--wait", cwd=tmp_path, PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert f"warning: 'python' in the command is {other}" in done.stderr
+    completed = call("submit", "exp.yaml", "--executor", "local", "--wait", cwd=tmp_path, PATH=path)
+    assert completed.returncode == 0, completed.stderr
+    assert f"warning: 'python' in the command is {other}" in completed.stderr
 
 
 def test_submitting_to_slurm_without_sbatch_says_so(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text("command: python x.py\n")
-    done = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path, PATH="/nowhere")
-    assert (done.returncode, "there is no sbatch on this machine's PATH" in done.stderr) == (2, True)
+    completed = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path, PATH="/nowhere")
+    assert (completed.returncode, "there is no sbatch on this machine's PATH" in completed.stderr) == (2, True)
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("command", ["show", "logs", "wait", "resume", "cancel"])
 def test_a_run_that_does_not_exist_is_named(tmp_path: Path, command: str) -> None:
-    done = call(command, "nosuch", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "there is no run 'nosuch'" in done.stderr
+    completed = call(command, "nosuch", cwd=tmp_path)
+    assert completed.returncode == 2
+    assert "there is no run 'nosuch'" in completed.stderr
 
 
 def test_a_word_that_begins_several_ids_lists_them(tmp_path: Path) -> None:
@@ -92,31 +92,31 @@ def test_a_word_that_begins_several_ids_lists_them(tmp_path: Path) -> None:
         (directory / "journal").mkdir(parents=True)
         created = {"t": 1.0, "kind": "created", "name": "n", "executor": "local"}
         (directory / "journal" / "created.jsonl").write_text(json.dumps(created) + "\n")
-    done = call("show", "0aaaa", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "0aaaaaaaaa (n), 0aaaaaaaab (n)" in done.stderr
+    completed = call("show", "0aaaa", cwd=tmp_path)
+    assert completed.returncode == 2
+    assert "0aaaaaaaaa (n), 0aaaaaaaab (n)" in completed.stderr
     assert json.loads(call("show", "0aaaaaaaab", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
     assert json.loads(call("show", "n", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
     assert json.loads(call("show", "@last", "--json", cwd=tmp_path).stdout)["run"]["id"] == "0aaaaaaaab"
 
 
 def test_status_without_runs_creates_nothing(tmp_path: Path) -> None:
-    done = call("status", "--json", cwd=tmp_path)
-    assert json.loads(done.stdout)["runs"] == []
+    completed = call("status", "--json", cwd=tmp_path)
+    assert json.loads(completed.stdout)["runs"] == []
     assert list(tmp_path.iterdir()) == []
 
 
 def test_completion_names_runs_and_commands(tmp_path: Path) -> None:
     assert "_SLURMTRAIN_COMPLETE" in call("completion", "bash", cwd=tmp_path).stdout
-    done = call(cwd=tmp_path, _SLURMTRAIN_COMPLETE="bash_complete", COMP_WORDS="slurmtrain sta", COMP_CWORD="1")
-    assert "plain,status" in done.stdout
+    completed = call(cwd=tmp_path, _SLURMTRAIN_COMPLETE="bash_complete", COMP_WORDS="slurmtrain sta", COMP_CWORD="1")
+    assert "plain,status" in completed.stdout
 
 
 def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
     code = f"{sys.executable} -m slurmtrain completion bash | true; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert "Traceback" not in done.stderr
-    assert "BrokenPipe" not in done.stderr
+    completed = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert "Traceback" not in completed.stderr
+    assert "BrokenPipe" not in completed.stderr
 
 
 def test_an_error_has_its_traceback_with_debug_only(tmp_path: Path) -> None:

@@ -237,9 +237,9 @@ def trains(run: RunDir) -> RunDir:
     return run
 
 
-def ask(run: RunDir, monkeypatch: pytest.MonkeyPatch, given: RequestOutcome, *arguments: str) -> Result:
+def ask(run: RunDir, monkeypatch: pytest.MonkeyPatch, outcome: RequestOutcome, *arguments: str) -> Result:
     """Call ``checkpoint``, with this answer of the run's."""
-    monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: given)
+    monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: outcome)
     return call(checkpoint_module.command, run, *arguments)
 
 
@@ -255,12 +255,12 @@ def test_a_checkpoint_that_was_asked_for_is_printed(trains: RunDir, monkeypatch:
 
 def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     facts = json.loads(ask(trains, monkeypatch, RequestOutcome("saved", saved()), "--json").stdout)
-    asked = json.loads(trains.request.read_text())["request"]
+    request_id = json.loads(trains.request.read_text())["request"]
     assert facts["checkpoint"]["path"] == str(trains.checkpoints / "step-31")
     assert {**facts, "checkpoint": facts["checkpoint"]["step"]} == {
         "schema": 1,
         "run_id": trains.id,
-        "request": asked,
+        "request": request_id,
         "outcome": "saved",
         "checkpoint": 31,
         "reason": None,
@@ -268,7 +268,7 @@ def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize(
-    ("given", "code", "said"),
+    ("outcome", "code", "message"),
     [
         (RequestOutcome("failed", None, "no space left"), 1, "could not save: no space left; it trains on"),
         (
@@ -280,11 +280,11 @@ def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch)
     ],
 )
 def test_what_keeps_a_run_from_saving_is_told(
-    trains: RunDir, monkeypatch: pytest.MonkeyPatch, given: RequestOutcome, code: int, said: str
+    trains: RunDir, monkeypatch: pytest.MonkeyPatch, outcome: RequestOutcome, code: int, message: str
 ) -> None:
-    result = ask(trains, monkeypatch, given)
+    result = ask(trains, monkeypatch, outcome)
     assert (result.return_value, result.stdout) == (code, "")
-    assert said in result.stderr
+    assert message in result.stderr
 
 
 def test_a_run_that_saved_in_leaving_has_saved(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,7 +337,7 @@ def test_commands_that_read_no_tensors_import_none_of_the_heavy_libraries(
     trains: RunDir, arguments: list[str], code: int
 ) -> None:
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURMTRAIN_")}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", RUN_AND_TELL, *arguments, "--runs", str(trains.path.parent)],
         cwd=trains.path.parent,
         env={**kept, "PYTHONPATH": str(ROOT)},
@@ -346,4 +346,4 @@ def test_commands_that_read_no_tensors_import_none_of_the_heavy_libraries(
         timeout=300,
         check=False,
     )
-    assert done.stderr.splitlines()[-1] == str(code), done.stderr
+    assert completed.stderr.splitlines()[-1] == str(code), completed.stderr

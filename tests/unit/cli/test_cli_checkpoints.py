@@ -81,8 +81,8 @@ def call(command: click.Command, run: RunDir, *arguments: str) -> Result:
 def listed(run: RunDir, *options: str) -> list[dict[str, Any]]:
     facts = json.loads(call(checkpoints.command, run, "@last", "--json", *options).stdout)
     assert (facts["schema"], facts["run_id"]) == (1, run.id)
-    found: list[dict[str, Any]] = facts["checkpoints"]
-    return found
+    entries: list[dict[str, Any]] = facts["checkpoints"]
+    return entries
 
 
 def rows(result: Result) -> list[list[str]]:
@@ -96,7 +96,7 @@ def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunD
     saved(150, metrics={"val_loss": None})
     saved(200)
     saved(210)
-    assert {one["step"]: one["kept"] for one in listed(run)} == {
+    assert {checkpoint["step"]: checkpoint["kept"] for checkpoint in listed(run)} == {
         50: "best val_loss (0.305)",
         100: "every 100 steps",
         150: None,
@@ -107,8 +107,8 @@ def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunD
 
 def test_a_checkpoint_in_json_says_all_that_is_known_of_it(run: RunDir, saved: Write) -> None:
     saved(50, why="asked", metrics={"val_loss": 0.5, "lr": float("nan")})
-    [one] = listed(run)
-    assert one == {
+    [checkpoint] = listed(run)
+    assert checkpoint == {
         "step": 50,
         "path": str(run.checkpoints / "step-50"),
         "bytes": 50 << 20,
@@ -132,11 +132,11 @@ def test_pruned_checkpoints_are_listed_on_demand_and_damaged_ones_are_kept_for_n
         saved(step)
     write("pruned", step=50, path="checkpoints/step-50", why="not kept")
     write("rejected", step=80, path="checkpoints/step-80", reason="hash", aside="checkpoints/damaged-step-80")
-    shown = [(one["step"], one["complete"], one["kept"]) for one in listed(run)]
+    shown = [(checkpoint["step"], checkpoint["complete"], checkpoint["kept"]) for checkpoint in listed(run)]
     assert shown == [(60, True, "one of the last 2"), (70, True, "newest"), (80, False, None)]
     first, *others = listed(run, "--all")
     assert (first["step"], first["kept"], first["pruned_at"] is not None) == (50, None, True)
-    assert [one["pruned_at"] for one in others] == [None] * 3
+    assert [checkpoint["pruned_at"] for checkpoint in others] == [None] * 3
 
 
 def test_checkpoints_are_a_table(run: RunDir, saved: Write, write: Write) -> None:
@@ -161,26 +161,27 @@ def test_a_run_without_checkpoints_says_so(run: RunDir) -> None:
 def test_files_of_a_users_script_are_listed_and_no_policy_looks_at_them(run: RunDir) -> None:
     with Journal(run.attempts / "j1.0" / "node-0.jsonl") as journal:
         journal.write("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=1_700_000_000.0)
-    [one] = listed(run)
-    assert (one["path"], one["why"], one["seconds"], one["kept"]) == ("/out/ckpt-3.pt", "found", None, None)
+    [checkpoint] = listed(run)
+    assert (checkpoint["path"], checkpoint["why"]) == ("/out/ckpt-3.pt", "found")
+    assert (checkpoint["seconds"], checkpoint["kept"]) == (None, None)
 
 
 def test_without_a_plan_checkpoints_are_listed_and_nobody_knows_which_stay(run: RunDir, saved: Write) -> None:
     saved(50)
     run.plan.unlink()
-    assert [(one["step"], one["kept"]) for one in listed(run)] == [(50, None)]
+    assert [(checkpoint["step"], checkpoint["kept"]) for checkpoint in listed(run)] == [(50, None)]
 
 
 def test_the_policy_is_that_of_the_newest_submission(run: RunDir, saved: Write) -> None:
     for step in (10, 20, 30):
         saved(step)
-    assert [one["kept"] for one in listed(run)] == [None, "one of the last 2", "newest"]
+    assert [checkpoint["kept"] for checkpoint in listed(run)] == [None, "one of the last 2", "newest"]
     plan = json.loads(run.plan.read_text())
     plan["spec"]["checkpoint"]["keep"]["last"] = 3
     place = run.submission(1)
     place.path.mkdir(parents=True)
     write_json(place.plan, plan)
-    assert [one["kept"] for one in listed(run)] == ["one of the last 3", "one of the last 3", "newest"]
+    assert [checkpoint["kept"] for checkpoint in listed(run)] == ["one of the last 3", "one of the last 3", "newest"]
 
 
 def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir, saved: Write, write: Write) -> None:
@@ -190,7 +191,7 @@ def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir
     write("pruned", step=50, path="checkpoints/step-50", why="not kept")
     write("interval", seconds=312.4, optimum_s=312.4, stall_s=0.8, why="optimum 312 s for a stall of 0.8 s")
     facts = json.loads(call(show.command, run, "@last", "--json").stdout)["run"]
-    assert [one["step"] for one in facts["checkpoints"]] == [60]
+    assert [checkpoint["step"] for checkpoint in facts["checkpoints"]] == [60]
     assert facts["attempts"][0]["interval"]["stall_s"] == 0.8
     lines = rows(call(show.command, run, "@last"))
     assert ["saves", "every 312 s: optimum 312 s for a stall of 0.8 s"] in lines
@@ -201,18 +202,18 @@ def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, 
     saved(400)
     write("save_failed", step=500, reason=FULL, why="interval")
     problem = f"the checkpoint of step 500 failed: {FULL}"
-    [one] = json.loads(call(status.command, run, "--json").stdout)["runs"]
-    assert (one["state"], one["reason"], one["checkpoint"]["step"]) == ("running", problem, 400)
+    [checkpoint] = json.loads(call(status.command, run, "--json").stdout)["runs"]
+    assert (checkpoint["state"], checkpoint["reason"], checkpoint["checkpoint"]["step"]) == ("running", problem, 400)
     assert rows(call(status.command, run))[1][-1] == problem
     assert ["unsaved", problem] in rows(call(show.command, run, "@last"))
     saved(510)
-    [one] = json.loads(call(status.command, run, "--json").stdout)["runs"]
-    assert one["reason"] == ""
+    [checkpoint] = json.loads(call(status.command, run, "--json").stdout)["runs"]
+    assert checkpoint["reason"] == ""
     assert "unsaved" not in call(show.command, run, "@last").stdout
 
 
 @pytest.mark.parametrize(
-    ("told", "shown"),
+    ("event", "shown"),
     [
         (None, ""),
         ({}, ""),
@@ -220,8 +221,8 @@ def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, 
         ({"seconds": 29.6, "why": "it is bounded by the grace"}, "every 30 s: it is bounded by the grace"),
     ],
 )
-def test_an_interval_is_told_with_the_reason_for_it(told: dict[str, Any] | None, shown: str) -> None:
-    assert formatting.interval(told) == shown
+def test_an_interval_is_told_with_the_reason_for_it(event: dict[str, Any] | None, shown: str) -> None:
+    assert formatting.interval(event) == shown
 
 
 @pytest.mark.parametrize(

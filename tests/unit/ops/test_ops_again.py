@@ -54,8 +54,8 @@ def test_a_run_that_crashed_is_submitted_again_once_and_waits_for_its_last_job(
     script = (run.directory.submission(2).submitit / "8_submission.sh").read_text()
     assert "#SBATCH --dependency=singleton\n" in script
     assert "--exclude" not in script
-    found = load_run(workspace)
-    assert (found.state, [(a.job_id, a.asked_by) for a in found.attempts]) == (
+    run_now = load_run(workspace)
+    assert (run_now.state, [(a.job_id, a.asked_by) for a in run_now.attempts]) == (
         "pending",
         [("7", "submit"), ("8", "sync")],
     )
@@ -96,8 +96,8 @@ def test_a_run_that_failed_too_often_is_not_submitted_again_and_says_so(
     run.submitted(2, by="sync").started(submission=2).reached(5).crashed(error="KeyError")
     slurm.replies("sacct", OVER.replace("7|", "8|", 1))
     assert sync_again(workspace).started == []
-    found = load_run(workspace)
-    assert (found.state, found.reason) == ("failed", f"{CRASHED}; it failed twice, and requeue.max_failures is 1")
+    run_now = load_run(workspace)
+    assert (run_now.state, run_now.reason) == ("failed", f"{CRASHED}; it failed twice, and requeue.max_failures is 1")
     assert slurm.calls("sbatch") == []
 
 
@@ -203,19 +203,19 @@ def test_two_commands_submit_once_though_locks_do_not_work(
     both = threading.Barrier(2)
     claim = starting._claim
 
-    def together(*given: Any) -> None:
+    def together(*arguments: Any) -> None:
         both.wait(60)
-        claim(*given)
+        claim(*arguments)
 
     monkeypatch.setattr(starting, "_claim", together)
-    found: list[Synced] = []
-    commands = [threading.Thread(target=lambda: found.append(sync_again(workspace))) for _ in range(2)]
+    syncs: list[Synced] = []
+    commands = [threading.Thread(target=lambda: syncs.append(sync_again(workspace))) for _ in range(2)]
     for command in commands:
         command.start()
     for command in commands:
         command.join(120)
     assert len(slurm.calls("sbatch")) == 1
-    assert sorted(len(one.started) for one in found) == [0, 1]
+    assert sorted(len(synced.started) for synced in syncs) == [0, 1]
 
 
 def test_a_submission_that_another_command_makes_just_now_is_not_taken(
@@ -227,9 +227,9 @@ def test_a_submission_that_another_command_makes_just_now_is_not_taken(
     glob = Path.glob
 
     def before_the_other(path: Path, pattern: str) -> list[Path]:
-        seen = list(glob(path, pattern))
+        entries = list(glob(path, pattern))
         other.path.mkdir(exist_ok=True)
-        return seen
+        return entries
 
     monkeypatch.setattr(Path, "glob", before_the_other)
     assert starting._new_submission(run).number == other.number + 1
@@ -243,9 +243,9 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
     claim_restart = lease.claim_restart
     others: list[Synced] = []
 
-    def while_another_command_looks(*given: Any) -> bool:
+    def while_another_command_looks(*arguments: Any) -> bool:
         monkeypatch.setattr(lease, "claim_restart", claim_restart)
-        claimed = claim_restart(*given)
+        claimed = claim_restart(*arguments)
         others.append(sync_again(workspace))
         return claimed
 
@@ -377,8 +377,8 @@ def test_a_local_run_that_a_person_cancelled_is_left_alone(workspace: Workspace,
 def test_a_local_run_of_another_machine_says_where_it_would_start_again(
     workspace: Workspace, launched: list[str]
 ) -> None:
-    there = {**this_process().to_dict(), "host": "elsewhere"}
-    local_run(workspace).submitted(process=there).started(process=there).reached(5).crashed()
+    elsewhere = {**this_process().to_dict(), "host": "elsewhere"}
+    local_run(workspace).submitted(process=elsewhere).started(process=elsewhere).reached(5).crashed()
     synced = sync_again(workspace)
     assert (synced.started, synced.problems, launched) == ([], [], [])
     assert synced.notes == [

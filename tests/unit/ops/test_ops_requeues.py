@@ -50,10 +50,10 @@ def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(
     assert sync_again(workspace).started == []
     assert len(slurm.calls("sbatch")) == 1
     assert "#SBATCH --exclude='n[1,3]'\n" in (run.directory.submission(2).submitit / "8_submission.sh").read_text()
-    found = load_run(workspace)
-    assert (found.state, [attempt.job_id for attempt in found.attempts]) == ("pending", ["7", "8"])
-    assert list(found.attempts[1].without) == ["n1"]
-    assert found.attempts[0].cause == "preflight"
+    run_now = load_run(workspace)
+    assert (run_now.state, [attempt.job_id for attempt in run_now.attempts]) == ("pending", ["7", "8"])
+    assert list(run_now.attempts[1].without) == ["n1"]
+    assert run_now.attempts[0].cause == "preflight"
 
 
 def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands) -> None:
@@ -174,13 +174,13 @@ def test_show_tells_the_networks_and_which_was_elected(workspace: Workspace) -> 
 class Repairs:
     """What was let go, in place of Slurm's own commands."""
 
-    def __init__(self, done: bool) -> None:
-        self.done = done
+    def __init__(self, returns: bool) -> None:
+        self.returns = returns
         self.calls: list[tuple[str, tuple[str, ...], bool]] = []
 
     def __call__(self, job_id: str, without: Any, *, always: bool) -> bool:
         self.calls.append((job_id, tuple(without), always))
-        return self.done
+        return self.returns
 
 
 @pytest.mark.parametrize("reason", ["JobHeldUser", "job requeued in held state"])
@@ -188,7 +188,7 @@ class Repairs:
 def test_a_job_that_its_agent_left_held_is_let_go(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str, failed: str
 ) -> None:
-    repairs = Repairs(done=True)
+    repairs = Repairs(returns=True)
     monkeypatch.setattr(requeue, "release_held", repairs)
     refused(workspace, failed=failed)
     slurm.replies("squeue", squeue_line("7", reason, restart=1))
@@ -204,7 +204,7 @@ def test_a_job_that_its_agent_left_held_is_let_go(
 def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    repairs = Repairs(done=False)
+    repairs = Repairs(returns=False)
     monkeypatch.setattr(requeue, "release_held", repairs)
     refused(workspace)
     slurm.replies("squeue", squeue_line("7", reason, restart=1))
@@ -215,7 +215,7 @@ def test_a_job_that_is_not_held_by_its_user_costs_no_question_more(
 def test_a_job_that_was_put_back_for_another_reason_and_is_held_by_its_user_stays_held(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repairs = Repairs(done=False)
+    repairs = Repairs(returns=False)
     monkeypatch.setattr(requeue, "release_held", repairs)
     run = refused(workspace)
     # Another start has begun since, and was preempted.
@@ -229,7 +229,7 @@ def test_what_failed_is_tried_again_only_after_a_while(slurm: SlurmCommands) -> 
     from slurmtrain.slurm.scheduler import Scheduler
 
     assert [Scheduler(math.inf, None).should_retry("x") for _ in range(2)] == [True, True]
-    one = Scheduler(math.inf, None)
-    assert [one.should_retry(what) for what in ("x", "x", "y")] == [True, False, True]
+    scheduler = Scheduler(math.inf, None)
+    assert [scheduler.should_retry(key) for key in ("x", "x", "y")] == [True, False, True]
     assert [Scheduler(0.0, None).should_retry("x") for _ in range(2)] == [True, True]
     assert slurm.calls("squeue") == []

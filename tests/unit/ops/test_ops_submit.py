@@ -73,8 +73,8 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
     assert [note for note in notes if "left out" in note] == [
         "left out, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' tells more"
     ]
-    [said] = workspace.root.run(run_ids[0]).journals.glob("submit-*.jsonl")
-    assert '"without":["n1"]' in said.read_text()
+    [journal] = workspace.root.run(run_ids[0]).journals.glob("submit-*.jsonl")
+    assert '"without":["n1"]' in journal.read_text()
 
 
 @pytest.mark.parametrize("where", ["environment", "spec"])
@@ -116,13 +116,13 @@ def test_a_preflight_of_a_spec_takes_what_it_says_of_nodes_and_checks(
         "setup: [module load cuda]\nsweep: {params.lr: [1, 2]}\n"
     )
     run_id, _ = submit_preflight(workspace, spec, ["slurm.qos=high"], nodes=None, executor="slurm")
-    asked = plan_of(workspace, run_id).spec
-    assert (asked.name, asked.params, asked.checkpoint.glob) == ("preflight", {}, None)
-    resources = asked.resources
+    submitted_spec = plan_of(workspace, run_id).spec
+    assert (submitted_spec.name, submitted_spec.params, submitted_spec.checkpoint.glob) == ("preflight", {}, None)
+    resources = submitted_spec.resources
     assert (resources.nodes.to_dict(), resources.cpus_per_proc, resources.time) == (2, 4, 600)
-    assert (asked.slurm, asked.setup) == ({"partition": "spot", "qos": "high"}, ("module load cuda",))
-    assert (asked.preflight.shm.level, asked.preflight.shm.min_gb) == ("fail", 8)
+    assert (submitted_spec.slurm, submitted_spec.setup) == ({"partition": "spot", "qos": "high"}, ("module load cuda",))
+    assert (submitted_spec.preflight.shm.level, submitted_spec.preflight.shm.min_gb) == ("fail", 8)
     [call] = slurm.calls("sbatch")
-    assert (asked.env["A"], call.env["HUB_TOKEN"]) == ("b", "hunter2")
+    assert (submitted_spec.env["A"], call.env["HUB_TOKEN"]) == ("b", "hunter2")
     run = workspace.root.run(run_id)
     assert not any(b"hunter2" in path.read_bytes() for path in run.path.rglob("*") if path.is_file())

@@ -69,9 +69,9 @@ def hand_over(submission: SubmissionDir, variables: dict[str, str] | None = None
         return launch(LaunchRequest(plan(**keys), submission, lock), variables or {})
 
 
-def wait_for(what: Callable[[], bool]) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while not what():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -95,7 +95,7 @@ def test_a_job_that_sbatch_took_has_its_id_and_finds_its_pickle(
     assert call.cwd == str(odd_submission.path)
 
 
-def test_hidden_variables_reach_sbatch_and_are_written_nowhere(slurm: SlurmCommands, submission: SubmissionDir) -> None:
+def test_secret_variables_reach_sbatch_and_are_written_nowhere(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     hand_over(submission, {"WANDB_API_KEY": SECRET}, env={"WANDB_API_KEY": "<redacted>"})
     [call] = slurm.calls("sbatch")
     assert call.env["WANDB_API_KEY"] == SECRET
@@ -129,11 +129,11 @@ def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
     assert env["SLURM_CONF"] == "/etc/slurm.conf"
 
 
-# --- what sbatch may answer -------------------------------------------------------------------------------------
+# --- what sbatch may reply -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("said", "hint"),
+    ("message", "hint"),
     [
         ("Invalid account or account/partition combination specified", "slurm.account"),
         ("Invalid qos specification", "slurm.qos"),
@@ -141,18 +141,18 @@ def test_a_job_that_is_submitted_from_within_a_job_has_nothing_of_that_one(
         ("Job violates accounting/QOS policy", None),
     ],
 )
-def test_a_job_that_sbatch_refuses_is_refused_with_its_words_and_a_hint(
-    slurm: SlurmCommands, submission: SubmissionDir, said: str, hint: str | None
+def test_a_job_that_sbatch_refuses_is_refused_with_its_message_and_a_hint(
+    slurm: SlurmCommands, submission: SubmissionDir, message: str, hint: str | None
 ) -> None:
-    slurm.fails("sbatch", f"{FAILED}{said}\n")
+    slurm.fails("sbatch", f"{FAILED}{message}\n")
     with pytest.raises(RequestRefused) as caught:
         hand_over(submission)
-    told = f"Slurm refused the job: Batch job submission failed: {said}"
-    assert str(caught.value).startswith(told)
+    problem = f"Slurm refused the job: Batch job submission failed: {message}"
+    assert str(caught.value).startswith(problem)
     if hint is None:
-        assert str(caught.value) == told
+        assert str(caught.value) == problem
     else:
-        assert hint in str(caught.value).removeprefix(told)
+        assert hint in str(caught.value).removeprefix(problem)
 
 
 def test_a_job_that_slurm_may_have_taken_is_uncertain(slurm: SlurmCommands, submission: SubmissionDir) -> None:
@@ -164,13 +164,13 @@ def test_a_job_that_slurm_may_have_taken_is_uncertain(slurm: SlurmCommands, subm
 
 
 @pytest.mark.parametrize(
-    "said",
+    "message",
     ["Unable to contact slurm controller (connect failure)", "Connection refused", "Slurm backup: connect failure"],
 )
-def test_a_job_that_nobody_was_there_to_take_can_be_tried_again(
-    slurm: SlurmCommands, submission: SubmissionDir, said: str
+def test_a_job_that_no_controller_was_there_to_take_can_be_submitted_again(
+    slurm: SlurmCommands, submission: SubmissionDir, message: str
 ) -> None:
-    slurm.fails("sbatch", f"{FAILED}{said}\n")
+    slurm.fails("sbatch", f"{FAILED}{message}\n")
     with pytest.raises(LaunchError, match="try again later") as caught:
         hand_over(submission)
     assert not isinstance(caught.value, SubmissionUncertain)
@@ -308,7 +308,7 @@ def process(*command: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("command", "seen"),
+    ("command", "expected"),
     [
         (("/usr/bin/sbatch", "{folder}/.submission_file_1.sh"), True),
         (("sbatch", "{folder}/.submission_file_1.sh"), True),
@@ -319,10 +319,12 @@ def process(*command: str) -> Iterator[None]:
         (("sbatch", "/elsewhere/script.sh"), False),
     ],
 )
-def test_only_what_may_still_submit_is_seen(command: tuple[str, ...], seen: bool, submission: SubmissionDir) -> None:
+def test_only_a_process_that_may_still_submit_counts(
+    command: tuple[str, ...], expected: bool, submission: SubmissionDir
+) -> None:
     assert not is_submitting(submission)
     with process(*(word.format(folder=submission.submitit) for word in command)):
-        assert is_submitting(submission) is seen
+        assert is_submitting(submission) is expected
 
 
 def test_the_request_of_a_submission_stands_in_its_plan(submission: SubmissionDir) -> None:

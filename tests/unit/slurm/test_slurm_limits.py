@@ -101,12 +101,12 @@ NODES = [
 ]
 
 
-def left_out(*unwanted: str, slurm: dict[str, Any] | None = None) -> NodeChoice:
+def choose(*unwanted: str, slurm: dict[str, Any] | None = None) -> NodeChoice:
     return choose_nodes(plan(slurm), PARTITIONS, NODES, unwanted)
 
 
 def test_nodes_that_a_request_can_spare_are_left_out() -> None:
-    choice = left_out("n1", "n3")
+    choice = choose("n1", "n3")
     assert (choice.excluded, choice.needed) == (["n1", "n3"], {})
 
 
@@ -123,9 +123,9 @@ def test_the_last_node_is_used() -> None:
 
 
 def test_nodes_of_other_partitions_and_of_other_clusters_are_passed_over() -> None:
-    choice = left_out("n4", "stranger")
+    choice = choose("n4", "stranger")
     assert (choice.excluded, choice.needed) == ([], {})
-    assert left_out("n4", slurm={"partition": "long"}).excluded == ["n4"]
+    assert choose("n4", slurm={"partition": "long"}).excluded == ["n4"]
 
 
 def test_one_partition_of_several_must_have_enough_nodes_left() -> None:
@@ -158,10 +158,10 @@ def test_a_node_that_could_not_be_used_anyway_is_left_out() -> None:
 
 
 def test_what_the_user_asks_for_and_excludes_counts() -> None:
-    assert left_out("n1", slurm={"exclude": "n[0-1]"}).excluded == []
+    assert choose("n1", slurm={"exclude": "n[0-1]"}).excluded == []
     choice = choose_nodes(plan({"exclude": "n[0,1]"}, nodes=2), PARTITIONS, NODES, ["n2"])
     assert choice.needed == {"n2": "2 nodes are needed and 1 would be left"}
-    assert left_out("n1", slurm={"nodelist": "n[1-2]"}).needed == {"n1": "slurm.nodelist names it"}
+    assert choose("n1", slurm={"nodelist": "n[1-2]"}).needed == {"n1": "slurm.nodelist names it"}
 
 
 @pytest.mark.parametrize(
@@ -175,27 +175,27 @@ def test_what_the_user_asks_for_and_excludes_counts() -> None:
     ],
 )
 def test_what_cannot_be_weighed_keeps_all_nodes(keys: dict[str, Any], why: str) -> None:
-    choice = left_out("n1", slurm=keys)
+    choice = choose("n1", slurm=keys)
     assert (choice.excluded, choice.needed, choice.is_decidable) == ([], {"n1": why}, False)
 
 
 def test_a_file_of_excluded_nodes_cannot_be_added_to() -> None:
-    choice = left_out("n1", slurm={"exclude": "/nodes"})
+    choice = choose("n1", slurm={"exclude": "/nodes"})
     assert (choice.excluded, choice.needed, choice.is_decidable) == ([], {"n1": "slurm.exclude is a file"}, True)
 
 
 def test_a_list_of_nodes_that_is_none_is_left_to_sbatch() -> None:
-    assert left_out("n1", slurm={"exclude": "n[1"}).excluded == []
+    assert choose("n1", slurm={"exclude": "n[1"}).excluded == []
 
 
 @given(st.lists(st.sampled_from([f"n{i}" for i in range(6)])), st.integers(1, 4), st.sets(st.sampled_from("0123")))
 def test_whatever_is_left_out_the_request_can_be_met_if_it_could(
-    unwanted: list[str], wanted: int, down: set[str]
+    unwanted: list[str], needed: int, down: set[str]
 ) -> None:
     nodes = [NodeInfo(name=f"n{i}", partition="spot", state="down" if str(i) in down else "idle") for i in range(4)]
-    choice = choose_nodes(plan(nodes=wanted), PARTITIONS, nodes, unwanted)
+    choice = choose_nodes(plan(nodes=needed), PARTITIONS, nodes, unwanted)
     usable = {node.name for node in nodes if node.usable}
-    assert len(usable - set(choice.excluded)) >= min(wanted, len(usable))
+    assert len(usable - set(choice.excluded)) >= min(needed, len(usable))
     assert {*choice.excluded, *choice.needed} == set(unwanted) & {node.name for node in nodes}
 
 

@@ -127,10 +127,10 @@ def test_short_lines_of_squeue_are_passed_over_and_cells_that_are_missing_are_em
 
 
 def test_the_format_asks_for_each_field_with_its_width_and_for_the_name_last() -> None:
-    asked = queue_format().split(",")
-    assert asked[0] == "JobArrayID:40"
-    assert asked[-1] == "Name:300"
-    assert len(asked) == len(QUEUE_FIELDS)
+    fields = queue_format().split(",")
+    assert fields[0] == "JobArrayID:40"
+    assert fields[-1] == "Name:300"
+    assert len(fields) == len(QUEUE_FIELDS)
 
 
 @given(st.text())

@@ -42,11 +42,11 @@ def test_a_run_that_completed_is_not_open() -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "wanted"), [("PENDING", False), ("RUNNING", False), ("COMPLETED", False), ("FAILED", True)]
+    ("state", "expected"), [("PENDING", False), ("RUNNING", False), ("COMPLETED", False), ("FAILED", True)]
 )
-def test_sacct_is_asked_for_what_squeue_leaves_open(state: str, wanted: bool) -> None:
+def test_sacct_is_asked_for_what_squeue_leaves_open(state: str, expected: bool) -> None:
     sim = SimulatedRun().submitted().started()
-    assert needs_accounting(sim.run, sim.queue(sim.slurm(state, restart=0))) is wanted
+    assert needs_accounting(sim.run, sim.queue(sim.slurm(state, restart=0))) is expected
 
 
 def test_sacct_is_asked_for_a_job_that_squeue_does_not_know_but_not_while_squeue_is_down() -> None:
@@ -235,8 +235,8 @@ def test_a_job_that_was_put_back_into_the_queue_is_requeued_and_then_runs() -> N
     sim = SimulatedRun().submitted().started().later(100).stopped()
     first = sim.slurm("REQUEUED")
     again = sim.slurm("PENDING", restart=1)
-    found = sim.look(sim.queue(again), sim.accounting(first))
-    assert [(each.restart, each.state) for each in found] == [(0, "REQUEUED"), (1, "PENDING")]
+    observed = sim.look(sim.queue(again), sim.accounting(first))
+    assert [(each.restart, each.state) for each in observed] == [(0, "REQUEUED"), (1, "PENDING")]
     assert (sim.run.state, sim.causes) == ("requeued", ["preempted", None])
     sim.later(60).started(1)
     assert sim.look(sim.queue(replace(again, state="RUNNING")), sim.accounting(first)) == []
@@ -353,16 +353,16 @@ def test_a_missed_job_that_sacct_knows_at_last_ended_as_sacct_says() -> None:
     assert sim.causes == ["oom"]
 
 
-@pytest.mark.parametrize("which", ["squeue", "sacct", "not asked"])
-def test_a_job_is_not_missed_unless_both_squeue_and_sacct_have_answered(which: str) -> None:
+@pytest.mark.parametrize("silent", ["squeue", "sacct", "not asked"])
+def test_a_job_is_not_missed_unless_both_squeue_and_sacct_have_answered(silent: str) -> None:
     sim = SimulatedRun().submitted().started().later(2 * GIVEN_UP_S)
-    queue = DOWN if which == "squeue" else sim.queue()
+    queue = DOWN if silent == "squeue" else sim.queue()
     answers = {
         "squeue": sim.accounting(),
         "sacct": Accounting(problem="sacct: down", at=sim.now),
         "not asked": None,
     }
-    assert sim.look(queue, answers[which]) == []
+    assert sim.look(queue, answers[silent]) == []
     assert sim.run.state == "running"
 
 

@@ -31,11 +31,9 @@ def request(run: RunDir = RUN, **keys: Any) -> Request:
     return make_request(plan(**keys), run.submission(1))
 
 
-def flags(asked: Request) -> dict[str, str | None]:
+def flags(job: Request) -> dict[str, str | None]:
     """The options of the batch script as sbatch reads them."""
-    lines = [
-        line.removeprefix("#SBATCH --") for line in asked.script("true").splitlines() if line.startswith("#SBATCH")
-    ]
+    lines = [line.removeprefix("#SBATCH --") for line in job.script("true").splitlines() if line.startswith("#SBATCH")]
     options = {}
     for line in lines:
         name, equals, value = line.partition("=")
@@ -48,15 +46,15 @@ def flags(asked: Request) -> dict[str, str | None]:
 
 
 def test_submitits_private_script_maker_still_has_the_parameters_that_are_used() -> None:
-    known = inspect.signature(_make_sbatch_string).parameters
-    assert {"command", "folder"} <= known.keys()
+    parameters = inspect.signature(_make_sbatch_string).parameters
+    assert {"command", "folder"} <= parameters.keys()
     every_named = dict.fromkeys(requests._NAMED, "x")
-    asked = request(
+    job = request(
         slurm={**every_named, "wckey": "w", "licenses": "l"}, resources={"gpus_per_node": 2, "mem": "1GB", "time": 5}
     )
-    assert asked.parameters.keys() <= known.keys()
-    assert known.keys() >= requests._NAMED
-    assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in known.values())
+    assert job.parameters.keys() <= parameters.keys()
+    assert parameters.keys() >= requests._NAMED
+    assert not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
 
 
 def test_submitits_executor_still_takes_the_parameters_that_are_used() -> None:
@@ -81,23 +79,23 @@ def test_one_task_a_node_gets_the_cores_of_all_its_processes() -> None:
 
 
 def test_a_job_that_can_do_with_fewer_nodes_outlives_one_of_them() -> None:
-    asked = request(resources={"nodes": {"min": 2, "max": 4}, "spares": 1})
-    options = flags(asked)
+    job = request(resources={"nodes": {"min": 2, "max": 4}, "spares": 1})
+    options = flags(job)
     assert options["nodes"] == "3-5"
     assert "no-kill" in options
     # Among sbatch's options it would get the job the least number of nodes, always.
     assert "ntasks-per-node" not in options
-    assert "--ntasks-per-node=1" in asked.parameters["srun_args"]
-    assert {"--kill-on-bad-exit=0", "--no-kill", "--wait=0"} <= set(asked.parameters["srun_args"])
+    assert "--ntasks-per-node=1" in job.parameters["srun_args"]
+    assert {"--kill-on-bad-exit=0", "--no-kill", "--wait=0"} <= set(job.parameters["srun_args"])
     fixed = request(resources={"nodes": 4})
     assert "no-kill" not in flags(fixed)
     assert {"--kill-on-bad-exit=1", "--wait=120"} <= set(fixed.parameters["srun_args"])
 
 
-@pytest.mark.parametrize(("own", "told"), [(None, "singleton"), ("afterok:7", "afterok:7,singleton")])
-def test_a_job_that_follows_another_of_its_run_does_not_begin_beside_it(own: str | None, told: str) -> None:
+@pytest.mark.parametrize(("own", "expected"), [(None, "singleton"), ("afterok:7", "afterok:7,singleton")])
+def test_a_job_that_follows_another_of_its_run_does_not_begin_beside_it(own: str | None, expected: str) -> None:
     options = plan(slurm={"dependency": own} if own else {})
-    assert flags(make_request(options, RUN.submission(2), singleton=True))["dependency"] == told
+    assert flags(make_request(options, RUN.submission(2), singleton=True))["dependency"] == expected
     assert flags(make_request(options, RUN.submission(2))).get("dependency") == own
 
 
@@ -167,13 +165,13 @@ ODD = RunDir(Path('/runs of mine/it\'s "$HOME" `id` ünï;&|/RUN-ID'))
 
 def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
     script = "\n".join(request(run, setup=setup).parameters["setup"])
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-euc", f"{script}\nprintf %s {print_this}"],
         capture_output=True,
         check=True,
         env={"PATH": "/usr/bin:/bin"},
     )
-    return done.stdout.decode()
+    return completed.stdout.decode()
 
 
 def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> None:
@@ -205,11 +203,11 @@ def test_the_command_of_a_task_is_quoted() -> None:
 
 @pytest.mark.parametrize("where", [RUN, ODD])
 def test_the_whole_script_is_valid_shell(where: RunDir) -> None:
-    asked = request(where, setup=["module load 'a b'"], slurm={"comment": 'it\'s "$x" `y`'})
-    script = asked.script(agent_command("/usr/bin/python3", asked.folder))
+    job = request(where, setup=["module load 'a b'"], slurm={"comment": 'it\'s "$x" `y`'})
+    script = job.script(agent_command("/usr/bin/python3", job.folder))
     subprocess.run(["bash", "-n"], input=script.encode(), check=True)
-    assert flags(asked)["comment"] == 'it\'s "$x" `y`'
-    assert flags(asked)["chdir"] == str(where.path)
+    assert flags(job)["comment"] == 'it\'s "$x" `y`'
+    assert flags(job)["chdir"] == str(where.path)
 
 
 def test_the_job_finds_its_pickle_though_its_submission_was_killed_before_submitit_named_it(tmp_path: Path) -> None:
@@ -235,7 +233,7 @@ def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setup", [[], ["set -euo pipefail"]])
 @pytest.mark.parametrize(
-    ("asked", "code", "expected"),
+    ("has_intent", "code", "expected"),
     [
         (False, 0, (0, [])),
         (False, 3, (3, [])),
@@ -244,12 +242,12 @@ def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
     ],
 )
 def test_a_job_is_put_back_after_its_tasks_where_an_agent_could_not_and_has_not_failed_then(
-    tmp_path: Path, asked: bool, code: int, expected: tuple[int, list[str]], setup: list[str]
+    tmp_path: Path, has_intent: bool, code: int, expected: tuple[int, list[str]], setup: list[str]
 ) -> None:
     run, calls = RunDir(tmp_path / "it's a run"), tmp_path / "calls"
     attempt = run.attempt("7", 2)
     attempt.path.mkdir(parents=True)
-    if asked:
+    if has_intent:
         attempt.requeue.write_text("{}")
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
@@ -257,8 +255,8 @@ def test_a_job_is_put_back_after_its_tasks_where_an_agent_could_not_and_has_not_
     asks = request(run, setup=setup).parameters
     script = "\n".join([*asks["setup"], f"(exit {code})", *asks["teardown"]])
     job = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
-    done = subprocess.run(["bash", "-c", script], check=False, env=job)
-    assert (done.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
+    completed = subprocess.run(["bash", "-c", script], check=False, env=job)
+    assert (completed.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
 
 
 @pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])

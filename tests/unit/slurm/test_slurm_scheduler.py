@@ -49,9 +49,9 @@ def once() -> Scheduler:
 
 
 def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: SlurmCommands) -> None:
-    asked = once()
+    scheduler = once()
     before = time.time()
-    queues = [asked.queue() for _ in range(5)]
+    queues = [scheduler.queue() for _ in range(5)]
     assert queues[0].answered
     assert queues[0].jobs["7"].state == "RUNNING"
     assert before <= queues[0].at <= time.time()
@@ -61,14 +61,14 @@ def test_squeue_is_asked_once_however_often_its_answer_is_wanted(slurm: SlurmCom
 
 
 def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, now = Scheduler(10.0, None), time.time()
+    scheduler, now = Scheduler(10.0, None), time.time()
     monkeypatch.setattr(time, "time", lambda: now)
-    asked.queue()
+    scheduler.queue()
     monkeypatch.setattr(time, "time", lambda: now + 9.0)
-    asked.queue()
+    scheduler.queue()
     assert len(slurm.calls("squeue")) == 1
     monkeypatch.setattr(time, "time", lambda: now + 11.0)
-    asked.queue()
+    scheduler.queue()
     assert len(slurm.calls("squeue")) == 2
 
 
@@ -119,31 +119,31 @@ def test_a_command_that_looks_once_leaves_no_file_behind(slurm: SlurmCommands, t
 
 
 def test_after_a_change_everything_is_asked_for_anew(slurm: SlurmCommands) -> None:
-    asked = once()
-    asked.queue()
-    asked.accounting({"7"}, False, 0.0)
-    asked.forget()
+    scheduler = once()
+    scheduler.queue()
+    scheduler.accounting({"7"}, False, 0.0)
+    scheduler.forget()
     slurm.replies("squeue", line("8"))
-    assert asked.queue().jobs.keys() == {"8"}
-    asked.accounting({"7"}, False, 0.0)
+    assert scheduler.queue().jobs.keys() == {"8"}
+    scheduler.accounting({"7"}, False, 0.0)
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (2, 2)
 
 
 def test_after_a_change_the_shared_answer_from_before_it_is_not_believed(slurm: SlurmCommands, cache: Path) -> None:
-    asked = Scheduler(60.0, cache)
-    asked.queue()
+    scheduler = Scheduler(60.0, cache)
+    scheduler.queue()
     slurm.replies("squeue", line("8"))
-    asked.forget()
-    assert asked.queue().jobs.keys() == {"8"}
-    assert asked.queue().jobs.keys() == {"8"}
+    scheduler.forget()
+    assert scheduler.queue().jobs.keys() == {"8"}
+    assert scheduler.queue().jobs.keys() == {"8"}
     assert Scheduler(60.0, cache).queue().jobs.keys() == {"8"}
     assert len(slurm.calls("squeue")) == 2
 
 
 def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm: SlurmCommands, cache: Path) -> None:
     slurm.fails("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")
-    asked = Scheduler(60.0, cache)
-    queues = [asked.queue() for _ in range(3)]
+    scheduler = Scheduler(60.0, cache)
+    queues = [scheduler.queue() for _ in range(3)]
     assert not queues[0].answered
     assert queues[0].problem == "squeue: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
     assert queues[0].jobs == {}
@@ -155,9 +155,9 @@ def test_a_squeue_that_fails_is_an_answer_with_a_problem_and_is_asked_once(slurm
 
 
 def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slurm: SlurmCommands) -> None:
-    asked = once()
+    scheduler = once()
     since = time.mktime((2026, 11, 21, 12, 0, 0, 0, 0, -1))
-    accounting = asked.accounting({"9", "7"}, False, since)
+    accounting = scheduler.accounting({"9", "7"}, False, since)
     assert accounting.answered
     assert [job.state for job in accounting.starts["7"]] == ["FAILED"]
     [call] = slurm.calls("sacct")
@@ -173,20 +173,20 @@ def test_sacct_is_asked_for_jobs_by_id_with_their_steps_and_all_their_starts(slu
 
 
 def test_sacct_is_asked_once_by_a_command_that_looks_once(slurm: SlurmCommands) -> None:
-    asked = once()
-    asked.accounting({"7"}, False, 0.0)
-    asked.accounting({"7", "8"}, False, 0.0)
+    scheduler = once()
+    scheduler.accounting({"7"}, False, 0.0)
+    scheduler.accounting({"7", "8"}, False, 0.0)
     assert len(slurm.calls("sacct")) == 1
 
 
 def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(
     slurm: SlurmCommands, cache: Path
 ) -> None:
-    asked = Scheduler(60.0, cache)
-    for wanted in ({"7", "8"}, {"7"}, {"8"}):
-        asked.accounting(wanted, False, 0.0)
+    scheduler = Scheduler(60.0, cache)
+    for job_ids in ({"7", "8"}, {"7"}, {"8"}):
+        scheduler.accounting(job_ids, False, 0.0)
     assert len(slurm.calls("sacct")) == 1
-    asked.accounting({"9"}, False, 0.0)
+    scheduler.accounting({"9"}, False, 0.0)
     assert len(slurm.calls("sacct")) == 2
 
 
@@ -201,10 +201,10 @@ def test_jobs_that_are_too_many_to_list_are_all_asked_for(slurm: SlurmCommands) 
 
 
 @pytest.mark.parametrize(
-    "said", ["Slurm accounting storage is disabled\n", "sacct: error: SLURM ACCOUNTING STORAGE IS DISABLED\n"]
+    "printed", ["Slurm accounting storage is disabled\n", "sacct: error: SLURM ACCOUNTING STORAGE IS DISABLED\n"]
 )
-def test_a_site_without_accounting_has_answered(slurm: SlurmCommands, said: str) -> None:
-    slurm.fails("sacct", said)
+def test_a_site_without_accounting_has_answered(slurm: SlurmCommands, printed: str) -> None:
+    slurm.fails("sacct", printed)
     accounting = once().accounting({"7"}, False, 0.0)
     assert accounting.absent
     assert accounting.answered
@@ -213,9 +213,9 @@ def test_a_site_without_accounting_has_answered(slurm: SlurmCommands, said: str)
 
 def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: SlurmCommands) -> None:
     slurm.fails("sacct", "sacct: error: slurm_persist_conn_open: Connection refused\n")
-    asked = once()
+    scheduler = once()
     for _ in range(3):
-        accounting = asked.accounting({"7"}, False, 0.0)
+        accounting = scheduler.accounting({"7"}, False, 0.0)
     assert (accounting.answered, accounting.absent, accounting.starts) == (False, False, {})
     assert accounting.problem == "sacct: slurm_persist_conn_open: Connection refused"
     assert len(slurm.calls("sacct")) == 1
@@ -225,13 +225,13 @@ def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: SlurmComma
 
 
 def test_partitions_are_asked_for_once(slurm: SlurmCommands) -> None:
-    asked = once()
-    assert asked.partitions() == asked.partitions()
-    assert asked.partitions()["spot"]["MaxTime"] == "1:00:00"
+    scheduler = once()
+    assert scheduler.partitions() == scheduler.partitions()
+    assert scheduler.partitions()["spot"]["MaxTime"] == "1:00:00"
     assert [call.args for call in slurm.calls("scontrol")] == [["--oneliner", "show", "partition"]]
 
 
-def test_partitions_that_nobody_tells_are_an_error(slurm: SlurmCommands) -> None:
+def test_asking_for_partitions_while_slurm_is_down_is_an_error(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_partitions error: Unable to contact slurm controller\n")
     with pytest.raises(SlurmDown, match="scontrol: slurm_load_partitions error: Unable to contact"):
         once().partitions()
@@ -258,10 +258,10 @@ def test_what_would_change_an_answer_is_kept_from_slurms_commands(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("SLURM_CONF", "/etc/slurm/slurm.conf")
     monkeypatch.setenv("SLURM_JWT", "t")
-    asked = once()
-    asked.queue()
-    asked.accounting({"7"}, False, 0.0)
-    asked.partitions()
+    scheduler = once()
+    scheduler.queue()
+    scheduler.accounting({"7"}, False, 0.0)
+    scheduler.partitions()
     for name in ("squeue", "sacct", "scontrol"):
         env = slurm.calls(name)[0].env
         assert not env.keys() & SCRUBBED.keys()
@@ -308,7 +308,7 @@ def test_a_command_that_does_not_answer_is_given_up(
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("printed", "expected"),
     [
         ([], ""),
         (["", "  "], ""),
@@ -318,8 +318,8 @@ def test_a_command_that_does_not_answer_is_given_up(
         (["  something else ", "and more"], "something else; and more"),
     ],
 )
-def test_a_complaint_is_the_errors_or_everything_that_was_said(said: list[str], told: str) -> None:
-    assert extract_errors(said) == told
+def test_of_what_a_command_printed_the_errors_count_or_else_all_of_it(printed: list[str], expected: str) -> None:
+    assert extract_errors(printed) == expected
 
 
 # --- jobs by name -----------------------------------------------------------------------------------------------
@@ -340,14 +340,14 @@ def test_jobs_are_cancelled_with_one_call_and_asked_again_only_when_the_interval
     slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slurm.replies("scancel")
-    asked, now = Scheduler(30.0, None), time.time()
+    scheduler, now = Scheduler(30.0, None), time.time()
     monkeypatch.setattr(time, "time", lambda: now)
     for _ in range(5):
-        asked.cancel(["7", "8"], force=False)
-    asked.cancel(["7", "9"], force=False)
+        scheduler.cancel(["7", "8"], force=False)
+    scheduler.cancel(["7", "9"], force=False)
     assert [call.args for call in slurm.calls("scancel")] == [["7", "8"], ["9"]]
     monkeypatch.setattr(time, "time", lambda: now + 31.0)
-    asked.cancel(["7"], force=False)
+    scheduler.cancel(["7"], force=False)
     assert len(slurm.calls("scancel")) == 3
 
 
@@ -359,8 +359,8 @@ def test_a_job_that_is_cancelled_is_not_put_back_any_more_whether_or_not_slurm_c
     once().cancel(["7"], force=False)
     slurm.fails("scontrol", "slurm_update error: Invalid job id specified\n")
     once().cancel(["7", "8"], force=False)
-    told = [["update", "JobId=7", "Requeue=0"], ["update", "JobId=7,8", "Requeue=0"]]
-    assert [call.args for call in slurm.calls("scontrol")] == told
+    expected = [["update", "JobId=7", "Requeue=0"], ["update", "JobId=7,8", "Requeue=0"]]
+    assert [call.args for call in slurm.calls("scontrol")] == expected
     assert [call.args for call in slurm.calls("scancel")] == [["7"], ["7", "8"]]
 
 

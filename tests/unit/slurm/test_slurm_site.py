@@ -158,9 +158,9 @@ def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: SlurmC
     assert site.qos is not None
     assert set(site.qos) == {"normal", "low", "high"}
     assert site.unknown == ()
-    asked = [call.args for call in slurm.calls("sacctmgr")]
-    assert asked[0][2:] == ["show", "qos", "format=name,preempt,preemptmode,gracetime,priority,flags"]
-    assert asked[1][2:] == ["show", "assoc", "where", "user=me", "format=account,partition,qos,defaultqos"]
+    arguments = [call.args for call in slurm.calls("sacctmgr")]
+    assert arguments[0][2:] == ["show", "qos", "format=name,preempt,preemptmode,gracetime,priority,flags"]
+    assert arguments[1][2:] == ["show", "assoc", "where", "user=me", "format=account,partition,qos,defaultqos"]
 
 
 def test_slurm_that_is_down_is_an_error(slurm: SlurmCommands) -> None:

@@ -134,12 +134,12 @@ def test_a_lock_is_held_against_another_process_and_dropped_when_that_is_killed(
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with files.locked(lock, wait=False) as mine:
-            assert mine is None
+        with files.locked(lock, wait=False) as handle:
+            assert handle is None
         holder.kill()
         holder.wait()
-        with files.locked(lock, wait=True) as mine:
-            assert mine is not None
+        with files.locked(lock, wait=True) as handle:
+            assert handle is not None
     assert mode(lock) == 0o600
 
 
@@ -147,8 +147,8 @@ def test_a_lock_is_free_again_after_its_block_even_where_that_failed(tmp_path: P
     lock = tmp_path / ".lock"
     with pytest.raises(RuntimeError), files.locked(lock):
         raise RuntimeError
-    with files.locked(lock, wait=False) as mine:
-        assert mine is not None
+    with files.locked(lock, wait=False) as handle:
+        assert handle is not None
         with files.locked(lock, wait=False) as twice:
             assert twice is None
 

@@ -40,10 +40,10 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def known(process: subprocess.Popen[bytes]) -> Process:
-    found = identify(process.pid)
-    assert found is not None
-    return found
+def identity_of(process: subprocess.Popen[bytes]) -> Process:
+    identity = identify(process.pid)
+    assert identity is not None
+    return identity
 
 
 def test_this_process_lives_and_keeps_its_identity() -> None:
@@ -57,7 +57,7 @@ def test_an_identity_reads_back_from_a_journal() -> None:
 
 
 def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: subprocess.Popen[bytes]) -> None:
-    process = known(child)
+    process = identity_of(child)
     assert process.alive() is True
     child.kill()
     # Waits for the end without taking it in: the process stays a zombie.
@@ -71,7 +71,7 @@ def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: s
 
 
 def test_another_process_with_the_same_id_is_another_process(child: subprocess.Popen[bytes]) -> None:
-    process = known(child)
+    process = identity_of(child)
     for other in (replace(process, start=process.start - 1), replace(process, boot="an earlier boot")):
         assert other.alive() is False
         assert other.send(signal.SIGKILL) is False
@@ -79,7 +79,7 @@ def test_another_process_with_the_same_id_is_another_process(child: subprocess.P
 
 
 def test_a_process_of_another_machine_can_be_neither_judged_nor_reached(child: subprocess.Popen[bytes]) -> None:
-    other = replace(known(child), host="surely-another-host")
+    other = replace(identity_of(child), host="surely-another-host")
     assert other.alive() is None
     assert other.send(signal.SIGKILL) is False
     assert descendants(other) == []
@@ -87,7 +87,7 @@ def test_a_process_of_another_machine_can_be_neither_judged_nor_reached(child: s
 
 
 def test_a_signal_reaches_the_process_that_was_meant(child: subprocess.Popen[bytes]) -> None:
-    assert known(child).send(signal.SIGTERM) is True
+    assert identity_of(child).send(signal.SIGTERM) is True
     assert child.wait() == -signal.SIGTERM
 
 
@@ -107,12 +107,12 @@ def test_a_kernel_that_cannot_hold_on_to_a_process_still_delivers(
 def test_descendants_are_found_and_the_dead_have_none() -> None:
     with subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
-        said = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
-        assert b"ready" in said
-        [grandchild] = [int(line) for line in said - {b"ready"}]
-        process = known(parent)
-        assert [found.pid for found in descendants(process)] == [grandchild]
-        assert grandchild in [found.pid for found in descendants(this_process())]
+        lines = {parent.stdout.readline().strip(), parent.stdout.readline().strip()}
+        assert b"ready" in lines
+        [grandchild] = [int(line) for line in lines - {b"ready"}]
+        process = identity_of(parent)
+        assert [child.pid for child in descendants(process)] == [grandchild]
+        assert grandchild in [child.pid for child in descendants(this_process())]
         assert parent.stdin is not None
         parent.stdin.close()
         parent.wait()
@@ -120,9 +120,9 @@ def test_descendants_are_found_and_the_dead_have_none() -> None:
 
 
 def test_a_process_is_found_by_its_command_line(child: subprocess.Popen[bytes]) -> None:
-    found = {process.pid: command for process, command in processes_with_argument("mark-of-this-test")}
-    assert b"mark-of-this-test" in found[child.pid].split(b"\0")
-    assert os.getpid() not in found
+    commands = {process.pid: command for process, command in processes_with_argument("mark-of-this-test")}
+    assert b"mark-of-this-test" in commands[child.pid].split(b"\0")
+    assert os.getpid() not in commands
 
 
 def test_there_is_no_process_without_an_id() -> None:

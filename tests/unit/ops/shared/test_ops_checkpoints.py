@@ -73,18 +73,21 @@ def on_disk(run: RunDir) -> list[str]:
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
-def known(workspace: Workspace, run: RunDir) -> dict[int | None, tuple[bool, bool]]:
+def checkpoint_states(workspace: Workspace, run: RunDir) -> dict[int | None, tuple[bool, bool]]:
     """(complete, verified) of the checkpoints that are told to be on disk, by step."""
-    return {one.step: (one.complete, one.verified) for one in observe_run(workspace, run.id, ask_slurm=False).on_disk}
+    return {
+        checkpoint.step: (checkpoint.complete, checkpoint.verified)
+        for checkpoint in observe_run(workspace, run.id, ask_slurm=False).on_disk
+    }
 
 
-# --- which checkpoints are meant --------------------------------------------------------------------------------------
+# --- which checkpoints are chosen -------------------------------------------------------------------------------------
 
 
-def test_checkpoints_are_picked_by_their_step(workspace: Workspace, run: RunDir) -> None:
-    known = observe_run(workspace, run.id, ask_slurm=False)
-    assert choose_checkpoints(workspace, known, 20, to="verify") == [run.checkpoints / "step-20"]
-    assert [path.name for path in choose_checkpoints(workspace, known, None, to="verify")] == [
+def test_checkpoints_are_chosen_by_their_step(workspace: Workspace, run: RunDir) -> None:
+    observed = observe_run(workspace, run.id, ask_slurm=False)
+    assert choose_checkpoints(workspace, observed, 20, to="verify") == [run.checkpoints / "step-20"]
+    assert [path.name for path in choose_checkpoints(workspace, observed, None, to="verify")] == [
         f"step-{step}" for step in STEPS[::-1]
     ]
 
@@ -134,15 +137,15 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def results(found: Verified) -> dict[int, str]:
-    return {one.step: one.result for one in found.checked}
+def results(verified: Verified) -> dict[int, str]:
+    return {checked.step: checked.result for checked in verified.checked}
 
 
 def test_good_checkpoints_are_good_and_journaled_as_such(workspace: Workspace, run: RunDir) -> None:
-    found = verify(workspace, run.id)
-    assert results(found) == dict.fromkeys(STEPS, "good")
-    assert (found.all_good, found.newest_good, found.problems) == (True, 40, [])
-    assert known(workspace, run) == dict.fromkeys(STEPS, (True, True))
+    verified = verify(workspace, run.id)
+    assert results(verified) == dict.fromkeys(STEPS, "good")
+    assert (verified.all_good, verified.newest_good, verified.problems) == (True, 40, [])
+    assert checkpoint_states(workspace, run) == dict.fromkeys(STEPS, (True, True))
 
 
 @pytest.mark.parametrize("name", FILES[:2])
@@ -151,11 +154,11 @@ def test_any_damage_to_any_file_is_found_and_journaled(
     workspace: Workspace, run: RunDir, name: str, damage: Callable[[Path], object]
 ) -> None:
     damage(run.checkpoints / "step-40" / name)
-    found = verify(workspace, run.id)
-    assert results(found) == {10: "good", 20: "good", 30: "good", 40: "bad"}
-    assert (found.all_good, found.newest_good) == (False, 30)
-    assert str(run.checkpoints / "step-40" / name) in str(found.bad[0].reason)
-    assert known(workspace, run)[40] == (False, False)
+    verified = verify(workspace, run.id)
+    assert results(verified) == {10: "good", 20: "good", 30: "good", 40: "bad"}
+    assert (verified.all_good, verified.newest_good) == (False, 30)
+    assert str(run.checkpoints / "step-40" / name) in str(verified.bad[0].reason)
+    assert checkpoint_states(workspace, run)[40] == (False, False)
     assert (run.checkpoints / "step-40").is_dir(), "verify renames nothing"
 
 
@@ -175,9 +178,9 @@ def test_a_manifest_that_cannot_be_read_makes_a_bad_checkpoint(
     path = run.checkpoints / "step-20" / MANIFEST
     path.write_bytes(path.read_bytes().strip())
     path.write_text(path.read_text().replace('"schema": 2', '"schema": 9') if damage is flip else path.read_text()[:-1])
-    found = verify(workspace, run.id)
-    assert results(found) == {10: "good", 20: "bad", 30: "good", 40: "good"}
-    assert known(workspace, run)[20] == (False, False)
+    verified = verify(workspace, run.id)
+    assert results(verified) == {10: "good", 20: "bad", 30: "good", 40: "good"}
+    assert checkpoint_states(workspace, run)[20] == (False, False)
 
 
 def test_sizes_alone_are_looked_at_on_demand_and_do_not_make_a_checkpoint_verified(
@@ -185,9 +188,14 @@ def test_sizes_alone_are_looked_at_on_demand_and_do_not_make_a_checkpoint_verifi
 ) -> None:
     flip(run.checkpoints / "step-30" / FILES[0])
     cut(run.checkpoints / "step-20" / FILES[0])
-    found = verify(workspace, run.id, hashes=False)
-    assert results(found) == {10: "good", 20: "bad", 30: "good", 40: "good"}
-    assert known(workspace, run) == {10: (True, False), 20: (False, False), 30: (True, False), 40: (True, False)}
+    verified = verify(workspace, run.id, hashes=False)
+    assert results(verified) == {10: "good", 20: "bad", 30: "good", 40: "good"}
+    assert checkpoint_states(workspace, run) == {
+        10: (True, False),
+        20: (False, False),
+        30: (True, False),
+        40: (True, False),
+    }
 
 
 def test_what_was_repaired_is_good_again(workspace: Workspace, run: RunDir) -> None:
@@ -196,28 +204,28 @@ def test_what_was_repaired_is_good_again(workspace: Workspace, run: RunDir) -> N
     assert not verify(workspace, run.id, step=40).all_good
     flip(path)
     assert verify(workspace, run.id, step=40).all_good
-    assert known(workspace, run)[40] == (True, True)
+    assert checkpoint_states(workspace, run)[40] == (True, True)
 
 
 def test_those_put_aside_are_listed_with_the_reason_and_do_not_count(workspace: Workspace, run: RunDir) -> None:
     name = files.relative_path(files.set_aside(run.checkpoints / "step-40"))
     write_rank_event(run, "rejected", step=40, path="checkpoints/step-40", reason="its hash differs", aside=name)
     (run.checkpoints / "damaged-step-15.2").mkdir()
-    found = verify(workspace, run.id)
-    assert results(found) == {10: "good", 15: "aside", 20: "good", 30: "good", 40: "aside"}
-    aside = [(one.step, one.reason) for one in found.checked if one.result == "aside"]
+    verified = verify(workspace, run.id)
+    assert results(verified) == {10: "good", 15: "aside", 20: "good", 30: "good", 40: "aside"}
+    aside = [(one.step, one.reason) for one in verified.checked if one.result == "aside"]
     assert aside == [(15, None), (40, "its hash differs")]
-    assert found.all_good
+    assert verified.all_good
 
 
 def test_one_that_the_run_deletes_meanwhile_is_not_bad(
     workspace: Workspace, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before(monkeypatch, "verify", lambda: delete_first(run, 10))
-    found = verify(workspace, run.id)
-    assert results(found) == {10: "gone", 20: "good", 30: "good", 40: "good"}
-    assert found.all_good
-    assert known(workspace, run)[10] == (True, False)
+    verified = verify(workspace, run.id)
+    assert results(verified) == {10: "gone", 20: "good", 30: "good", 40: "good"}
+    assert verified.all_good
+    assert checkpoint_states(workspace, run)[10] == (True, False)
 
 
 def test_one_that_the_run_saves_anew_meanwhile_is_not_bad(
@@ -229,9 +237,9 @@ def test_one_that_the_run_saves_anew_meanwhile_is_not_bad(
         cut(path / FILES[0])
 
     before(monkeypatch, "verify", save_anew)
-    found = verify(workspace, run.id, step=10)
-    assert results(found) == {10: "gone"}
-    assert not found.all_good, "nothing that is there was found to be good"
+    verified = verify(workspace, run.id, step=10)
+    assert results(verified) == {10: "gone"}
+    assert not verified.all_good, "nothing that is there was found to be good"
 
 
 def delete_first(run: RunDir, step: int) -> None:
@@ -242,32 +250,32 @@ def delete_first(run: RunDir, step: int) -> None:
 
 def before(monkeypatch: pytest.MonkeyPatch, name: str, act: Act) -> None:
     """Have something happen right before each call of a function of checkpointfiles, which several threads may make."""
-    original, one = getattr(files, name), threading.Lock()
+    original, lock = getattr(files, name), threading.Lock()
 
     def acting(*arguments: Any, **more: Any) -> Any:
-        with one:
+        with lock:
             act()
         return original(*arguments, **more)
 
     monkeypatch.setattr(files, name, acting)
 
 
-def test_files_are_looked_at_side_by_side_and_bytes_are_told(workspace: Workspace, run: RunDir) -> None:
-    told: list[tuple[int, int]] = []
-    verify(workspace, run.id, show=lambda read, total: told.append((read, total)))
+def test_files_are_compared_in_parallel_and_bytes_are_reported(workspace: Workspace, run: RunDir) -> None:
+    progress: list[tuple[int, int]] = []
+    verify(workspace, run.id, show=lambda read, total: progress.append((read, total)))
     total = sum(files.bytes_of(run.checkpoints / f"step-{step}") for step in STEPS)
-    assert len(told) == len(STEPS) * 2
-    assert told[-1] == (total, total)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(progress) == len(STEPS) * 2
+    assert progress[-1] == (total, total)
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
 
 def test_a_result_that_cannot_be_journaled_is_told_all_the_same(
     workspace: Workspace, run: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(monkeypatch)
-    found = verify(workspace, run.id)
-    assert found.all_good
-    assert found.problems == [f"the results cannot be journaled in {run.journals}: no space left on the device"]
+    verified = verify(workspace, run.id)
+    assert verified.all_good
+    assert verified.problems == [f"the results cannot be journaled in {run.journals}: no space left on the device"]
 
 
 def full(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +305,7 @@ def test_what_the_policy_lets_go_is_deleted_while_the_run_trains(workspace: Work
     pruned = prune(workspace, run.id)
     assert (steps_of(pruned), pruned.bytes, pruned.problems) == ([10, 20], size, [])
     assert on_disk(run) == ["step-30", "step-40"]
-    assert sorted(known(workspace, run)) == [30, 40]
+    assert sorted(checkpoint_states(workspace, run)) == [30, 40]
     assert steps_of(prune(workspace, run.id)) == []
 
 
@@ -308,7 +316,7 @@ def test_a_dry_run_changes_nothing(workspace: Workspace, over: RunDir) -> None:
     assert steps_of(pruned) == [10, 20]
     assert [left.path.name for left in pruned.leftovers] == [".1.0-step-50"]
     assert on_disk(over) == before
-    assert sorted(known(workspace, over)) == list(STEPS)
+    assert sorted(checkpoint_states(workspace, over)) == list(STEPS)
     assert not list(over.journals.glob("prune-*"))
 
 
@@ -341,7 +349,7 @@ def test_damaged_ones_go_when_there_is_a_newer_one(workspace: Workspace, run: Ru
     pruned = prune(workspace, run.id)
     assert [(one.path.name, one.why) for one in pruned.checkpoints] == [("damaged-step-20", "damaged")]
     assert on_disk(run) == ["step-10", "step-30", "step-40"]
-    assert sorted(known(workspace, run)) == [10, 30, 40]
+    assert sorted(checkpoint_states(workspace, run)) == [10, 30, 40]
 
 
 def test_one_that_the_run_deletes_first_is_left_to_it(
@@ -350,7 +358,7 @@ def test_one_that_the_run_deletes_first_is_left_to_it(
     before(monkeypatch, "delete", lambda: delete_first(run, 10))
     pruned = prune(workspace, run.id)
     assert (steps_of(pruned), pruned.problems) == ([20], [])
-    assert sorted(known(workspace, run)) == [10, 30, 40], "the run journals what it has deleted"
+    assert sorted(checkpoint_states(workspace, run)) == [10, 30, 40], "the run journals what it has deleted"
 
 
 def test_what_cannot_be_deleted_is_told_and_stays_known(
@@ -367,7 +375,7 @@ def test_what_cannot_be_deleted_is_told_and_stays_known(
     pruned = prune(workspace, run.id)
     assert pruned.problems == [f"{run.checkpoints / 'step-10'} cannot be deleted: permission denied"]
     assert steps_of(pruned) == [20]
-    assert sorted(known(workspace, run)) == [10, 30, 40]
+    assert sorted(checkpoint_states(workspace, run)) == [10, 30, 40]
 
 
 def test_a_full_disk_keeps_nothing_from_being_deleted(
@@ -398,15 +406,15 @@ def test_the_next_prune_journals_what_a_killed_one_could_not(
         with pytest.raises(Killed):
             prune(workspace, over.id)
     assert on_disk(over) == ["step-20", "step-30", "step-40"]
-    assert sorted(known(workspace, over)) == list(STEPS)
+    assert sorted(checkpoint_states(workspace, over)) == list(STEPS)
     assert steps_of(prune(workspace, over.id)) == [20]
-    assert sorted(known(workspace, over)) == [30, 40]
+    assert sorted(checkpoint_states(workspace, over)) == [30, 40]
 
 
 def test_of_a_run_that_trains_nothing_is_journaled_but_what_was_deleted(workspace: Workspace, run: RunDir) -> None:
     files.delete(run.checkpoints / "step-10")
     assert steps_of(prune(workspace, run.id)) == [20]
-    assert sorted(known(workspace, run)) == [10, 30, 40]
+    assert sorted(checkpoint_states(workspace, run)) == [10, 30, 40]
 
 
 def test_what_dead_attempts_left_goes_once_the_run_is_over(workspace: Workspace, over: RunDir) -> None:
@@ -426,11 +434,11 @@ def test_one_that_only_lacks_its_name_is_published_and_known_then(workspace: Wor
     (over.checkpoints / "step-40").rename(over.checkpoints / ".1.0-step-40")
     journal = over.attempts / ATTEMPT / "rank-0.jsonl"
     journal.write_text("".join(line for line in journal.read_text().splitlines(True) if '"step":40' not in line))
-    assert sorted(known(workspace, over)) == [10, 20, 30]
+    assert sorted(checkpoint_states(workspace, over)) == [10, 20, 30]
     pruned = prune(workspace, over.id)
     assert [left.complete for left in pruned.leftovers] == [True]
     assert on_disk(over) == ["step-30", "step-40"]
-    assert known(workspace, over) == {30: (True, False), 40: (True, False)}
+    assert checkpoint_states(workspace, over) == {30: (True, False), 40: (True, False)}
 
 
 def test_what_a_run_that_trains_is_building_is_left_alone(workspace: Workspace, run: RunDir) -> None:
@@ -488,37 +496,37 @@ def answered(
     workspace: Workspace, request: SaveRequest, monkeypatch: pytest.MonkeyPatch, *acts: Act, timeout_s: float = 60.0
 ) -> tuple[str, int | None, str]:
     monkeypatch.setattr(checkpoint_verb, "time", Clock(list(acts)))
-    given = wait_for_checkpoint(workspace, request, timeout_s)
-    return given.outcome, given.checkpoint.step if given.checkpoint else None, given.reason
+    outcome = wait_for_checkpoint(workspace, request, timeout_s)
+    return outcome.outcome, outcome.checkpoint.step if outcome.checkpoint else None, outcome.reason
 
 
 def test_a_run_is_asked_by_a_line_in_a_journal_and_a_file(workspace: Workspace, trains: RunDir) -> None:
     request = request_checkpoint(workspace, trains.id)
-    [asked] = told_of(workspace, trains, "asked")
-    assert asked["request"] == request.id
-    assert "@" in asked["by"]
+    [event] = events_of(workspace, trains, "asked")
+    assert event["request"] == request.id
+    assert "@" in event["by"]
     assert (read_json(trains.request) or {})["request"] == request.id
     assert request.id != request_checkpoint(workspace, trains.id).id
 
 
-def told_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
+def events_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
     observe_run(workspace, run.id, ask_slurm=False)
     return [event.payload.to_json() for event in workspace.store.events(run.id, KINDS[kind])]
 
 
-def test_the_save_that_names_the_wish_fulfils_it(
+def test_the_save_that_names_the_request_fulfils_it(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     saved(trains, 3, request="another")
     request = request_checkpoint(workspace, trains.id)
-    told = answered(
+    answer = answered(
         workspace,
         request,
         monkeypatch,
         lambda: saved(trains, 4, why="interval"),
         lambda: saved(trains, 5, request=request.id),
     )
-    assert told == ("saved", 5, "")
+    assert answer == ("saved", 5, "")
 
 
 def test_who_asked_later_stands_for_those_before(
@@ -526,14 +534,14 @@ def test_who_asked_later_stands_for_those_before(
 ) -> None:
     first = request_checkpoint(workspace, trains.id)
     later: list[SaveRequest] = []
-    told = answered(
+    answer = answered(
         workspace,
         first,
         monkeypatch,
         lambda: later.append(request_checkpoint(workspace, trains.id)),
         lambda: saved(trains, 5, request=later[0].id),
     )
-    assert told == ("saved", 5, "")
+    assert answer == ("saved", 5, "")
 
 
 def test_a_save_for_somebody_before_does_not_fulfil_a_wish(
@@ -541,8 +549,8 @@ def test_a_save_for_somebody_before_does_not_fulfil_a_wish(
 ) -> None:
     before = request_checkpoint(workspace, trains.id)
     request = request_checkpoint(workspace, trains.id)
-    told = answered(workspace, request, monkeypatch, lambda: saved(trains, 5, request=before.id), timeout_s=3)
-    assert told == ("late", None, "")
+    answer = answered(workspace, request, monkeypatch, lambda: saved(trains, 5, request=before.id), timeout_s=3)
+    assert answer == ("late", None, "")
 
 
 def test_a_save_that_fails_is_told_with_its_reason(
@@ -551,24 +559,24 @@ def test_a_save_that_fails_is_told_with_its_reason(
     full = "no space left on the device"
     write_rank_event(trains, "save_failed", step=2, why="asked", reason="an older one")
     request = request_checkpoint(workspace, trains.id)
-    told = answered(
+    answer = answered(
         workspace,
         request,
         monkeypatch,
         lambda: write_rank_event(trains, "save_failed", step=4, why="interval", reason="of no concern", request=None),
         lambda: write_rank_event(trains, "save_failed", step=5, why="steps", reason=full, request=request.id),
     )
-    assert told == ("failed", None, full)
+    assert answer == ("failed", None, full)
 
 
 def test_a_run_that_ends_first_has_saved_in_leaving(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_checkpoint(workspace, trains.id)
-    told = answered(
+    answer = answered(
         workspace, request, monkeypatch, lambda: (saved(trains, 9, why="stop"), end_run(trains, "cancelled"))
     )
-    assert told == ("ended", 9, f"run {trains.id} is cancelled")
+    assert answer == ("ended", 9, f"run {trains.id} is cancelled")
 
 
 def test_a_run_that_ends_without_a_save_says_so(
@@ -577,18 +585,18 @@ def test_a_run_that_ends_without_a_save_says_so(
     write_rank_event(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
     saved(trains, 9)
     request = request_checkpoint(workspace, trains.id)
-    told = answered(
+    answer = answered(
         workspace, request, monkeypatch, lambda: (saved(trains, 4), end_run(trains, "crash", reason="it broke"))
     )
-    assert told == ("ended", None, f"run {trains.id} is failed: it broke")
+    assert answer == ("ended", None, f"run {trains.id} is failed: it broke")
 
 
 def test_the_next_attempt_knows_nothing_of_a_wish(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_checkpoint(workspace, trains.id)
-    told = answered(workspace, request, monkeypatch, lambda: (start_again(trains), saved(trains, 5, attempt="1.1")))
-    assert told == ("ended", None, f"the attempt of run {trains.id} that was asked has ended, and the run is running")
+    answer = answered(workspace, request, monkeypatch, lambda: (start_again(trains), saved(trains, 5, attempt="1.1")))
+    assert answer == ("ended", None, f"the attempt of run {trains.id} that was asked has ended, and the run is running")
 
 
 def start_again(run: RunDir) -> None:

@@ -49,11 +49,11 @@ def test_who_waits_for_a_run_is_done_with_its_look_at_it_when_a_signal_has_come(
     states: list[str] = []
     with StopSignal() as stop:
 
-        def tell(runs: Mapping[str, Listed]) -> None:
+        def interrupt(runs: Mapping[str, Listed]) -> None:
             os.kill(os.getpid(), signal.SIGINT)
             states.append(runs[RUN_ID].state)
 
-        completed, synced = wait(workspace, [RUN_ID], tell, stop)
+        completed, synced = wait(workspace, [RUN_ID], interrupt, stop)
     assert (completed, states, synced.observed.runs[RUN_ID].state) == (False, ["pending"], "pending")
     # The registry is free: what is to be done next can be written.
     with workspace.store.begin() as writing:

@@ -86,7 +86,9 @@ def lives(workspace: Workspace, slurm: SlurmCommands) -> Lives:
     return Lives(workspace)
 
 
-def known(workspace: Workspace, executor: str = "slurm", run_id: str = "9999999999", **keys: Any) -> InterruptionStats:
+def stats_of(
+    workspace: Workspace, executor: str = "slurm", run_id: str = "9999999999", **keys: Any
+) -> InterruptionStats:
     return outlook(workspace, run_id, make_test_plan(**keys), executor).history
 
 
@@ -94,8 +96,8 @@ def known(workspace: Workspace, executor: str = "slurm", run_id: str = "99999999
 
 
 def test_an_empty_registry_tells_nothing_and_is_not_made_for_it(workspace: Workspace, slurm: SlurmCommands) -> None:
-    assert known(workspace) == InterruptionStats(grace_s=60.0)
-    assert known(workspace, "local") == InterruptionStats()
+    assert stats_of(workspace) == InterruptionStats(grace_s=60.0)
+    assert stats_of(workspace, "local") == InterruptionStats()
     assert not workspace.config.registry.exists()
 
 
@@ -106,9 +108,9 @@ def test_attempts_count_by_the_node_seconds_that_they_lived_and_what_ended_them(
         lives.add(cause, lasted=1000.0)
     lives.add("crash", lasted=500.0, failures=[{"error": "ValueError: x"}])
     lives.add("crash", lasted=500.0, failures=[{"signal": "SIGKILL"}])
-    seen = known(workspace)
-    assert seen.uptime_s == pytest.approx(2 * 7000.0)
-    assert (seen.interruptions, seen.announced) == (3, 2)
+    stats = stats_of(workspace)
+    assert stats.uptime_s == pytest.approx(2 * 7000.0)
+    assert (stats.interruptions, stats.announced) == (3, 2)
 
 
 def test_only_the_same_partition_counts(workspace: Workspace, lives: Lives) -> None:
@@ -116,15 +118,15 @@ def test_only_the_same_partition_counts(workspace: Workspace, lives: Lives) -> N
     lives.add("node_fail", partition="paid", lasted=100.0)
     lives.add("node_fail", partition=None)
     lives.add("node_fail", partition=None, executor="local", lasted=50.0)
-    assert known(workspace).uptime_s == pytest.approx(2 * DAY)
-    assert known(workspace, slurm={"partition": "paid"}).uptime_s == pytest.approx(200.0)
-    assert known(workspace, "local").uptime_s == pytest.approx(100.0)
+    assert stats_of(workspace).uptime_s == pytest.approx(2 * DAY)
+    assert stats_of(workspace, slurm={"partition": "paid"}).uptime_s == pytest.approx(200.0)
+    assert stats_of(workspace, "local").uptime_s == pytest.approx(100.0)
 
 
 def test_what_was_long_ago_says_nothing_of_the_nodes_of_today(workspace: Workspace, lives: Lives) -> None:
     lives.add("node_fail", ago=91 * DAY)
     lives.add("node_fail", ago=80 * DAY)
-    assert known(workspace).interruptions == 1
+    assert stats_of(workspace).interruptions == 1
 
 
 def test_of_an_attempt_that_still_runs_that_time_counts_of_which_its_metrics_tell(
@@ -132,7 +134,7 @@ def test_of_an_attempt_that_still_runs_that_time_counts_of_which_its_metrics_tel
 ) -> None:
     lives.add(None, metrics_at=300.0)
     lives.add(None)
-    assert known(workspace).uptime_s == pytest.approx(600.0)
+    assert stats_of(workspace).uptime_s == pytest.approx(600.0)
 
 
 # --- what saving has cost -------------------------------------------------------------------------------------------
@@ -141,8 +143,8 @@ def test_of_an_attempt_that_still_runs_that_time_counts_of_which_its_metrics_tel
 def test_a_runs_own_last_save_tells_its_stall_and_its_duration(workspace: Workspace, lives: Lives) -> None:
     run = lives.add("completed", saves=((0.5, 30.0), (0.25, 20.0)))
     lives.add("completed", saves=((9.0, 90.0),))
-    seen = known(workspace, run_id=run.id)
-    assert (seen.stall_s, seen.save_s) == (0.25, 20.0)
+    stats = stats_of(workspace, run_id=run.id)
+    assert (stats.stall_s, stats.save_s) == (0.25, 20.0)
 
 
 def test_a_new_run_knows_only_how_long_saving_took_the_newest_run_of_its_name(
@@ -152,9 +154,9 @@ def test_a_new_run_knows_only_how_long_saving_took_the_newest_run_of_its_name(
     lives.add("completed", saves=((0.5, 40.0), (0.5, 50.0)))
     lives.add("completed", name="y", saves=((0.5, 99.0),))
     lives.add("completed", executor="local", partition=None, saves=((0.5, 1.0),))
-    seen = known(workspace)
-    assert (seen.stall_s, seen.save_s) == (None, 50.0)
-    assert known(workspace, name="z").save_s is None
+    stats = stats_of(workspace)
+    assert (stats.stall_s, stats.save_s) == (None, 50.0)
+    assert stats_of(workspace, name="z").save_s is None
 
 
 # --- submitting -----------------------------------------------------------------------------------------------------
@@ -172,8 +174,8 @@ def test_a_job_is_told_what_its_partition_has_seen_and_asking_costs_nothing_more
 ) -> None:
     lives.add("node_fail", lasted=1000.0, saves=((0.5, 30.0),))
     run, notes = submitted(workspace, tmp_path)
-    told = json.loads(run.submission(1).launch.read_text())["history"]
-    assert InterruptionStats.from_dict(told) == InterruptionStats(
+    history = json.loads(run.submission(1).launch.read_text())["history"]
+    assert InterruptionStats.from_dict(history) == InterruptionStats(
         uptime_s=pytest.approx(2000.0), interruptions=1, grace_s=60.0, save_s=30.0
     )
     assert notes == []
@@ -189,7 +191,7 @@ def test_what_it_then_goes_through_counts_for_the_next_one(
     at = time.time()
     SimulatedRun(run, job="8", now=at - 1).started().ended("hang", at=at + 50, failed_at=at + 50)
     observe(workspace, [run.id], ask_slurm=False)
-    assert known(workspace) == InterruptionStats(uptime_s=pytest.approx(50.0), interruptions=1, grace_s=60.0)
+    assert stats_of(workspace) == InterruptionStats(uptime_s=pytest.approx(50.0), interruptions=1, grace_s=60.0)
 
 
 def test_a_save_that_would_not_fit_the_grace_is_told_at_submission(

@@ -37,8 +37,8 @@ def importing() -> Iterator[None]:
 def leave_quickly() -> None:
     """Have this process end without collecting garbage among all that it has imported.
 
-    With torch 2.13 on Python 3.11 that saves 0.4 s of a processor a process, of 2.0 s that it takes to import what a
-    rank imports and to end. Cycles that are left are not broken up: ``__del__`` of what is in one is not called, which
-    Python does not promise either.
+    With torch 2.13 on Python 3.11 a local run of two ranks ends 0.4 s after its last step so, and 1.1 s otherwise; a
+    process that imports what a rank imports takes 1.7 s of a processor, and 2.0 s otherwise. Cycles that are left are
+    not broken up: ``__del__`` of what is in one is not called, which Python does not promise either.
     """
     atexit.register(gc.freeze)

@@ -8,6 +8,7 @@ import pytest
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
 from helpers.workspaces import make_workspace
 
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -30,3 +31,29 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     fake.replies("scancel")
     fake.replies("srun")
     return fake
+
+
+@pytest.fixture(scope="session")
+def saved_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs that have saved: saving takes a second, so that it is done once, and tests get copies."""
+    from helpers.saved_runs import make_saved_runs
+
+    place = tmp_path_factory.mktemp("saved")
+    make_saved_runs(place)
+    return place
+
+
+@pytest.fixture
+def training(saved_runs: Path, workspace: Workspace) -> RunDir:
+    """A run that trains, on another machine, and has saved."""
+    from helpers.saved_runs import copy_run
+
+    return copy_run(saved_runs / "training", workspace)
+
+
+@pytest.fixture
+def ended(saved_runs: Path, workspace: Workspace) -> RunDir:
+    """A run of this machine that has saved, and ended."""
+    from helpers.saved_runs import copy_run
+
+    return copy_run(saved_runs / "ended", workspace)

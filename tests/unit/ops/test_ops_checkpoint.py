@@ -1,0 +1,227 @@
+"""Asking a run that trains for a checkpoint, and waiting for it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers.checkpoints import ATTEMPT, end_run, make_run, write_rank_event
+from helpers.saved_runs import (
+    fill_the_disk,
+)
+
+from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
+from slurmtrain.model.run.events.kinds import KINDS
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops import checkpoint as checkpoint_verb
+from slurmtrain.ops.checkpoint import SaveRequest, request_checkpoint, wait_for_checkpoint
+from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import read_json
+
+Act = Callable[[], object]
+
+
+class Clock:
+    """Stands for the module ``time`` while a command waits: at each look one thing happens to the run."""
+
+    def __init__(self, acts: list[Act]) -> None:
+        self.now = 1000.0
+        self.acts = acts
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        if self.acts:
+            self.acts.pop(0)()
+
+
+@pytest.fixture
+def trains(workspace: Workspace) -> RunDir:
+    """A run that is at its steps."""
+    run = make_run(workspace.config.runs, every={"steps": 1000})
+    write_rank_event(run, "session", step=0, world_size=1, device="cpu")
+    write_rank_event(run, "registered", objects=["model"])
+    write_rank_event(run, "total", total_steps=100_000)
+    return run
+
+
+def saved(run: RunDir, step: int, **more: Any) -> None:
+    described = {"step": step, "path": f"checkpoints/step-{step}", "bytes": 7, "saved_at": 5.0 + step, "stall_s": 0.25}
+    write_rank_event(run, "saved", **{**described, "why": "asked", "metrics": {}, "request": None, **more})
+
+
+def answered(
+    workspace: Workspace, request: SaveRequest, monkeypatch: pytest.MonkeyPatch, *acts: Act, timeout_s: float = 60.0
+) -> tuple[str, int | None, str]:
+    monkeypatch.setattr(checkpoint_verb, "time", Clock(list(acts)))
+    outcome = wait_for_checkpoint(workspace, request, timeout_s)
+    return outcome.outcome, outcome.checkpoint.step if outcome.checkpoint else None, outcome.reason
+
+
+def test_a_run_is_asked_by_a_line_in_a_journal_and_a_file(workspace: Workspace, trains: RunDir) -> None:
+    request = request_checkpoint(workspace, trains.id)
+    [event] = events_of(workspace, trains, "asked")
+    assert event["request"] == request.id
+    assert "@" in event["by"]
+    assert (read_json(trains.request) or {})["request"] == request.id
+    assert request.id != request_checkpoint(workspace, trains.id).id
+
+
+def events_of(workspace: Workspace, run: RunDir, kind: str) -> list[dict[str, Any]]:
+    observe_run(workspace, run.id, ask_slurm=False)
+    return [event.payload.to_json() for event in workspace.store.events(run.id, KINDS[kind])]
+
+
+def test_the_save_that_names_the_request_fulfils_it(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(trains, 3, request="another")
+    request = request_checkpoint(workspace, trains.id)
+    answer = answered(
+        workspace,
+        request,
+        monkeypatch,
+        lambda: saved(trains, 4, why="interval"),
+        lambda: saved(trains, 5, request=request.id),
+    )
+    assert answer == ("saved", 5, "")
+
+
+def test_who_asked_later_stands_for_those_before(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = request_checkpoint(workspace, trains.id)
+    later: list[SaveRequest] = []
+    answer = answered(
+        workspace,
+        first,
+        monkeypatch,
+        lambda: later.append(request_checkpoint(workspace, trains.id)),
+        lambda: saved(trains, 5, request=later[0].id),
+    )
+    assert answer == ("saved", 5, "")
+
+
+def test_a_save_for_somebody_before_does_not_fulfil_a_wish(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = request_checkpoint(workspace, trains.id)
+    request = request_checkpoint(workspace, trains.id)
+    answer = answered(workspace, request, monkeypatch, lambda: saved(trains, 5, request=before.id), timeout_s=3)
+    assert answer == ("late", None, "")
+
+
+def test_a_save_that_fails_is_told_with_its_reason(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = "no space left on the device"
+    write_rank_event(trains, "save_failed", step=2, why="asked", reason="an older one")
+    request = request_checkpoint(workspace, trains.id)
+    answer = answered(
+        workspace,
+        request,
+        monkeypatch,
+        lambda: write_rank_event(trains, "save_failed", step=4, why="interval", reason="of no concern", request=None),
+        lambda: write_rank_event(trains, "save_failed", step=5, why="steps", reason=full, request=request.id),
+    )
+    assert answer == ("failed", None, full)
+
+
+def test_a_run_that_ends_first_has_saved_in_leaving(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_checkpoint(workspace, trains.id)
+    answer = answered(
+        workspace, request, monkeypatch, lambda: (saved(trains, 9, why="stop"), end_run(trains, "cancelled"))
+    )
+    assert answer == ("ended", 9, f"run {trains.id} is cancelled")
+
+
+def test_a_run_that_ends_without_a_save_says_so(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rank_event(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
+    saved(trains, 9)
+    request = request_checkpoint(workspace, trains.id)
+    answer = answered(
+        workspace, request, monkeypatch, lambda: (saved(trains, 4), end_run(trains, "crash", reason="it broke"))
+    )
+    assert answer == ("ended", None, f"run {trains.id} is failed: it broke")
+
+
+def test_the_next_attempt_knows_nothing_of_a_wish(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_checkpoint(workspace, trains.id)
+    answer = answered(workspace, request, monkeypatch, lambda: (start_again(trains), saved(trains, 5, attempt="1.1")))
+    assert answer == ("ended", None, f"the attempt of run {trains.id} that was asked has ended, and the run is running")
+
+
+def start_again(run: RunDir) -> None:
+    """Begin the next attempt of a run, whose script has come as far as opening its session."""
+    shutil.copytree(run.attempts / ATTEMPT, run.attempts / "1.1", ignore=shutil.ignore_patterns("rank-*"))
+    write_rank_event(run, "session", attempt="1.1", step=0)
+
+
+def test_nobody_waits_for_longer_than_told(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_checkpoint(workspace, trains.id)
+    clock = Clock([])
+    monkeypatch.setattr(checkpoint_verb, "time", clock)
+    assert wait_for_checkpoint(workspace, request, 7.2).outcome == "late"
+    assert clock.now == 1007.2
+
+
+def test_only_a_run_that_trains_is_asked(workspace: Workspace, ended: RunDir) -> None:
+    with pytest.raises(RunBusy, match=r"is failed, and only one that trains can save; its newest .* step 40$"):
+        request_checkpoint(workspace, ended.id)
+    assert not ended.request.exists()
+    assert not list(ended.journals.glob("checkpoint-*"))
+
+
+def test_a_run_that_is_not_at_its_steps_yet_is_not_asked(workspace: Workspace) -> None:
+    run = make_run(workspace.config.runs, every={"steps": 5})
+    with pytest.raises(RunBusy, match="still starting, or its script does not use"):
+        request_checkpoint(workspace, run.id)
+    write_rank_event(run, "session", step=0)
+    write_rank_event(run, "registered", objects=["model"])
+    with pytest.raises(RunBusy, match="not come to its first step"):
+        request_checkpoint(workspace, run.id)
+    assert not run.request.exists()
+    write_rank_event(run, "total", total_steps=5)
+    request_checkpoint(workspace, run.id)
+
+
+def test_what_an_earlier_attempt_said_does_not_count(workspace: Workspace, trains: RunDir) -> None:
+    start_again(trains)
+    with pytest.raises(RunBusy, match="not come to its first step"):
+        request_checkpoint(workspace, trains.id)
+
+
+def test_a_script_that_names_nothing_to_save_is_not_asked(workspace: Workspace) -> None:
+    run = make_run(workspace.config.runs)
+    write_rank_event(run, "session", step=0)
+    write_rank_event(run, "total", total_steps=5)
+    with pytest.raises(NotAvailable, match=r"has registered nothing to save so far: .* run.checkpoint\(\)$"):
+        request_checkpoint(workspace, run.id)
+    write_rank_event(run, "registered", objects=["model"])
+    request_checkpoint(workspace, run.id)
+
+
+def test_a_directory_that_cannot_be_written_is_told(
+    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observe_run(workspace, trains.id, ask_slurm=False)
+    fill_the_disk(monkeypatch)
+    with pytest.raises(PlaceError, match=f"cannot write to {trains.path}: no space left"):
+        request_checkpoint(workspace, trains.id)
+    assert not trains.request.exists()

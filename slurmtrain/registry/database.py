@@ -1,7 +1,8 @@
-"""The SQLite file: made on first use, upgraded in place, refused when it is not ours or newer than this version."""
+"""The SQLite file: made on first use, emptied when of an earlier version, refused when newer or not ours."""
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import sqlalchemy as sa
 
 from slurmtrain.errors import PlaceError, RegistryUnusable
 from slurmtrain.registry import schema
-from slurmtrain.system.files import create_private, describe_os_error, locked, make_directory
+from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, locked, make_directory
 
 # Rollback journal and full synchronisation work on network filesystems too; write-ahead logging does not.
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
@@ -18,10 +19,13 @@ _BUSY_S = 60.0
 
 
 def open_engine(path: Path) -> sa.Engine:
-    """Open the registry, making or upgrading it first. Raises RegistryUnusable or PlaceError."""
+    """Open the registry, making it first where there is none. Raises RegistryUnusable or PlaceError.
+
+    One of an earlier version is emptied, with a copy beside it: whoever looks at the runs next reads them all again.
+    """
     engine = _engine(path)
     version = _version(engine, path) if path.exists() else None
-    if version != schema.HEAD:
+    if version != schema.VERSION:
         _bring_up_to_date(engine, path)
     return engine
 
@@ -59,16 +63,21 @@ def reading(engine: sa.Engine) -> sa.Connection:
     return engine.connect().execution_options(reads=True)
 
 
-def _version(engine: sa.Engine, path: Path) -> str | None:
-    """The migration that the file is at; None for an empty file."""
+def _version(engine: sa.Engine, path: Path) -> int | None:
+    """The version of the file's tables; None for an empty file. Raises RegistryUnusable if it is newer, or not ours."""
     with reading(engine) as connection:
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
-        if not tables:
-            return None
-        if "alembic_version" not in tables or "run" not in tables:
-            raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
-        version: str | None = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
-        return version
+        # The first version of the tables was marked in another way, and has 0 here.
+        version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
+    if not tables:
+        return None
+    if not {"run", "event", "mirror"} <= tables:
+        raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
+    if version > schema.VERSION:
+        raise RegistryUnusable(
+            f"{path} was made by a newer slurmtrain (schema {version}); upgrade slurmtrain, or use another --runs"
+        )
+    return version
 
 
 def _advice(path: Path) -> str:
@@ -83,11 +92,27 @@ def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
         except OSError as error:
             raise PlaceError(f"cannot write the registry {path}: {describe_os_error(error)}") from error
         version = _version(engine, path)
-        if version is None:
-            with engine.begin() as connection:
-                schema.metadata.create_all(connection)
-                connection.execute(schema.alembic_version.insert().values(version_num=schema.HEAD))
-        elif version != schema.HEAD:
-            from slurmtrain.registry.upgrade import upgrade
+        if version is not None and version != schema.VERSION:
+            _back_up(path, version)
+        if version != schema.VERSION:
+            _make_tables(engine)
 
-            upgrade(engine, path, version)
+
+def _make_tables(engine: sa.Engine) -> None:
+    """Make the tables in place of those of an earlier version, in one transaction: a kill leaves one or the other."""
+    with engine.begin() as connection:
+        tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars().all()
+        for name in set(tables) - {schema.mirror.name}:
+            connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData())))
+        schema.metadata.create_all(connection)
+        connection.exec_driver_sql(f"PRAGMA user_version = {schema.VERSION}")
+
+
+def _back_up(path: Path, version: int) -> None:
+    """A consistent copy of the file, made by SQLite itself: it may know runs whose directories were deleted since."""
+    backup = path.with_name(f"{path.name}.{version}.bak")
+    backup.unlink(missing_ok=True)
+    create_private(backup)
+    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(backup)) as target:
+        source.backup(target)
+    fsync_directory(path.parent)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
-from slurmtrain.model.run.fold import fold
+from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import Garbage, events_of
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.progress import Progress
@@ -54,12 +55,18 @@ def _readers(transaction: Transaction, runs: Sequence[RunDir]) -> list[_RunReade
     for reader in readers:
         reader.forget_shrunk(transaction)
     # Of a run that is seen for the first time there is nothing to ask.
-    read_before = [reader.run.id for reader in readers if reader.offsets]
+    read_before = {reader.run.id: reader for reader in readers if reader.offsets}
     if read_before:
-        events, progress = transaction.events(read_before), transaction.progress(read_before)
-        for reader in readers:
-            reader.events = events.get(reader.run.id, [])
-            reader.progress = {**progress.get(reader.run.id, {}), **reader.progress}
+        progress = transaction.progress(read_before)
+        facts = transaction.builder_facts(read_before)
+        ended = read_before.keys() - facts.keys()
+        events = transaction.events(ended) if ended else {}
+        for run_id, reader in read_before.items():
+            reader.progress = {**progress.get(run_id, {}), **reader.progress}
+            if run_id in facts:
+                reader.restore(transaction, facts[run_id])
+            else:
+                reader.builder.add(events.get(run_id, ()))
     return readers
 
 
@@ -69,7 +76,8 @@ class _RunReader:
 
     run: RunDir
     offsets: dict[str, int]
-    events: list[AnyEvent] = field(default_factory=list)
+    builder: RunBuilder = field(init=False)
+    new_events: list[AnyEvent] = field(default_factory=list)
     progress: dict[str, Progress] = field(default_factory=dict)
     garbage: list[Garbage] = field(default_factory=list)
     looked_at_ns: int = 0
@@ -77,10 +85,20 @@ class _RunReader:
     files: Sequence[JournalFile] = ()
 
     def __post_init__(self) -> None:
+        self.builder = RunBuilder(self.run.id)
         # The folders' times before their content: what appears in between is noticed the next time.
         self.looked_at_ns = time.time_ns()
         self.scanned = folder_times(self.run.path)
         self.files = journal_files(self.run)
+
+    def restore(self, transaction: Transaction, facts: Mapping[str, Any]) -> None:
+        """Go on from what the run was built from the last time."""
+
+        def all_events() -> list[AnyEvent]:
+            # Events of before are in the registry; those that are read now are written at the end.
+            return [*transaction.events([self.run.id]).get(self.run.id, ()), *self.new_events]
+
+        self.builder = RunBuilder.from_dict(self.run.id, facts, all_events)
 
     def forget_shrunk(self, transaction: Transaction) -> None:
         """Begin again with files that are shorter than they were: somebody has replaced them."""
@@ -96,16 +114,15 @@ class _RunReader:
         for file in self.files:
             if file.size != self.offsets.get(file.name, 0):
                 self._read(transaction, file)
-        folded = with_next_start(fold(self.run.id, self.events, self.progress))
-        numbers = {attempt.key: attempt.number for attempt in folded.attempts}
-        transaction.put(
-            folded,
-            ledger_entries(self.run.id, self.events, numbers),
-            settled=folded.ended and dead and is_quiet(self.scanned, self.looked_at_ns),
-            scanned=self.scanned,
-            revision=sum(self.offsets.values()),
-        )
-        return Ingested(folded, tuple(self.garbage))
+        self.builder.add(self.new_events)
+        run = with_next_start(self.builder.build(self.progress))
+        numbers = {attempt.key: attempt.number for attempt in run.attempts}
+        settled = run.ended and dead and is_quiet(self.scanned, self.looked_at_ns)
+        findings = ledger_entries(self.run.id, self.builder.events, numbers)
+        transaction.put(run, findings, settled=settled, scanned=self.scanned, revision=sum(self.offsets.values()))
+        if not run.ended:
+            transaction.set_builder_facts(self.run.id, self.builder.to_dict())
+        return Ingested(run, tuple(self.garbage))
 
     def _read(self, transaction: Transaction, file: JournalFile) -> None:
         """Read what is new of a file."""
@@ -123,7 +140,7 @@ class _RunReader:
             transaction.set_progress(self.run.id, file.metrics_of, self.progress[file.metrics_of])
         else:
             events, garbage = events_of(piece.reading, file.name)
-            self.events += events
+            self.new_events += events
             for event in events:
                 # The line as it is: writing its JSON anew would take as long as reading it.
                 transaction.add_event(self.run.id, event, piece.line(event.offset))

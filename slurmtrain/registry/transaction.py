@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from slurmtrain.registry.store import Mirrored
 
 # A run is put with all its rows of these tables: those of before are taken out first.
-_OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.checkpoint, schema.ledger)
+_OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.builder, schema.checkpoint, schema.ledger)
 _EVENT_COLUMNS = ("run_id", "source", "offset", "time", "kind", "data")
 _SOURCE_COLUMNS = ("run_id", "path", "offset")
 _SECONDS_COLUMNS = ("run_id", "attempt", "kind", "seconds")
@@ -72,8 +72,7 @@ class Transaction:
     def clear(self) -> None:
         """Forget everything, what was sent to tracking stores included: sending it again adds nothing there."""
         for table in schema.metadata.tables.values():
-            if table is not schema.alembic_version:
-                self._connection.execute(table.delete())
+            self._connection.execute(table.delete())
 
     def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
         """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
@@ -86,6 +85,11 @@ class Transaction:
             run_id: [event for row in of_run if (event := event_of(row)) is not None] for run_id, of_run in rows.items()
         }
 
+    def builder_facts(self, run_ids: Collection[str]) -> dict[str, dict[str, Any]]:
+        """What those of these runs are built from that had not ended when they were last read."""
+        rows = queries.rows(self._connection, schema.builder, run_ids)
+        return {row["run_id"]: json.loads(row["facts"]) for row in rows}
+
     def progress(self, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
         """What the metrics of each attempt add up to: by run, then by the name of the attempt's directory."""
         rows = queries.rows_by_run(self._connection, schema.progress, run_ids)
@@ -93,6 +97,7 @@ class Transaction:
 
     def forget(self, run_id: str, source: str) -> None:
         """Take out what was read of a file that has shrunk, so that it is read again from its start."""
+        self._connection.execute(schema.builder.delete().where(schema.builder.c.run_id == run_id))
         for table in (schema.event, schema.garbage):
             self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.source == source))
         where = (schema.source.c.run_id == run_id, schema.source.c.path == source)
@@ -133,6 +138,10 @@ class Transaction:
         """
         row = PROGRESS.row(progress, run_id, attempt_key)
         self._rows[_insert("REPLACE", PROGRESS.table, PROGRESS.columns)].append(row)
+
+    def set_builder_facts(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        """Keep what a run that has not ended is built from, once it has been put."""
+        self._rows[_insert("ABORT", schema.builder, ("run_id", "facts"))].append((run_id, json.dumps(facts)))
 
     def put(
         self, run: Run, entries: Sequence[LedgerEntry], *, settled: bool, scanned: Sequence[int], revision: int

@@ -110,7 +110,7 @@ def test_a_status_of_runs_that_have_ended_imports_nothing_that_reads_them(one_ru
     printed, imported = modules_loaded_by(program, one_run, "status")
     assert "cancelled" in printed
     assert "slurmtrain.registry.store" in imported
-    readers = ("model.run.fold", "model.run.events", "model.spec.plan", "registry.ingest", "system.journal")
+    readers = ("model.run.fold", "model.run.events.agent", "model.spec.plan", "registry.ingest", "system.journal")
     assert not imported & {f"slurmtrain.{name}" for name in readers}
 
 

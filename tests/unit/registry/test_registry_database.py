@@ -1,8 +1,8 @@
-"""The registry's file: made on first use, upgraded in place, refused when it is not ours."""
+"""The registry's file: made on first use, emptied when it is older, refused when it is newer or not ours."""
 
 from __future__ import annotations
 
-import shutil
+import hashlib
 import sqlite3
 import stat
 import threading
@@ -10,28 +10,19 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from alembic.autogenerate import compare_metadata
-from alembic.migration import MigrationContext
 
 from slurmtrain.errors import PlaceError, RegistryUnusable
-from slurmtrain.registry import schema, upgrade
+from slurmtrain.registry import schema
 from slurmtrain.registry.database import open_engine
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Mirrored, Store
 
-COLUMN_MIGRATION = """
-import sqlalchemy as sa
-from alembic import op
-revision = "0002"
-down_revision = "0001"
-def upgrade():
-    op.add_column("run", sa.Column("colour", sa.String()))
-    {more}
-"""
+# Of the tables of each version: whoever changes them raises the version, and notes the new tables here.
+TABLES = {2: "c87c1ccba2bee005"}
 
 
-def version(path: Path) -> str:
+def version(path: Path) -> int:
     with sqlite3.connect(path) as connection:
-        return str(connection.execute("SELECT version_num FROM alembic_version").fetchone()[0])
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
 
 def columns(path: Path) -> list[str]:
@@ -39,55 +30,43 @@ def columns(path: Path) -> list[str]:
         return [row[1] for row in connection.execute("PRAGMA table_info(run)")]
 
 
-def put_a_run(path: Path) -> None:
-    values = "('r1','n','completed','','local','{}',0,'',1,1,0,0,0)"
-    names = (
-        "id,name,state,reason,executor,metrics,cancelled,save_problem,attempt,settled,journals_at,attempts_at,revision"
-    )
+def of_the_first_version(path: Path) -> None:
+    """A registry as the first version left it, with a run, and a note of what was sent to MLflow."""
+    Store(path).close()
+    run = "INSERT INTO run VALUES ('r1', 'n', 'completed', '', 'local'{})".format(", 0" * (len(columns(path)) - 5))
     with sqlite3.connect(path) as connection:
-        connection.execute(f"INSERT INTO run ({names}) VALUES {values}")
+        connection.execute(run)
+        connection.execute("INSERT INTO mirror VALUES ('r1', 'sqlite:///x', '{}', 7)")
+        connection.execute("DROP TABLE builder")
+        connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
+        connection.execute("INSERT INTO alembic_version VALUES ('0001')")
+        connection.execute("ALTER TABLE run ADD COLUMN colour VARCHAR")
+        connection.execute("PRAGMA user_version = 0")
 
 
-@pytest.fixture
-def newer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Migrations of a version to come: ours and one more."""
-    location = tmp_path / "migrations"
-    shutil.copytree(upgrade.MIGRATIONS, location)
-    (location / "versions" / "0002_add_colour.py").write_text(COLUMN_MIGRATION.format(more="pass"))
-    monkeypatch.setattr(schema, "HEAD", "0002")
-    original = upgrade.upgrade
-    monkeypatch.setattr(upgrade, "upgrade", lambda engine, path, at: original(engine, path, at, location))
-    return location
+def runs(path: Path) -> list[str]:
+    with sqlite3.connect(path) as connection:
+        return [row[0] for row in connection.execute("SELECT id FROM run")]
 
 
 def test_it_is_made_on_first_use_for_its_owner_alone(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "registry.db"
     Store(path).close()
-    assert version(path) == schema.HEAD
+    assert version(path) == schema.VERSION
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_the_migrations_lead_to_the_tables_of_the_schema(tmp_path: Path) -> None:
-    engine = sa.create_engine(f"sqlite:///{tmp_path / 'migrated.db'}")
-    with engine.begin() as connection:
-        schema.alembic_version.create(connection)
-    directory = upgrade.scripts()
-    assert directory.get_heads() == [schema.HEAD]
-    with engine.begin() as connection:
-        context = MigrationContext.configure(connection)
-        from alembic.operations import Operations
-
-        with Operations.context(context):
-            for script in reversed(list(directory.walk_revisions())):
-                script.module.upgrade()
-        assert compare_metadata(context, schema.metadata) == []
+def test_a_change_of_the_tables_is_a_new_version() -> None:
+    statements = [str(sa.schema.CreateTable(table)) for table in schema.metadata.sorted_tables]
+    digest = hashlib.sha256("".join(statements).encode()).hexdigest()
+    assert TABLES[schema.VERSION] == digest[:16]
 
 
 def test_an_empty_file_as_a_killed_maker_leaves_it_is_filled(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     path.touch()
     Store(path).close()
-    assert version(path) == schema.HEAD
+    assert version(path) == schema.VERSION
 
 
 def test_many_that_open_it_at_once_make_it_once(tmp_path: Path) -> None:
@@ -106,44 +85,45 @@ def test_many_that_open_it_at_once_make_it_once(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert problems == []
-    assert version(path) == schema.HEAD
+    assert version(path) == schema.VERSION
 
 
-def test_an_older_registry_is_upgraded_in_place_with_a_copy_beside_it(
-    tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
+def test_a_registry_of_the_first_version_is_emptied_with_a_copy_beside_it(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
-    Store(path).close()
-    put_a_run(path)
-    request.getfixturevalue("newer")
-    open_engine(path).dispose()
-    assert (version(path), "colour" in columns(path)) == ("0002", True)
-    backup = tmp_path / "registry.db.0001.bak"
-    assert (version(backup), "colour" in columns(backup)) == ("0001", False)
+    of_the_first_version(path)
+    with Store(path) as store:
+        assert store.index() == {}
+        # No run directory says what was sent to MLflow: sending it all again would take hours.
+        assert store.mirrors() == {"r1": Mirrored("sqlite:///x", {}, 7)}
+    assert (version(path), "colour" in columns(path)) == (schema.VERSION, False)
+    backup = tmp_path / "registry.db.0.bak"
+    assert (runs(backup), "colour" in columns(backup)) == (["r1"], True)
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT id FROM run").fetchall() == [("r1",)]
 
 
-def test_a_migration_that_fails_leaves_the_registry_as_it_was(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_making_the_tables_anew_fails_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "registry.db"
+    of_the_first_version(path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("the power failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(schema.metadata, "create_all", fail)
+        with pytest.raises(RuntimeError, match="the power failed"):
+            open_engine(path)
+    assert (version(path), runs(path), "colour" in columns(path)) == (0, ["r1"], True)
     Store(path).close()
-    put_a_run(path)
-    location = request.getfixturevalue("newer")
-    script = COLUMN_MIGRATION.format(more="raise RuntimeError('the power failed')")
-    (location / "versions" / "0002_add_colour.py").write_text(script)
-    with pytest.raises(RuntimeError, match="the power failed"):
-        open_engine(path)
-    assert (version(path), "colour" in columns(path)) == ("0001", False)
+    assert version(path) == schema.VERSION
 
 
 def test_a_registry_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     Store(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = '0999'")
+        connection.execute("PRAGMA user_version = 999")
     before = path.read_bytes()
-    with pytest.raises(RegistryUnusable, match=r"newer slurmtrain \(schema 0999\)"):
+    with pytest.raises(RegistryUnusable, match=r"newer slurmtrain \(schema 999\)"):
         Store(path)
     assert path.read_bytes() == before
 

@@ -179,6 +179,18 @@ def test_news_of_many_runs_takes_as_many_statements_as_of_few(tmp_path: Path) ->
     assert counts[0][1] == 1
 
 
+def test_news_of_an_open_run_is_added_to_what_is_known_without_reading_its_earlier_events(tmp_path: Path) -> None:
+    workspace = waiting_runs(tmp_path, FEW)
+    look(workspace)
+    run = workspace.root.run(workspace.run_ids()[0])
+    append(run, 9.0, "mlflow", mlflow_run_id="m", uri="sqlite:///x")
+    with counted() as statements:
+        observed = look(workspace)
+    assert observed.runs[run.id].row["mlflow_run_id"] == "m"
+    assert observed.runs[run.id].name == "run-0"
+    assert [text for text in statements.texts if "FROM event" in text] == []
+
+
 def test_sync_and_rebuild_of_many_runs_take_as_many_statements_as_of_few(tmp_path: Path) -> None:
     counts = []
     for number in (FEW, MANY):

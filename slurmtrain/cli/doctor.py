@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.root_cause import PatternMatch
     from slurmtrain.model.interruption.outlook import Outlook
     from slurmtrain.model.interruption.site_findings import SiteFinding
-    from slurmtrain.ops.diagnose import AttemptDiagnosis
+    from slurmtrain.ops.diagnose.attempt import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
 # With such an ending a missing file is a missing spec, and not a run that does not exist.
@@ -150,7 +150,7 @@ def _print_unknown(report: DoctorReport) -> None:
 
 
 def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: bool) -> int:
-    from slurmtrain.ops.diagnose import diagnose
+    from slurmtrain.ops.diagnose.attempt import diagnose
     from slurmtrain.ops.shared.find import find
 
     [run_id], observed = find(workspace, [name])
@@ -164,7 +164,7 @@ def _diagnose(workspace: Workspace, name: str, attempt: int | None, *, as_json: 
 
 
 def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
-    from slurmtrain.ops.diagnose import OUTCOME
+    from slurmtrain.ops.diagnose.journals import OUTCOME
 
     run, attempt, diagnosis = diagnosed.run, diagnosed.attempt, diagnosed.diagnosis
     if attempt is None:

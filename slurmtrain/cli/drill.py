@@ -13,7 +13,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.drill import FaultVerdict
-    from slurmtrain.ops.drill import DrillReport
+    from slurmtrain.ops.drill.runs import DrillReport
 
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
 
@@ -47,7 +47,7 @@ def command(
     passed, else with 1.
     """
     from slurmtrain.cli.shared.progress import run_progress
-    from slurmtrain.ops.drill import DrillOptions, drill
+    from slurmtrain.ops.drill.runs import DrillOptions, drill
 
     chosen = options.default_executor(executor or workspace.config.executor)
     drill_options = DrillOptions(path=spec, overrides=overrides, faults=faults, executor=chosen, twice=twice)

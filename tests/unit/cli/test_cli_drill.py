@@ -12,8 +12,8 @@ import pytest
 from slurmtrain import cli
 from slurmtrain.model.diagnosis.drill import Comparison, DrillProblem, FaultVerdict, Injected
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops import drill as module
-from slurmtrain.ops.drill import DrillOptions, DrillReport
+from slurmtrain.ops.drill import runs as module
+from slurmtrain.ops.drill.runs import DrillOptions, DrillReport
 
 REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
 PASSED = FaultVerdict(

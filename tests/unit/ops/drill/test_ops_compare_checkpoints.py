@@ -9,7 +9,7 @@ import torch
 from helpers.checkpoints import end_run, make_checkpoints, make_run, small_objects
 
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.compare_checkpoints import _differing, compare_checkpoints
+from slurmtrain.ops.drill.compare_checkpoints import _differing, compare_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 

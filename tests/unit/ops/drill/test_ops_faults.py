@@ -17,7 +17,7 @@ from helpers.simulated_run import ELSEWHERE
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared import faults
+from slurmtrain.ops.drill import faults
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal import Journal

@@ -14,8 +14,8 @@ from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.diagnosis.root_cause import PatternMatch
-from slurmtrain.ops import diagnose as module
-from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
+from slurmtrain.ops.diagnose import logs as log_reading
+from slurmtrain.ops.diagnose.attempt import AttemptDiagnosis, diagnose
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.parse import Job
 
@@ -167,8 +167,8 @@ def test_binary_logs_are_read(logged: Logged) -> None:
 
 
 def test_only_the_beginning_and_the_end_of_a_long_log_are_read(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEAD_BYTES", 1000)
-    monkeypatch.setattr(module, "TAIL_BYTES", 3000)
+    monkeypatch.setattr(log_reading, "HEAD_BYTES", 1000)
+    monkeypatch.setattr(log_reading, "TAIL_BYTES", 3000)
     filler = "x" * 99
     last = "uncorrectable ECC error encountered"
     path = logged.log(0, "No route to host", *[filler] * 500, "CUDA out of memory", *[filler] * 500, last)

@@ -11,7 +11,7 @@ import yaml
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.spec.names import NAME_LIMIT
-from slurmtrain.ops.drill import DrillOptions, _DrillPlan, drill
+from slurmtrain.ops.drill.runs import DrillOptions, _DrillPlan, drill
 from slurmtrain.ops.shared.workspace import Workspace
 
 

@@ -33,8 +33,8 @@ from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.names import NAME_LIMIT
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops.shared.compare_checkpoints import compare_checkpoints
-from slurmtrain.ops.shared.faults import find_target, inject
+from slurmtrain.ops.drill.compare_checkpoints import compare_checkpoints
+from slurmtrain.ops.drill.faults import find_target, inject
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec

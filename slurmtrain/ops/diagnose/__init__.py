@@ -1,0 +1,1 @@
+"""``doctor RUN``: why an attempt of a run failed."""

@@ -1,0 +1,160 @@
+"""What the journals of an attempt say about its failure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from slurmtrain.model.diagnosis.log_scan import Hit
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, explain_xid
+from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
+from slurmtrain.model.run.events.base import AnyEvent, Event, P
+from slurmtrain.model.run.layout import attempt_of, node_of
+from slurmtrain.model.run.run import Attempt
+from slurmtrain.ops.shared.run_details import attempt_json
+from slurmtrain.ops.shared.workspace import Workspace
+
+# Characters of a line that are shown.
+_SHOWN_LINE = 500
+# The name of the hit that says how the attempt ended.
+OUTCOME = "outcome"
+_JOURNALS = "the run's journals"
+_FIXES = {
+    "preempted": "nothing: it is requeued (`slurmtrain doctor SPEC` says how)",
+    "timeout": "ask for more in resources.time, or let it be requeued (requeue.enabled)",
+    "node_fail": "nothing, unless it is always the same node: then exclude it (slurm.exclude)",
+    "oom": "raise resources.mem, or use less (data loader workers take a share each)",
+    "hang": "look at the ranks that it names; `slurmtrain show` has the stack of each",
+    "preflight": "see `slurmtrain show` and `slurmtrain nodes` for the checks that failed",
+    "cancelled": "`slurmtrain resume` continues from the newest checkpoint",
+    "lost": "check `sacct`, or ask the administrators: neither the job nor Slurm left a reason",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRank:
+    """The rank that failed first, by the journals: how (``description``, a predicate), and its last lines of output."""
+
+    rank: int
+    host: str
+    description: str
+    last_lines: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"rank": self.rank, "host": self.host, "how": self.description, "last_lines": list(self.last_lines)}
+
+
+class AttemptJournals:
+    """What the journals of an attempt say: where its ranks ran, when they ended, and what the agents saw.
+
+    ``hosts``: of each rank, by its number. ``failures``: the first one of each rank, as journaled.
+    """
+
+    def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
+        """Read the journals of an ``attempt`` of the run ``run_id`` from the registry of ``workspace``."""
+
+        def events(cls: type[P]) -> list[Event[P]]:
+            of_attempt = [e for e in workspace.store.events(run_id, cls) if attempt_of(e.source) == attempt.key]
+            return sorted(of_attempt, key=lambda event: event.order)
+
+        self.attempt = attempt
+        self._ends = events(NodeEnded)
+        self.hosts = _hosts_of_ranks(events(WorkersStarted), attempt)
+        self.failures: dict[int, Mapping[str, Any]] = {}
+        for end in self._ends:
+            for failure in end.payload.failures:
+                # Ends are in order, so this is the first failure of the rank.
+                self.failures.setdefault(failure["rank"], failure)
+                self.hosts.setdefault(failure["rank"], self._host(end))
+
+    def exit_at(self, rank: int | None) -> float | None:
+        """When a rank failed, in seconds since 1970; None if it did not, or if that is unknown."""
+        return self.failures[rank].get("at") if rank in self.failures else None
+
+    def failing(self) -> FailedRank | None:
+        """The rank that failed first. One that failed because of another node counts only if there is no other."""
+        ends = [end for end in self._ends if end.payload.failures]
+        if not ends:
+            return None
+        first = min(ends, key=lambda end: (end.payload.cascade, end.payload.failed_at or end.time))
+        failure = first.payload.failures[0]
+        signal, code = failure.get("signal"), failure.get("exit_code")
+        description = f"was killed by {signal}" if signal else f"exited with code {code}"
+        if failure.get("error"):
+            description += f": {printable(str(failure['error']))}"
+        lines = [printable(str(line)) for line in failure.get("last_lines") or ()]
+        return FailedRank(failure["rank"], self.hosts[failure["rank"]], description, lines)
+
+    def hits(self) -> Iterator[Hit]:
+        """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
+        for end in self._ends:
+            yield from _evidence_hits(end, self._host(end))
+        for number, hang in enumerate(attempt_json(self.attempt)["hangs"]):
+            first = next(iter(hang["culprits"]), None)
+            yield Hit(
+                name="hang",
+                role=ROOT,
+                cause=f"no step was finished for too long: {hang['why']}",
+                fix=_FIXES["hang"],
+                text="",
+                origin=_JOURNALS,
+                rank=first,
+                host=self.hosts.get(first, "") if first is not None else "",
+                at=datetime.fromisoformat(hang["at"]).timestamp(),
+                exact=True,
+                line=number,
+            )
+        cause = self.attempt.cause
+        if cause in _FIXES:
+            yield Hit(
+                name=OUTCOME,
+                role=CONFIRMATION,
+                cause=self.attempt.reason or cause,
+                fix=_FIXES[cause],
+                text="",
+                origin=_JOURNALS,
+                at=self.attempt.ended_at,
+            )
+
+    def _host(self, event: AnyEvent) -> str:
+        return self.attempt.hosts.get(node_of(event.source), "")
+
+
+def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) -> dict[int, str]:
+    """Where each rank was last started."""
+    hosts = {}
+    for event in workers:
+        for rank in event.payload.processes:
+            hosts[int(rank)] = attempt.hosts.get(node_of(event.source), "")
+    return hosts
+
+
+def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
+    """What an agent saw on its node after the ranks had ended: processes that the kernel killed, errors of GPUs."""
+    attributes: dict[str, Any] = {
+        "name": "evidence",
+        "text": "",
+        "origin": end.source,
+        "host": host,
+        "at": end.payload.failed_at or end.time,
+    }
+    evidence = end.payload.evidence
+    if kills := evidence.get("oom_kills"):
+        limit = evidence.get("memory_limit")
+        share = f", whose limit is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""
+        cause = f"memory was full: the kernel killed {kills} process(es) of the job{share}"
+        yield Hit(role=ROOT, cause=cause, fix=_FIXES["oom"], **attributes)
+    for error in evidence.get("xids") or ():
+        role, cause, fix = explain_xid(int(error["code"]), str(error.get("bus") or ""))
+        yield Hit(role=role, cause=cause, fix=fix, **{**attributes, "text": printable(str(error.get("line") or ""))})
+
+
+def printable(line: str) -> str:
+    """A line as it is printed: without secrets and control characters, and not too long."""
+    # Logs may hold escape sequences, which could rewrite what else is on the terminal.
+    clean = "".join(character if character.isprintable() else " " for character in redact(line.strip()))
+    return clean if len(clean) <= _SHOWN_LINE else f"{clean[:_SHOWN_LINE]}..."

@@ -1,0 +1,1 @@
+"""``drill``: runs of a spec into which faults are injected, compared with an undisturbed one."""

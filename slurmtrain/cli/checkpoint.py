@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.checkpoint import RequestOutcome, SaveRequest
 
 
-@click.command("checkpoint", short_help="Let a run save now.")
+@click.command("checkpoint", short_help="Have a run save now.")
 @options.run_argument
 @click.option("--no-wait", is_flag=True, help="Return when the run has been asked.")
 @click.option(
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_json: bool) -> int:
-    """Ask RUN to save after the step that it is at, wait until it has, and print where the checkpoint is.
+    """Ask RUN to save at the end of its current step, wait until it has, and print where the checkpoint is.
 
-    The run goes on. Exits with 1 if it could not save, ended without, or has not saved in time.
+    Training continues. Exits with 1 if the run could not save, ended without saving, or has not saved in time.
     """
     from slurmtrain.ops.checkpoint import RequestOutcome, request_checkpoint, wait_for_checkpoint
     from slurmtrain.ops.shared.find import find

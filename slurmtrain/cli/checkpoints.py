@@ -20,8 +20,8 @@ _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
 def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
     """List the checkpoints of RUN: why each was saved, what that took, and why it is kept.
 
-    SECONDS is how long the save took, STALL how long training stood still for it. A complete one of a session's that is
-    kept for no reason goes when the run next saves.
+    SECONDS is how long the save took, STALL how long training stood still for it. A complete
+    checkpoint of a session's that is KEPT for no reason is deleted when the run next saves.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe

@@ -27,7 +27,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 def command(
     workspace: Workspace, run: str, to: Path, step: int | None, name: str | None, force: bool, as_json: bool
 ) -> int:
-    """Write a module of a checkpoint of RUN to one file that loads without slurmtrain, and on any number of processes.
+    """Write a module of a checkpoint of RUN to one file, which loads without slurmtrain, on any number of processes.
 
     Names are those of the module's own state_dict. It needs as much memory as the module is large.
     """

@@ -10,7 +10,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 @click.command("logs", short_help="Print the logs of a run.")
 @options.run_argument
-@click.option("-f", "--follow", is_flag=True, help="Go on until the run has ended; exit with its outcome.")
+@click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended; exit with its outcome.")
 @click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
 @options.in_workspace

@@ -23,8 +23,8 @@ _HEADERS = ("STEP", "SIZE", "WHY", "PATH")
 def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
     """Delete the checkpoints of RUN that checkpoint.keep of its spec does not keep, as the run does after each save.
 
-    Works while the run trains. Of one that has ended, what attempts left half-written goes too. The newest checkpoint
-    always stays. Exits with 1 if something could not be deleted.
+    Works while the run trains. If it has ended, checkpoints that its attempts left half-written are deleted too. The
+    newest checkpoint always stays. Exits with 1 if something could not be deleted.
     """
     from slurmtrain.ops.prune import prune
     from slurmtrain.ops.shared.find import find

@@ -58,4 +58,4 @@ def _advice(verified: Verified, step: int | None) -> str:
     older = good > max(bad.step for bad in verified.bad)
     passed = "the bad ones are older" if older else "what is newer is passed over"
     starts = "when it starts again, the run" if not verified.run.ended else f"'slurmtrain resume {run_id}'"
-    return f"{starts} goes on from step {good}; {passed}"
+    return f"{starts} continues from step {good}; {passed}"

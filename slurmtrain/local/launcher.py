@@ -38,7 +38,7 @@ def main() -> None:
         stderr_to_stdout=True,
         setup=request["setup"],
     )
-    # Errors up to here go to whoever waits for the answer; the controller must not hold that pipe open.
+    # Errors up to here go to the submitter, which reads both pipes to their end: the controller must not hold one open.
     errors = os.dup(2)
     os.dup2(log, 2)
     try:

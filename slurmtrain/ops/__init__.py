@@ -1,1 +1,1 @@
-"""The verbs: what each command does, without a word about how it is shown."""
+"""The verbs: what each command does; how it is shown is up to the command line."""

@@ -100,9 +100,7 @@ def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
             f"{hint}"
         )
     if not _has_journaled(workspace, run.id, newest, TrainingStarted):
-        raise RunBusy(
-            f"run {run.id} has not come to its first step yet (run.steps()), and does not save before; {hint}"
-        )
+        raise RunBusy(f"run {run.id} has not begun its first step (run.steps()), and does not save before; {hint}")
     if not _has_journaled(workspace, run.id, newest, StateRegistered):
         raise NotAvailable(
             f"the script of run {run.id} has registered nothing to save so far: it does so with run.checkpoint()"

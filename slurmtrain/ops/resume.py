@@ -75,7 +75,7 @@ def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> Non
         raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
     if run.state == "completed" and not overrides and not from_start:
         raise RunBusy(
-            f"run {run.id} has completed; to train on give it more to do, for example "
+            f"run {run.id} has completed; to train it further, give it more to do, for example "
             f"'slurmtrain resume {run.id} params.steps=...'"
         )
 
@@ -103,7 +103,7 @@ def _wait_for_exits(run: Run) -> None:
     while alive(run):
         if time.monotonic() > deadline:
             raise RunBusy(
-                f"processes of the last attempt of run {run.id} are still there; 'slurmtrain cancel {run.id}' ends them"
+                f"processes of the last attempt of run {run.id} still run; 'slurmtrain cancel {run.id}' ends them"
             )
         time.sleep(0.05)
 

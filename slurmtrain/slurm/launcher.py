@@ -1,7 +1,7 @@
 """A short process between ``slurmtrain submit`` and sbatch.
 
 ``python -m slurmtrain.slurm.launcher JSON`` submits through submitit and prints the job's id. It has the environment
-that the job is to have, and goes on when whoever started it is killed, holding the lock of the run until sbatch has
+that the job is to have, and outlives the command that started it: it holds the lock of the run until sbatch has
 answered.
 
 It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem": ...}`` with a failure of ``refused``

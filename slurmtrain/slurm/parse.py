@@ -232,7 +232,7 @@ def _number(text: str) -> int | None:
 
 
 def _time(text: str) -> float | None:
-    """Slurm prints seconds since 1970 where SLURM_TIME_FORMAT is %s; 0 and words stand for no time."""
+    """Slurm prints seconds since 1970 where SLURM_TIME_FORMAT is %s; 0 and texts such as Unknown mean none."""
     with contextlib.suppress(ValueError):
         return float(text) or None
     return None

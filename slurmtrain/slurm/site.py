@@ -192,7 +192,7 @@ def _plugin(value: str) -> str:
 
 
 def _flags(value: str) -> frozenset[str]:
-    """The upper-case words of a list that commas separate; none for what stands for no value."""
+    """The items of a comma-separated list, in upper case; none for the ways to write that there is no value."""
     return frozenset() if value.lower() in _NULLS else frozenset(word.strip().upper() for word in value.split(","))
 
 

@@ -36,7 +36,7 @@ class Process:
         return cls(str(data["host"]), str(data["boot"]), int(data["pid"]), int(data["start"]))
 
     def alive(self) -> bool | None:
-        """Whether it runs; None if that cannot be told from this machine."""
+        """Whether it runs; None if it is on another machine, where this one cannot see it."""
         if self.host != socket.gethostname():
             return None
         return self.boot == boot_id() and _start_of(self.pid) == self.start
@@ -55,7 +55,7 @@ class Process:
 
 @contextlib.contextmanager
 def _pinned(pid: int) -> Iterator[Callable[[int], None]]:
-    """Hold on to whoever has a process id now, and yield how to signal exactly that process.
+    """Hold on to the process that has an id now, and yield a function that signals exactly that process.
 
     Linux before 5.3 cannot hold on to a process: there the id alone has to do. Raises ProcessLookupError.
     """
@@ -118,7 +118,7 @@ def processes_with_argument(text: str) -> Iterator[tuple[Process, bytes]]:
 
 @cache
 def boot_id() -> str:
-    """What tells this boot of the machine from every other: start times count from the boot (random(4))."""
+    """An id of this boot of the machine (random(4)): start times count from the boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 

@@ -30,7 +30,7 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
         with run_progress(workspace) as show:
             completed, synced = wait(workspace, run_ids, show)
     except KeyboardInterrupt:
-        click.echo(f"no longer waiting; what runs goes on ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
+        click.echo(f"no longer waiting; the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
         raise
     warn_about(synced.observed)
     warn([*synced.notes, *synced.problems])

@@ -207,7 +207,7 @@ def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
     if claim is not None and _is_void(submission, claim):
         lease.release_claim(after, by=_COMMANDS)
     if not lease.claim_restart(after, _COMMANDS, {"submission": submission.number}):
-        raise RunBusy(f"another command is just starting run {submission.run.id} again; look at it in a moment")
+        raise RunBusy(f"another command is just starting run {submission.run.id} again; try again in a moment")
 
 
 def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
@@ -245,7 +245,7 @@ def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[di
     try:
         return server_variables(workspace, run.id, plan), []
     except TrackingError as error:
-        return {}, [f"{error}; the run goes on without MLFLOW_RUN_ID, and 'slurmtrain sync' sends its metrics later"]
+        return {}, [f"{error}; the run starts without MLFLOW_RUN_ID, and 'slurmtrain sync' sends its metrics later"]
 
 
 def secret_values(plan: Plan, overrides: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.views import iso
 from slurmtrain.system.files import FILE_MODE, describe_os_error, locked
 from slurmtrain.system.process import Process, this_process
 
-# A watch that has not touched its file for so many pauses is taken to be gone, where no lock of the kernel's can tell.
+# Where locks do not work, a watch that has not touched its file for so many pauses is taken to be gone.
 _SILENT_PAUSES = 3
 
 

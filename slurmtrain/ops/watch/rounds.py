@@ -1,4 +1,4 @@
-"""One round of a watch: a sync, and what it came to."""
+"""One round of a watch: a sync, and its outcome."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def do_round(config: Config) -> WatchRound:
 def _is_slurm_down(workspace: Workspace, synced: Synced) -> bool:
     """Whether squeue did not answer.
 
-    A round that handed over or ended a job has forgotten the answer, and would have to ask anew; there squeue did
-    answer, or it would not have acted.
+    A round that submitted or ended a job has forgotten the answer, and would have to ask again; but squeue did answer,
+    or the round would not have acted.
     """
     acted = synced.started or synced.released or synced.cancelled
     return bool(synced.observed.problems) and not acted and not workspace.scheduler.queue().answered

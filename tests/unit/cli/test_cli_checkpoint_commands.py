@@ -92,15 +92,15 @@ def test_a_bad_checkpoint_is_told_with_what_a_run_goes_on_from(run: RunDir) -> N
     assert result.return_value == 1
     assert rows(result)[3][2] == "bad"
     assert str(path) in rows(result)[3][3]
-    assert result.stderr == "when it starts again, the run goes on from step 20; what is newer is passed over\n"
+    assert result.stderr == "when it starts again, the run continues from step 20; what is newer is passed over\n"
     end_run(run)
-    expected = f"'slurmtrain resume {run.id}' goes on from step 20; what is newer is passed over\n"
+    expected = f"'slurmtrain resume {run.id}' continues from step 20; what is newer is passed over\n"
     assert call(verify.command, run).stderr == expected
 
 
 def test_bad_ones_that_are_older_and_bad_ones_alone_are_told_apart(run: RunDir) -> None:
     cut(run, 10)
-    assert call(verify.command, run).stderr.endswith("goes on from step 30; the bad ones are older\n")
+    assert call(verify.command, run).stderr.endswith("continues from step 30; the bad ones are older\n")
     cut(run, 20), cut(run, 30)
     assert call(verify.command, run).stderr == f"none is good; 'slurmtrain resume --from-start {run.id}' begins again\n"
 

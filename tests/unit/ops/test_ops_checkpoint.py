@@ -194,7 +194,7 @@ def test_a_run_that_is_not_at_its_steps_yet_is_not_asked(workspace: Workspace) -
         request_checkpoint(workspace, run.id)
     write_rank_event(run, "session", step=0)
     write_rank_event(run, "registered", objects=["model"])
-    with pytest.raises(RunBusy, match="not come to its first step"):
+    with pytest.raises(RunBusy, match="not begun its first step"):
         request_checkpoint(workspace, run.id)
     assert not run.request.exists()
     write_rank_event(run, "total", total_steps=5)
@@ -203,7 +203,7 @@ def test_a_run_that_is_not_at_its_steps_yet_is_not_asked(workspace: Workspace) -
 
 def test_what_an_earlier_attempt_said_does_not_count(workspace: Workspace, trains: RunDir) -> None:
     start_again(trains)
-    with pytest.raises(RunBusy, match="not come to its first step"):
+    with pytest.raises(RunBusy, match="not begun its first step"):
         request_checkpoint(workspace, trains.id)
 
 

@@ -289,9 +289,12 @@ class Session:
         try:
             while self.step < total:
                 self._in_step = True
-                if self.step + 1 >= self._agree_at:
+                if self.step + 1 >= self._agree_at and self._pulse.phase is not Phase.FIRST:
                     # The last step before ranks agree: the pipeline of a GPU has filled again since the last time.
+                    # Not the first one: what torch.compile traces there is to know of no hooks.
                     self._own_time.begin()
+                elif self._own_time.is_measuring:
+                    self._own_time.end()
                 yield self.step
                 self._finish_step()
             self._save_if_new("end")
@@ -340,7 +343,6 @@ class Session:
 
     def _agree(self) -> None:
         """Find out together whether to stop or to save, and how a save under way is doing."""
-        self._own_time.end()
         vote = Vote(stop=self._flag.raised is not None, gap=self._next_gap() if self.rank == 0 else 0)
         if self._checkpointer is not None:
             vote = self._checkpointer.complete(vote, self.step)

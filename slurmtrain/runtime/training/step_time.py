@@ -25,13 +25,16 @@ class StepTime:
     """Measures the own time of single steps, smoothed, without waiting for the device.
 
     A forward hook makes torch take a longer way through the module, 12 microseconds when caches are cold: it is there
-    only in steps that are measured, which a session picks.
+    only in steps that are measured, which a session picks. It stays where one such step follows another: where
+    torch.compile has traced a hook, it compiles again for each other one.
     """
 
     def __init__(self, device: torch.device) -> None:
         """``device``: where the rank computes."""
         self.s = 0.0
         """Seconds; 0: not known."""
+        self.is_measuring = False
+        """Whether :meth:`begin` has been called, and not yet :meth:`end`."""
         self._timer: _Clock | _Events = _Events(device) if device.type == "cuda" else _Clock()
         self._modules: list[nn.Module] = []
         self._hooks: list[RemovableHandle] = []
@@ -45,20 +48,22 @@ class StepTime:
         self._modules = [target for module in modules if (target := target_of(module)) is not None]
 
     def begin(self) -> None:
-        """A step begins that is measured; :meth:`end` ends it."""
-        self.end()
+        """A step begins that is measured."""
         if not self._modules:
             return
+        self.is_measuring = True
         took = self._timer.begin()
         if took > 0:
             self.s = took if not self.s else (1 - _SMOOTHING) * self.s + _SMOOTHING * took
-        self._hooks = [module.register_forward_hook(_Hook(self._timer)) for module in self._modules]
+        if not self._hooks:
+            self._hooks = [module.register_forward_hook(_Hook(self._timer)) for module in self._modules]
 
     def end(self) -> None:
-        """Leave the modules as they were: steps that are not measured cost nothing, and scripts see no hooks."""
+        """Leave the modules as they were: a step begins that is not measured, or there are no more steps."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
+        self.is_measuring = False
 
 
 class _Hook:

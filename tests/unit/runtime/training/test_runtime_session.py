@@ -449,3 +449,32 @@ def test_a_restore_is_watched_as_a_save_and_a_stop_is_told(start: Start, onlooke
             os.kill(os.getpid(), signal.SIGTERM)
     assert onlooker.phases[-1] is Phase.STOPPING
     assert onlooker.now()[0] is Phase.LEFT
+
+
+@pytest.mark.parametrize(
+    ("agree_s", "hooked"),
+    [(1e9, [2, 6, 14, 19]), (0.0, list(range(1, 20)))],
+    ids=["ever more steps to the next agreement", "an agreement after each step"],
+)
+def test_what_a_script_compiles_is_compiled_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch, agree_s: float, hooked: list[int]
+) -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(interval, "AGREE_S", agree_s)
+    start()
+    model = nn.Linear(2, 2)
+    forward = torch.compile(model, backend=backend)
+    steps = []
+    with slurmtrain.session() as session:
+        session.checkpoint(model=model)
+        for step in session.steps(20):
+            if model._forward_hooks:
+                steps.append(step)
+            forward(torch.zeros(1, 2))
+    assert len(compiled) == 1
+    assert steps == hooked

@@ -96,11 +96,13 @@ def test_only_a_step_that_is_measured_finds_hooks_on_the_model(clock: Clock) -> 
     assert own.s == 0, "the pass was after the step's end"
 
 
-def test_a_step_that_is_left_in_its_middle_leaves_no_second_hook(clock: Clock) -> None:
+def test_steps_that_are_measured_in_a_row_share_a_hook(clock: Clock) -> None:
     own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
     own.begin()
+    hooks = dict(model._forward_hooks)
     own.begin()
+    assert dict(model._forward_hooks) == hooks
     own.end()
     assert not model._forward_hooks
 

@@ -22,7 +22,7 @@ from slurmtrain.specfile.overrides import (
     parse_sweeps,
 )
 from slurmtrain.specfile.secrets import find_leaks, without_secrets
-from slurmtrain.system.yaml_file import Document, parse_yaml, read_text
+from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
 # Mistakes are sorted by line; those of the command line come after all of the file's.
@@ -53,7 +53,7 @@ class SpecFile:
 class _Mistakes:
     """Collects mistakes, and finds the line or the argument of each."""
 
-    def __init__(self, document: Document, overrides: Sequence[Override]) -> None:
+    def __init__(self, document: YamlDocument, overrides: Sequence[Override]) -> None:
         self._by_line = [(int(mistake.where.rpartition(":")[2]), mistake) for mistake in document.mistakes]
         self._document = document
         self._overrides = overrides
@@ -126,7 +126,7 @@ def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
     """
     if not overrides:
         return PlannedRun(plan, (), {})
-    document = Document("plan.json", dict(plan.template))
+    document = YamlDocument("plan.json", dict(plan.template))
     [planned] = _plan_all(document, overrides, (), default_name=None, cwd=Path(plan.workdir), python=plan.python)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
@@ -136,7 +136,7 @@ def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
 
 
 def _plan_all(
-    document: Document,
+    document: YamlDocument,
     override_texts: Sequence[str],
     sweep_texts: Sequence[str],
     *,

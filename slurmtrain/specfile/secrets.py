@@ -8,7 +8,7 @@ from typing import Any
 
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.plan import REDACTED
-from slurmtrain.system.yaml_file import Document
+from slurmtrain.system.yaml_file import YamlDocument
 
 KeyPath = tuple[str, ...]
 _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")
@@ -24,7 +24,7 @@ def redact_assignment(key: str, value: str) -> str:
     return f"{key}={REDACTED}" if hidden else f"{key}={value}"
 
 
-def without_secrets(text: str, document: Document) -> str:
+def without_secrets(text: str, document: YamlDocument) -> str:
     """The text of a spec with the values of secret variables replaced, and all else as it was written."""
     spans = {span for path, span in document.spans.items() if _is_secret(path) and "${" not in text[slice(*span)]}
     # From the end, so that the positions of the others stay valid.

@@ -23,7 +23,7 @@ _MAX_DEPTH = 60
 
 
 @dataclass(slots=True)
-class Document:
+class YamlDocument:
     """A YAML mapping as plain data.
 
     ``lines``: the line of each key, counted from 1. ``spans``: where its value begins and ends, in characters.
@@ -58,7 +58,7 @@ def read_text(path: Path) -> str:
         raise PlaceError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
 
-def parse_yaml(text: str, name: str) -> Document:
+def parse_yaml(text: str, name: str) -> YamlDocument:
     """Parse a YAML mapping, ``name`` being the file's name in messages.
 
     Raises SpecError for text that is no YAML mapping; lesser mistakes are in the document.
@@ -66,7 +66,7 @@ def parse_yaml(text: str, name: str) -> Document:
     try:
         loader = _file_loader()(text)
         root = loader.get_single_node()
-        document = Document(name, {})
+        document = YamlDocument(name, {})
         data = _Reader(loader, document).read(root, ()) if isinstance(root, yaml.MappingNode) else {}
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -97,7 +97,7 @@ def parse_value(raw: str) -> Any:
     try:
         loader = _command_line_loader()(raw)
         node = loader.get_single_node()
-        document = Document("", {})
+        document = YamlDocument("", {})
         value = None if node is None else _Reader(loader, document).read(node, ())
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
@@ -150,7 +150,7 @@ class _WithoutColon:
 class _Reader:
     """Turns YAML nodes into plain data, and notes in the document where each is and what is wrong with it."""
 
-    def __init__(self, loader: yaml.SafeLoader, document: Document) -> None:
+    def __init__(self, loader: yaml.SafeLoader, document: YamlDocument) -> None:
         self._loader = loader
         self._document = document
         self._count = 0

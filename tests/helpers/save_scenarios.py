@@ -23,7 +23,7 @@ from typing import Any
 from helpers.killpoints import kill_at, watch
 from slurmtrain.model.run import retention
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.model.spec.spec import Best, KeepSpec
+from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 
@@ -255,7 +255,9 @@ def _fenced() -> Scenario:
 def _drawn(seed: int) -> Scenario:
     """A scenario drawn at random."""
     draw = random.Random(seed)
-    best = Best(metric="loss", mode=draw.choice(["min", "max"]), n=draw.randint(1, 2)) if draw.random() < 0.5 else None
+    best = (
+        BestSpec(metric="loss", mode=draw.choice(["min", "max"]), n=draw.randint(1, 2)) if draw.random() < 0.5 else None
+    )
     keep = KeepSpec(last=draw.randint(1, 3), every_steps=draw.choice([None, 2, 3, 5]), best=best)
     steps = sorted(draw.sample(range(1, 20), draw.randint(2, 6)))
     saves = [Save(step, draw.randint(1, 2), keep, metrics={"loss": draw.random()}) for step in steps]
@@ -272,7 +274,7 @@ SCENARIOS: dict[str, Scenario] = {
     "a save of which only the newest is kept": _third(KeepSpec(last=1)),
     "a save that keeps every second": _third(KeepSpec(last=1, every_steps=20)),
     "a save that keeps the best": _third(
-        KeepSpec(last=1, best=Best(metric="loss", mode="min", n=2)), metrics=(1.0, 3.0, 2.0, 5.0, 0.5)
+        KeepSpec(last=1, best=BestSpec(metric="loss", mode="min", n=2)), metrics=(1.0, 3.0, 2.0, 5.0, 0.5)
     ),
     "the same step again": _again((1, 2)),
     "the same and only step again": _again((2,), ranks=2),

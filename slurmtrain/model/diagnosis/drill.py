@@ -45,7 +45,7 @@ FAULTS: Mapping[str, Fault] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Injected:
+class InjectedFault:
     """A fault as it was injected.
 
     ``at``: seconds since 1970. ``attempt``: the key of the attempt that it hit, after ``restarts`` restarts in place
@@ -61,7 +61,7 @@ class Injected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class CheckpointComparison:
     """How the last checkpoints of two runs differ. ``identical``: None where they cannot be compared; ``why`` says why.
 
     ``method``: ``hashes``, ``values``, or ``files`` for a script's own checkpoints; empty if nothing was compared.
@@ -112,10 +112,10 @@ class DrillFacts:
     """
 
     run: Run
-    injected: Injected
+    injected: InjectedFault
     events: Sequence[AnyEvent]
     steps: Steps
-    comparison: Comparison
+    comparison: CheckpointComparison
     grace_s: float = DEFAULT_GRACE_S
     hang_after: float | None = None
     deterministic: bool | None = None
@@ -133,7 +133,7 @@ class FaultVerdict:
 
     fault: str
     run_id: str
-    injected: Injected | None = None
+    injected: InjectedFault | None = None
     cause: str | None = None
     stopped_s: float | None = None
     allowed_s: float | None = None
@@ -145,7 +145,7 @@ class FaultVerdict:
     attempts: int = 0
     restarts: int = 0
     state: str = ""
-    comparison: Comparison = field(default_factory=lambda: Comparison(identical=None))
+    comparison: CheckpointComparison = field(default_factory=lambda: CheckpointComparison(identical=None))
     problems: Sequence[DrillProblem] = ()
     notes: Sequence[str] = ()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurmtrain.model.diagnosis.drill import FAULTS, DrillFacts, DrillProblem, FaultVerdict, Injected
+from slurmtrain.model.diagnosis.drill import FAULTS, DrillFacts, DrillProblem, FaultVerdict, InjectedFault
 from slurmtrain.model.run.events.agent import JobRequeue
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
@@ -89,7 +89,7 @@ def not_submitted_verdict(fault: str, why: str) -> FaultVerdict:
 # --- what happened ----------------------------------------------------------------------------------------------------
 
 
-def _cause(struck: Attempt | None, injected: Injected) -> str | None:
+def _cause(struck: Attempt | None, injected: InjectedFault) -> str | None:
     """The cause that the run reported for the fault."""
     if struck is None:
         return None
@@ -98,7 +98,7 @@ def _cause(struck: Attempt | None, injected: Injected) -> str | None:
     return struck.cause
 
 
-def _restart_after(facts: DrillFacts, struck: Attempt | None, injected: Injected) -> _Restart | None:
+def _restart_after(facts: DrillFacts, struck: Attempt | None, injected: InjectedFault) -> _Restart | None:
     """How the run went on after the fault; None if it did not."""
     if struck is None:
         return None
@@ -138,7 +138,7 @@ def _was_requeued(events: Sequence[AnyEvent], attempt: Attempt) -> bool:
     return any(attempt_of(event.source) == attempt.key for event in select(events, JobRequeue))
 
 
-def _stopped_s(struck: Attempt | None, injected: Injected, restart: _Restart | None) -> float | None:
+def _stopped_s(struck: Attempt | None, injected: InjectedFault, restart: _Restart | None) -> float | None:
     # They were all killed at once: there was nothing left to stop.
     if struck is None or injected.fault == "all":
         return None
@@ -147,7 +147,7 @@ def _stopped_s(struck: Attempt | None, injected: Injected, restart: _Restart | N
     return None if struck.ended_at is None else max(0.0, struck.ended_at - injected.at)
 
 
-def _allowed_s(facts: DrillFacts, injected: Injected) -> float | None:
+def _allowed_s(facts: DrillFacts, injected: InjectedFault) -> float | None:
     """How long the ranks may take to end; None where there is no bound."""
     if FAULTS[injected.fault].announced:
         return facts.grace_s
@@ -156,7 +156,7 @@ def _allowed_s(facts: DrillFacts, injected: Injected) -> float | None:
     return None if injected.fault == "all" else NOTICED_S
 
 
-def _step_s(facts: DrillFacts, injected: Injected, restart: _Restart | None) -> float | None:
+def _step_s(facts: DrillFacts, injected: InjectedFault, restart: _Restart | None) -> float | None:
     if restart is None:
         return None
     since = max(injected.at, restart.trains_since)

@@ -49,7 +49,7 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class InterruptionCase:
     """What happens at one kind of interruption.
 
     ``event``: preemption, time limit, node failure or scancel. ``seconds``: how long a job can save; None: it does not
@@ -68,7 +68,9 @@ class Case:
         return asdict(self)
 
 
-def slurm_cases(cluster: Cluster, partition: Partition, preemption: Preemption, job: JobFacts) -> list[Case]:
+def slurm_cases(
+    cluster: Cluster, partition: Partition, preemption: Preemption, job: JobFacts
+) -> list[InterruptionCase]:
     """What happens to ``job`` in a ``partition`` of ``cluster``, whose jobs are preempted as ``preemption`` says."""
     cases = [
         _preempted(cluster, preemption, job),
@@ -79,7 +81,7 @@ def slurm_cases(cluster: Cluster, partition: Partition, preemption: Preemption, 
     return cases if job.requeue else [_without_requeue(case) for case in cases]
 
 
-def local_cases(job: JobFacts) -> list[Case]:
+def local_cases(job: JobFacts) -> list[InterruptionCase]:
     """What happens to a run of the local executor: no scheduler ends it, or starts it again."""
     again = "`slurmtrain watch` and `slurmtrain wait` start it again, as a new attempt on this machine"
     at_limit = "it has no time limit"
@@ -87,22 +89,22 @@ def local_cases(job: JobFacts) -> list[Case]:
         limit, grace = format_span(job.time_s), format_span(LOCAL_GRACE_S)
         at_limit = f"after {limit} it is asked to stop, and has {grace} to save; {again}"
     cases = [
-        Case(event="preemption", seconds=None, starts="nobody", delay_s=None, text="nothing preempts it"),
-        Case(
+        InterruptionCase(event="preemption", seconds=None, starts="nobody", delay_s=None, text="nothing preempts it"),
+        InterruptionCase(
             event="time limit",
             seconds=LOCAL_GRACE_S if job.time_s is not None else None,
             starts="watch" if job.time_s is not None else "nobody",
             delay_s=None,
             text=at_limit,
         ),
-        Case(
+        InterruptionCase(
             event="node failure",
             seconds=0.0,
             starts="watch",
             delay_s=None,
             text=f"when this machine goes down, the work since the last checkpoint is lost; {again}",
         ),
-        Case(
+        InterruptionCase(
             event="scancel",
             seconds=None,
             starts="nobody",
@@ -116,13 +118,13 @@ def local_cases(job: JobFacts) -> list[Case]:
 # --- preemption -----------------------------------------------------------------------------------------------------
 
 
-def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> Case:
+def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> InterruptionCase:
     if not preemption.possible:
         text = f"unknown: {preemption.why}" if preemption.possible is None else f"does not happen: {preemption.why}"
-        return Case(event="preemption", seconds=None, starts="nobody", delay_s=None, text=text)
+        return InterruptionCase(event="preemption", seconds=None, starts="nobody", delay_s=None, text=text)
     if preemption.mode == "SUSPEND":
         text = f"{preemption.why}; it is suspended without notice, and resumes when its nodes are free again"
-        return Case(event="preemption", seconds=None, starts="itself", delay_s=None, text=text)
+        return InterruptionCase(event="preemption", seconds=None, starts="itself", delay_s=None, text=text)
     exempt = f"; not in its first {format_span(cluster.exempt_s)} (PreemptExemptTime)" if cluster.exempt_s > 0 else ""
     to_script = f"; its script is sent {job.signal}" if job.own_saves else ""
     begin = f"{preemption.why}{exempt}"
@@ -131,14 +133,14 @@ def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> Case:
     return _preempted_without_grace(cluster, preemption, begin, to_script)
 
 
-def _preempted_with_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> Case:
+def _preempted_with_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> InterruptionCase:
     # send_user_signal replaces SIGTERM at the beginning of the grace, and does not add to it.
     signal = "SIGUSR2" if cluster.user_signal else "SIGTERM"
     kill_wait = format_span(cluster.kill_wait_s)
     end = f"after the grace, which may last {_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL"
     fallback = "Slurm does after the grace" if preemption.mode == "REQUEUE" else "`slurmtrain watch` restarts it if not"
     delay = format_span(cluster.requeue_delay_s)
-    return Case(
+    return InterruptionCase(
         event="preemption",
         seconds=preemption.grace_s,
         starts="agent",
@@ -150,12 +152,12 @@ def _preempted_with_grace(cluster: Cluster, preemption: Preemption, begin: str, 
     )
 
 
-def _preempted_without_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> Case:
+def _preempted_without_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> InterruptionCase:
     requeues = preemption.mode == "REQUEUE"
     again = "Slurm cancels it, and `slurmtrain watch` submits it again"
     if requeues:
         again = f"Slurm requeues it, and it may start {format_span(cluster.requeue_delay_s)} later"
-    return Case(
+    return InterruptionCase(
         event="preemption",
         seconds=cluster.kill_wait_s,
         starts="slurm" if requeues else "watch",
@@ -179,16 +181,16 @@ def _limit(partition: Partition, job: JobFacts) -> tuple[float | None, str]:
     return partition.max_time_s, f"the limit of partition {partition.name}"
 
 
-def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Case:
+def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> InterruptionCase:
     limit, source = _limit(partition, job)
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
-        return Case(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
+        return InterruptionCase(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
     # The partition's own OverTimeLimit wins over that of the cluster.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s
     more = ", which is not enforced" if over is None else f", plus {format_span(over)}" if over > 0 else ""
     lead = format_span(job.lead_s)
-    return Case(
+    return InterruptionCase(
         event="time limit",
         seconds=job.lead_s,
         starts="agent",
@@ -201,18 +203,18 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Case:
     )
 
 
-def _node_failed(cluster: Cluster, job: JobFacts) -> Case:
+def _node_failed(cluster: Cluster, job: JobFacts) -> InterruptionCase:
     lost = "the node is gone without notice, and the work since the last checkpoint is lost"
     again = f"requeues the job, which may start {format_span(cluster.requeue_delay_s)} later"
     if job.elastic:
-        return Case(
+        return InterruptionCase(
             event="node failure",
             seconds=0.0,
             starts="agent",
             delay_s=0.0,
             text=f"{lost}; the others continue in the same job as long as enough of them are left, else Slurm {again}",
         )
-    return Case(
+    return InterruptionCase(
         event="node failure",
         seconds=0.0,
         starts="slurm",
@@ -224,8 +226,8 @@ def _node_failed(cluster: Cluster, job: JobFacts) -> Case:
     )
 
 
-def _cancelled(cluster: Cluster) -> Case:
-    return Case(
+def _cancelled(cluster: Cluster) -> InterruptionCase:
+    return InterruptionCase(
         event="scancel",
         seconds=cluster.kill_wait_s,
         starts="nobody",
@@ -237,7 +239,7 @@ def _cancelled(cluster: Cluster) -> Case:
     )
 
 
-def _without_requeue(case: Case) -> Case:
+def _without_requeue(case: InterruptionCase) -> InterruptionCase:
     if case.starts in ("nobody", "itself"):
         return case
     text = f"{case.text}; but requeue.enabled is false: only `slurmtrain resume` starts it again"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.model.interruption import site_findings
-from slurmtrain.model.interruption.cases import Case, JobFacts, local_cases, slurm_cases
+from slurmtrain.model.interruption.cases import InterruptionCase, JobFacts, local_cases, slurm_cases
 from slurmtrain.model.interruption.preemption import Cluster, Partition, Qos, find_preemption
 from slurmtrain.model.interruption.site_findings import SiteFinding, sort_by_severity
 
@@ -17,7 +17,7 @@ class Outlook:
     """What happens to a job in one partition, and what to know about it. Locally ``partition`` is empty."""
 
     partition: str
-    cases: Sequence[Case]
+    cases: Sequence[InterruptionCase]
     findings: Sequence[SiteFinding]
 
     def to_dict(self) -> dict[str, Any]:
@@ -28,7 +28,7 @@ class Outlook:
             "findings": [finding.to_dict() for finding in self.findings],
         }
 
-    def case(self, event: str) -> Case:
+    def case(self, event: str) -> InterruptionCase:
         """What happens at one kind of interruption. Raises StopIteration for an unknown one."""
         return next(case for case in self.cases if case.event == event)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from slurmtrain.model.interruption.cases import Case, JobFacts, format_span
+from slurmtrain.model.interruption.cases import InterruptionCase, JobFacts, format_span
 from slurmtrain.model.interruption.interval import GRACE_MARGIN, fits_grace
 from slurmtrain.model.interruption.preemption import CRED_EXPIRE_S, Cluster, Partition, Preemption, Qos
 
@@ -136,7 +136,7 @@ def _exit_within_grace(cluster: Cluster, version: tuple[int, int]) -> SiteFindin
     return SiteFinding("ok", "SLURM_VERSION", text)
 
 
-def save_findings(cases: Sequence[Case], setting: str, job: JobFacts) -> list[SiteFinding]:
+def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts) -> list[SiteFinding]:
     """Whether the last save of ``job`` would have fit into the time that each of the ``cases`` leaves.
 
     ``setting``: where an administrator sets the grace of a preemption.
@@ -166,7 +166,7 @@ def save_findings(cases: Sequence[Case], setting: str, job: JobFacts) -> list[Si
     return findings
 
 
-def watch_findings(cases: Sequence[Case], job: JobFacts) -> list[SiteFinding]:
+def watch_findings(cases: Sequence[InterruptionCase], job: JobFacts) -> list[SiteFinding]:
     """Whether a ``slurmtrain watch`` is needed, and whether one runs."""
     events = [case.event for case in cases if case.starts == "watch"]
     if job.watched:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from slurmtrain.model.spec.spec import Best, KeepSpec
+from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def _firsts(ordered: Sequence[Saved], every: int) -> list[int]:
     return [step for multiple, step in firsts.items() if multiple > 0]
 
 
-def _best(ordered: Sequence[Saved], best: Best) -> dict[int, float]:
+def _best(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
     """The steps with the best ``n`` values of those that have the metric as a number; of equal ones the later."""
     values = {one.step: value for one in ordered if (value := _number(one.metrics.get(best.metric))) is not None}
     sign = 1 if best.mode == "min" else -1

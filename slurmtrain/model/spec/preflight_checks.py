@@ -24,14 +24,14 @@ def _declare_level(default: str) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class SimpleCheck:
     """A check that has no limits to set."""
 
     level: str = _declare_level("fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advice:
+class AdvisoryCheck:
     """A check that has no limits to set, and that only warns by default."""
 
     level: str = _declare_level("warn")
@@ -163,12 +163,12 @@ class PreflightSpec:
     timeout_s: float = declare_key(30, kinds.finite_number(1), "Seconds that any one check may take.")
     clock: ClockCheck = declare_key(ClockCheck(), LevelSection(ClockCheck), "Clocks of the nodes.")
     network: NetworkCheck = declare_key(NetworkCheck(), LevelSection(NetworkCheck), "Connections between the nodes.")
-    port: Check = declare_key(Check(), LevelSection(Check), "The rendezvous port of the training.")
+    port: SimpleCheck = declare_key(SimpleCheck(), LevelSection(SimpleCheck), "The rendezvous port of the training.")
     shared: SharedCheck = declare_key(
         SharedCheck(), LevelSection(SharedCheck), "The run directory is shared by all nodes."
     )
-    versions: Check = declare_key(
-        Check(), LevelSection(Check), "Python, torch, CUDA, driver and NCCL are the same everywhere."
+    versions: SimpleCheck = declare_key(
+        SimpleCheck(), LevelSection(SimpleCheck), "Python, torch, CUDA, driver and NCCL are the same everywhere."
     )
     gpu: GpuCheck = declare_key(GpuCheck(), LevelSection(GpuCheck), "GPUs; skipped if none are requested.")
     disk: DiskCheck = declare_key(DiskCheck(), LevelSection(DiskCheck), "Free space in the run directory.")
@@ -179,8 +179,10 @@ class PreflightSpec:
     straggler: StragglerCheck = declare_key(
         StragglerCheck(), LevelSection(StragglerCheck), "Nodes that are slower than others."
     )
-    environment: Advice = declare_key(
-        Advice(), LevelSection(Advice), "Variables that are obsolete, or that override the elected interface."
+    environment: AdvisoryCheck = declare_key(
+        AdvisoryCheck(),
+        LevelSection(AdvisoryCheck),
+        "Variables that are obsolete, or that override the elected interface.",
     )
     bandwidth: BandwidthCheck = declare_key(BandwidthCheck(), LevelSection(BandwidthCheck), "How fast the network is.")
     plugins: dict[str, str] = declare_key(

@@ -120,7 +120,7 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Best:
+class BestSpec:
     """The best checkpoints by a metric: its last value in `run.log` before the save."""
 
     metric: str = declare_key(
@@ -142,7 +142,7 @@ class KeepSpec:
     every_steps: int | None = declare_key(
         None, Nullable(POSITIVE), "For each multiple of this number of steps, the first one at or after it; null: none."
     )
-    best: Best | None = declare_key(None, NullableSection(Best), "The best by a metric; null: none.")
+    best: BestSpec | None = declare_key(None, NullableSection(BestSpec), "The best by a metric; null: none.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

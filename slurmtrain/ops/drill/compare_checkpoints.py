@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PlaceError
-from slurmtrain.model.diagnosis.drill import Comparison
+from slurmtrain.model.diagnosis.drill import CheckpointComparison
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.workspace import Workspace
@@ -25,7 +25,7 @@ _CHUNK = 1 << 22
 _OF_A_RANK = "ranks."
 
 
-def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Comparison:
+def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> CheckpointComparison:
     """How the last checkpoints of runs ``first`` and ``second`` of one ``workspace`` differ.
 
     Raises nothing: where they cannot be compared, the answer says why.
@@ -36,7 +36,7 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Compar
             return _compare_external(_newest_external(workspace, first), _newest_external(workspace, second))
         return _compare_published(_newest(workspace, first), _newest(workspace, second))
     except (CheckpointError, PlaceError, OSError) as error:
-        return Comparison(identical=None, why=str(error))
+        return CheckpointComparison(identical=None, why=str(error))
 
 
 def _newest(workspace: Workspace, run: Run) -> Path:
@@ -60,10 +60,10 @@ def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpo
 # --- checkpoints that a script saves by itself ------------------------------------------------------------------------
 
 
-def _compare_external(first: external.ExternalCheckpoint, second: external.ExternalCheckpoint) -> Comparison:
+def _compare_external(first: external.ExternalCheckpoint, second: external.ExternalCheckpoint) -> CheckpointComparison:
     if first.step != second.step:
-        return Comparison(identical=None, why=f"they are {first.path.name} and {second.path.name}")
-    return Comparison(identical=_hashes(first.path) == _hashes(second.path), method="files")
+        return CheckpointComparison(identical=None, why=f"they are {first.path.name} and {second.path.name}")
+    return CheckpointComparison(identical=_hashes(first.path) == _hashes(second.path), method="files")
 
 
 def _hashes(path: Path) -> Mapping[str, str]:
@@ -83,20 +83,20 @@ def _hash(path: Path) -> str:
 # --- checkpoints of a session -----------------------------------------------------------------------------------------
 
 
-def _compare_published(first: Path, second: Path) -> Comparison:
+def _compare_published(first: Path, second: Path) -> CheckpointComparison:
     manifest, other_manifest = read_manifest(first), read_manifest(second)
     # Weights of different steps differ anyway; that one run stopped early is what should be said.
     if manifest.step != other_manifest.step:
-        return Comparison(identical=None, why=f"they are of steps {manifest.step} and {other_manifest.step}")
+        return CheckpointComparison(identical=None, why=f"they are of steps {manifest.step} and {other_manifest.step}")
     same_ranks = manifest.world_size == other_manifest.world_size
     # Equal hashes in the manifests save reading gigabytes. Different ones prove nothing: equal tensors may be pickled
     # differently.
     if same_ranks and manifest.files == other_manifest.files:
-        return Comparison(identical=True, method="hashes")
+        return CheckpointComparison(identical=True, method="hashes")
     return _compare_values(first, second, same_ranks=same_ranks)
 
 
-def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> Comparison:
+def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> CheckpointComparison:
     """Compare the contents of two checkpoints, one whole tensor at a time.
 
     What belongs to single ranks is compared only if both have ``same_ranks``. States of random numbers are left out: a
@@ -119,11 +119,11 @@ def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> Compariso
         raise CheckpointError(f"they cannot be read: {' '.join(str(error).split())[:500]}") from error
 
 
-def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> Comparison:
+def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> CheckpointComparison:
     shapes = first.shapes()
     if shapes != second.shapes():
         unmatched = sorted(set(shapes.items()) ^ set(second.shapes().items()))
-        return Comparison(identical=False, method="values", where=unmatched[0][0])
+        return CheckpointComparison(identical=False, method="values", where=unmatched[0][0])
     # Tensors first, one at a time: all of both checkpoints need not fit into memory.
     worst: tuple[float, str] | None = None
     for name in shapes:
@@ -131,15 +131,15 @@ def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> Compar
         if difference is not None and (worst is None or difference > worst[0]):
             worst = (difference, name)
     if worst is not None:
-        return Comparison(identical=False, method="values", difference=worst[0], where=worst[1])
+        return CheckpointComparison(identical=False, method="values", difference=worst[0], where=worst[1])
     # Then all that is no tensor: schedulers, counters, the states of ranks.
     for name in sorted(set(first.metadata.state_dict_metadata) - set(shapes)):
         if name.startswith(_OF_A_RANK) and not same_ranks:
             continue
         where = next(_differing(_value(first, name), _value(second, name), name), None)
         if where is not None:
-            return Comparison(identical=False, method="values", where=where)
-    return Comparison(identical=True, method="values")
+            return CheckpointComparison(identical=False, method="values", where=where)
+    return CheckpointComparison(identical=True, method="values")
 
 
 def _read(index: Index, name: str) -> Tensor:

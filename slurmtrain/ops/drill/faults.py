@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
-from slurmtrain.model.diagnosis.drill import Injected
+from slurmtrain.model.diagnosis.drill import InjectedFault
 from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
 from slurmtrain.model.run.events.base import Event, P
 from slurmtrain.model.run.layout import attempt_of
@@ -82,7 +82,7 @@ def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
     return FaultTarget(newest, nodes, hosts, agents, ranks) if agents else None
 
 
-def inject(workspace: Workspace, run: Run, name: str) -> Injected:
+def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
     """Inject a fault into a run that trains.
 
     Args:
@@ -102,7 +102,9 @@ def inject(workspace: Workspace, run: Run, name: str) -> Injected:
     at = time.time()
     hit = _signal_locally(target, name) if run.executor == "local" else _signal_in_slurm(target, name)
     attempt = target.attempt
-    return Injected(fault=name, at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit)
+    return InjectedFault(
+        fault=name, at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit
+    )
 
 
 def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: type[P]) -> list[Event[P]]:

@@ -18,10 +18,10 @@ from typing import Any
 from slurmtrain.errors import RunBusy, SlurmDown, SlurmtrainError, UserError
 from slurmtrain.model.diagnosis.drill import (
     FAULTS,
-    Comparison,
+    CheckpointComparison,
     DrillFacts,
     FaultVerdict,
-    Injected,
+    InjectedFault,
 )
 from slurmtrain.model.diagnosis.drill_verdict import judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
@@ -76,7 +76,7 @@ class DrillReport:
 
     executor: str
     reference: Run
-    again: Comparison | None = None
+    again: CheckpointComparison | None = None
     verdicts: Sequence[FaultVerdict] = field(default_factory=tuple)
 
     @property
@@ -215,7 +215,7 @@ class _DrillRuns:
         comparison = (
             compare_checkpoints(self.workspace, reference, run)
             if run.state == "completed"
-            else Comparison(identical=None, why="it did not complete")
+            else CheckpointComparison(identical=None, why="it did not complete")
         )
         store = self.workspace.store
         events: list[AnyEvent] = [
@@ -256,7 +256,7 @@ class _DrillRuns:
         assert run is not None
         return run
 
-    def _inject_when_ready(self, run_id: str, name: str, reference: Run) -> Injected | None:
+    def _inject_when_ready(self, run_id: str, name: str, reference: Run) -> InjectedFault | None:
         """Inject the fault once the run is ready for it; None if it ended before."""
         pause = FIRST_PAUSE_S
         while True:

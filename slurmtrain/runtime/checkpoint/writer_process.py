@@ -22,7 +22,7 @@ from typing import Any
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.spec import Best, KeepSpec
+from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
@@ -154,7 +154,7 @@ def prune(order: Mapping[str, Any]) -> dict[str, Any]:
 def keep_of(plain: Mapping[str, Any]) -> KeepSpec:
     """The policy, as it comes over the socket."""
     best = plain["best"]
-    return KeepSpec(last=plain["last"], every_steps=plain["every_steps"], best=Best(**best) if best else None)
+    return KeepSpec(last=plain["last"], every_steps=plain["every_steps"], best=BestSpec(**best) if best else None)
 
 
 def _staging(order: Mapping[str, Any]) -> files.Staging:

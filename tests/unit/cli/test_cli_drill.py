@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from slurmtrain import cli
-from slurmtrain.model.diagnosis.drill import Comparison, DrillProblem, FaultVerdict, Injected
+from slurmtrain.model.diagnosis.drill import CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.drill import runs as module
 from slurmtrain.ops.drill.runs import DrillOptions, DrillReport
@@ -19,7 +19,7 @@ REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="loca
 PASSED = FaultVerdict(
     fault="rank",
     run_id="ONE",
-    injected=Injected(fault="rank", at=1.0, attempt="7.0"),
+    injected=InjectedFault(fault="rank", at=1.0, attempt="7.0"),
     stopped_s=0.31,
     allowed_s=60.0,
     lost_steps=5,
@@ -29,7 +29,7 @@ PASSED = FaultVerdict(
     attempts=1,
     restarts=1,
     state="completed",
-    comparison=Comparison(identical=True, method="hashes"),
+    comparison=CheckpointComparison(identical=True, method="hashes"),
 )
 FAILED = FaultVerdict(
     fault="all", run_id="TWO", state="failed", problems=[DrillProblem("it is gone", "look at it")], notes=["so"]
@@ -59,7 +59,7 @@ def call(
     return int(ended.value.code or 0)
 
 
-def report(*verdicts: FaultVerdict, again: Comparison | None = None) -> DrillReport:
+def report(*verdicts: FaultVerdict, again: CheckpointComparison | None = None) -> DrillReport:
     return DrillReport(executor="local", reference=REFERENCE, again=again, verdicts=verdicts)
 
 
@@ -70,7 +70,7 @@ def lines(text: str) -> Sequence[str]:
 def test_a_table_shows_the_outcome_of_each_fault_and_then_the_advice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    again = Comparison(identical=True, method="hashes")
+    again = CheckpointComparison(identical=True, method="hashes")
     assert call(monkeypatch, tmp_path, report(PASSED, FAILED, again=again)) == 1
     output = capsys.readouterr()
     first, second, _, passed, failed, *rest = lines(output.out)

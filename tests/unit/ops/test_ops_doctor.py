@@ -14,7 +14,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PlaceError, SlurmDown
-from slurmtrain.model.interruption.cases import Case
+from slurmtrain.model.interruption.cases import InterruptionCase
 from slurmtrain.model.interruption.site_findings import SiteFinding
 from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
@@ -41,7 +41,7 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def preemption_case(report: DoctorReport) -> Case:
+def preemption_case(report: DoctorReport) -> InterruptionCase:
     [outlook] = report.outlooks
     return outlook.case("preemption")
 

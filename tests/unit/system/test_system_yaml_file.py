@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PlaceError, SpecError
-from slurmtrain.system.yaml_file import Document, parse_value, parse_yaml, read_text
+from slurmtrain.system.yaml_file import YamlDocument, parse_value, parse_yaml, read_text
 
 
 def data_of(text: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def test_any_text_gives_a_mapping_or_a_mistake_and_nothing_else(text: str) -> No
     try:
         document = parse_yaml(text, "f")
     except SpecError as error:
-        document = Document("f", {}, mistakes=list(error.mistakes))
+        document = YamlDocument("f", {}, mistakes=list(error.mistakes))
         refused = True
     else:
         refused = False

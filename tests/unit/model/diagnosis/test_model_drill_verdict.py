@@ -10,7 +10,7 @@ from helpers.journal_events import event as journal_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.diagnosis.drill import FAULTS, Comparison, DrillFacts, FaultVerdict, Injected
+from slurmtrain.model.diagnosis.drill import FAULTS, CheckpointComparison, DrillFacts, FaultVerdict, InjectedFault
 from slurmtrain.model.diagnosis.drill_verdict import (
     AGENTS_IN_PLACE,
     AGENTS_REQUEUE,
@@ -24,8 +24,8 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Attempt, Checkpoint, Run
 
 HIT = 100.0
-SAME = Comparison(identical=True, method="hashes")
-OTHER = Comparison(identical=False, method="values", difference=0.25, where="model.weight")
+SAME = CheckpointComparison(identical=True, method="hashes")
+OTHER = CheckpointComparison(identical=False, method="values", difference=0.25, where="model.weight")
 
 
 def attempt(number: int, job: str, restart: int = 0, **more: Any) -> Attempt:
@@ -47,7 +47,7 @@ def preempted(**struck: Any) -> DrillFacts:
     second = attempt(2, "7", 1, state="completed", cause="completed", started_at=HIT + 10)
     return DrillFacts(
         run=run_of(first, second, checkpoints=[Checkpoint(20, "checkpoints/step-20", 1, HIT + 2, 1.0)]),
-        injected=Injected(fault="preempt", at=HIT, attempt="7.0", step=20, target="the agent"),
+        injected=InjectedFault(fault="preempt", at=HIT, attempt="7.0", step=20, target="the agent"),
         events=[
             event("requeue", HIT + 2, "attempts/7.0/node-0.jsonl", cause="preempted"),
             event("session", HIT + 12, "attempts/7.1/rank-0.jsonl", step=0, world_size=2),
@@ -121,7 +121,7 @@ def killed_rank() -> DrillFacts:
     only = attempt(1, "7", state="completed", cause="completed", lost_steps=5, restarts=restarts, ended_at=HIT + 90)
     return DrillFacts(
         run=run_of(only, checkpoints=[Checkpoint(10, "checkpoints/step-10", 1, HIT - 5, 1.0)]),
-        injected=Injected(fault="rank", at=HIT, attempt="7.0", restarts=1, step=15),
+        injected=InjectedFault(fault="rank", at=HIT, attempt="7.0", restarts=1, step=15),
         events=[
             event("session", HIT - 90, "attempts/7.0/rank-0.jsonl", step=0, world_size=2),
             event("session", HIT + 3, "attempts/7.0/rank-0.2.jsonl", step=0, world_size=2),
@@ -187,7 +187,7 @@ def test_a_difference_is_no_problem_after_a_change_of_the_number_of_ranks() -> N
 
 
 def test_what_cannot_be_compared_is_a_note() -> None:
-    verdict = judge_fault(replace(preempted(), comparison=Comparison(identical=None, why="there is none")))
+    verdict = judge_fault(replace(preempted(), comparison=CheckpointComparison(identical=None, why="there is none")))
     assert verdict.passed
     assert verdict.notes == ("its last checkpoint cannot be compared: there is none",)
 
@@ -216,7 +216,7 @@ def test_a_run_that_could_not_be_submitted_has_a_verdict_of_its_own() -> None:
 
 def test_a_comparison_describes_itself() -> None:
     assert SAME.describe() == "is bit-identical"
-    assert Comparison(identical=False, method="files").describe() == "differs"
+    assert CheckpointComparison(identical=False, method="files").describe() == "differs"
 
 
 TIMES = st.floats(min_value=0, max_value=1e4)
@@ -239,14 +239,14 @@ def test_a_run_that_has_not_completed_or_lost_announced_steps_never_passes(
         attempt(index + 1, "7", index, cause=cause, ended_at=ends[index], started_at=ends[index], lost_steps=lost)
         for index, cause in enumerate(causes)
     ]
-    injected = Injected(fault=fault, at=HIT, attempt="7.0")
+    injected = InjectedFault(fault=fault, at=HIT, attempt="7.0")
     verdict = judge_fault(
         DrillFacts(
             run=run_of(*attempts, state=state),
             injected=injected,
             events=[],
             steps={"7.1": steps},
-            comparison=Comparison(identical=identical),
+            comparison=CheckpointComparison(identical=identical),
         )
     )
     if state != "completed" or len(attempts) < 2 or (lost and FAULTS[fault].announced):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.run.retention import Saved, disposable, reasons
-from slurmtrain.model.spec.spec import Best, KeepSpec
+from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 
 METRIC = "val_loss"
 
@@ -21,7 +21,7 @@ def saved(*steps: int, **values: float | None) -> list[Saved]:
 
 
 def best(n: int = 1, mode: str = "min", last: int = 1) -> KeepSpec:
-    return KeepSpec(last=last, best=Best(metric=METRIC, mode=mode, n=n))
+    return KeepSpec(last=last, best=BestSpec(metric=METRIC, mode=mode, n=n))
 
 
 def test_without_checkpoints_nothing_stays_and_nothing_goes() -> None:
@@ -87,7 +87,7 @@ def test_a_checkpoint_without_the_metric_is_no_candidate() -> None:
 
 
 def test_whatever_speaks_for_a_checkpoint_is_told() -> None:
-    keep = KeepSpec(last=2, every_steps=10, best=Best(metric=METRIC, mode="min", n=1))
+    keep = KeepSpec(last=2, every_steps=10, best=BestSpec(metric=METRIC, mode="min", n=1))
     kept = reasons(saved(5, 10, 20, s20=0.25), keep)
     assert kept == {10: "one of the last 2, every 10 steps", 20: "newest, every 10 steps, best val_loss (0.25)"}
 
@@ -102,7 +102,8 @@ policies = st.builds(
     KeepSpec,
     last=st.integers(1, 6),
     every_steps=st.none() | st.integers(1, 100),
-    best=st.none() | st.builds(Best, metric=st.just(METRIC), mode=st.sampled_from(["min", "max"]), n=st.integers(1, 5)),
+    best=st.none()
+    | st.builds(BestSpec, metric=st.just(METRIC), mode=st.sampled_from(["min", "max"]), n=st.integers(1, 5)),
 )
 
 

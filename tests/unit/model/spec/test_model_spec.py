@@ -16,7 +16,7 @@ from slurmtrain.model.spec.sbatch import OPTIONS, OWNED
 from slurmtrain.model.spec.spec import (
     NETWORK_PROFILES,
     VERIFY,
-    Best,
+    BestSpec,
     KeepSpec,
     RequeueSpec,
     Spec,
@@ -317,10 +317,10 @@ def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key:
         (None, KeepSpec()),
         ({}, KeepSpec(last=3, every_steps=None, best=None)),
         ({"every_steps": 1000}, KeepSpec(last=3, every_steps=1000)),
-        ({"best": {"metric": "val/loss"}}, KeepSpec(last=3, best=Best(metric="val/loss", mode="min", n=1))),
+        ({"best": {"metric": "val/loss"}}, KeepSpec(last=3, best=BestSpec(metric="val/loss", mode="min", n=1))),
         (
             {"last": 1, "best": {"metric": "a", "mode": "max", "n": 2}},
-            KeepSpec(last=1, best=Best(metric="a", mode="max", n=2)),
+            KeepSpec(last=1, best=BestSpec(metric="a", mode="max", n=2)),
         ),
     ],
 )

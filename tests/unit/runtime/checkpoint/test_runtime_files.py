@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.spec.spec import Best, KeepSpec
+from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.files import Manifest, Staging
 from slurmtrain.system.files import make_directory
@@ -238,7 +238,7 @@ def test_what_the_policy_does_not_keep_is_disposable_oldest_first(checkpoints: P
     for step in (1, 2, 10, 20):
         publish(checkpoints, step, metrics={"loss": 1 / step if step > 1 else 0.0})
     assert gone(checkpoints, KeepSpec(last=2)) == ["step-1", "step-2"]
-    assert gone(checkpoints, KeepSpec(last=1, best=Best(metric="loss"))) == ["step-2", "step-10"]
+    assert gone(checkpoints, KeepSpec(last=1, best=BestSpec(metric="loss"))) == ["step-2", "step-10"]
     assert gone(checkpoints, KeepSpec(last=1, every_steps=10)) == ["step-1", "step-2"]
     assert gone(checkpoints, KeepSpec(last=9)) == []
     assert [each.bytes for each in files.disposable(checkpoints, KeepSpec(last=3))] == [35]

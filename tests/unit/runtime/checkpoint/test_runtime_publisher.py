@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.spec import Best, KeepSpec
+from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files, publisher
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter
@@ -117,7 +117,7 @@ def test_a_writer_outlives_what_slurm_sends_before_it_has_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    "keep", [KeepSpec(), KeepSpec(last=1, every_steps=5), KeepSpec(best=Best(metric="a", mode="max", n=2))]
+    "keep", [KeepSpec(), KeepSpec(last=1, every_steps=5), KeepSpec(best=BestSpec(metric="a", mode="max", n=2))]
 )
 def test_the_policy_comes_over_the_socket_as_it_is(keep: KeepSpec) -> None:
     from dataclasses import asdict

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from helpers.site import PATIENCE_S, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.preflight.facts import gpus, matmul
+from slurmtrain.runtime.preflight.facts import gpus
 from slurmtrain.runtime.preflight.facts.gpus import (
     driver_version,
     find_xids,
     inspect_gpus,
     load_nvml,
-    parse_gemm_output,
-    run_gemm,
     visible_devices,
 )
 
@@ -114,59 +107,6 @@ class FakeNvml:
 
 def device(number: int, **answers: Any) -> Device:
     return Device(f"GPU-{number}{number}{number}-ab", f"00000000:{number + 1}B:00.0", answers)
-
-
-FakeTorch = Callable[[str], dict[str, str]]
-
-
-@pytest.fixture
-def fake_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeTorch:
-    """Let children import a module called torch with these lines about GPUs, and return an environment for them."""
-
-    def write(lines: str) -> dict[str, str]:
-        package = tmp_path / "fake" / "torch"
-        package.mkdir(parents=True)
-        (package / "__init__.py").write_text(FAKE_TORCH + lines)
-        monkeypatch.syspath_prepend(str(package.parent))
-        return dict(os.environ)
-
-    return write
-
-
-FAKE_TORCH = """
-import os, sys, time
-from types import SimpleNamespace
-float16 = "float16"
-version = SimpleNamespace(cuda="12.8", hip=None)
-GOOD = lambda: None
-GPUS = []
-class Tensor:
-    is_cuda = True
-    right = True
-    def __init__(self, device):
-        self.device = device
-    def __matmul__(self, other):
-        return self
-    def __eq__(self, other):
-        return self
-    def all(self):
-        return self.right
-def ones(rows, columns, dtype, device):
-    GPUS[int(device.removeprefix("cuda:"))]()
-    return Tensor(device)
-def mm(a, b, out):
-    pass
-cuda = SimpleNamespace(
-    device_count=lambda: len(GPUS), get_device_name=lambda index: "Fake", synchronize=lambda device: None
-)
-def broken():
-    raise RuntimeError("CUDA error: unspecified launch failure\\nmore lines")
-def hangs():
-    time.sleep(600)
-def dies():
-    os.kill(os.getpid(), 11)
-    hangs()
-"""
 
 
 @pytest.fixture
@@ -316,6 +256,7 @@ def test_a_package_that_is_not_installed_is_none(monkeypatch: pytest.MonkeyPatch
 
 # --- the kernel log ---------------------------------------------------------------------------------------------
 
+
 LOG = """\
 6,1001,5000000,-;NVRM: loading NVIDIA UNIX x86_64 Kernel Module
 4,1002,6000000,-;NVRM: Xid (PCI:0000:1b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
@@ -371,140 +312,3 @@ def test_a_kernel_log_that_has_no_more_for_now_is_at_its_end(tmp_path: Path) -> 
         assert gpus.read_kernel_log(pipe) == LOG
     finally:
         os.close(keep)
-
-
-# --- the product ------------------------------------------------------------------------------------------------
-
-
-def test_every_gpu_multiplies_in_a_process_of_its_own(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [GOOD, GOOD]"), 60)
-    assert facts["count"] == 2
-    assert [(gpu["gpu"], gpu["name"]) for gpu in facts["gpus"]] == [(0, "Fake"), (1, "Fake")]
-    assert all(gpu["ms"] >= 0 and gpu["tflops"] > 0 for gpu in facts["gpus"])
-
-
-def test_the_product_does_not_use_the_python_of_the_ranks(fake_torch: FakeTorch) -> None:
-    environ = {**fake_torch("GPUS += [GOOD]"), "PYTHONHOME": "/nonexistent", "PYTHONPATH": "/nonexistent"}
-    assert run_gemm(environ, 60)["count"] == 1
-
-
-def test_the_product_does_not_import_modules_beside_it(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("import profile\nGPUS += [GOOD] * ('slurmtrain' not in profile.__file__)"), 60)
-    assert facts["count"] == 1
-
-
-def test_the_product_sees_the_gpus_of_the_ranks(fake_torch: FakeTorch) -> None:
-    environ = {**fake_torch("GPUS += [GOOD] * len(os.environ['CUDA_VISIBLE_DEVICES'].split(','))"),
-               "CUDA_VISIBLE_DEVICES": "1,2,3"}  # fmt: skip
-    assert run_gemm(environ, 60)["count"] == 3
-
-
-def test_a_gpu_that_cannot_multiply_is_an_error_and_the_others_continue(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [broken, GOOD]"), 60)
-    assert facts["gpus"][0] == {"gpu": 0, "error": "RuntimeError: CUDA error: unspecified launch failure"}
-    assert facts["gpus"][1]["name"] == "Fake"
-
-
-def test_a_wrong_product_is_an_error(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [GOOD]\nTensor.right = False"), 60)
-    assert facts["gpus"] == [{"gpu": 0, "error": "ArithmeticError: the product of 4096 x 4096 ones is wrong"}]
-
-
-def test_a_gpu_that_hangs_is_an_error_beside_the_others_figures_and_the_child_is_killed(
-    fake_torch: FakeTorch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    children = []
-    popen = subprocess.Popen
-    marker = tmp_path / "said"
-    # The time counts from when the other GPU has answered, and the child does not end by itself before it is over.
-    prelude = f"""
-import builtins, signal
-signal.alarm(0)
-say = builtins.print
-def print_and_say_so(line, **more):
-    say(line, **more)
-    if '"gpu": 1' in line:
-        open({str(marker)!r}, "w").close()
-builtins.print = print_and_say_so
-"""
-
-    def begin(*arguments: Any, **more: Any) -> Any:
-        children.append(popen(*arguments, **more))
-        until(marker.exists, "the answer of the other GPU")
-        return children[-1]
-
-    monkeypatch.setattr(subprocess, "Popen", begin)
-    facts = run_gemm(fake_torch(f"{prelude}GPUS += [hangs, GOOD]"), 5)
-    assert facts["gpus"][0] == {"gpu": 0, "error": "no answer within 5 s"}
-    assert facts["gpus"][1]["name"] == "Fake"
-    assert [child.wait(PATIENCE_S) for child in children] == [-9]
-
-
-def test_the_error_of_a_child_that_fails_is_its_last_line(fake_torch: FakeTorch) -> None:
-    assert run_gemm(fake_torch("sys.exit('no driver')"), 60) == {"error": "exit code 1: no driver"}
-
-
-def test_the_error_of_a_child_that_is_killed_names_the_signal(fake_torch: FakeTorch) -> None:
-    facts = run_gemm(fake_torch("GPUS += [dies]"), 60)
-    assert facts["gpus"] == [{"gpu": 0, "error": "signal 11"}]
-
-
-def test_a_torch_for_gpus_that_sees_none_is_an_error(fake_torch: FakeTorch) -> None:
-    assert run_gemm(fake_torch(""), 60) == {"error": "torch sees no GPU", "count": 0, "gpus": []}
-
-
-def test_a_torch_without_cuda_skips_the_product(fake_torch: FakeTorch) -> None:
-    assert run_gemm(fake_torch("version.cuda = None"), 60) == {"skip": "torch is built without CUDA"}
-
-
-def test_a_child_whose_parent_has_died_ends_by_itself(fake_torch: FakeTorch) -> None:
-    environ = {**fake_torch("GPUS += [hangs]"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-P", matmul.__file__, "0.5"]
-    child = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
-    assert child.wait(60) == -14
-
-
-@settings(deadline=None)
-@given(st.text(), st.text())
-def test_any_output_can_be_read(output: str, ending: str) -> None:
-    facts = parse_gemm_output(output, ending)
-    assert facts.keys() & {"error", "skip", "gpus"}
-
-
-@settings(deadline=None)
-@given(st.integers(0, 200))
-def test_truncated_output_leaves_no_gpu_without_figures_or_an_error(length: int) -> None:
-    whole = (
-        '{"count": 2, "built_for": "12.8"}\n{"gpu": 0, "name": "H", "ms": 1, "tflops": 2}\n{"gpu": 1, "error": "no"}\n'
-    )
-    facts = parse_gemm_output(whole[:length], "signal 9")
-    if "count" in facts:
-        assert [gpu["gpu"] for gpu in facts["gpus"]] == [0, 1]
-        assert all("name" in gpu or gpu["error"] in ("no", "signal 9") for gpu in facts["gpus"])
-    else:
-        assert facts == {"error": "signal 9"}
-
-
-def test_a_product_is_timed_on_any_device_of_torch() -> None:
-    began = time.perf_counter()
-    seconds = matmul.multiply("cpu", "float32", 64, rounds=3, batch=2)
-    assert 0 < seconds <= time.perf_counter() - began
-
-
-def test_a_device_that_torch_does_not_have_is_an_error() -> None:
-    with pytest.raises((RuntimeError, AssertionError)):
-        matmul.multiply("cuda:99", "float32", 64, rounds=1, batch=1)
-
-
-def test_timing_one_core_leaves_the_threads_of_torch_as_they_were() -> None:
-    before = torch.get_num_threads(), torch.__config__.parallel_info()
-    assert matmul.multiply_on_one_core() > 0
-    assert (torch.get_num_threads(), torch.__config__.parallel_info()) == before
-
-
-def test_one_core_is_timed_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    thread_counts = []
-    monkeypatch.setattr(matmul, "multiply", lambda *_, **__: thread_counts.append(torch.get_num_threads()) or 1.0)
-    torch.set_num_threads(2)
-    matmul.multiply_on_one_core()
-    assert (thread_counts, torch.get_num_threads()) == ([1], 2)

@@ -40,6 +40,7 @@ KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lo
 
 # Microseconds, which journals are rounded to: whole numbers, so that the kinds add up to the whole exactly.
 _TICKS = 1_000_000
+_END_OF_TIME = 1e12
 # Events after which an attempt is in another phase from their own time on. Others need a look at what they say.
 _PHASE_AFTER: Mapping[type[Payload], str] = {
     AgentStarted: "start", WaitingForRun: "queue", RendezvousReady: "start", RanksRestarted: "start",
@@ -195,7 +196,8 @@ def _kind(phase: str, covering: Mapping[str, int]) -> str:
 
 
 def _ticks(time: float) -> int:
-    return round(time * _TICKS)
+    # A journal may hold any number, and no time that is meant is beyond these.
+    return round(max(-_END_OF_TIME, min(time, _END_OF_TIME)) * _TICKS)
 
 
 # --- what the events say ----------------------------------------------------------------------------------------------

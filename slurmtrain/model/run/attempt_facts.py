@@ -71,7 +71,7 @@ class SaveLog:
             self.problem_order = event.order
             self.problem = f"the checkpoint of step {payload.step} failed: {payload.reason}" if failed else ""  # type: ignore[union-attr]
         if isinstance(payload, SaveIntervalChosen) and event.order > self.interval_order:
-            self.interval, self.interval_order = payload.to_json(), event.order
+            self.interval, self.interval_order = payload.known_json(), event.order
 
     def add_save(self, event: AnyEvent) -> None:
         """Take in when a save began and ended, if the event tells of one."""

@@ -201,7 +201,7 @@ def _apply_rendezvous(payload: RendezvousReady, attempt: Attempt, _event: AnyEve
 
 @_apply.register
 def _apply_election(payload: NetworkElected, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, network=payload.to_json())
+    return replace(attempt, network=payload.known_json())
 
 
 @_apply.register
@@ -258,17 +258,17 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
 
 @_apply.register
 def _apply_restart(payload: RanksRestarted, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.to_json()}))
+    return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.known_json()}))
 
 
 @_apply.register
 def _apply_hang(payload: HangDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **payload.to_json()}))
+    return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **payload.known_json()}))
 
 
 @_apply.register
 def _apply_straggler(payload: StragglerDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
-    return replace(attempt, stragglers=(*attempt.stragglers, {"at": event.time, **payload.to_json()}))
+    return replace(attempt, stragglers=(*attempt.stragglers, {"at": event.time, **payload.known_json()}))
 
 
 @_apply.register

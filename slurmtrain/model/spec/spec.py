@@ -326,9 +326,18 @@ def read_spec(data: object, report: kinds.Report) -> Spec:
 
 
 def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
-    """The section ``requeue`` from what :func:`write_requeue` gave, by this version or another one."""
-    names = {f.name for f in fields(RequeueSpec)}
-    return RequeueSpec(**{name: value for name, value in plain.items() if name in names})
+    """The section ``requeue`` from what :func:`write_requeue` gave, by this version or another one.
+
+    It comes from a journal: what is not as it should be has its default, since nobody could repair it.
+    """
+    usable = {}
+    for key in fields(RequeueSpec):
+        mistakes: list[str] = []
+        if key.name in plain:
+            value = key.metadata["kind"].read(plain[key.name], (), lambda _at, message, to=mistakes: to.append(message))
+            if not mistakes:
+                usable[key.name] = value
+    return RequeueSpec(**usable)
 
 
 def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:

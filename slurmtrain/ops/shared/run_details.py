@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from slurmtrain.errors import PlaceError
@@ -92,7 +93,7 @@ def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
         rounds.setdefault(sum(restart["at"] <= hang["at"] for restart in attempt.restarts), []).append(hang)
     hangs = []
     for number, observed in rounds.items():
-        states = [RankState.from_dict(plain) for hang in observed for plain in hang.get("ranks", ())]
+        states = list(_rank_states(observed))
         states.sort(key=lambda state: state.rank)
         blamed, why = find_culprits(states)
         ranks = [state.to_dict() for state in states]
@@ -164,3 +165,11 @@ def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, An
     return {
         newest.hosts.get(node, node): [dict(finding) for finding in by_node[node].payload.findings] for node in ordered
     }
+
+
+def _rank_states(hangs: Iterable[Mapping[str, Any]]) -> Iterator[RankState]:
+    """The ranks of these hangs; those of which a journal does not say enough are left out."""
+    for hang in hangs:
+        for record in hang.get("ranks", ()):
+            with contextlib.suppress(KeyError, ValueError):
+                yield RankState.from_dict(record)

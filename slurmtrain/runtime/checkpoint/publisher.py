@@ -117,7 +117,7 @@ class Publisher:
             "checkpoint.quota is %s; %s are taken, and one more checkpoint takes %s, and nothing more may be deleted",
             in_gb(quota), in_gb(used), in_gb(needed),
         )  # fmt: skip
-        self._write(QuotaExceeded(bytes=needed, taken=used, quota=quota))
+        self._write(QuotaExceeded(bytes=needed, taken_bytes=used, quota=quota))
 
     def _used_bytes(self) -> int | None:
         """The bytes that this run's checkpoints take; None where nothing limits them."""

@@ -7,6 +7,7 @@ from dataclasses import field
 from typing import Any, ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
+from slurmtrain.model.run.events.records import FailureRecord, FindingRecord, ProcessRecord, RankRecord, RoundRecord
 
 
 @payload
@@ -21,7 +22,7 @@ class AgentStarted(Payload):
     """How many nodes the attempt has."""
     host: str
     """The node's name."""
-    process: Mapping[str, Any] | None = None
+    process: ProcessRecord | None = None
     """The agent's process: ``host``, ``boot``, ``pid``, ``start``."""
     executor: str = "local"
     """``slurm`` or ``local``."""
@@ -89,7 +90,7 @@ class PreflightDone(Payload):
     """The worst of its findings: ``pass``, ``warn``, ``fail``."""
     seconds: float = 0.0
     """How long the preflight took."""
-    findings: Sequence[Mapping[str, Any]] = ()
+    findings: Sequence[FindingRecord] = ()
     """Each with ``check``, ``status``, ``summary`` and, where there is any, ``evidence``."""
     blamed: bool = False
     """Whether the attempt cannot start because of this node."""
@@ -117,7 +118,7 @@ class WorkersStarted(Payload):
 
     KIND: ClassVar[str] = "workers"
 
-    processes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
     """By rank: ``host``, ``boot``, ``pid``, ``start``."""
     resume_from: str | None = None
     """The checkpoint that a script of the user's own is to resume from."""
@@ -155,7 +156,7 @@ class HangDetected(Payload):
 
     node: int = 0
     """The node's number."""
-    ranks: Sequence[Mapping[str, Any]] = ()
+    ranks: Sequence[RankRecord] = ()
     """Each rank's ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state`` and ``stack``."""
 
 
@@ -193,13 +194,13 @@ class RanksRestarted(Payload):
     """Why the last round ended, as the cause of an end."""
     why: str = ""
     """The same in words."""
-    failures: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[FailureRecord] = ()
     """The ranks that failed."""
     lost: Sequence[int] = ()
     """Nodes that are gone for good."""
     reached: int | None = None
     """The last step that the round before finished."""
-    past: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    past: RoundRecord | None = field(default=None, metadata=OMIT_NONE)
     """The end of that round, as the policy weighs it."""
 
 
@@ -259,7 +260,7 @@ class NodeEnded(Payload):
     """The signal that asked it to stop, such as ``SIGTERM``."""
     sure: bool = False
     """Whether the scheduler was asked what the signal stands for."""
-    failures: Sequence[Mapping[str, Any]] = ()
+    failures: Sequence[FailureRecord] = ()
     """The ranks that failed: ``rank``, ``pid``, ``exit_code``, ``signal``, ``at``, ``error``, ``last_lines``."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """What the agent saw beside it: memory, GPUs, what Slurm said when the signal came."""

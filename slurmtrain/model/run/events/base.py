@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Generic, Self, TypeAlias, TypeVar, dataclass_transform
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Payload")
@@ -54,13 +54,15 @@ class Payload:
 
     def to_json(self) -> dict[str, Any]:
         """The keys of the line, but for ``t`` and ``kind``."""
+        return {**self.known_json(), **self.extra}
+
+    def known_json(self) -> dict[str, Any]:
+        """The same without what this version does not know, or could not read."""
         record: dict[str, Any] = {}
-        for name, omit_none, _, _ in layout(type(self)):
+        for name, key, omit_none, _, _ in layout(type(self)):
             value = getattr(self, name)
             if value is not None or not omit_none:
-                record[name] = _as_json(value)
-        if self.extra:
-            record.update(self.extra)
+                record[key] = _as_json(value)
         return record
 
     @classmethod
@@ -68,14 +70,14 @@ class Payload:
         """Read what :meth:`to_json` gave, by this version or another; None where a required field is unusable."""
         values: dict[str, Any] = {}
         extra = dict(record)
-        for name, _, required, read in layout(cls):
-            if name in record:
-                value = read(record[name])
+        for name, key, _, is_required, read in layout(cls):
+            if key in record:
+                value = read(record[key])
                 if value is not UNUSABLE:
                     values[name] = value
-                    del extra[name]
+                    del extra[key]
                     continue
-            if required:
+            if is_required:
                 return None
         return cls(**values, extra=extra) if extra else cls(**values)
 
@@ -215,20 +217,26 @@ def _plain(is_usable: Callable[[object], bool]) -> Reader:
 
 
 def _or_none(read: Reader) -> Reader:
+    """A reader that takes null as well."""
     return lambda value: None if value is None else read(value)
 
 
-def _list_of(read: Reader) -> Reader:
+def list_of(read: Reader, *, leave_out: bool = False) -> Reader:
+    """A reader of lists of what ``read`` takes; ``leave_out``: without what it does not take."""
+
     def read_list(value: object) -> Any:
         if not isinstance(value, list | tuple):
             return UNUSABLE
         items = tuple(read(item) for item in value)
-        return UNUSABLE if any(item is UNUSABLE for item in items) else items
+        usable = tuple(item for item in items if item is not UNUSABLE)
+        return usable if leave_out or len(usable) == len(items) else UNUSABLE
 
     return read_list
 
 
-def _values_of(read: Reader) -> Reader:
+def values_of(read: Reader) -> Reader:
+    """A reader of objects whose values ``read`` takes."""
+
     def read_mapping(value: object) -> Any:
         if not isinstance(value, dict):
             return UNUSABLE
@@ -245,45 +253,45 @@ READERS: dict[str, Reader] = {
     "float": _plain(is_number),
     "bool": _plain(_is_flag),
     "Mapping[str, Any]": _plain(_is_mapping),
-    "Mapping[str, Mapping[str, Any]]": _values_of(_plain(_is_mapping)),
-    "Mapping[str, float | None]": _values_of(_or_none(_plain(is_number))),
-    "Sequence[str]": _list_of(_plain(is_text)),
-    "Sequence[int]": _list_of(_plain(is_whole)),
-    "Sequence[Sequence[str]]": _list_of(_list_of(_plain(is_text))),
-    "Sequence[Mapping[str, Any]]": _list_of(_plain(_is_mapping)),
+    "Mapping[str, Mapping[str, Any]]": values_of(_plain(_is_mapping)),
+    "Mapping[str, float | None]": values_of(_or_none(_plain(is_number))),
+    "Sequence[str]": list_of(_plain(is_text)),
+    "Sequence[int]": list_of(_plain(is_whole)),
+    "Sequence[Sequence[str]]": list_of(list_of(_plain(is_text))),
+    "Sequence[Mapping[str, Any]]": list_of(_plain(_is_mapping)),
 }
 
 
-def read_records(cls: type[P]) -> Reader:
-    """A reader of lists of records of this class; one that cannot be read is left out."""
-
-    def read_list(value: object) -> Any:
-        if not isinstance(value, list | tuple):
-            return UNUSABLE
-        records = (cls.from_json(item) if isinstance(item, dict) else None for item in value)
-        return tuple(record for record in records if record is not None)
-
-    return read_list
-
-
-def _reader(annotation: str) -> Reader:
+def reader_of(annotation: str) -> Reader:
+    """The reader of values of a field with this annotation. Raises KeyError for a type that has none."""
     bare = annotation.removesuffix(" | None")
     return READERS[bare] if bare == annotation else _or_none(READERS[bare])
 
 
-Layout: TypeAlias = tuple[tuple[str, bool, bool, Reader], ...]
+class FieldLayout(NamedTuple):
+    """A field of a payload: its ``name`` and its ``key`` in journals, and how it is written and read."""
+
+    name: str
+    key: str
+    omit_none: bool
+    is_required: bool
+    read: Reader
+
+
+Layout: TypeAlias = tuple[FieldLayout, ...]
 _LAYOUTS: dict[type[Payload], Layout] = {}
 
 
 def layout(cls: type[Payload]) -> Layout:
-    """For each field of a class: its name, whether None is left out, whether it is required, and its reader."""
+    """The fields of a class, :attr:`Payload.extra` apart."""
     if cls not in _LAYOUTS:
         _LAYOUTS[cls] = tuple(
-            (
-                each.name,
-                bool(each.metadata.get("omit_none")),
-                each.default is MISSING and each.default_factory is MISSING,
-                _reader(str(each.type)),
+            FieldLayout(
+                name=each.name,
+                key=each.metadata.get("key", each.name),
+                omit_none=bool(each.metadata.get("omit_none")),
+                is_required=each.default is MISSING and each.default_factory is MISSING,
+                read=reader_of(str(each.type)),
             )
             for each in fields(cls)
             if each.name != "extra"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from slurmtrain.model.run.events.base import OMIT_NONE, READERS, Payload, payload, read_records
+from slurmtrain.model.run.events.base import OMIT_NONE, READERS, UNUSABLE, Payload, list_of, payload
 
 
 @payload
@@ -33,7 +33,12 @@ class CheckpointRecord(Payload):
     """The directory of the attempt that saved it."""
 
 
-READERS["Sequence[CheckpointRecord]"] = read_records(CheckpointRecord)
+def _read_record(value: object) -> Any:
+    record = CheckpointRecord.from_json(value) if isinstance(value, dict) else None
+    return UNUSABLE if record is None else record
+
+
+READERS["Sequence[CheckpointRecord]"] = list_of(_read_record, leave_out=True)
 
 
 @payload
@@ -163,7 +168,7 @@ class QuotaExceeded(Payload):
 
     bytes: int = 0
     """The size of the next checkpoint."""
-    taken: int = 0
+    taken_bytes: int = field(default=0, metadata={"key": "taken"})
     """The bytes that checkpoints take now."""
     quota: int = 0
     """The bytes that they may take."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord
+from slurmtrain.model.run.events.records import ProcessRecord
 
 
 @payload
@@ -74,7 +75,7 @@ class Submitted(Payload):
     """Which submission."""
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
     """The job's id."""
-    process: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
+    process: ProcessRecord | None = field(default=None, metadata=OMIT_NONE)
     """The controller of a local job: ``host``, ``boot``, ``pid``, ``start``."""
     adopted: bool | None = field(default=None, metadata=OMIT_NONE)
     """Whether a later command found the job of a submission that was killed."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import json
 import math
-import typing
-from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
 import pytest
-from helpers.journal_events import event
+from helpers.journal_events import event, read_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events import agent, base, checkpoint, command, rank
 from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord, CheckpointSaved
 from slurmtrain.model.run.events.kinds import KINDS, read_payload
+from slurmtrain.model.run.events.records import RECORD_KEYS
+from slurmtrain.model.run.fold import RunBuilder
+from slurmtrain.model.run.journal import read_event
+from slurmtrain.model.run.run import RUN_STATES
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -36,32 +39,40 @@ _NUMBER = st.floats(allow_nan=False, allow_infinity=False) | _WHOLE
 _MAPPING = st.dictionaries(_TEXT, plain, max_size=2)
 
 
-def _values(annotation: Any) -> st.SearchStrategy[Any]:
-    """What a field of this type may hold."""
-    simple = {str: _TEXT, int: _WHOLE, float: _NUMBER, bool: st.booleans(), type(None): st.none(), Any: plain}
-    if annotation in simple:
-        return simple[annotation]
-    arguments, origin = typing.get_args(annotation), typing.get_origin(annotation)
-    if origin is Sequence:
-        return st.lists(_values(arguments[0]), max_size=2)
-    if origin is Mapping:
-        return st.dictionaries(_TEXT, _values(arguments[1]), max_size=2)
-    if origin is None:
-        assert issubclass(annotation, Payload)
-        return payloads(annotation)
-    return st.one_of([_values(argument) for argument in arguments])
+_BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
+    "str": _TEXT, "int": _WHOLE, "float": _NUMBER, "bool": st.booleans(), "Any": plain,
+}  # fmt: skip
+
+
+def _values(annotation: str) -> st.SearchStrategy[Any]:
+    """What a field with this annotation may hold."""
+    if annotation.endswith(" | None"):
+        return st.none() | _values(annotation.removesuffix(" | None"))
+    outer, _, inner = annotation.partition("[")
+    if outer == "Sequence":
+        return st.lists(_values(inner.removesuffix("]")), max_size=2)
+    if outer == "Mapping":
+        return st.dictionaries(_TEXT, _values(inner.removesuffix("]").partition(", ")[2]), max_size=2)
+    if annotation in RECORD_KEYS:
+        required, optional = RECORD_KEYS[annotation]
+        return st.fixed_dictionaries(
+            {key: _values(value) for key, value in required.items()},
+            optional={key: _values(value) for key, value in optional.items()},
+        )
+    if annotation == "CheckpointRecord":
+        return payloads(CheckpointRecord)
+    return _BY_ANNOTATION[annotation]
 
 
 def payloads(cls: type[Payload]) -> st.SearchStrategy[Payload]:
     """Payloads of this class with anything that their types allow; optional fields may be left out."""
-    hints = typing.get_type_hints(cls)
-    declared = [each for each in fields(cls) if each.name != "extra"]
-    optional = {each.name for each in declared if each.default is not MISSING or each.default_factory is not MISSING}
-    values = {each.name: _values(hints[each.name]) for each in declared}
+    known = [each for each in fields(cls) if each.name != "extra"]
+    optional = {each.name for each in known if each.default is not MISSING or each.default_factory is not MISSING}
+    values = {each.name: _values(str(each.type)) for each in known}
     return st.fixed_dictionaries(
         {name: values[name] for name in values if name not in optional},
         optional={name: values[name] for name in optional},
-    ).map(lambda given: cls(**given))
+    ).map(lambda values: cls(**values))
 
 
 EVERY_KIND = pytest.mark.parametrize("cls", [pytest.param(cls, id=kind) for kind, cls in KINDS.items()])
@@ -134,9 +145,7 @@ def test_keys_of_a_newer_version_are_kept_and_change_nothing(cls: type[Payload],
     read = cls.from_json(newer)
     assert read is not None
     assert read.to_json() == newer
-    assert [getattr(read, name) for name, *_ in layout(cls)] == [
-        getattr(cls.from_json(payload.to_json()), name) for name, *_ in layout(cls)
-    ]
+    assert {**read.to_json(), **payload.to_json()} == newer
 
 
 @EVERY_KIND
@@ -144,15 +153,15 @@ def test_keys_of_a_newer_version_are_kept_and_change_nothing(cls: type[Payload],
 def test_whatever_a_line_holds_reading_never_raises_and_gives_only_values_of_the_right_type(
     cls: type[Payload], data: st.DataObject
 ) -> None:
-    names = [name for name, *_ in layout(cls)]
+    names = [each.key for each in layout(cls)]
     record = data.draw(st.dictionaries(st.sampled_from([*names, "other"]), junk | plain))
     read = cls.from_json(record)
     if read is None:
-        assert any(is_required for _, _, is_required, _ in layout(cls))
+        assert any(each.is_required for each in layout(cls))
         return
     assert cls.from_json(read.to_json()) == read
-    for name, _, _, reader in layout(cls):
-        assert reader(getattr(read, name)) is not base.UNUSABLE
+    for each in layout(cls):
+        assert each.read(getattr(read, each.name)) is not base.UNUSABLE
 
 
 @pytest.mark.parametrize("value", ["5", 5.0, True, None, [5], 2**63, -(2**64)])
@@ -195,3 +204,37 @@ def test_events_are_selected_by_the_class_of_their_payload() -> None:
     ]
     assert [each.payload.path for each in select(events, CheckpointSaved)] == ["a", "c"]
     assert [each.payload.path for each in select(events, CheckpointRecord)] == ["a", "b", "c"]
+
+
+# --- lines that nobody should write -------------------------------------------------------------------------------
+
+
+@st.composite
+def _junk_events(draw: st.DrawFn) -> list[AnyEvent]:
+    """Events of any kind whose values have any type, or the right one."""
+    events = []
+    for offset in range(draw(st.integers(0, 6))):
+        kind = draw(st.sampled_from(sorted(KINDS)))
+        cls = KINDS[kind]
+        annotations = {each.name: str(each.type) for each in fields(cls)}
+        record = {each.key: draw(_values(annotations[each.name]) | junk) for each in layout(cls)}
+        source = draw(st.sampled_from(("attempts/7.0/node-0.jsonl", "attempts/7.0/rank-0.jsonl", "journal/a.jsonl")))
+        read = read_event({**record, "t": float(draw(st.integers(0, 99))), "kind": kind}, source, offset)
+        if read is not None:
+            events.append(read)
+    return events
+
+
+@given(_junk_events())
+def test_no_line_of_a_journal_keeps_a_run_from_being_read(events: list[AnyEvent]) -> None:
+    submitted = [
+        event(1.0, "submitting", {"submission": 1, "attempt": 1, "executor": "local", "requeue": {}}, "journal/b", 0),
+        event(2.0, "submitted", {"submission": 1, "job_id": "7"}, "journal/b", 1),
+        event(3.0, "agent", {"host": "n0"}, "attempts/7.0/node-0.jsonl", 90),
+    ]
+    run = read_run("RUN", [*submitted, *events], {})
+    assert run.state in RUN_STATES
+    ledger_entries("RUN", events, {})
+    builder = RunBuilder("RUN")
+    builder.add(events)
+    json.dumps(builder.to_dict())

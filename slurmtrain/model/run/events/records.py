@@ -1,0 +1,65 @@
+"""Records inside events: plain mappings, as JSON has them, whose keys have the right types once they were read.
+
+They are read as events are: a value of the wrong type counts as missing, unknown keys are kept, and a record without a
+required key is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from slurmtrain.model.run.events.base import READERS, UNUSABLE, Reader, list_of, reader_of, values_of
+
+ProcessRecord: TypeAlias = Mapping[str, Any]
+"""A process: ``host``, ``boot`` (id of the machine's boot), ``pid``, and ``start``, its time in clock ticks since."""
+FailureRecord: TypeAlias = Mapping[str, Any]
+"""A rank that failed: ``rank``, ``pid``, ``exit_code`` or ``signal``, ``at`` (seconds since 1970), ``error``,
+``last_lines`` of its log."""
+FindingRecord: TypeAlias = Mapping[str, Any]
+"""What a check found: ``check``, ``status``, ``summary`` and, where there is any, ``evidence``."""
+RankRecord: TypeAlias = Mapping[str, Any]
+"""A rank of a run that hangs: ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state``, ``stack``."""
+RoundRecord: TypeAlias = Mapping[str, Any]
+"""The end of a round of ranks: ``cause``, ``began_at_step``, ``committed`` (step), ``reached`` (step), ``where``,
+``foreign``."""
+
+
+# For each: the keys that it must have, and others, with the types of their values as annotations have them.
+RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
+    "ProcessRecord": ({"host": "str", "boot": "str", "pid": "int", "start": "int"}, {}),
+    "FailureRecord": (
+        {"rank": "int"},
+        {"pid": "int | None", "exit_code": "int | None", "signal": "str | None", "at": "float | None",
+         "error": "str | None", "last_lines": "Sequence[str] | None"},
+    ),
+    "FindingRecord": ({}, {"check": "str", "status": "str", "summary": "str", "evidence": "Mapping[str, Any]"}),
+    "RankRecord": (
+        {},
+        {"rank": "int", "node": "int", "step": "int", "phase": "str", "idle_s": "float", "state": "str",
+         "stack": "Sequence[str]"},
+    ),
+    "RoundRecord": (
+        {"cause": "str", "began_at_step": "int", "committed": "int"},
+        {"reached": "int | None", "where": "str", "foreign": "bool"},
+    ),
+}  # fmt: skip
+
+
+def _reader(required: dict[str, str], optional: dict[str, str]) -> Reader:
+    """A reader of records with these keys."""
+    readers = {key: reader_of(annotation) for key, annotation in (required | optional).items()}
+
+    def read(value: object) -> Any:
+        if not isinstance(value, dict):
+            return UNUSABLE
+        usable = {key: item for key, item in value.items() if key not in readers or readers[key](item) is not UNUSABLE}
+        return usable if required.keys() <= usable.keys() else UNUSABLE
+
+    return read
+
+
+for _name, _keys in RECORD_KEYS.items():
+    READERS[_name] = _reader(*_keys)
+    READERS[f"Sequence[{_name}]"] = list_of(READERS[_name], leave_out=True)
+    READERS[f"Mapping[str, {_name}]"] = values_of(READERS[_name])

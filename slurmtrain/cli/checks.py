@@ -13,7 +13,9 @@ Checks = Mapping[str, Sequence[Mapping[str, Any]]]
 
 CHECK_HEADERS = ("CHECK", "STATUS", "NODES", "FOUND")
 NETWORK_HEADERS = ("NETWORK", "CHOSEN", "KIND", "SPEED", "MEASURED", "MTU", "INTERFACES", "PROVED")
+# Statuses that need no attention.
 _QUIET = ("pass", "skip")
+# What fits into a line of a terminal.
 _CLOCKS_SHOWN = 8
 _PROBLEMS_SHOWN = 2
 
@@ -23,6 +25,7 @@ def check_rows(checks: Checks) -> list[tuple[str, str, str, str]]:
     rows = []
     for check, findings in _by_check(checks).items():
         keys = {host: _comparison_key(finding) for host, finding in findings.items()}
+        # On hundreds of nodes only those that differ are of interest.
         usual = Counter(keys.values()).most_common(1)[0][0]
         alike = [host for host, key in keys.items() if key == usual]
         status = str(findings[alike[0]]["status"])
@@ -86,6 +89,7 @@ def describe_clocks(clock: Mapping[str, Mapping[str, Any]]) -> str:
     """How far each node's clock is ahead of node 0's; of many nodes those that are furthest away."""
     shown = sorted(clock.items(), key=lambda pair: natural_sort_key(pair[0]))
     if len(shown) > _CLOCKS_SHOWN:
+        # Those that are furthest away come first: the others are fine.
         shown.sort(key=lambda pair: -abs(pair[1].get("offset_ms") or 0.0))
     return ", ".join(_first([f"{host} {_offset(measured)}" for host, measured in shown], _CLOCKS_SHOWN))
 

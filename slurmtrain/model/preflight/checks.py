@@ -342,12 +342,14 @@ def _memory_problem(memory: int, rdma_devices: Sequence[str], spec: Spec) -> str
 
 def _judge_dns(facts: Facts, spec: Spec) -> Judgement:
     limit = spec.preflight.dns.max_ms
+    # Any one slow look-up delays whoever needs it: the slowest decides.
     address, slowest = max(facts.items(), key=lambda item: float(item[1]))
     summary = f"{_ms(slowest)} for {address}"
     return ("fail", f"{summary} (limit {limit:g} ms)", facts) if slowest > limit else ("pass", summary, facts)
 
 
 def _judge_environment(facts: Facts, _: Spec) -> Judgement:
+    # "said" holds sentences; the key stands in journals as evidence.
     return ("fail", "; ".join(facts["said"]), facts) if facts["said"] else ("pass", "nothing to say", facts)
 
 

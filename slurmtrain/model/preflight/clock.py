@@ -82,6 +82,7 @@ def judge_clocks(
     """
     measured = {node: offset for node, offset in offsets.items() if offset is not None}
     if measured:
+        # Node 0 does not measure itself: all offsets are against its clock.
         measured.setdefault(0, ClockOffset(0.0, 0.0, 0))
     nodes = sorted({*offsets, *disciplines})
     names = {node: hosts.get(node, f"node {node}") for node in {*nodes, 0}}
@@ -105,6 +106,7 @@ def _finding(node: int, comparison: _Comparison, discipline: Mapping[str, Any]) 
         "samples": 0 if span is None else comparison.measured[node].samples,
         "disciplined": disciplined,
         "source": str(discipline.get("source", "none")),
+        # The key stands in journals.
         "said": description,
     }
     if status != "pass":

@@ -63,6 +63,7 @@ def judge_networks(result: ElectionResult, level: str) -> dict[int, Finding]:
         elif node in warned:
             findings[node] = Finding(_CHECK, "warn", f"{passed}; {warned[node]}")
         else:
+            # Nothing is elected because of other nodes, which have failed.
             findings[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others")
     return {node: apply_level(finding, level) for node, finding in findings.items()}
 
@@ -149,6 +150,7 @@ def _unreachable_nodes(probed: Sequence[ProbedNetwork], nodes: int, hosts: Hosts
     if common:
         return {node: (_describe_culprit(node, probed[0], hosts), {}) for node in common}
     involved = {node for network in probed for node in _involved_nodes(network)}
+    # The first two problems are mostly both directions of one pair.
     summary = "; ".join(describe_problem(problem, hosts) for problem in probed[0].problems[:2])
     return dict.fromkeys(sorted(involved), (summary, {"ambiguous": True}))
 
@@ -172,6 +174,7 @@ def _warnings(probed: Sequence[ProbedNetwork], elected: int, hosts: Hosts) -> di
         at_fault = culprits(better.problems, len(better.network.members)) or sorted(_involved_nodes(better))
         for node in at_fault:
             culprit = _describe_culprit(node, better, hosts)
+            # The best of several better networks comes first, and is worth the warning.
             warnings.setdefault(node, f"{_describe_network(better)} would be better, but {culprit}")
     return warnings
 

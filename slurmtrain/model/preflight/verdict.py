@@ -50,6 +50,7 @@ class Verdict:
     @property
     def problem(self) -> str | None:
         """Why no worker may start: the first few failures, each with its hosts; None if there is none."""
+        # By the text of the failure: one that hundreds of nodes share is one line.
         failures: dict[str, list[str]] = {}
         for node, findings in self.findings.items():
             for finding in findings:
@@ -78,6 +79,7 @@ def _name_some(hosts: Sequence[str]) -> str:
 
 def judge_nodes(reports: PreflightReports, spec: Spec) -> Verdict:
     """Judge every check of every node: the clock and the network first."""
+    # In the order in which they are shown: first what is between nodes, then what each has by itself.
     findings: dict[int, list[Finding]] = {node: [] for node in reports.facts}
     if spec.preflight.clock.level != "off":
         clocks = judge_clocks(reports.offsets, reports.disciplines, spec.preflight.clock, reports.hosts)
@@ -111,6 +113,7 @@ def absence_verdict(nodes: Sequence[int], hosts: Mapping[int, str], reason: str)
         hosts: The names of all nodes.
         reason: What they have not done.
     """
+    # Not ambiguous: a node whose agent does not report is one that the attempt can do without.
     missing = Finding("agent", "fail", reason)
     return Verdict({node: [missing] if node in nodes else [] for node in hosts}, hosts)
 
@@ -123,6 +126,7 @@ def judge_bandwidth(facts: Mapping[int, Mapping[str, Any]], spec: Spec) -> dict[
 
 def _bandwidth_finding(facts: Mapping[str, Any], spec: Spec) -> Finding:
     if "skip" in facts or "error" in facts:
+        # Ambiguous: ranks of one node fail because those of another did.
         status = "skip" if "skip" in facts else "fail"
         return Finding("bandwidth", status, str(facts.get("skip") or facts["error"]), {"ambiguous": True})
     bus_gb_per_s, limit = facts["busbw_gb_s"], spec.preflight.bandwidth.min_gb_per_s

@@ -26,6 +26,7 @@ import secrets
 import struct
 from typing import Any
 
+# Tells another service that listens on the port from an agent, and versions of the protocol from each other.
 _MAGIC = b"slurmtrain/1"
 _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
@@ -74,6 +75,7 @@ class Channel:
         text = json.dumps(message, separators=(",", ":")).encode()
         try:
             self._writer.write(_LENGTH.pack(len(text)) + text + self._sign(self._own_side, self.sent, text))
+            # Before waiting: another task may send meanwhile, and its message needs the next number.
             self.sent += 1
             await self._writer.drain()
         except OSError as error:
@@ -98,6 +100,7 @@ class Channel:
 
     def close(self) -> None:
         """End the connection; what has been sent still arrives."""
+        # A RuntimeError: the event loop has been closed.
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.close()
 

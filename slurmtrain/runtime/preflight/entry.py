@@ -103,6 +103,7 @@ class _LocalNode:
         if self._node.index != 0:
             return participate(self.participant, watch_endpoints(self._attempt, self._exported))
         if self.participant.nodes == 1:
+            # Nobody connects: there is no secret to share, unless one was exported.
             return coordinate(self.participant, self._exported.secret if self._exported else b"", None)
         candidates = [LOOPBACK] if self.participant.single_machine else find_candidates(0)[0]
         addresses = [candidate.address for candidate in candidates]

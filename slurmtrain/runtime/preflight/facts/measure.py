@@ -170,6 +170,7 @@ def _measurements(context: NodeContext) -> dict[str, Measurement]:
         "dns": lambda: _measure_dns(context.addresses),
         "straggler": partial(_measure_speed, context, inspect_gpus if gpus_per_node else None),
         "environment": lambda: {
+            # The key stands in journals, as evidence of the check.
             "said": [*describe_obsolete(context.environ), *describe_overruled(context.plan.spec.env, {})]
         },
     }

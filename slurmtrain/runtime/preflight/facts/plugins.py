@@ -16,6 +16,7 @@ from typing import Any
 from slurmtrain.model.preflight.finding import STATUSES
 
 GROUP = "slurmtrain.checks"
+# Characters: a summary is one cell of a table.
 _SUMMARY_LIMIT = 500
 
 
@@ -66,6 +67,7 @@ def find_plugins(
     clashes = []
     for name, points in offered.items():
         packages = ", ".join(sorted({_package(point) for point in points}))
+        # Reported under the name "plugins": the check of this name is slurmtrain's own, and is made as usual.
         if name in reserved:
             clashes.append(f"the entry point {name!r} of {packages} has the name of a check of slurmtrain's own")
         elif len(points) > 1:

@@ -2,248 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.simulated_agents import CRASH, HANG, LOST, POLL_S, WAIT, Ranks, World
 from helpers.site import until
-from torch.distributed import HashStore
 
-from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
-from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, KernelEvidence, StopRequest
-from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
-from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
+from slurmtrain.model.interruption.policy import PriorEnd
 from slurmtrain.runtime.agent import control_store, rounds, watchdog
 from slurmtrain.runtime.agent.control_store import ControlStore
-from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.rendezvous import MeetingPoint
-from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
-from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.system.journal import Journal
-
-# What ranks of a node do in a round: end by themselves, fail, wait until they are asked to stop, hang, hang with the
-# others in the loop, or die with their agent.
-COMPLETE, CRASH, WAIT, HANG, LOST = "complete", "crash", "wait", "hang", "lost"
-_POLL_S = 0.002
-
-
-class Gone(BaseException):
-    """An agent that is no more; nothing catches it."""
-
-
-class Process:
-    """A rank's process, as far as the agent looks at it."""
-
-    def __init__(self, pid: int, behaviour: str) -> None:
-        self.pid = pid
-        self.returncode: int | None = {COMPLETE: 0, CRASH: 1}.get(behaviour)
-        self.signals: list[int] = []
-
-    def poll(self) -> int | None:
-        return self.returncode
-
-    def send_signal(self, number: signal.Signals) -> None:
-        self.signals.append(number)
-        if self.returncode is None:
-            self.returncode = STOPPED
-
-
-class Ranks(Workers):
-    """The workers' own supervision, over processes that are none."""
-
-    world: World
-
-    def __init__(
-        self, config: WorkersConfig, point: MeetingPoint, control: ControlStore, flag: StopFlag, supervisor: Supervisor
-    ) -> None:
-        self.config = config
-        self.request: StopRequest | None = None
-        self._config = config
-        self._control = control
-        self._flag = flag
-        self._supervisor = supervisor
-        self._first = config.members.index(config.node)
-        number, node = config.attempt.round, config.node
-        self.behaviour = self.world.script.get((number, node), COMPLETE)
-        self._own = [Process(1000 + 100 * number + node, self.behaviour)]
-        self.world.ranks[number, node] = self
-
-    def run(self, role: str = "") -> Any:
-        if self.behaviour == LOST:
-            self.world.lose(self._config.node, self._control)
-        self._supervisor.started({self._first: self._own[0].pid})
-        pulse = Pulse.open(self.world.boards[self._config.node], 0)
-        step = 0
-        while self.request is None and None in self._exit_codes():
-            step += 0 if self.behaviour == HANG else 1
-            pulse.beat(step if self.behaviour == HANG else 5, Phase.TRAINING, step_s=0.01)
-            self.request = self._find_request()
-            time.sleep(_POLL_S)
-        if pulse.phase is Phase.NONE:
-            pulse.beat(5, Phase.LEFT)
-        if self.request is not None or self.behaviour == CRASH:
-            self._end_workers(self.behaviour == CRASH)
-
-    def exits(self) -> list[Exit]:
-        if self._config.node == 0:
-            self.world.when_ended()
-        codes = [process.returncode for process in self._own if process.returncode is not None]
-        lines = [self.world.last_line] if self.behaviour == CRASH else []
-        return [Exit(rank=self._first, pid=1, code=code, at=time.time(), last_lines=lines) for code in codes]
-
-    def _processes(self) -> list[Any]:
-        return self._own
-
-
-@dataclass
-class World:
-    """The nodes of an attempt, each an agent in a thread; ``script``: what ranks do, by round and node."""
-
-    path: Path
-    resources: Mapping[str, Any]
-    script: Mapping[tuple[int, int], str]
-    requeue: Mapping[str, Any] = field(default_factory=dict)
-    before: Sequence[PriorEnd] = ()
-    last_line: str = "ValueError: 1"
-    committed: int = 3
-    dead: set[int] = field(default_factory=set)
-    ranks: dict[tuple[int, int], Ranks] = field(default_factory=dict)
-    boards: dict[int, str] = field(default_factory=dict)
-    outcomes: dict[int, AttemptOutcome | None] = field(default_factory=dict)
-    prepared: list[tuple[int, int, str | None]] = field(default_factory=list)
-    deadline: float | None = None
-    over: threading.Event = field(default_factory=threading.Event)
-    waits_for_begin: set[int] = field(default_factory=set)
-    unfit: int | None = None
-    when_ended: Callable[[], None] = lambda: None
-
-    def __post_init__(self) -> None:
-        self.spec = self._spec()
-        self.nodes = self.spec.resources.allocated.max
-        self.flags = {node: StopFlag() for node in range(self.nodes)}
-        self.attempt = RunDir(self.path / "RUN").attempt("7", 0)
-        self.attempt.logs.mkdir(parents=True)
-        self.store = HashStore()
-        self.threads: dict[int, threading.Thread] = {}
-
-    def _spec(self) -> Spec:
-        data = {"name": "x", "command": "true", "resources": {"procs_per_node": 1, **self.resources}}
-        data["requeue"] = dict(self.requeue)
-        return read_spec(data, lambda at, message: pytest.fail(f"{at}: {message}"))
-
-    # --- what happens -------------------------------------------------------------------------------------------------
-
-    def begin(self, *absent: int) -> World:
-        """Start the agents, but for these, which never come."""
-        for node in range(self.nodes):
-            if node not in absent:
-                self.threads[node] = threading.Thread(target=self._agent, args=(node,), daemon=True)
-                self.threads[node].start()
-        return self
-
-    def end(self) -> World:
-        """Wait until all agents that live have ended."""
-        for node, thread in self.threads.items():
-            until(
-                lambda node=node, thread=thread: node in self.dead or not thread.is_alive(), f"the end of node {node}"
-            )
-        return self
-
-    def signal(self, *nodes: int, number: signal.Signals = signal.SIGTERM) -> None:
-        # Node 0 last: as soon as that has left, what else has not been signalled ends for want of it.
-        for node in nodes or reversed(range(self.nodes)):
-            self.flags[node].raised, self.flags[node].raised_at = number, time.time()
-
-    def lose(self, node: int, control: ControlStore) -> None:
-        """End the agent of a node, which tells nobody."""
-        self.dead.add(node)
-        control.gather = lambda *_, **__: None  # type: ignore[method-assign]
-        raise Gone
-
-    def until_running(self, number: int, *nodes: int) -> None:
-        until(lambda: all((number, node) in self.ranks for node in nodes), f"round {number}")
-
-    # --- what came of it ----------------------------------------------------------------------------------------------
-
-    def events(self, kind: str, node: int = 0) -> list[dict[str, Any]]:
-        path = self.attempt.node_journal(node)
-        events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [event for event in events if event["kind"] == kind]
-
-    def causes(self) -> dict[int, str]:
-        return {
-            node: outcome.node_report.cause for node, outcome in sorted(self.outcomes.items()) if outcome is not None
-        }
-
-    @property
-    def root(self) -> tuple[str, str]:
-        outcome = self.outcomes[0]
-        assert outcome is not None
-        return outcome.attempt_report.cause, outcome.attempt_report.reason
-
-    def rounds_of(self, node: int) -> list[int]:
-        return sorted(number for number, member in self.ranks if member == node)
-
-    # --- the agents ---------------------------------------------------------------------------------------------------
-
-    def _agent(self, node: int) -> None:
-        config = RoundConfig(
-            attempt=self.attempt,
-            spec=self.spec,
-            node=node,
-            nodes=self.nodes,
-            job_id="7",
-            restart=0,
-            hosts={number: f"n{number}" for number in range(self.nodes)},
-            address="127.0.0.1",
-            deadline=self.deadline,
-            lead_s=30.0,
-        )
-        point: Any = MeetingPoint(self.store, "127.0.0.1", 1)  # type: ignore[arg-type]
-        with Journal(self.attempt.node_journal(node), durable=False) as journal:
-            rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, self.flags[node])
-            try:
-                self.outcomes[node] = rounds_here.run()
-            except Gone:
-                self.over.wait()
-
-
-@dataclass(frozen=True)
-class Host:
-    """The agent of a node, as far as rounds need it."""
-
-    world: World
-    node: int
-
-    def find_checkpoint(self) -> str:
-        return f"step-{self.world.committed}"
-
-    def committed_step(self) -> int:
-        return self.world.committed
-
-    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
-        self.world.boards[self.node] = board
-        if self.node == self.world.unfit:
-            raise SlurmtrainError("cannot enter the working directory /w")
-        self.world.prepared.append((attempt.round, self.node, resume_from))
-        return ["true"]
-
-    def ask_policy(self, latest: PriorEnd) -> Decision:
-        events = self.world.events("restart")
-        restarts = [PriorEnd.from_restart(event["past"], event["t"]) for event in events]
-        return decide([*self.world.before, *restarts, latest], self.world.spec.requeue)
-
 
 Make = Callable[..., World]
 
@@ -270,8 +45,8 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         return world
 
     monkeypatch.setattr(rounds, "Workers", Ranks)
-    monkeypatch.setattr(rounds, "_POLL_S", _POLL_S)
-    monkeypatch.setattr(control_store, "_POLL_S", _POLL_S)
+    monkeypatch.setattr(rounds, "_POLL_S", POLL_S)
+    monkeypatch.setattr(control_store, "_POLL_S", POLL_S)
     monkeypatch.setattr(control_store, "_BEAT_S", 0.01)
     # What the kernel of this machine has noted meanwhile is not for these tests.
     monkeypatch.setattr(rounds.KernelState, "changes", lambda _state: KernelEvidence())

@@ -77,6 +77,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         capture_output=True,
         text=True,
         check=False,
+        # Out of this terminal's reach: neither Ctrl-C nor its hanging up may end the run.
         start_new_session=True,
     )
     if completed.returncode != 0:
@@ -92,6 +93,7 @@ def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:
     Returns its controller, if there is one, and whether there is a controller or a process that is about to start one.
     """
     starting = False
+    # The submission's folder is an argument of both the launcher and the controller that it starts.
     for process, command in processes_with_argument(str(submission.submitit)):
         if b"submitit.local._local" in command:
             return process, True

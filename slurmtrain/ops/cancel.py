@@ -72,16 +72,22 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
     while any(alive(run) for run in _local(runs.values())):
         for run in _local(runs.values()):
             _kill_processes(run)
+        # Again: a rank may have started another process between the look at its descendants and its end.
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
-    deadline = time.monotonic() + (_KILL_TIMEOUT_S if force else 0.0)
-    while any(not run.ended for run in runs.values()):
+    if all(run.ended for run in runs.values()):
+        return runs
+    return _wait_for_slurm(workspace, run_ids, timeout_s=_KILL_TIMEOUT_S if force else 0.0)
+
+
+def _wait_for_slurm(workspace: Workspace, run_ids: Sequence[str], *, timeout_s: float) -> dict[str, Run]:
+    """Ask Slurm until all runs have ended, for so long at most: what was killed journals no end of its own."""
+    deadline = time.monotonic() + timeout_s
+    while True:
         runs = _load(workspace, run_ids, ask_slurm=True)
         if time.monotonic() >= deadline or all(run.ended for run in runs.values()):
-            break
-        # What was killed journals no end: only Slurm knows when it has come.
+            return runs
         time.sleep(_KILL_POLL_S)
         workspace.scheduler.forget()
-    return runs
 
 
 def _load(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = False) -> dict[str, Run]:
@@ -98,6 +104,7 @@ def _check_reachable(run: Run) -> None:
 
 def _request(workspace: Workspace, run_id: str) -> None:
     directory = workspace.root.run(run_id)
+    # Under the lock, after another look: a run that has just ended by itself must not be called cancelled.
     with locked(directory.lock):
         if not _load(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
@@ -121,6 +128,7 @@ def _ask_processes(runs: Sequence[Run]) -> None:
 
 def _kill_processes(run: Run) -> None:
     for process in _processes(run):
+        # The descendants are listed before anything is killed: orphans could no longer be traced to the run.
         for each in [process, *descendants(process)]:
             each.send(signal.SIGKILL)
 

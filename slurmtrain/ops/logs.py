@@ -87,6 +87,7 @@ def read_logs(
             directory = workspace.root.run(run_id).attempt(each.job_id, each.restart)
             for path, origin in _files(directory, each, rank):
                 tails.setdefault(path, _Tail(path, each.number, origin))
+        # The run was looked at before its files are read: once it has ended, this reads all that it has written.
         ended = run.ended or not follow
         for tail in list(tails.values()):
             yield from tail.lines(last=ended)
@@ -119,8 +120,10 @@ def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterato
         number = int(path.stem.split("-")[1])
         if rank is None or number == rank:
             yield path, f"rank {number}"
+    # While the attempt starts, what the agents print is of no interest yet.
     if rank is None and attempt.ended and not ranks:
         submission = directory.run.submission(attempt.submission)
         yield submission.controller_log, "job"
         for path in sorted(submission.submitit.glob("*_log.out")):
+            # submitit's name for it: JOB_TASK_log.out.
             yield path, f"agent {path.stem.split('_')[-2]}"

@@ -42,6 +42,7 @@ def resume(
     """
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
+    # Not waited for: whoever holds it is about to start the run, or to end it, and this start would come on top.
     with locked(directory.lock, wait=False) as lock:
         if lock is None:
             raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
@@ -54,6 +55,7 @@ def resume(
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         secret_env = secret_values(planned.plan, planned.secrets)
+        # After all that can be checked beforehand: a resume that is refused must leave the checkpoints where they are.
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
         attempt = NewAttempt(

@@ -36,6 +36,8 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
+# git on a slow file system is not worth waiting longer for: the revision is a help, no need.
+_GIT_TIMEOUT_S = 10.0
 # File systems in memory: of one machine alone.
 _OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
@@ -197,6 +199,7 @@ def _create(
     locks: ExitStack,
 ) -> tuple[RunDir, int]:
     """Build a run directory aside and rename it into place, with its lock held from before it is seen."""
+    # Two submissions in one millisecond may draw the same id: the one whose mkdir() fails draws again.
     while True:
         name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
         unborn, run = workspace.root.unborn(name), workspace.root.run(name)
@@ -209,6 +212,8 @@ def _create(
         except OSError as error:
             raise _unwritable(workspace, error) from error
         try:
+            # The lock belongs to the file, which the rename keeps: no command ever sees the run unlocked before it has
+            # a job.
             lock = locks.enter_context(locked(unborn.lock))
             assert lock is not None
             make_directory(unborn.journals)
@@ -251,7 +256,11 @@ def _git_facts(directory: Path) -> dict[str, Any] | None:
     def ask(*arguments: str) -> str | None:
         try:
             completed = subprocess.run(
-                ["git", "-C", str(directory), *arguments], capture_output=True, text=True, timeout=10, check=False
+                ["git", "-C", str(directory), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=_GIT_TIMEOUT_S,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired):
             return None

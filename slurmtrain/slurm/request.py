@@ -14,6 +14,7 @@ from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.sbatch import canonical_option
+from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
 
@@ -61,24 +62,12 @@ def make_request(
         singleton: another job of the run came before; whatever became of it, the two must not run at once.
     """
     resources, run = plan.spec.resources, submission.run
-    options = {
-        canonical_option(name): value
-        for name, value in plan.spec.slurm.items()
-        if value is not None and value is not False
-    }
-    if singleton:
-        # Of jobs of one name and user Slurm lets one run at a time (sbatch, --dependency=singleton).
-        options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
-    if excluded_nodes:
-        options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *excluded_nodes})
-    # With --ntasks-per-node among sbatch's options Slurm computes the number of tasks from the least number of nodes,
-    # and allocates no more nodes than that (measured on 22.05). srun takes the option as well.
-    ranged = resources.allocated.min < resources.allocated.max
+    options = _options(plan, excluded_nodes, singleton=singleton)
     parameters: dict[str, Any] = {
         # By the run's id in the job's name the job of a killed submission is found again.
         "job_name": f"{plan.spec.name}-{run.id}",
         "nodes": resources.allocated.max,
-        **({} if ranged else {"ntasks_per_node": 1}),
+        **({} if _is_range(resources) else {"ntasks_per_node": 1}),
         "cpus_per_task": resources.cpus_per_proc * resources.local_world_size,
         "gpus_per_node": resources.gpus_per_node or None,
         "mem": f"{resources.mem}M" if resources.mem else None,
@@ -88,16 +77,7 @@ def make_request(
         "wckey": options.pop("wckey", None),
         "setup": prologue(plan, submission).rstrip("\n").split("\n"),
         "teardown": epilogue(submission).rstrip("\n").split("\n"),
-        # Since Slurm 22.05 srun no longer inherits --cpus-per-task from sbatch (srun(1)). With --export=ALL what setup
-        # exports reaches the tasks also where a site's sbatch exports nothing, which srun would inherit (sbatch(1)).
-        "srun_args": [
-            "--export=ALL",
-            # A run that can do with fewer nodes survives the loss of an agent, and of a node.
-            *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
-            f"--wait={0 if resources.elastic else _LAST_TASKS_S}",
-            f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
-            *(("--ntasks-per-node=1",) if ranged else ()),
-        ],
+        "srun_args": _srun_options(resources),
     }
     literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}
     if resources.elastic:
@@ -111,6 +91,45 @@ def make_request(
             literal[name] = value
     parameters["additional_parameters"] = literal
     return Request(folder=submission.submitit, parameters=parameters)
+
+
+def _options(plan: Plan, excluded_nodes: Collection[str], *, singleton: bool) -> dict[str, Any]:
+    """The plan's own options of sbatch, by their long names, with what an attempt adds to them."""
+    options = {
+        canonical_option(name): value
+        for name, value in plan.spec.slurm.items()
+        if value is not None and value is not False
+    }
+    if singleton:
+        # Of jobs of one name and user Slurm lets one run at a time (sbatch(1), --dependency=singleton).
+        options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
+    if excluded_nodes:
+        options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *excluded_nodes})
+    return options
+
+
+def _is_range(resources: ResourcesSpec) -> bool:
+    """Whether the job may get different numbers of nodes.
+
+    Then --ntasks-per-node is for srun alone: among sbatch's options Slurm computes the number of tasks from the least
+    number of nodes, and allocates no more nodes than that (measured on 22.05).
+    """
+    return resources.allocated.min < resources.allocated.max
+
+
+def _srun_options(resources: ResourcesSpec) -> list[str]:
+    """Options of the srun that starts the node agents."""
+    return [
+        # What setup exports reaches the tasks also where a site's sbatch exports nothing, which srun would inherit
+        # (sbatch(1), --export).
+        "--export=ALL",
+        # A run that can do with fewer nodes survives the loss of an agent, and of a node.
+        *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
+        f"--wait={0 if resources.elastic else _LAST_TASKS_S}",
+        # Since Slurm 22.05 srun no longer inherits it from sbatch (srun(1)).
+        f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
+        *(("--ntasks-per-node=1",) if _is_range(resources) else ()),
+    ]
 
 
 def _signal_lead_s(limit_s: float | None) -> int:

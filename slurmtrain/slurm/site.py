@@ -94,6 +94,7 @@ def read_config(text: str) -> dict[str, str]:
 def read_cluster(config: Mapping[str, str]) -> Cluster:
     """What the configuration says of interruptions; Slurm's defaults (slurm.conf(5)) stand for what it leaves out."""
     mode = _flags(config.get("PreemptMode", ""))
+    # How long a job's credential counts: a requeued job does not start before that is over.
     expire = re.search(r"(?:^|,)cred_expire=(\d+)", config.get("AuthInfo", ""))
     exits = config.get("RequeueExit", "")
     return Cluster(
@@ -124,6 +125,7 @@ def read_partition(fields: Mapping[str, str], cluster: Cluster) -> Partition:
         up=fields.get("State", "UP") == "UP",
         default=fields.get("Default") == "YES",
         grace_s=_seconds(fields.get("GraceTime", ""), 0.0),
+        # A partition without a mode of its own has the cluster's.
         preempt_mode=_flags(fields.get("PreemptMode", "")) or cluster.preempt_mode,
         tier=int(_seconds(fields.get("PriorityTier", ""), 1.0)),
         nodes="" if fields.get("Nodes", "").lower() in _NULLS else fields["Nodes"],

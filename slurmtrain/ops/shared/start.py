@@ -215,6 +215,7 @@ def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
     from slurmtrain.runtime.job.run_reader import read_run
 
     process = claim.get("process")
+    # Of a process on another machine nothing is known: there the claim's age decides, whichever clock is ahead.
     dead = process is not None and Process.from_dict(process).alive() is False
     if not dead and abs(time.time() - float(claim.get("t", 0.0))) < _CLAIM_S:
         return False
@@ -226,6 +227,7 @@ def _new_submission(run: RunDir) -> SubmissionDir:
     """A directory that no other submission has, even where locks fail and another command makes one just now."""
     make_directory(run.submissions)
     numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
+    # mkdir() is atomic also where locks are not: who comes second takes the next number.
     for number in itertools.count(max(numbers, default=0) + 1):
         submission = run.submission(number)
         try:

@@ -18,11 +18,11 @@ from slurmtrain.cli.checks import (
 )
 
 
-def found(check: str, status: str, summary: str = "") -> dict[str, Any]:
+def finding(check: str, status: str, summary: str = "") -> dict[str, Any]:
     return {"check": check, "status": status, "summary": summary}
 
 
-ALIKE = {f"n{i}": [found("versions", "pass", "torch 2.13"), found("gpu", "skip", "none")] for i in range(3)}
+ALIKE = {f"n{i}": [finding("versions", "pass", "torch 2.13"), finding("gpu", "skip", "none")] for i in range(3)}
 
 
 def test_a_check_that_all_nodes_agree_on_is_one_line() -> None:
@@ -35,18 +35,18 @@ def test_a_check_that_all_nodes_agree_on_is_one_line() -> None:
     assert describe_count(ALIKE) == "1 check passed, 1 skipped"
 
 
-def test_figures_of_nodes_that_pass_may_differ_and_one_is_told_with_its_node() -> None:
-    checks = {f"n{i}": [found("disk", "pass", f"{i} GB free")] for i in range(3)}
+def test_figures_of_nodes_that_pass_may_differ_and_one_is_shown_with_its_node() -> None:
+    checks = {f"n{i}": [finding("disk", "pass", f"{i} GB free")] for i in range(3)}
     assert check_rows(checks) == [("disk", "pass", "all 3", "0 GB free (n0)")]
 
 
 def test_each_node_that_deviates_is_a_line_of_its_own() -> None:
     checks = {
-        "n0": [found("clock", "pass", "ok")],
-        "n1": [found("clock", "fail", "5 s ahead")],
-        "n2": [found("clock", "pass", "ok")],
-        "n3": [found("clock", "fail", "9 s ahead")],
-        "n4": [found("clock", "pass", "ok")],
+        "n0": [finding("clock", "pass", "ok")],
+        "n1": [finding("clock", "fail", "5 s ahead")],
+        "n2": [finding("clock", "pass", "ok")],
+        "n3": [finding("clock", "fail", "9 s ahead")],
+        "n4": [finding("clock", "pass", "ok")],
     }
     assert check_rows(checks) == [
         ("clock", "pass", "3 of 5", "ok"),
@@ -58,13 +58,13 @@ def test_each_node_that_deviates_is_a_line_of_its_own() -> None:
     assert describe_count(checks) == "0 checks passed"
 
 
-def test_what_all_nodes_fail_alike_is_one_line() -> None:
-    checks = {f"n{i}": [found("disk", "fail", "no room")] for i in range(2)}
+def test_a_failure_of_all_nodes_is_one_line() -> None:
+    checks = {f"n{i}": [finding("disk", "fail", "no room")] for i in range(2)}
     assert notable(checks) == [("disk", "fail", "all 2", "no room")]
 
 
 def test_a_single_node_is_named() -> None:
-    assert check_rows({"n0": [found("disk", "pass", "ok")]}) == [("disk", "pass", "n0", "ok")]
+    assert check_rows({"n0": [finding("disk", "pass", "ok")]}) == [("disk", "pass", "n0", "ok")]
 
 
 def test_no_checks_are_no_words() -> None:

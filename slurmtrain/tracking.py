@@ -66,9 +66,19 @@ class Tracker:
             raise self._refused(run, error) from error
 
     def send(self, mlflow_id: str, run: Run, directory: RunDir, offsets: Mapping[str, int]) -> dict[str, int]:
-        """Send what is new of a run; returns how far each metrics file has been sent, in bytes.
+        """Send what is new of a run. What was sent stands, whatever fails: sending it again adds nothing.
 
-        Raises TrackingError; what was sent stands, and sending it again adds nothing.
+        Args:
+            mlflow_id: The MLflow run that mirrors it.
+            run: The run.
+            directory: Its directory.
+            offsets: How far each metrics file was sent before, in bytes.
+
+        Returns:
+            How far each metrics file has been sent now, in bytes.
+
+        Raises:
+            TrackingError: The store cannot be reached, or refuses.
         """
         try:
             # Standard output carries our data alone, whatever MLflow likes to print there.
@@ -85,9 +95,9 @@ class Tracker:
 
     def _find_or_create(self, run: Run, plan: Plan) -> str:
         experiment = self._experiment(plan.spec.tracking.mlflow.experiment or run.name)
-        known = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
-        if known:
-            return str(known[0].info.run_id)
+        existing = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
+        if existing:
+            return str(existing[0].info.run_id)
         tags = {
             _RUN_TAG: run.id,
             "slurmtrain.plan_hash": run.plan_hash or "",
@@ -101,9 +111,9 @@ class Tracker:
         return str(created.info.run_id)
 
     def _experiment(self, name: str) -> str:
-        known = self._client.get_experiment_by_name(name)
-        if known is not None:
-            return str(known.experiment_id)
+        existing = self._client.get_experiment_by_name(name)
+        if existing is not None:
+            return str(existing.experiment_id)
         # Without a location of its own a local store would put artifacts below the current directory.
         location = self._root.mlflow_artifacts.as_uri() if self.uri.startswith("sqlite:") else None
         return str(self._client.create_experiment(name, artifact_location=location))

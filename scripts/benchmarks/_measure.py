@@ -95,27 +95,35 @@ def command(*arguments: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without settings of slurmtrain's, and with this Python first on PATH."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURMTRAIN_")}
+    """This process's environment without settings of slurmtrain's, and with this Python first on PATH.
+
+    Python may write compiled modules: pip has compiled those of an installed package, too. Reading the source anew in
+    each process would cost a command as much as all else that it does.
+    """
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("SLURMTRAIN_") and name != "PYTHONDONTWRITEBYTECODE"
+    }
     path = f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}"
     return {**kept, "PATH": path, **more}
 
 
 def run_quietly(argv: Sequence[str], **more: str) -> str:
     """Run a command from the repository's root and return its standard output; show everything if it fails."""
-    done = subprocess.run(
+    process = subprocess.run(
         argv, cwd=ROOT, env=environment(**more), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
-    if done.returncode != 0:
-        sys.exit(f"bench: {' '.join(argv)} failed ({done.returncode}):\n{done.stdout}{done.stderr}")
-    return done.stdout
+    if process.returncode != 0:
+        sys.exit(f"bench: {' '.join(argv)} failed ({process.returncode}):\n{process.stdout}{process.stderr}")
+    return process.stdout
 
 
 def seconds_of(argv: Sequence[str], **more: str) -> float:
     """The wall time of a whole process."""
     environ = environment(**more)
     began = time.perf_counter()
-    done = subprocess.run(
+    process = subprocess.run(
         argv,
         cwd=ROOT,
         env=environ,
@@ -125,8 +133,8 @@ def seconds_of(argv: Sequence[str], **more: str) -> float:
         check=False,
     )
     took = time.perf_counter() - began
-    if done.returncode != 0:
-        sys.exit(f"bench: {' '.join(argv)} failed ({done.returncode}):\n{done.stderr.decode(errors='replace')}")
+    if process.returncode != 0:
+        sys.exit(f"bench: {' '.join(argv)} failed ({process.returncode}):\n{process.stderr.decode(errors='replace')}")
     return took
 
 

@@ -61,20 +61,20 @@ def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:
 
 def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
     """One attempt on this machine that came to its end, or that is half-way there."""
-    job_id, here = f"local-{run.id[-6:]}", this_process()
+    job_id, bench = f"local-{run.id[-6:]}", this_process()
     attempt = run.attempt(job_id, 0)
     attempt.path.mkdir(mode=DIRECTORY_MODE)
     # No process of this boot started at its first clock tick, so a run that has ended is never found alive.
-    process = (Process(here.host, here.boot, here.pid, 1) if ended else here).to_dict()
+    process = (Process(bench.host, bench.boot, bench.pid, 1) if ended else bench).to_dict()
     _write_created(run, plan, "local")
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        journal.write(Submitting(submission=1, job_id=job_id, attempt=1, executor="local", host=here.host))
+        journal.write(Submitting(submission=1, job_id=job_id, attempt=1, executor="local", host=bench.host))
         journal.write(Submitted(submission=1, job_id=job_id, process=process))
     with (
         Journal(attempt.node_journal(0), durable=False) as agent,
         Journal(attempt.rank_journal(0), durable=False) as rank,
     ):
-        agent.write(AgentStarted(node=0, nodes=1, host=here.host, process=process, submission=1, attempt=1))
+        agent.write(AgentStarted(node=0, nodes=1, host=bench.host, process=process, submission=1, attempt=1))
         agent.write(RendezvousReady(node=0, master_addr="127.0.0.1", master_port=29500, interface="lo"))
         agent.write(WorkersStarted(processes={"0": process, "1": process}))
         rank.write(SessionStarted(step=0, world_size=2, device="cpu"))

@@ -82,15 +82,15 @@ def run(arguments: argparse.Namespace) -> Report:
         recorder = Recorder(folder)
         roots = {f"ended_{size}": Root(folder / f"ended-{size}", size, (), recorder) for size in SIZES}
         try:
-            there = stack.enter_context(cluster("status", 1))
+            slurm = stack.enter_context(cluster("status", 1))
         except NoCluster as error:
             report.notes.append(f"runs that are open Slurm jobs were not measured: {error}")
             say(f"bench: {report.notes[0]}")
         else:
             for size in SIZES:
-                jobs = held_jobs(there, min(size // 10, MOST_OPEN))
+                jobs = held_jobs(slurm, min(size // 10, MOST_OPEN))
                 name = f"open_{len(jobs)}_of_{size}"
-                roots[name] = Root(folder / f"open-{size}", size - len(jobs), jobs, recorder, there.conf)
+                roots[name] = Root(folder / f"open-{size}", size - len(jobs), jobs, recorder, slurm.conf)
         for name, root in roots.items():
             root.make()
             say(f"{name}: made, and listed for the first time in {root.first_s:.2f} s")
@@ -100,9 +100,9 @@ def run(arguments: argparse.Namespace) -> Report:
         report.figure(f"{name}_ms", [value * 1000 for value in values], "ms")
     for name, root in roots.items():
         report.figure(f"{name}_scheduler_calls", [len(calls) for calls in root.calls])
-        wanted = ["squeue"] if root.jobs else []
-        if wrong := [calls for calls in root.calls if calls != wanted]:
-            report.failures.append(f"{name}: status called {wrong[0]}, where it should call {wanted}")
+        expected = ["squeue"] if root.jobs else []
+        if wrong := [calls for calls in root.calls if calls != expected]:
+            report.failures.append(f"{name}: status called {wrong[0]}, where it should call {expected}")
     for name, root in roots.items():
         report.figure(f"{name}_first_status_s", [root.first_s], "s")
     for name in roots:
@@ -111,12 +111,12 @@ def run(arguments: argparse.Namespace) -> Report:
     return report
 
 
-def held_jobs(there: Cluster, count: int) -> list[str]:
+def held_jobs(slurm: Cluster, count: int) -> list[str]:
     """Ids of so many jobs that wait, elements of arrays that are held; they end with the benchmark."""
     ids = []
     for first in range(0, count, ARRAY):
         size = min(ARRAY, count - first)
-        options = ["--parsable", "--hold", f"--job-name={there.job_name}", "--chdir=/", "--output=/dev/null"]
-        array = there.ask("sbatch", *options, f"--array=0-{size - 1}", "--wrap=true").strip().partition(";")[0]
+        options = ["--parsable", "--hold", f"--job-name={slurm.job_name}", "--chdir=/", "--output=/dev/null"]
+        array = slurm.ask("sbatch", *options, f"--array=0-{size - 1}", "--wrap=true").strip().partition(";")[0]
         ids += [f"{array}_{task}" for task in range(size)]
     return ids

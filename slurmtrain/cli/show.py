@@ -82,7 +82,7 @@ def _print(run: dict[str, Any]) -> None:
 def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
     why = f" ({attempt['cause']})" if attempt["cause"] not in (None, attempt["state"]) else ""
     click.echo(f"\nattempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}")
-    said = [
+    facts = [
         ("reason", attempt["reason"]),
         ("nodes", ", ".join(attempt["nodes"])),
         ("from", f"{attempt['started_at']} to {attempt['ended_at'] or 'now'}" if attempt["started_at"] else ""),
@@ -103,7 +103,7 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         ("without", ", ".join(attempt["without"])),
         ("overrides", " ".join(attempt["overrides"])),
     ]
-    for name, value in said:
+    for name, value in facts:
         if value:
             click.echo(f"  {name:<9} {value}")
     if notable := checks.notable(attempt["checks"]):

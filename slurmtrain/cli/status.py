@@ -20,7 +20,7 @@ _SHOWN = 20
 @click.command("status", short_help="List runs.")
 @options.some_runs_argument
 @click.option(
-    "--all", "everything", is_flag=True, help=f"List all runs, not only those under way and the newest {_SHOWN}."
+    "--all", "all_runs", is_flag=True, help=f"List all runs, not only those under way and the newest {_SHOWN}."
 )
 @click.option("--watch", is_flag=True, help="Look again and again, until interrupted.")
 @click.option(
@@ -29,25 +29,25 @@ _SHOWN = 20
 @options.json_option
 @options.in_workspace
 def command(
-    workspace: Workspace, names: tuple[str, ...], everything: bool, watch: bool, interval: float, as_json: bool
+    workspace: Workspace, names: tuple[str, ...], all_runs: bool, watch: bool, interval: float, as_json: bool
 ) -> int:
     """List runs: state, step, rate, time to go, latest metrics, age of the last checkpoint.
 
     It reads journals and looks at processes; it never starts or ends anything.
     """
     if not watch:
-        _print(workspace, names, everything=everything or as_json, as_json=as_json)
+        _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
         return 0
     workspace = workspace.looking_again()
     if tables.is_terminal(sys.stdout) and not as_json:
-        return _live(workspace, names, everything, interval)
+        return _live(workspace, names, all_runs, interval)
     while True:
-        _print(workspace, names, everything=everything or as_json, as_json=as_json)
+        _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
         sys.stdout.flush()
         time.sleep(interval)
 
 
-def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> dict[str, Listed]:
+def _look(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool) -> dict[str, Listed]:
     from slurmtrain.ops.shared.observe import observe
 
     observed = observe(workspace)
@@ -57,14 +57,14 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, everything: bool) -> 
         from slurmtrain.ops.shared.find import choose
 
         return runs.fetch([choose(runs.index, name) for name in names])
-    if everything:
+    if all_runs:
         return runs.fetch(runs.index)
     newest = set(list(runs.index)[-_SHOWN:])
     return runs.fetch([run_id for run_id, row in runs.index.items() if run_id in newest or not row.ended])
 
 
-def _print(workspace: Workspace, names: tuple[str, ...], *, everything: bool, as_json: bool) -> None:
-    runs = _look(workspace, names, everything=everything)
+def _print(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool, as_json: bool) -> None:
+    runs = _look(workspace, names, all_runs=all_runs)
     if as_json:
         from slurmtrain.ops.shared.views import now_iso, runs_json
 
@@ -82,11 +82,11 @@ def _rows(workspace: Workspace, runs: dict[str, Listed]) -> list[Any]:
     return [tables.run_row(run_json(workspace, listed)) for listed in runs.values()]
 
 
-def _live(workspace: Workspace, names: tuple[str, ...], everything: bool, interval: float) -> int:
+def _live(workspace: Workspace, names: tuple[str, ...], all_runs: bool, interval: float) -> int:
     from rich.live import Live
 
     with Live(auto_refresh=False, screen=False) as live:
         while True:
-            runs = _look(workspace, names, everything=everything)
+            runs = _look(workspace, names, all_runs=all_runs)
             live.update(tables.rich_table(tables.RUN_HEADERS, _rows(workspace, runs)), refresh=True)
             time.sleep(interval)

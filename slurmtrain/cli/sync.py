@@ -21,17 +21,17 @@ def command(workspace: Workspace, as_json: bool) -> int:
     synced = sync(workspace)
     output.warn_about(synced.observed)
     output.warn([*synced.notes, *synced.problems])
-    done = {
+    actions = {
         "started": synced.started,
         "released": synced.released,
         "cancelled": synced.cancelled,
         "mirrored": synced.mirrored,
     }
     if as_json:
-        output.print_json({"schema": 1, "runs": len(synced.observed.runs), **done, "problems": synced.problems})
+        output.print_json({"schema": 1, "runs": len(synced.observed.runs), **actions, "problems": synced.problems})
     else:
-        said = [f"{len(ids)} {what}" for what, ids in done.items() if ids]
+        counts = [f"{len(ids)} {action}" for action, ids in actions.items() if ids]
         click.echo(
-            f"{len(synced.observed.runs)} runs" + (f": {', '.join(said)}" if said else "; nothing to do"), err=True
+            f"{len(synced.observed.runs)} runs" + (f": {', '.join(counts)}" if counts else "; nothing to do"), err=True
         )
     return 1 if synced.problems else 0

@@ -49,7 +49,13 @@ class Synced:
 
 
 def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bool = True) -> Synced:
-    """Bring registry, runs and tracking store into line. Doing it again changes nothing."""
+    """Bring registry, runs and tracking store into line. Doing it again changes nothing.
+
+    Args:
+        workspace: Where the runs are.
+        only: Look at and act for these runs alone.
+        track: Send what is new to the tracking store, too.
+    """
     synced = Synced(observe(workspace, only, thorough=True))
     _sweep_unborn(workspace)
     if not synced.observed.runs:
@@ -95,8 +101,8 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 check_executor(workspace, run.executor, [plan])
                 secret_env = secret_values(plan, {})
                 after = (after or _under_way(workspace, synced, run.name)) if run.executor == "local" else None
-                wanted = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after)
-                started = start(workspace, directory, lock, wanted, command="sync")
+                first = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after)
+                started = start(workspace, directory, lock, first, command="sync")
                 synced.notes += started.notes
                 after = (run_id, started.process) if started.process else None
                 synced.started.append(run_id)
@@ -225,7 +231,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
         secret_env = secret_values(plan, {})
         check_executor(workspace, run.executor, [plan])
         _end_last_job(workspace, run)
-        wanted = NewAttempt(
+        attempt = NewAttempt(
             plan=plan,
             executor=run.executor,
             number=len(run.attempts) + 1,
@@ -236,7 +242,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
                 {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
             ),
         )
-        synced.notes += start(workspace, directory, lock, wanted, command="sync").notes
+        synced.notes += start(workspace, directory, lock, attempt, command="sync").notes
     except RequestRefused as error:
         with workspace.journal(directory, "sync") as journal:
             why = f"it cannot start again: {error}"
@@ -267,15 +273,15 @@ def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         return False
     from slurmtrain.slurm.requeue import release_held
 
-    done = release_held(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
-    if done:
+    is_released = release_held(refused.job_id, refused.excluded, always=bool(refused.requeue_problem))
+    if is_released:
         with workspace.journal(directory, "sync") as journal:
             event = JobRequeue(
                 job_id=refused.job_id, restart=refused.restart, exclude=refused.excluded, why=refused.reason
             )
             journal.write(event)
         workspace.scheduler.forget()
-    return done
+    return is_released
 
 
 def _refused_start(run: Run) -> Attempt | None:

@@ -17,11 +17,11 @@ from slurmtrain.registry.database import open_engine, reading
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
-    from slurmtrain.model.interruption.statistics import AttemptSpan
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Checkpoint, Live, Run
+    from slurmtrain.registry.interruptions import PartitionHistory
     from slurmtrain.registry.transaction import Transaction
 
 
@@ -38,6 +38,7 @@ class IndexRow(NamedTuple):
 
     @property
     def ended(self) -> bool:
+        """Whether it is over, unless somebody starts it again."""
         return self.state in ENDED
 
     @property
@@ -58,18 +59,22 @@ class Listed:
 
     @property
     def id(self) -> str:
+        """Its id."""
         return str(self.row["id"])
 
     @property
     def name(self) -> str:
+        """What people call it."""
         return str(self.row["name"])
 
     @property
     def ended(self) -> bool:
+        """Whether it is over, unless somebody starts it again."""
         return self.state in ENDED
 
     @property
     def state(self) -> str:
+        """Its state, one of ``RUN_STATES``."""
         return str(self.row["state"])
 
     @property
@@ -115,16 +120,6 @@ class Listed:
 
         fields = json.loads(self.row["checkpoint"] or "null")
         return Checkpoint(**fields) if fields else None
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionHistory:
-    """What attempts have seen where a run is to go, and what its own last save, or one of its namesakes', has cost."""
-
-    lived: Sequence[AttemptSpan] = ()
-    stall_s: float | None = None
-    save_s: float | None = None
-    own: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,26 +195,22 @@ class Store:
         rows.sort(key=lambda row: (row["seen_at"], row["host"], row["run_id"]))
         return [LEDGER.read(row) for row in rows]
 
-    def past(self, run_id: str, name: str, executor: str, partition: str, since: float) -> PartitionHistory:
-        """What is known of interruptions in a partition since then, and of the saves of a run, or of its namesakes.
+    def partition_history(
+        self, run_id: str, name: str, executor: str, partition: str, since: float
+    ) -> PartitionHistory:
+        """What is known of interruptions where a run goes, and of what saving costs it.
 
-        ``partition`` is as ``submitting`` events have it; of attempts that are not over only the time counts of which
-        their metrics tell.
+        Args:
+            run_id: The run.
+            name: Its name: another run's saves stand in as long as it has none.
+            executor: ``slurm`` or ``local``.
+            partition: As ``submitting`` events have it; empty on this machine.
+            since: Attempts that began earlier do not count, in seconds since 1970.
         """
-        from slurmtrain.model.interruption.statistics import AttemptSpan
+        from slurmtrain.registry.interruptions import partition_history
 
         with reading(self._engine) as connection:
-            attempts = connection.execute(_lived(executor, partition, since)).all()
-            save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
-        lived = [
-            AttemptSpan(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
-            for row in attempts
-        ]
-        return (
-            PartitionHistory(lived, save.stall_s, save.seconds, save.run_id == run_id)
-            if save
-            else PartitionHistory(lived)
-        )
+            return partition_history(connection, run_id, name, executor, partition, since)
 
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are no records, by journal."""
@@ -253,56 +244,3 @@ class Store:
         from slurmtrain.registry.transaction import Transaction
 
         return Transaction(self._engine)
-
-
-# Of so many runs of a name, the newest, the last save is looked for.
-_NAMESAKES = 20
-
-
-def _lived(executor: str, partition: str, since: float) -> sa.Select[Any]:
-    """Attempts that began since then: ``started_at``, ``until``, ``nodes``, ``cause``, and ``failures`` of crashes."""
-    attempt, run, progress, event = schema.attempt, schema.run, schema.progress, schema.event
-    nodes = sa.select(sa.func.count()).select_from(sa.func.json_each(attempt.c.hosts).table_valued("key"))
-    key = attempt.c.job_id + "." + sa.cast(attempt.c.restart, sa.String)
-    told = sa.and_(progress.c.run_id == attempt.c.run_id, progress.c.attempt_key == key)
-    failures = sa.case((attempt.c.cause == "crash", sa.type_coerce(attempt.c.failures, sa.String)))
-    until = sa.func.coalesce(attempt.c.ended_at, progress.c.last_time, attempt.c.started_at)
-    query = (
-        sa.select(
-            attempt.c.started_at,
-            until.label("until"),
-            nodes.scalar_subquery().label("nodes"),
-            attempt.c.cause,
-            failures.label("failures"),
-        )
-        .join_from(attempt, run, run.c.id == attempt.c.run_id)
-        .outerjoin(progress, told)
-        .where(run.c.executor == executor, attempt.c.started_at >= since)
-    )
-    if not partition:
-        return query
-    # The primary key of events begins with the run and the journal: those of commands are few.
-    return query.where(
-        sa.exists().where(
-            event.c.run_id == attempt.c.run_id,
-            event.c.source.between("journal/", "journal0"),
-            event.c.kind == "submitting",
-            sa.func.json_extract(event.c.data, "$.submission") == attempt.c.submission,
-            sa.func.json_extract(event.c.data, "$.partition") == partition,
-        )
-    )
-
-
-def _last_save(run_id: str, name: str, executor: str) -> sa.Select[Any]:
-    """The last save of a run whose duration is known, or else of the newest runs of its name."""
-    checkpoint, run = schema.checkpoint, schema.run
-    namesakes = sa.select(run.c.id).where(run.c.name == name, run.c.executor == executor)
-    newest = namesakes.order_by(run.c.id.desc()).limit(_NAMESAKES)
-    return (
-        sa.select(checkpoint.c.run_id, checkpoint.c.stall_s, checkpoint.c.seconds)
-        .where(
-            sa.or_(checkpoint.c.run_id == run_id, checkpoint.c.run_id.in_(newest)), checkpoint.c.seconds.is_not(None)
-        )
-        .order_by((checkpoint.c.run_id == run_id).desc(), checkpoint.c.run_id.desc(), checkpoint.c.saved_at.desc())
-        .limit(1)
-    )

@@ -18,7 +18,8 @@ class Named(Protocol):
     """Whatever says what a run is called."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name."""
 
 
 def choose(runs: Mapping[str, Named], name: str) -> str:

@@ -28,14 +28,23 @@ class PartitionStats:
 
 
 def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> PartitionStats:
-    """What this registry tells of interruptions where a run is about to go. Slurm is asked nothing new."""
+    """What this registry knows of interruptions where a run is about to go. Slurm is asked nothing new.
+
+    Args:
+        workspace: Where the registry is.
+        run_id: The run, which may be new.
+        plan: Its plan.
+        executor: ``slurm`` or ``local``.
+    """
     partition, grace_s = _partition(workspace, plan) if executor == "slurm" else ("", None)
     history = InterruptionStats(grace_s=grace_s)
     if workspace.config.registry.exists() and (partition or executor == "local"):
         since = time.time() - _WINDOW_S
-        past = workspace.store.past(run_id, plan.spec.name, executor, partition, since)
-        known = InterruptionStats(grace_s=grace_s, stall_s=past.stall_s if past.own else None, save_s=past.save_s)
-        history = add_attempts(known, past.lived)
+        recorded = workspace.store.partition_history(run_id, plan.spec.name, executor, partition, since)
+        # What a stall costs depends on the run's own model and ranks; how long a save takes, less so.
+        stall_s = recorded.stall_s if recorded.own else None
+        costs = InterruptionStats(grace_s=grace_s, stall_s=stall_s, save_s=recorded.save_s)
+        history = add_attempts(costs, recorded.lived)
     note = too_slow(history.save_s, grace_s, plan.spec.checkpoint.every, f"partition {partition}")
     return PartitionStats(partition, history, (note,) if note else ())
 

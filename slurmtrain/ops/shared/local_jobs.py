@@ -18,8 +18,8 @@ def alive(run: Run) -> bool | None:
     """Whether any process of the newest attempt runs; None if that cannot be told from this machine."""
     if run.newest is None:
         return False
-    said = [Process.from_dict(process).alive() for process in run.newest.processes]
-    return True if any(said) else (None if None in said else False)
+    lives = [Process.from_dict(process).alive() for process in run.newest.processes]
+    return True if any(lives) else (None if None in lives else False)
 
 
 def is_dead(run: Run) -> bool:
@@ -28,7 +28,16 @@ def is_dead(run: Run) -> bool:
 
 
 def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
-    """Finish the bookkeeping of a submission that was killed while it handed its job over."""
+    """Finish the bookkeeping of a submission that was killed while it handed its job over.
+
+    Args:
+        workspace: Where the run is.
+        directory: Its directory.
+        run: What is known of it.
+
+    Returns:
+        Whether anything may have been journaled.
+    """
     # Here, not above: making the classes of events takes longer than a look that finds nothing new.
     from slurmtrain.model.run.events.command import Submitted, Unstarted
 
@@ -56,7 +65,16 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
 
 
 def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
-    """Journal that an attempt's processes are gone, if it did not say itself that it ended."""
+    """Journal that the newest attempt's processes are gone, if it did not say itself that it ended.
+
+    Args:
+        workspace: Where the run is.
+        directory: Its directory.
+        run: What is known of it.
+
+    Returns:
+        Whether anything may have been journaled.
+    """
     from slurmtrain.model.run.events.command import JobObserved
 
     attempt = run.newest
@@ -85,5 +103,5 @@ def _has_agents(attempt: AttemptDir) -> bool:
 def _why_gone(attempt: Attempt, submission: SubmissionDir) -> str:
     if attempt.hosts:
         return "its processes are gone without a last word: killed, or the machine went down"
-    said = last_error_line(submission.controller_log)
-    return "its job ended before it began" + (f": {said}" if said else "")
+    line = last_error_line(submission.controller_log)
+    return "its job ended before it began" + (f": {line}" if line else "")

@@ -26,7 +26,13 @@ def tracking_uri(workspace: Workspace, plan: Plan) -> str:
 def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str, str]:
     """Variables by which a script reaches its own run on an MLflow server; none where the store is a file.
 
-    Raises TrackingError where there should be a server and it does not answer.
+    Args:
+        workspace: Where the run is.
+        run_id: The run.
+        plan: Its plan.
+
+    Raises:
+        TrackingError: There should be a server, and it does not answer.
     """
     uri = tracking_uri(workspace, plan)
     if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
@@ -38,9 +44,10 @@ def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str,
 class Mirror:
     """One sync's dealings with tracking stores: each is opened once, and given up when it fails once."""
 
-    def __init__(self, workspace: Workspace, known: Mapping[str, Mirrored]) -> None:
+    def __init__(self, workspace: Workspace, mirrored: Mapping[str, Mirrored]) -> None:
+        """``mirrored``: what has been sent before, by run."""
         self._workspace = workspace
-        self._known = known
+        self._mirrored = mirrored
         self._trackers: dict[str, Tracker | TrackingError] = {}
 
     def send(self, run_id: str) -> bool:
@@ -54,22 +61,29 @@ class Mirror:
             return False
         uri = tracking_uri(workspace, plan)
         mlflow_id = self.identify(run_id, plan, uri)
-        known = self._known.get(run_id)
+        before = self._mirrored.get(run_id)
+        # Read before anything is sent: what is new meanwhile is sent the next time.
         revision = observe(workspace, [run_id], ask_slurm=False).runs[run_id].revision
-        offsets = known.offsets if known is not None and known.uri == uri else {}
+        offsets = before.offsets if before is not None and before.uri == uri else {}
         sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
-        with workspace.store.begin() as writing:
-            writing.set_mirrored(run_id, Mirrored(uri, sent, revision))
+        with workspace.store.begin() as transaction:
+            transaction.set_mirrored(run_id, Mirrored(uri, sent, revision))
         return True
 
     def identify(self, run_id: str, plan: Plan, uri: str) -> str:
-        """The id of the MLflow run that mirrors a run at ``uri``, made and journaled if it is new.
+        """The id of the MLflow run that mirrors a run, made and journaled if it is new.
 
-        Raises TrackingError.
+        Args:
+            run_id: The run.
+            plan: Its plan.
+            uri: The MLflow store.
+
+        Raises:
+            TrackingError: The store cannot be reached, or refuses.
         """
         run = self._load(run_id)
-        known = self._known.get(run_id)
-        if run.mlflow_run_id and known is not None and known.uri == uri:
+        before = self._mirrored.get(run_id)
+        if run.mlflow_run_id and before is not None and before.uri == uri:
             return run.mlflow_run_id
         mlflow_id = self._use(uri).identify(run, plan)
         if mlflow_id != run.mlflow_run_id:

@@ -74,7 +74,7 @@ def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook
 def _accounting(
     workspace: Workspace, open_runs: Mapping[RunDir, Run], queue: Queue, orphans: Collection[RunDir]
 ) -> Accounting | None:
-    """sacct's answer, where anything is left that it may know."""
+    """The answer of sacct, where anything is left that it may know."""
     asking = [run for d, run in open_runs.items() if (run.newest and run.newest.job_id) or d in orphans]
     asking = [run for run in asking if needs_accounting(run, queue)]
     if not asking or not queue.answered:

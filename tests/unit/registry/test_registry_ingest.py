@@ -44,7 +44,7 @@ def append(path: Path, *lines: bytes) -> None:
         file.writelines(lines)
 
 
-def take(store: Store, run: RunDir, *, dead: bool = False) -> Run:
+def read_again(store: Store, run: RunDir, *, dead: bool = False) -> Run:
     with store.begin() as transaction:
         ingest(transaction, [run], dead=dead)
     loaded = store.load(run.id)
@@ -59,33 +59,33 @@ SUBMITTING = encode(2.0, "submitting", {"job_id": "job", "restart": 0, "attempt"
 def test_only_new_bytes_are_read(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED)
     assert store.unread([run]) == [run]
-    assert take(store, run).state == "created"
+    assert read_again(store, run).state == "created"
     assert store.unread([run]) == []
     assert store.offsets([run.id]) == {run.id: {"journal/submit.jsonl": len(CREATED)}}
     append(journal(run), SUBMITTING)
     assert store.unread([run]) == [run]
-    assert take(store, run).state == "pending"
+    assert read_again(store, run).state == "pending"
 
 
 def test_reading_again_changes_nothing(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED, SUBMITTING)
     append(metrics(run), b'{"t":3,"step":1,"metrics":{"loss":2}}\n')
-    first = take(store, run)
-    assert take(store, run) == first
+    first = read_again(store, run)
+    assert read_again(store, run) == first
     assert store.listed()[run.id].revision == len(CREATED) + len(SUBMITTING) + 38
 
 
 def test_a_torn_last_line_is_read_once_it_is_whole(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED, SUBMITTING[:20])
-    assert take(store, run).state == "created"
+    assert read_again(store, run).state == "created"
     append(journal(run), SUBMITTING[20:])
-    assert take(store, run).state == "pending"
+    assert read_again(store, run).state == "pending"
     assert store.garbage(run.id) == []
 
 
 def test_garbage_in_the_middle_is_kept_aside_and_the_rest_is_read(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED, b"\x00\xff not json\n", b'{"t":1}\n', SUBMITTING)
-    assert take(store, run).state == "pending"
+    assert read_again(store, run).state == "pending"
     assert [(bad.offset, bad.source) for bad in store.garbage(run.id)] == [
         (len(CREATED), "journal/submit.jsonl"),
         (len(CREATED) + 12, "journal/submit.jsonl"),
@@ -96,23 +96,23 @@ def test_garbage_in_the_middle_is_kept_aside_and_the_rest_is_read(store: Store, 
 def test_a_file_that_was_replaced_by_a_shorter_one_is_read_from_its_start(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED, SUBMITTING)
     append(metrics(run), b'{"t":3,"step":1}\n', b'{"t":4,"step":2}\n')
-    assert take(store, run).state == "pending"
+    assert read_again(store, run).state == "pending"
     journal(run).write_bytes(CREATED)
-    assert take(store, run).state == "created"
+    assert read_again(store, run).state == "created"
     append(journal(run), SUBMITTING)
     metrics(run).write_bytes(b'{"t":3,"step":1}\n')
-    assert take(store, run).step == 1
+    assert read_again(store, run).step == 1
 
 
 def test_metrics_in_pieces_add_up_to_the_whole(store: Store, run: RunDir) -> None:
     append(journal(run), CREATED, SUBMITTING)
     append(metrics(run), b'{"t":3,"step":1,"metrics":{"loss":2.0,"lr":0.1}}\n', b'{"t":4,"step":2,"met')
-    assert take(store, run).metrics == {"loss": 2.0, "lr": 0.1}
+    assert read_again(store, run).metrics == {"loss": 2.0, "lr": 0.1}
     append(metrics(run), b'rics":{"loss":NaN}}\n')
-    taken = take(store, run)
-    assert taken.step == 2
-    assert taken.metrics["lr"] == 0.1
-    assert taken.metrics["loss"] != taken.metrics["loss"]
+    loaded_run = read_again(store, run)
+    assert loaded_run.step == 2
+    assert loaded_run.metrics["lr"] == 0.1
+    assert loaded_run.metrics["loss"] != loaded_run.metrics["loss"]
 
 
 def test_a_line_without_end_does_not_hold_up_what_follows(
@@ -120,7 +120,7 @@ def test_a_line_without_end_does_not_hold_up_what_follows(
 ) -> None:
     monkeypatch.setattr(journal_files, "_PIECE_BYTES", 64)
     append(journal(run), b"x" * 200 + b"\n", b'{"t":1,"kind":"created","name":"n"}\n')
-    assert take(store, run).name == "n"
+    assert read_again(store, run).name == "n"
     assert store.garbage(run.id) != []
 
 
@@ -148,10 +148,10 @@ def test_a_run_is_settled_only_when_it_has_ended_and_its_processes_are_gone(stor
     append(journal(run), CREATED, SUBMITTING)
     end = run.attempts / "job.0" / "node-0.jsonl"
     append(end, encode(3.0, "agent", {"node": 0, "nodes": 1, "host": "h", "attempt": 1}))
-    take(store, run, dead=True)
+    read_again(store, run, dead=True)
     assert not store.listed()[run.id].settled
     append(end, encode(4.0, "end", {"cause": "completed", "reason": "", "failed_at": None, "failures": []}))
-    take(store, run, dead=False)
+    read_again(store, run, dead=False)
     assert not store.listed()[run.id].settled
     with store.begin() as transaction:
         transaction.settle({run.id: (5, 6)})
@@ -169,7 +169,7 @@ def test_every_checkpoint_has_a_row_the_pruned_ones_too_and_a_rebuild_gives_the_
     append(run.attempts / "job.0" / "node-0.jsonl", encode(3.0, "agent", {"node": 0, "nodes": 1, "host": "n0"}))
     append(
         rank,
-        encode(4.0, "interval", {"seconds": 30.0, "why": "nothing is known yet"}),
+        encode(4.0, "interval", {"seconds": 30.0, "why": "nothing is loaded_run yet"}),
         saved(5, 5.0, stall_s=0.25, why="asked", metrics={"loss": 0.5, "lr": None}),
         encode(6.0, "pruned", {"path": "checkpoints/step-5", "step": 5, "why": "not kept"}),
         saved(5, 7.0, stall_s=0.5, why="steps", metrics={}),
@@ -180,26 +180,26 @@ def test_every_checkpoint_has_a_row_the_pruned_ones_too_and_a_rebuild_gives_the_
         encode(10.0, "save_failed", {"step": 11, "reason": "no space left on the device", "why": "steps"}),
     )
     append(journal(run), encode(11.0, "verified", {"path": "checkpoints/step-5", "step": 5, "reason": None}))
-    found = {"path": "/out/ckpt.pt", "step": None, "bytes": 7, "saved_at": 3.5}
-    append(run.attempts / "job.0" / "node-0.jsonl", encode(12.0, "found", found))
-    taken = take(store, run)
-    assert [(one.path, one.saved_at, one.pruned_at, one.verified_at) for one in taken.checkpoints] == [
+    external = {"path": "/out/ckpt.pt", "step": None, "bytes": 7, "saved_at": 3.5}
+    append(run.attempts / "job.0" / "node-0.jsonl", encode(12.0, "found", external))
+    loaded_run = read_again(store, run)
+    assert [(one.path, one.saved_at, one.pruned_at, one.verified_at) for one in loaded_run.checkpoints] == [
         ("/out/ckpt.pt", 3.5, None, None),
         ("checkpoints/step-5", 5.0, 6.0, None),
         ("checkpoints/step-5", 7.0, None, 11.0),
         ("checkpoints/d", 8.0, None, 9.0),
     ]
-    first = taken.checkpoints[1]
+    first = loaded_run.checkpoints[1]
     assert (first.bytes, first.seconds, first.stall_s, first.why, first.attempt) == (50, 2.5, 0.25, "asked", 1)
     assert first.metrics == {"loss": 0.5, "lr": None}
-    interval = taken.attempts[0].interval
-    assert (interval["seconds"], interval["why"]) == (30.0, "nothing is known yet")
+    interval = loaded_run.attempts[0].interval
+    assert (interval["seconds"], interval["why"]) == (30.0, "nothing is loaded_run yet")
     listed = store.listed()[run.id]
     assert listed.row["save_problem"] == "the checkpoint of step 11 failed: no space left on the device"
-    assert listed.checkpoint == taken.checkpoint == taken.checkpoints[2]
+    assert listed.checkpoint == loaded_run.checkpoint == loaded_run.checkpoints[2]
     with store.begin() as transaction:
         transaction.clear()
-    assert take(store, run) == taken
+    assert read_again(store, run) == loaded_run
 
 
 def test_what_time_went_to_can_be_asked_in_sql_and_is_the_same_read_in_pieces_or_again(
@@ -210,22 +210,22 @@ def test_what_time_went_to_can_be_asked_in_sql_and_is_the_same_read_in_pieces_or
     append(node, encode(12.0, "agent", {"node": 0, "nodes": 1, "host": "n0", "attempt": 1}))
     append(rank, encode(14.0, "session", {"step": 0}), encode(16.0, "total", {"total_steps": 10}))
     append(metrics(run), b'{"t":18,"step":1}\n')
-    under_way = take(store, run)
+    under_way = read_again(store, run)
     assert under_way.attempts[0].spent["train"] == 2.0
     assert under_way.goodput == store.listed()[run.id].row["goodput"] == pytest.approx(2 / 6)
     append(rank, saved(2, 20.0, stall_s=0.5, why="steps"))
     append(metrics(run), b'{"t":24,"step":4}\n')
     append(node, encode(27.0, "end", {"cause": "crash", "reason": "", "failed_at": 25.0, "failures": []}))
-    ended = take(store, run)
+    ended = read_again(store, run)
     with sqlite3.connect(store.path) as connection:
         query = "SELECT kind, seconds FROM attempt_seconds WHERE run_id = ? AND attempt = 1 AND seconds > 0"
-        asked = dict(connection.execute(query, (run.id,)).fetchall())
-    assert asked == {"queue": 10.0, "start": 4.0, "train": 1.5, "stall": 0.5, "lost": 7.0, "stop": 2.0}
-    assert {kind: seconds for kind, seconds in ended.attempts[0].spent.items() if seconds} == asked
+        seconds_by_kind = dict(connection.execute(query, (run.id,)).fetchall())
+    assert seconds_by_kind == {"queue": 10.0, "start": 4.0, "train": 1.5, "stall": 0.5, "lost": 7.0, "stop": 2.0}
+    assert {kind: seconds for kind, seconds in ended.attempts[0].spent.items() if seconds} == seconds_by_kind
     assert ended.goodput == 0.1
     with store.begin() as transaction:
         transaction.clear()
-    assert take(store, run) == ended
+    assert read_again(store, run) == ended
 
 
 REFUSED = [
@@ -246,8 +246,8 @@ def test_what_a_run_says_against_nodes_is_kept_once_with_its_evidence_and_comes_
 ) -> None:
     append(journal(run), CREATED, SUBMITTING)
     append(run.attempts / "job.0" / "node-1.jsonl", *REFUSED)
-    take(store, run)
-    found = take(store, run)
+    read_again(store, run)
+    before = read_again(store, run)
     [entry] = store.ledger()
     assert (entry.host, entry.run_id, entry.attempt_key, entry.attempt) == ("n1", run.id, "job.0", 1)
     assert (list(entry.checks), entry.reason, entry.evidence, entry.seen_at) == (
@@ -256,11 +256,11 @@ def test_what_a_run_says_against_nodes_is_kept_once_with_its_evidence_and_comes_
         {"clock": {"offset_ms": 5000}},
         4.0,
     )
-    assert found.attempts[0].checks == {"n1": [{"check": "clock", "status": "fail", "summary": "5 s ahead"}]}
+    assert before.attempts[0].checks == {"n1": [{"check": "clock", "status": "fail", "summary": "5 s ahead"}]}
     with store.begin() as transaction:
         transaction.clear()
     assert store.ledger() == []
-    assert take(store, run) == found
+    assert read_again(store, run) == before
     assert store.ledger() == [entry]
     [event] = store.events(run.id, PreflightDone)
     assert event.payload.findings[0]["evidence"] == {"offset_ms": 5000}

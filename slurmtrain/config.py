@@ -100,6 +100,7 @@ def load_config(
         registry=Path(settings.get("registry") or root / "registry.db").resolve(),
         mlflow_uri=settings.get("mlflow_uri"),
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
+        # 0 is a value of its own here, which ``or`` would replace.
         node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
     )
 

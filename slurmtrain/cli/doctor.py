@@ -72,6 +72,7 @@ def _is_spec(target: str) -> bool:
 def _examine(
     workspace: Workspace, path: str | None, overrides: tuple[str, ...], executor: str | None, *, as_json: bool
 ) -> int:
+    # Here rather than at the top: ``doctor RUN`` need not load it.
     from slurmtrain.ops.doctor import examine
 
     chosen = options.default_executor(executor or workspace.config.executor)
@@ -178,6 +179,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
         click.echo("\nroot cause")
         _print_match(diagnosis.root)
     else:
+        # How many logs were read tells "nothing known" apart from "nothing to read".
         logs = "1 log was" if diagnosed.read == 1 else f"{diagnosed.read} logs were"
         click.echo(f"\nno known pattern explains it ({logs} read)")
     if diagnosis.laggard is not None:

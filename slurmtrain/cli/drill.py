@@ -89,6 +89,7 @@ def _print(report: DrillReport) -> None:
 def _row(verdict: FaultVerdict) -> tuple[str, ...]:
     in_time = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f} s"
     stopped = "-" if verdict.stopped_s is None else f"{verdict.stopped_s:.1f} s{in_time}"
+    # "nobody" is a finding; "-" means that there was no fault to recover from.
     again = "nobody" if verdict.restarted_by is None and verdict.injected else "-"
     if verdict.restarted_by is not None:
         again = f"{verdict.restarted_by}, {_seconds(verdict.restarted_s)}"

@@ -126,11 +126,12 @@ def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
     """
     if not overrides:
         return PlannedRun(plan, (), {})
+    # No lines: mistakes can only be in the overrides, as the template was read before.
     document = YamlDocument("plan.json", dict(plan.template))
     [planned] = _plan_all(document, overrides, (), default_name=None, cwd=Path(plan.workdir), python=plan.python)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
-    # A relative workdir counts from where the first submission was; the plan has only the result.
+    # Planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     return replace(planned, plan=replace(planned.plan, workdir=workdir))
 

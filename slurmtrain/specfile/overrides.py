@@ -15,6 +15,7 @@ from slurmtrain.specfile.secrets import redact_assignment
 from slurmtrain.system.yaml_file import parse_value
 
 KeyPath = tuple[str, ...]
+# The declaration of each key of a spec.
 _SCHEMA = dict(walk_keys())
 
 
@@ -68,11 +69,13 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
             siblings = [key[-1] for key in _SCHEMA if key[:-1] == path[: length - 1]]
             raise ValueError(f"there is no key {'.'.join(path[:length])!r}{suggestion(path[length - 1], siblings)}")
         kind = field.metadata["kind"]
+        # Below a mapping with free names any key is allowed: its own checks come when the spec is read.
         if isinstance(kind, Entries):
             if path[:length] == ("params",) and not adds:
                 _check_is_in_file(path, data)
             return
         if not isinstance(kind, Section):
+            # One level below a value may be right, as in checkpoint.every.steps; two never are.
             if isinstance(kind, Scalar) and length < len(path) - 1:
                 raise ValueError(f"{'.'.join(path[:length])!r} has no key {path[length]!r}")
             return
@@ -84,6 +87,7 @@ def _parse_all(
     overrides, mistakes = [], []
     for text in texts:
         key, _, raw = text.partition("=")
+        # Also for the message of a mistake: messages end up in logs.
         shown = redact_assignment(key, raw) if "=" in text else text
         try:
             overrides.append(_parse(text, shown, data, multiple=multiple))
@@ -102,6 +106,7 @@ def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) ->
 
 
 def _parse_list(raw: str) -> list[Any]:
+    # The brackets may be left out: "1,2,3" is easier to type in a shell than "[1, 2, 3]".
     value = parse_value(raw if raw.strip().startswith("[") else f"[{raw}]")
     return value if isinstance(value, list) else [value]
 

@@ -156,6 +156,7 @@ class FaultVerdict:
 
     def to_dict(self) -> dict[str, Any]:
         """As ``--json`` has it."""
+        # The keys are a contract and older than the names of the fields.
         injected = self.injected
         return {
             "fault": self.fault,

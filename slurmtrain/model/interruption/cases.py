@@ -174,6 +174,7 @@ def _preempted_without_grace(cluster: Cluster, preemption: Preemption, begin: st
 
 def _limit(partition: Partition, job: JobFacts) -> tuple[float | None, str]:
     """The time limit of a job in seconds, and where it is set."""
+    # In Slurm's order: the job's own limit, the partition's default, the partition's maximum.
     if job.time_s is not None:
         return job.time_s, "resources.time"
     if partition.default_time_s is not None:
@@ -204,6 +205,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
 
 
 def _node_failed(cluster: Cluster, job: JobFacts) -> InterruptionCase:
+    # Nothing can be saved, hence 0 seconds, which is not the same as None: it does happen.
     lost = "the node is gone without notice, and the work since the last checkpoint is lost"
     again = f"requeues the job, which may start {format_span(cluster.requeue_delay_s)} later"
     if job.elastic:
@@ -240,6 +242,7 @@ def _cancelled(cluster: Cluster) -> InterruptionCase:
 
 
 def _without_requeue(case: InterruptionCase) -> InterruptionCase:
+    # A suspended job was never ended, so it resumes without a requeue.
     if case.starts in ("nobody", "itself"):
         return case
     text = f"{case.text}; but requeue.enabled is false: only `slurmtrain resume` starts it again"

@@ -111,6 +111,7 @@ def may_use(partition: Partition, groups: Collection[str], accounts: Collection[
     """
     if root:
         return True
+    # Accounts that are unknown do not hide a partition: better one too many in the table.
     if partition.root_only or (partition.groups is not None and not partition.groups & set(groups)):
         return False
     return partition.accounts is None or accounts is None or bool(partition.accounts & set(accounts))
@@ -166,6 +167,7 @@ def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, own_qos: str | None
         name = "its QOS is unknown" if own_qos is None else f"QOS {own_qos} is unknown"
         return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
     own = qos[own_qos]
+    # A QOS lists whom it may preempt, so its preemptors are those that list it.
     above = sorted(other.name for other in qos.values() if own.name in other.preempts)
     # A QOS without a mode of its own has that of the cluster; the partition's mode does not count here.
     mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
@@ -187,6 +189,7 @@ def _mode(flags: frozenset[str]) -> str:
 
 def _overlap(nodes: str, other_nodes: str) -> bool:
     """Whether two host lists may share a node: yes if one is empty, or cannot be parsed."""
+    # A warning too many is better than a preemption that nobody was told of.
     try:
         first, second = set(expand_hostlist(nodes)), set(expand_hostlist(other_nodes))
     except ValueError:

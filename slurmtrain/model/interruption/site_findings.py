@@ -141,6 +141,7 @@ def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts
 
     ``setting``: where an administrator sets the grace of a preemption.
     """
+    # Where there are seconds at all: after a node failure nothing can be saved, and scancel is meant to end the run.
     chances = [case for case in cases if case.seconds and case.event in ("preemption", "time limit")]
     if not chances:
         return []

@@ -83,6 +83,7 @@ class ResourcesSpec:
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
+        # Ranks with different shares of a GPU would wait for each other in every step.
         if self.procs_per_node and self.gpus_per_node and self.procs_per_node % self.gpus_per_node:
             yield (
                 "procs_per_node",
@@ -181,6 +182,7 @@ class CheckpointSpec:
         """Keys that contradict each other, and why."""
         if not self.glob:
             return
+        # Written out or not, a default contradicts nothing: plans have all of them.
         untouched = CheckpointSpec()
         for key, does in _UP_TO_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):
@@ -307,11 +309,13 @@ class Spec:
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
+        # Both spellings reach sbatch as one option, whose last value would win silently.
         names: dict[str, str] = {}
         for key in self.slurm:
             same = names.setdefault(key.replace("_", "-"), key)
             if same != key:
                 yield "slurm", f"{same!r} and {key!r} are the same sbatch option; keep one of them"
+        # sbatch takes only one of --mem, --mem-per-cpu and --mem-per-gpu.
         if self.resources.mem is not None:
             for key in names.keys() & {"mem-per-cpu", "mem-per-gpu"}:
                 yield "slurm", f"{names[key]!r} and 'resources.mem' exclude each other; keep one of them"

@@ -78,6 +78,7 @@ def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
 
     ``quantity`` and ``examples`` are parts of that sentence.
     """
+    # Slurm takes a bare number for MiB, people for GB: rather ask than be off by a factor of a thousand.
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"{value} has no unit; write for example {value}GB or {value}MB")
     if not isinstance(value, str):

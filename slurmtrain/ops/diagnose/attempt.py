@@ -109,5 +109,6 @@ def _choose_attempt(run: Run, number: int | None) -> Attempt | None:
         if chosen is None:
             raise RunNotFound(f"run {run.id} has no attempt {number}; it has {len(run.attempts)}")
         return chosen
+    # Not simply the newest: an attempt that runs now, after a failure, is not what the question is about.
     failed = [attempt for attempt in run.attempts if attempt.ended and attempt.cause != "completed"]
     return failed[-1] if failed else run.newest

@@ -80,6 +80,7 @@ class AttemptJournals:
         ends = [end for end in self._ends if end.payload.failures]
         if not ends:
             return None
+        # Agents end their ranks when another node fails ("cascade"), and their clocks may differ: cause before time.
         first = min(ends, key=lambda end: (end.payload.cascade, end.payload.failed_at or end.time))
         failure = first.payload.failures[0]
         signal, code = failure.get("signal"), failure.get("exit_code")
@@ -93,6 +94,7 @@ class AttemptJournals:
         """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
         for end in self._ends:
             yield from _evidence_hits(end, self._host(end))
+        # As ``show`` has them: all nodes together name the culprits, one alone cannot.
         for number, hang in enumerate(attempt_json(self.attempt)["hangs"]):
             first = next(iter(hang["culprits"]), None)
             yield Hit(

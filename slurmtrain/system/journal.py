@@ -6,7 +6,6 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import Any, overload
 
 from slurmtrain.model.run.events.base import Payload, encode
 from slurmtrain.model.run.ids import base32
@@ -22,23 +21,17 @@ class Journal:
         self._durable = durable
         self._handle: int | None = None
 
-    @overload
-    def write(self, event: Payload) -> float: ...
-    @overload
-    def write(self, event: str, **data: Any) -> float: ...
-    def write(self, event: Payload | str, **data: Any) -> float:
+    def write(self, event: Payload) -> float:
         """Append one event and return its time, in seconds since 1970. Raises OSError."""
         now = time.time()
         handle = self._open()
-        if isinstance(event, Payload):
-            os.write(handle, encode(now, event.kind, event.to_json()))
-        else:
-            os.write(handle, encode(now, event, data))
+        os.write(handle, encode(now, event.kind, event.to_json()))
         if self._durable:
             os.fsync(handle)
         return now
 
     def close(self) -> None:
+        """Close the file; another event opens it again."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None

@@ -18,6 +18,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
+from slurmtrain.model.run.events.agent import NodeEnded
+from slurmtrain.model.run.events.kinds import read_payload
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, checkpoint_name
 from slurmtrain.model.spec.spec import KeepSpec
@@ -64,13 +66,15 @@ def gone() -> dict[str, Any]:
 def end_run(run: RunDir, cause: str = "crash", *, reason: str = "", attempt: str = ATTEMPT) -> None:
     """The agent of a run has ended, and says why."""
     with Journal(AttemptDir(run.attempts / attempt).node_journal(0)) as journal:
-        journal.write("end", cause=cause, reason=reason, failed_at=None, cascade=[], signal=None, failures=[])
+        journal.write(NodeEnded(cause=cause, reason=reason))
 
 
 def write_rank_event(run: RunDir, kind: str, *, attempt: str = ATTEMPT, **fields: Any) -> None:
     """Write an event into rank 0's journal."""
     with Journal(AttemptDir(run.attempts / attempt).rank_journal(0)) as journal:
-        journal.write(kind, **fields)
+        event = read_payload(kind, fields)
+        assert event is not None
+        journal.write(event)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ def modules_loaded_by(program: str, cwd: Path, *arguments: str) -> tuple[str, se
 @pytest.fixture
 def one_run(tmp_path: Path) -> Path:
     """A directory with a run, as submit leaves it before it hands the job over, in its runs root."""
+    from slurmtrain.model.run.events.command import RunCreated
     from slurmtrain.model.run.ids import run_id
     from slurmtrain.model.run.layout import RunsRoot
     from slurmtrain.system.journal import Journal
@@ -61,7 +62,7 @@ def one_run(tmp_path: Path) -> Path:
     run = RunsRoot(tmp_path / "runs").run(run_id(1_700_000_000_000, 7))
     run.journals.mkdir(parents=True)
     with Journal(run.journals / "created.jsonl") as journal:
-        journal.write("created", name="heard-of", plan_hash="0" * 64, executor="local", by="me@here", git=None)
+        journal.write(RunCreated(name="heard-of", plan_hash="0" * 64, executor="local", by="me@here"))
     return tmp_path
 
 

@@ -15,6 +15,7 @@ from helpers.simulated_run import ELSEWHERE, SimulatedRun
 
 from slurmtrain.cli import checkpoints, show, status
 from slurmtrain.cli.shared import formatting
+from slurmtrain.model.run.events.checkpoint import CheckpointFound
 from slurmtrain.model.run.ids import run_id
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.specfile import load_spec
@@ -160,7 +161,7 @@ def test_a_run_without_checkpoints_says_so(run: RunDir) -> None:
 
 def test_files_of_a_users_script_are_listed_and_no_policy_looks_at_them(run: RunDir) -> None:
     with Journal(run.attempts / "j1.0" / "node-0.jsonl") as journal:
-        journal.write("found", path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=1_700_000_000.0)
+        journal.write(CheckpointFound(path="/out/ckpt-3.pt", step=3, bytes=9, saved_at=1_700_000_000.0))
     [checkpoint] = listed(run)
     assert (checkpoint["path"], checkpoint["why"]) == ("/out/ckpt-3.pt", "found")
     assert (checkpoint["seconds"], checkpoint["kept"]) == (None, None)

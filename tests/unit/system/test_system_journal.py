@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from slurmtrain.model.run.events.agent import NodeEnded
+from slurmtrain.model.run.events.base import UnknownEvent
+from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.system import journal as writing
 from slurmtrain.system.journal import Journal, command_journal
@@ -24,10 +27,11 @@ def kinds(path: Path) -> tuple[list[str], list[bytes]]:
 def test_events_are_whole_lines_that_read_back(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path) as journal:
-        time = journal.write("created", name="ü\n", n=1)
-        journal.write("end", cause="completed")
+        time = journal.write(RunCreated(name="ü\n"))
+        journal.write(NodeEnded(cause="completed"))
     first, second = path.read_text().splitlines()
-    assert json.loads(first) == {"t": round(time, 6), "kind": "created", "name": "ü\n", "n": 1}
+    created = json.loads(first)
+    assert (created["t"], created["kind"], created["name"]) == (round(time, 6), "created", "ü\n")
     assert json.loads(second)["kind"] == "end"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
@@ -48,7 +52,7 @@ def test_an_event_is_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(os, "write", noted)
     with Journal(tmp_path / "j.jsonl") as journal:
-        journal.write("created", text="x" * 10_000)
+        journal.write(RunCreated(name="x" * 10_000))
     assert len(written) == 1
     assert (tmp_path / "j.jsonl").read_bytes() == written[0]
 
@@ -60,8 +64,8 @@ def test_an_event_is_synced_to_disk_unless_told_otherwise(
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     with Journal(tmp_path / "j.jsonl", durable=durable) as journal:
-        journal.write("a")
-        journal.write("b")
+        journal.write(UnknownEvent(name="a"))
+        journal.write(UnknownEvent(name="b"))
     assert len(synced) == (2 if durable else 0)
 
 
@@ -69,31 +73,31 @@ def test_a_later_writer_goes_on_after_what_is_there(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     for kind in ("a", "b"):
         with Journal(path) as journal:
-            journal.write(kind)
+            journal.write(UnknownEvent(name=kind))
     assert kinds(path) == (["a", "b"], [])
 
 
 def test_a_line_that_a_killed_writer_left_torn_costs_only_itself(tmp_path: Path) -> None:
     path = tmp_path / "j.jsonl"
     with Journal(path) as journal:
-        journal.write("a")
+        journal.write(UnknownEvent(name="a"))
     path.write_bytes(path.read_bytes() + b'{"t": 1, "ki')
     with Journal(path) as journal:
-        journal.write("b")
+        journal.write(UnknownEvent(name="b"))
     assert kinds(path) == (["a", "b"], [b'{"t": 1, "ki'])
 
 
 def test_writing_where_there_is_no_directory_is_an_error_of_the_system(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
-        Journal(tmp_path / "no" / "j.jsonl").write("a")
+        Journal(tmp_path / "no" / "j.jsonl").write(UnknownEvent(name="a"))
 
 
 def test_a_closed_journal_opens_again_when_there_is_more_to_say(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j.jsonl")
-    journal.write("a")
+    journal.write(UnknownEvent(name="a"))
     journal.close()
     journal.close()
-    journal.write("b")
+    journal.write(UnknownEvent(name="b"))
     journal.close()
     assert kinds(journal.path)[0] == ["a", "b"]
 

@@ -15,6 +15,7 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import ELSEWHERE
 
 from slurmtrain.errors import RunBusy, SlurmDown, UserError
+from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.drill import faults
@@ -30,9 +31,9 @@ def note_ranks(run: RunDir, node: int, ranks: dict[int, dict[str, Any]], *, host
         if node:
             process = {**ELSEWHERE, "host": host, "pid": 50 + node}
             fields = {"node": node, "nodes": 2, "host": host, "process": process, "submission": 1, "attempt": 1}
-            journal.write("agent", **fields, executor="local")
+            journal.write(AgentStarted(**fields, executor="local"))
         if ranks:
-            journal.write("workers", processes={str(rank): ranks[rank] for rank in ranks}, resume_from=None)
+            journal.write(WorkersStarted(processes={str(rank): ranks[rank] for rank in ranks}))
 
 
 def load_run(workspace: Workspace, run: RunDir, executor: str = "local") -> Run:

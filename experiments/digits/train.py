@@ -62,6 +62,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def main() -> None:
+    """Train, and say how many digits of the test set are recognized."""
     with slurmtrain.session(params=PARAMS) as run:
         params = run.params
         torch.manual_seed(params["seed"])

@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 
 
 def main() -> None:
+    """Train, with checkpoints of its own."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.5)

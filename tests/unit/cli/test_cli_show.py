@@ -16,8 +16,8 @@ def state(rank: int, idle_s: float, letter: str = "S") -> dict[str, Any]:
     return RankState(rank=rank, node=0, step=5, phase=Phase.TRAINING, idle_s=idle_s, state=letter).to_dict()
 
 
-def printed(capsys: pytest.CaptureFixture[str], **known: Any) -> list[str]:
-    attempt = Attempt(number=1, job_id="7", restart=0, state="failed", cause="hang", **known)
+def printed(capsys: pytest.CaptureFixture[str], **fields: Any) -> list[str]:
+    attempt = Attempt(number=1, job_id="7", restart=0, state="failed", cause="hang", **fields)
     show._print_attempt(attempt_json(attempt), newest=True)
     return capsys.readouterr().out.splitlines()
 

@@ -51,8 +51,8 @@ costs = st.floats(0, 1e5)
 
 
 def chosen(history: InterruptionStats | None = None, **more: Any) -> IntervalChoice:
-    given_ = {"nodes": 1, "uptime_s": 0.0, "stall_s": 2.0, "save_s": 5.0, **more}
-    return choose(history or InterruptionStats(), **given_)
+    arguments = {"nodes": 1, "uptime_s": 0.0, "stall_s": 2.0, "save_s": 5.0, **more}
+    return choose(history or InterruptionStats(), **arguments)
 
 
 def seen_every(hours: float) -> InterruptionStats:
@@ -110,11 +110,11 @@ def test_before_anything_was_saved_the_interval_is_short() -> None:
 
 
 def test_a_run_that_goes_on_knows_what_its_saves_cost() -> None:
-    known = replace(seen_every(24), stall_s=300.0, save_s=400.0)
-    choice = chosen(known, stall_s=None, save_s=None)
+    measured = replace(seen_every(24), stall_s=300.0, save_s=400.0)
+    choice = chosen(measured, stall_s=None, save_s=None)
     assert choice.seconds / 60 == pytest.approx(117, rel=0.01)
     assert (choice.stall_s, choice.save_s) == (300.0, 400.0)
-    assert chosen(known, stall_s=1.0, save_s=2.0).stall_s == 1.0
+    assert chosen(measured, stall_s=1.0, save_s=2.0).stall_s == 1.0
 
 
 def test_what_a_namesake_needed_says_nothing_of_the_stall() -> None:

@@ -66,9 +66,9 @@ def _values(annotation: str) -> st.SearchStrategy[Any]:
 
 def payloads(cls: type[Payload]) -> st.SearchStrategy[Payload]:
     """Payloads of this class with anything that their types allow; optional fields may be left out."""
-    known = [each for each in fields(cls) if each.name != "extra"]
-    optional = {each.name for each in known if each.default is not MISSING or each.default_factory is not MISSING}
-    values = {each.name: _values(str(each.type)) for each in known}
+    declared = [each for each in fields(cls) if each.name != "extra"]
+    optional = {each.name for each in declared if each.default is not MISSING or each.default_factory is not MISSING}
+    values = {each.name: _values(str(each.type)) for each in declared}
     return st.fixed_dictionaries(
         {name: values[name] for name in values if name not in optional},
         optional={name: values[name] for name in optional},

@@ -30,12 +30,12 @@ class Settings:
     runs: str | None = declare_key(
         None,
         Nullable(kinds.text("directory")),
-        "The directory of all runs; by default `runs` beside the nearest slurmtrain.yaml, or here.",
+        "The directory of all runs; by default `runs` beside the nearest slurmtrain.yaml, or in the current directory.",
     )
     executor: str | None = declare_key(
         None,
         Nullable(kinds.choice(*EXECUTORS)),
-        "What starts runs; by default slurm where sbatch is found, else local.",
+        "What starts runs; by default slurm if sbatch is available, else local.",
     )
     registry: str | None = declare_key(
         None, Nullable(kinds.text("file")), "The registry's SQLite file; by default `registry.db` in the runs root."
@@ -43,12 +43,12 @@ class Settings:
     slurm_interval: float | None = declare_key(
         None,
         Nullable(kinds.finite_number(10)),
-        "Seconds between two queries of Slurm by a command that keeps asking; by default 30, at least 10.",
+        "Seconds between two queries of Slurm by a command that waits; by default 30, at least 10.",
     )
     node_expiry_hours: float | None = declare_key(
         None,
         Nullable(kinds.finite_number(0)),
-        "Hours for which new submissions avoid a node that failed a preflight; by default 24, 0: never.",
+        "Hours for which submissions exclude a node that failed a preflight; by default 24; 0: never.",
     )
     mlflow_uri: str | None = declare_key(
         None, Nullable(kinds.text("URI")), "MLflow tracking URI; by default `mlflow.db` in the runs root."

@@ -19,20 +19,20 @@ def _declare_level(default: str) -> Any:
     return declare_key(
         default,
         kinds.level(*LEVELS),
-        "`fail`: a node that fails it is not used; `warn`: there is only a warning; `off`: the check is skipped.",
+        "`fail`: a node that fails the check is not used; `warn`: only a warning; `off`: the check does not run.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimpleCheck:
-    """A check that has no limits to set."""
+    """A check without limits."""
 
     level: str = _declare_level("fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvisoryCheck:
-    """A check that has no limits to set, and that only warns by default."""
+    """A check without limits, which only warns by default."""
 
     level: str = _declare_level("warn")
 
@@ -57,27 +57,27 @@ class ClockCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCheck:
-    """The proof that nodes reach each other over the network that training is going to use."""
+    """The test that nodes reach each other over the network that training will use."""
 
     level: str = _declare_level("fail")
-    timeout_s: float = declare_key(2, kinds.finite_number(0.1), "Seconds within which a connection must be proved.")
+    timeout_s: float = declare_key(2, kinds.finite_number(0.1), "Seconds that the test of a connection may take.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsCheck:
-    """How long a reverse lookup of the node's own address may take: libraries make many, and wait for each."""
+    """How long a reverse lookup of the node's own address may take. Libraries make many, and block on each."""
 
     level: str = _declare_level("warn")
     # A dead resolver takes 5 to 30 s for each lookup, one that works milliseconds.
-    max_ms: float = declare_key(1000, kinds.finite_number(0), "Milliseconds that it may take.")
+    max_ms: float = declare_key(1000, kinds.finite_number(0), "Milliseconds that the lookup may take.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCheck:
-    """Whether all nodes see what one of them has written to the run directory."""
+    """Whether all nodes see a file that one of them has written to the run directory."""
 
     level: str = _declare_level("fail")
-    timeout_s: float = declare_key(10, kinds.finite_number(0.1), "Seconds within which every node must see it.")
+    timeout_s: float = declare_key(10, kinds.finite_number(0.1), "Seconds within which every node must see the file.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,11 +106,11 @@ class ShmCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitsCheck:
-    """Limits that the kernel sets to a process."""
+    """The kernel's limits for a process."""
 
     level: str = _declare_level("warn")
     # Data loaders and NCCL hold a descriptor for each worker and each peer; 1024, a common default, is soon used up.
-    min_nofile: int = declare_key(4096, kinds.whole_number(0), "Open files of a process (`ulimit -n`).")
+    min_nofile: int = declare_key(4096, kinds.whole_number(0), "Open files per process (`ulimit -n`).")
     min_memlock_gb: float | None = declare_key(
         None,
         Nullable(kinds.finite_number(0)),
@@ -123,7 +123,7 @@ class GpuCheck:
     """GPUs: as many as were requested, without uncorrected memory errors, unused, and able to multiply."""
 
     level: str = _declare_level("fail")
-    # A CUDA context alone takes some hundred MB; more than this is somebody else's process.
+    # A CUDA context alone takes some hundred MB; more than this belongs to another process.
     max_used_mb: int = declare_key(
         2048, kinds.whole_number(0), "MB of a GPU's memory that may be in use before training starts."
     )
@@ -134,18 +134,17 @@ class StragglerCheck:
     """How long a small matrix product takes, compared with the median of all nodes."""
 
     level: str = _declare_level("warn")
-    max_ratio: float = declare_key(2, kinds.finite_number(1), "How many times the median it may take.")
+    max_ratio: float = declare_key(2, kinds.finite_number(1), "The limit, as a multiple of the median time.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BandwidthCheck:
-    """An all-reduce over the elected network, as nccl-tests measure it. It takes some seconds."""
+    """An all-reduce over the elected network, measured like nccl-tests do. It takes some seconds."""
 
     level: str = declare_key(
         "off",
         kinds.level(*LEVELS),
-        "`fail`: nodes that do not reach the limit end the attempt; `warn`: there is only a warning; `off`: the check "
-        "is skipped.",
+        "`fail`: the attempt ends if a node is below the limit; `warn`: only a warning; `off`: the check does not run.",
     )
     size_mb: float = declare_key(64, kinds.finite_number(0.001), "MB that each rank reduces.")
     min_gb_per_s: float | None = declare_key(
@@ -155,36 +154,38 @@ class BandwidthCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightSpec:
-    """Checks of the nodes before training starts. Each takes a level alone (`dns: off`) or a mapping."""
+    """Checks of the nodes before training starts. Each takes just a level (`dns: off`) or a mapping."""
 
     exclude: bool = declare_key(
         True, kinds.boolean(), "Whether to continue without nodes that failed a check; Slurm then allocates others."
     )
-    timeout_s: float = declare_key(30, kinds.finite_number(1), "Seconds that any one check may take.")
-    clock: ClockCheck = declare_key(ClockCheck(), LevelSection(ClockCheck), "Clocks of the nodes.")
+    timeout_s: float = declare_key(30, kinds.finite_number(1), "Seconds that a single check may take.")
+    clock: ClockCheck = declare_key(ClockCheck(), LevelSection(ClockCheck), "Clock offsets between the nodes.")
     network: NetworkCheck = declare_key(NetworkCheck(), LevelSection(NetworkCheck), "Connections between the nodes.")
     port: SimpleCheck = declare_key(SimpleCheck(), LevelSection(SimpleCheck), "The rendezvous port of the training.")
     shared: SharedCheck = declare_key(
-        SharedCheck(), LevelSection(SharedCheck), "The run directory is shared by all nodes."
+        SharedCheck(), LevelSection(SharedCheck), "Whether all nodes share the run directory."
     )
     versions: SimpleCheck = declare_key(
-        SimpleCheck(), LevelSection(SimpleCheck), "Python, torch, CUDA, driver and NCCL are the same everywhere."
+        SimpleCheck(),
+        LevelSection(SimpleCheck),
+        "Whether Python, torch, CUDA, driver and NCCL are the same on all nodes.",
     )
     gpu: GpuCheck = declare_key(GpuCheck(), LevelSection(GpuCheck), "GPUs; skipped if none are requested.")
     disk: DiskCheck = declare_key(DiskCheck(), LevelSection(DiskCheck), "Free space in the run directory.")
     tmp: TemporaryCheck = declare_key(TemporaryCheck(), LevelSection(TemporaryCheck), "Free space in TMPDIR.")
     shm: ShmCheck = declare_key(ShmCheck(), LevelSection(ShmCheck), "Free space in /dev/shm.")
     limits: LimitsCheck = declare_key(LimitsCheck(), LevelSection(LimitsCheck), "Limits of a process.")
-    dns: DnsCheck = declare_key(DnsCheck(), LevelSection(DnsCheck), "Reverse lookup of addresses.")
+    dns: DnsCheck = declare_key(DnsCheck(), LevelSection(DnsCheck), "Reverse lookups of addresses.")
     straggler: StragglerCheck = declare_key(
         StragglerCheck(), LevelSection(StragglerCheck), "Nodes that are slower than others."
     )
     environment: AdvisoryCheck = declare_key(
         AdvisoryCheck(),
         LevelSection(AdvisoryCheck),
-        "Variables that are obsolete, or that override the elected interface.",
+        "Variables that are obsolete, or that override what slurmtrain sets.",
     )
-    bandwidth: BandwidthCheck = declare_key(BandwidthCheck(), LevelSection(BandwidthCheck), "How fast the network is.")
+    bandwidth: BandwidthCheck = declare_key(BandwidthCheck(), LevelSection(BandwidthCheck), "Speed of the network.")
     plugins: dict[str, str] = declare_key(
         {},
         Entries(kinds.level(*LEVELS), "mapping of checks to levels", check_check_name),

@@ -51,23 +51,23 @@ class ResourcesSpec:
     nodes: Nodes = declare_key(
         Nodes(1, 1),
         Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict()),
-        "Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many as it gets, and continues with fewer "
-        "when one is lost, without giving the others back.",
+        "Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is "
+        "lost, it continues with the others in the same allocation.",
     )
     spares: int = declare_key(
         0,
         kinds.whole_number(0),
-        "Nodes that are allocated besides those that train, to replace one that is lost.",
+        "Additional idle nodes of the job, which replace lost ones.",
     )
     procs_per_node: int | None = declare_key(
-        None, Nullable(POSITIVE), "Processes a node; null: one a GPU, or one where there are no GPUs."
+        None, Nullable(POSITIVE), "Processes per node; null: one per GPU, or one without GPUs."
     )
-    gpus_per_node: int = declare_key(0, kinds.whole_number(0), "GPUs a node.")
-    cpus_per_proc: int = declare_key(1, POSITIVE, "CPU cores a process; sets OMP_NUM_THREADS.")
+    gpus_per_node: int = declare_key(0, kinds.whole_number(0), "GPUs per node.")
+    cpus_per_proc: int = declare_key(1, POSITIVE, "CPU cores per process; sets OMP_NUM_THREADS.")
     mem: int | None = declare_key(
         None,
         Nullable(Scalar("amount with a unit, such as `4GB`", parse_memory, lambda mib: f"{mib}M")),
-        "Memory of a node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
+        "Memory per node, in units of 1024; null: the partition's default. Not enforced by the local executor.",
     )
     time: int | None = declare_key(
         None,
@@ -116,39 +116,43 @@ class NetworkSpec:
     profile: str | None = declare_key(
         None,
         Nullable(kinds.choice(*NETWORK_PROFILES)),
-        "The kind of network, which sets environment variables; null: none.",
+        "The kind of network; sets environment variables of the ranks. null: none.",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestSpec:
-    """The best checkpoints by a metric: its last value in `run.log` before the save."""
+    """The best checkpoints by a metric, by its last value in `run.log` before the save."""
 
-    metric: str = declare_key(
-        "", kinds.text("name of a metric"), "The metric, by its name in `run.log`.", required=True
+    metric: str = declare_key("", kinds.text("name of a metric"), "The name of the metric in `run.log`.", required=True)
+    mode: str = declare_key(
+        "min", kinds.choice("min", "max"), "Whether lower (`min`) or higher (`max`) values are better."
     )
-    mode: str = declare_key("min", kinds.choice("min", "max"), "Whether lower values are better, or higher ones.")
-    n: int = declare_key(1, POSITIVE, "How many to keep; of equal ones the later one.")
+    n: int = declare_key(1, POSITIVE, "How many to keep; of equal ones, the later.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepSpec:
-    """Which checkpoints are kept; others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
+    """Which checkpoints to keep; all others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
 
     last: int = declare_key(
         3,
         kinds.whole_number(1, why="a run resumes from its newest checkpoint, which must be kept"),
-        "How many of the newest; with 1 there is no other one if it is damaged.",
+        "How many of the newest; with 1, there is no fallback if it is damaged.",
     )
     every_steps: int | None = declare_key(
-        None, Nullable(POSITIVE), "For each multiple of this number of steps, the first one at or after it; null: none."
+        None,
+        Nullable(POSITIVE),
+        "Keep the first checkpoint at or after each multiple of this number of steps; null: none.",
     )
-    best: BestSpec | None = declare_key(None, NullableSection(BestSpec), "The best by a metric; null: none.")
+    best: BestSpec | None = declare_key(
+        None, NullableSection(BestSpec), "The best checkpoints by a metric; null: none."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
-    """When to save, and what to keep."""
+    """When to save checkpoints, and which to keep."""
 
     every: Every = declare_key(
         EveryAuto(),
@@ -158,24 +162,24 @@ class CheckpointSpec:
     keep: KeepSpec = declare_key(
         KeepSpec(),
         ShorthandSection(KeepSpec, "last"),
-        "Which checkpoints are kept; a number: so many of the newest.",
+        "Which checkpoints to keep; a number N: the newest N.",
     )
     verify: str = declare_key(
         "hashes",
         kinds.choice(*VERIFY),
-        "What is checked of a checkpoint's files before a run resumes from it; sizes need no reading.",
+        "How a checkpoint's files are verified before a run resumes from it; `sizes` reads no file.",
     )
     quota: int | None = declare_key(
         None,
         Nullable(Scalar("amount with a unit, such as `100GB`", parse_size, write_size)),
-        "Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, those that "
-        "`keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit.",
+        "Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, checkpoints "
+        "that `keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit.",
     )
     glob: str | None = declare_key(
         None,
         Nullable(kinds.text("pattern of file names")),
-        "Where a script that saves by itself puts its checkpoints, relative to `workdir`; the newest complete one is "
-        "passed to the next attempt as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
+        "Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the "
+        "newest complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -193,36 +197,36 @@ class CheckpointSpec:
 _UP_TO_THE_SCRIPT = {
     "every": "decides when to save",
     "keep": "deletes what it no longer needs",
-    "verify": "looks at what it loads",
-    "quota": "minds the room that they take",
+    "verify": "verifies what it loads",
+    "quota": "limits the space that they take",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueSpec:
-    """What happens to an interrupted run. Preemptions are free, and so are time limits while it makes progress."""
+    """What happens to an interrupted run. Preemptions use up no budget, nor do time limits while it makes progress."""
 
     enabled: bool = declare_key(True, kinds.boolean(), "Whether an interrupted run is restarted automatically.")
     max_failures: int = declare_key(
         3,
         kinds.whole_number(0),
-        "How many crashes and hangs a run is restarted after, including restarts in place; then it fails. "
+        "How many crashes and hangs a run survives, including those handled in place; then it fails. "
         "`slurmtrain resume` resets the count.",
     )
     max_node_failures: int = declare_key(
         10,
         kinds.whole_number(0),
-        "How often in a row, without a new checkpoint, a run is restarted after node failures.",
+        "How many node failures in a row a run survives without a new checkpoint; then it fails.",
     )
     restarts_in_place: int = declare_key(
         3,
         kinds.whole_number(0),
-        "How often the processes of one attempt are restarted without giving its nodes back.",
+        "How often the ranks of an attempt are restarted on the same nodes.",
     )
     backoff_s: float = declare_key(
         30,
         kinds.finite_number(0),
-        "Seconds before a run is restarted after a crash; doubled after each further one.",
+        "Seconds to wait before a restart after a crash; doubled with each further crash.",
     )
     hang_after: float | None = declare_key(
         None,
@@ -244,7 +248,7 @@ class MlflowSpec:
     uri: str | None = declare_key(
         None,
         Nullable(kinds.text("URI", check_uri)),
-        "MLflow tracking URI; null: the configured one, or mlflow.db in the runs root.",
+        "MLflow tracking URI; null: the configured one, else mlflow.db in the runs root.",
     )
     experiment: str | None = declare_key(None, Nullable(kinds.text("name")), "MLflow experiment; null: the run's name.")
 
@@ -265,16 +269,18 @@ class Spec:
         "",
         kinds.text("command", check_command),
         "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{run_dir}`, "
-        "`{checkpoint_dir}`, `{run_id}` and `{attempt}` are filled in; no shell is involved.",
+        "`{checkpoint_dir}`, `{run_id}` and `{attempt}` are substituted; no shell is involved.",
         required=True,
     )
     workdir: str | None = declare_key(
-        None, Nullable(kinds.text("directory")), "Where the command runs; null: the directory `submit` was called from."
+        None,
+        Nullable(kinds.text("directory")),
+        "Where the command runs; null: the directory in which `submit` was called.",
     )
     params: dict[str, Any] = declare_key(
         {},
         Entries(ParamKind(), "mapping of parameters", check_param_name),
-        "Parameters: they reach the script, sweeps vary them, MLflow logs them.",
+        "Parameters of the script, which sweeps vary and MLflow logs.",
     )
     resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(
@@ -284,27 +290,27 @@ class Spec:
             "mapping of sbatch options",
             check_sbatch_option,
         ),
-        "Any sbatch option by its long name, with `-` or `_`. True gives the bare flag, false or null leaves it out.",
+        "Any sbatch option by its long name, with `-` or `_`. true means without a value, false or null omits it.",
     )
     network: NetworkSpec = declare_key(NetworkSpec(), Section(NetworkSpec), "How nodes communicate.")
     preflight: PreflightSpec = declare_key(
         PreflightSpec(), Section(PreflightSpec), "Checks of the nodes before training starts."
     )
     checkpoint: CheckpointSpec = declare_key(
-        CheckpointSpec(), Section(CheckpointSpec), "When to save, and what to keep."
+        CheckpointSpec(), Section(CheckpointSpec), "When to save checkpoints, and which to keep."
     )
     requeue: RequeueSpec = declare_key(RequeueSpec(), Section(RequeueSpec), "What happens to an interrupted run.")
     tracking: TrackingSpec = declare_key(TrackingSpec(), Section(TrackingSpec), "Experiment tracking.")
     env: dict[str, str] = declare_key(
         {},
         Entries(Scalar("text or number", read_variable), "mapping of environment variables", check_variable_name),
-        "Environment variables of the processes. Values of names that end in TOKEN, KEY, PASSWORD, PASSWD, SECRET or "
-        "CREDENTIAL are never recorded.",
+        "Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD, "
+        "SECRET or CREDENTIAL are never recorded.",
     )
     setup: tuple[str, ...] = declare_key(
         (),
         Items(Scalar("line of shell", read_setup_line), "list of shell lines"),
-        "Shell lines before the tasks of a node start, for example `module load cuda`.",
+        "Shell lines that run before the tasks of a node start, for example `module load cuda`.",
     )
 
     def conflicts(self) -> Iterator[Conflict]:

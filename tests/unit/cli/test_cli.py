@@ -72,7 +72,7 @@ def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: P
     assert f"warning: 'python' in the command is {other}" in completed.stderr
 
 
-def test_submitting_to_slurm_without_sbatch_says_so(tmp_path: Path) -> None:
+def test_submitting_to_slurm_without_sbatch_is_refused_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "exp.yaml").write_text("command: python x.py\n")
     completed = call("submit", "exp.yaml", "--executor", "slurm", cwd=tmp_path, PATH="/nowhere")
     assert (completed.returncode, "there is no sbatch on this machine's PATH" in completed.stderr) == (2, True)
@@ -112,7 +112,7 @@ def test_completion_names_runs_and_commands(tmp_path: Path) -> None:
     assert "plain,status" in completed.stdout
 
 
-def test_output_that_nobody_reads_is_no_error(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_is_no_error(tmp_path: Path) -> None:
     code = f"{sys.executable} -m slurmtrain completion bash | true; exit ${{PIPESTATUS[0]}}"
     completed = subprocess.run(["bash", "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert "Traceback" not in completed.stderr

@@ -86,7 +86,7 @@ def test_good_checkpoints_are_a_table_and_a_zero(run: RunDir) -> None:
     assert result.stderr == ""
 
 
-def test_a_bad_checkpoint_is_told_with_what_a_run_goes_on_from(run: RunDir) -> None:
+def test_a_bad_checkpoint_is_reported_with_the_step_that_a_run_continues_from(run: RunDir) -> None:
     path = cut(run, 30)
     result = call(verify.command, run)
     assert result.return_value == 1
@@ -98,14 +98,14 @@ def test_a_bad_checkpoint_is_told_with_what_a_run_goes_on_from(run: RunDir) -> N
     assert call(verify.command, run).stderr == expected
 
 
-def test_bad_ones_that_are_older_and_bad_ones_alone_are_told_apart(run: RunDir) -> None:
+def test_older_bad_checkpoints_and_bad_ones_alone_get_different_advice(run: RunDir) -> None:
     cut(run, 10)
     assert call(verify.command, run).stderr.endswith("continues from step 30; the bad ones are older\n")
     cut(run, 20), cut(run, 30)
     assert call(verify.command, run).stderr == f"none is good; 'slurmtrain resume --from-start {run.id}' begins again\n"
 
 
-def test_of_one_checkpoint_nothing_is_said_of_others(run: RunDir) -> None:
+def test_the_advice_on_one_checkpoint_says_nothing_of_others(run: RunDir) -> None:
     cut(run, 30)
     result = call(verify.command, run, "--step", "30", "--sizes")
     assert (result.return_value, len(rows(result))) == (1, 2)
@@ -279,7 +279,7 @@ def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch)
         (RequestOutcome("late"), 1, "has not saved within 600 s; it still does so at the end of a step"),
     ],
 )
-def test_what_keeps_a_run_from_saving_is_told(
+def test_what_keeps_a_run_from_saving_is_printed(
     trains: RunDir, monkeypatch: pytest.MonkeyPatch, outcome: RequestOutcome, code: int, message: str
 ) -> None:
     result = ask(trains, monkeypatch, outcome)
@@ -287,13 +287,13 @@ def test_what_keeps_a_run_from_saving_is_told(
     assert message in result.stderr
 
 
-def test_a_run_that_saved_in_leaving_has_saved(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_saved_before_it_left_has_saved(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ask(trains, monkeypatch, RequestOutcome("ended", saved(), "run X is cancelled"))
     assert result.return_value == 0
     assert result.stderr.startswith("run X is cancelled; it saved before it left: step 31, ")
 
 
-def test_nobody_needs_to_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoint_need_not_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: pytest.fail("it waits"))
     result = call(checkpoint_module.command, trains, "--no-wait")
     assert (result.return_value, result.stdout) == (0, "")
@@ -301,7 +301,9 @@ def test_nobody_needs_to_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -
     assert trains.request.exists()
 
 
-def test_who_stops_waiting_is_told_that_the_run_still_saves(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_ctrl_c_the_command_says_that_the_run_still_saves(
+    trains: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(*_: object) -> RequestOutcome:
         raise KeyboardInterrupt
 

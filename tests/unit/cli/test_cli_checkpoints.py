@@ -106,7 +106,7 @@ def test_checkpoints_are_listed_with_the_reason_for_which_each_is_kept(run: RunD
     }
 
 
-def test_a_checkpoint_in_json_says_all_that_is_known_of_it(run: RunDir, saved: Write) -> None:
+def test_a_checkpoint_in_json_has_all_that_is_known_of_it(run: RunDir, saved: Write) -> None:
     saved(50, why="asked", metrics={"val_loss": 0.5, "lr": float("nan")})
     [checkpoint] = listed(run)
     assert checkpoint == {
@@ -222,7 +222,7 @@ def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, 
         ({"seconds": 29.6, "why": "it is bounded by the grace"}, "every 30 s: it is bounded by the grace"),
     ],
 )
-def test_an_interval_is_told_with_the_reason_for_it(event: dict[str, Any] | None, shown: str) -> None:
+def test_an_interval_is_shown_with_its_reason(event: dict[str, Any] | None, shown: str) -> None:
     assert formatting.interval(event) == shown
 
 
@@ -235,5 +235,5 @@ def test_an_interval_is_told_with_the_reason_for_it(event: dict[str, Any] | None
         ({"pruned_at": None, "complete": True, "verified": False}, "complete"),
     ],
 )
-def test_a_checkpoints_files_are_told_in_a_word(facts: dict[str, Any], shown: str) -> None:
+def test_the_state_of_a_checkpoints_files_is_one_word(facts: dict[str, Any], shown: str) -> None:
     assert formatting.checkpoint_state(facts) == shown

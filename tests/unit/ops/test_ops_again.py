@@ -296,7 +296,9 @@ def test_a_job_that_could_not_be_ended_is_ended_before_another_one_waits_for_it(
     assert len(slurm.calls("sbatch")) == 1
 
 
-def test_a_held_job_that_nobody_would_submit_again_is_not_ended(workspace: Workspace, slurm: SlurmCommands) -> None:
+def test_a_held_job_that_no_command_would_submit_again_is_not_cancelled(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
     """Slurm has put it back by itself, and holds it."""
     build_run(workspace, requeue={"enabled": False}).submitted().started().reached(5)
     slurm.replies("squeue", squeue_line("7", "JobHeldAdmin", restart=5))
@@ -386,7 +388,7 @@ def test_a_local_run_of_another_machine_says_where_it_would_start_again(
     ]
 
 
-def test_who_follows_a_run_is_told_once_that_it_waits_for_a_command(workspace: Workspace, launched: list[str]) -> None:
+def test_following_logs_say_once_that_a_run_waits_for_a_command(workspace: Workspace, launched: list[str]) -> None:
     run = local_run(workspace).submitted().started().reached(5).crashed()
     logs = run.directory.attempt("local-abc", 0).logs
     logs.mkdir()

@@ -110,7 +110,7 @@ def test_who_asked_later_stands_for_those_before(
     assert answer == ("saved", 5, "")
 
 
-def test_a_save_for_somebody_before_does_not_fulfil_a_wish(
+def test_a_save_for_an_earlier_request_does_not_fulfil_a_later_one(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = request_checkpoint(workspace, trains.id)
@@ -119,7 +119,7 @@ def test_a_save_for_somebody_before_does_not_fulfil_a_wish(
     assert answer == ("late", None, "")
 
 
-def test_a_save_that_fails_is_told_with_its_reason(
+def test_a_save_that_fails_is_reported_with_its_reason(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = "no space left on the device"
@@ -135,7 +135,7 @@ def test_a_save_that_fails_is_told_with_its_reason(
     assert answer == ("failed", None, full)
 
 
-def test_a_run_that_ends_first_has_saved_in_leaving(
+def test_a_run_that_ends_first_may_have_saved_before(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_checkpoint(workspace, trains.id)
@@ -145,7 +145,7 @@ def test_a_run_that_ends_first_has_saved_in_leaving(
     assert answer == ("ended", 9, f"run {trains.id} is cancelled")
 
 
-def test_a_run_that_ends_without_a_save_says_so(
+def test_a_run_that_ends_without_saving_is_reported_so(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_rank_event(trains, "restored", step=8, path="checkpoints/step-8", bytes=7, saved_at=1.0)
@@ -157,7 +157,7 @@ def test_a_run_that_ends_without_a_save_says_so(
     assert answer == ("ended", None, f"run {trains.id} is failed: it broke")
 
 
-def test_the_next_attempt_knows_nothing_of_a_wish(
+def test_the_next_attempt_does_not_fulfil_a_request(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = request_checkpoint(workspace, trains.id)
@@ -171,9 +171,7 @@ def start_again(run: RunDir) -> None:
     write_rank_event(run, "session", attempt="1.1", step=0)
 
 
-def test_nobody_waits_for_longer_than_told(
-    workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_ends_at_the_timeout(workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_checkpoint(workspace, trains.id)
     clock = Clock([])
     monkeypatch.setattr(checkpoint_verb, "time", clock)
@@ -201,7 +199,7 @@ def test_a_run_that_is_not_at_its_steps_yet_is_not_asked(workspace: Workspace) -
     request_checkpoint(workspace, run.id)
 
 
-def test_what_an_earlier_attempt_said_does_not_count(workspace: Workspace, trains: RunDir) -> None:
+def test_events_of_an_earlier_attempt_do_not_count(workspace: Workspace, trains: RunDir) -> None:
     start_again(trains)
     with pytest.raises(RunBusy, match="not begun its first step"):
         request_checkpoint(workspace, trains.id)
@@ -217,7 +215,7 @@ def test_a_script_that_names_nothing_to_save_is_not_asked(workspace: Workspace) 
     request_checkpoint(workspace, run.id)
 
 
-def test_a_directory_that_cannot_be_written_is_told(
+def test_a_directory_that_cannot_be_written_is_an_error(
     workspace: Workspace, trains: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     observe_run(workspace, trains.id, ask_slurm=False)

@@ -196,7 +196,7 @@ def test_what_is_no_dense_tensor_is_in_a_pt_file_alone(workspace: Workspace, sav
     assert sorted(load(left.to)) == ["linear.bias", "linear.weight"]
 
 
-def test_a_type_that_safetensors_lacks_is_told(workspace: Workspace, save: Save, tmp_path: Path) -> None:
+def test_a_type_that_safetensors_lacks_is_an_error(workspace: Workspace, save: Save, tmp_path: Path) -> None:
     module = nn.Module()
     module.register_buffer("b", torch.zeros(2, dtype=torch.complex128))
     run = save(model=module)
@@ -313,7 +313,7 @@ def litter(folder: Path) -> list[str]:
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
-def test_places_that_cannot_be_written_to_are_told(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+def test_places_that_cannot_be_written_to_are_errors(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
     with pytest.raises(PlaceError, match=f"there is no directory {tmp_path / 'nowhere'}"):
         export(workspace, run.id, tmp_path / "nowhere" / "x.pt")
     (tmp_path / "folder.pt").mkdir()
@@ -334,7 +334,7 @@ def test_the_file_is_as_private_as_any_of_the_users(
     assert exported.to.stat().st_mode & 0o777 == mode
 
 
-def test_too_little_room_is_told_before_anything_is_written(
+def test_too_little_room_is_an_error_before_anything_is_written(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=512))
@@ -415,7 +415,7 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
     assert not (tmp_path / "touched").exists()
 
 
-def test_a_checkpoint_that_goes_while_it_is_read_is_told(
+def test_a_checkpoint_that_is_deleted_while_it_is_read_is_an_error(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = export_verb._read

@@ -94,7 +94,7 @@ def test_one_that_the_run_deletes_first_is_left_to_it(
     assert sorted(checkpoint_states(workspace, training)) == [10, 30, 40], "the run journals what it has deleted"
 
 
-def test_what_cannot_be_deleted_is_told_and_stays_known(
+def test_what_cannot_be_deleted_is_reported_and_stays_listed(
     workspace: Workspace, training: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = files.delete

@@ -53,7 +53,7 @@ def test_any_damage_to_any_file_is_found_and_journaled(
     assert (training.checkpoints / "step-40").is_dir(), "verify renames nothing"
 
 
-def test_all_files_that_are_bad_are_told(workspace: Workspace, training: RunDir) -> None:
+def test_all_bad_files_are_reported(workspace: Workspace, training: RunDir) -> None:
     cut(training.checkpoints / "step-20" / FILES[0])
     (training.checkpoints / "step-20" / FILES[1]).unlink()
     [checked] = verify(workspace, training.id, step=20).checked
@@ -142,7 +142,7 @@ def test_files_are_compared_in_parallel_and_bytes_are_reported(workspace: Worksp
     assert [done for done, _ in progress] == sorted(done for done, _ in progress)
 
 
-def test_a_result_that_cannot_be_journaled_is_told_all_the_same(
+def test_a_result_that_cannot_be_journaled_is_reported_all_the_same(
     workspace: Workspace, training: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill_the_disk(monkeypatch)

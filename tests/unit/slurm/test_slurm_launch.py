@@ -206,9 +206,7 @@ def test_a_job_that_was_being_submitted_by_a_process_that_was_killed_is_uncertai
         hand_over(submission)
 
 
-def test_a_machine_without_srun_cannot_hand_a_job_over_and_says_so_in_a_line(
-    slurm: SlurmCommands, submission: SubmissionDir
-) -> None:
+def test_without_srun_a_launch_fails_with_one_line(slurm: SlurmCommands, submission: SubmissionDir) -> None:
     (slurm.path / "srun").unlink()
     with pytest.raises(LaunchError, match="srun") as caught:
         hand_over(submission)
@@ -230,13 +228,13 @@ def test_what_slurm_can_run_passes(slurm: SlurmCommands) -> None:
     assert slurm.calls("sbatch") == []
 
 
-def test_a_machine_without_sbatch_is_told_of_the_other_executor(slurm: SlurmCommands) -> None:
+def test_without_sbatch_the_error_names_the_local_executor(slurm: SlurmCommands) -> None:
     (slurm.path / "sbatch").unlink()
     with pytest.raises(NotAvailable, match="use --executor local here"):
         check([plan()], once())
 
 
-def test_a_slurm_that_does_not_answer_is_told_before_anything_is_created(slurm: SlurmCommands) -> None:
+def test_a_slurm_that_does_not_answer_is_an_error_before_anything_is_created(slurm: SlurmCommands) -> None:
     slurm.fails("scontrol", "slurm_load_partitions: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(LaunchError, match="nothing was created; try again later"):
         check([plan()], once())

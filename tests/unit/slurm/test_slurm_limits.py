@@ -44,11 +44,13 @@ def test_what_the_default_partition_can_run_is_possible(resources: dict[str, Any
         ({"time": "04:00:01"}, "resources.time: partition spot lets a job run for 04:00:00 at most"),
     ],
 )
-def test_what_the_default_partition_can_never_run_is_told(resources: dict[str, Any], reason: str) -> None:
+def test_what_the_default_partition_can_never_run_is_rejected_with_a_reason(
+    resources: dict[str, Any], reason: str
+) -> None:
     assert rejection_reason(plan(**resources), PARTITIONS) == reason
 
 
-def test_a_partition_that_is_not_there_is_told_with_the_one_that_was_meant() -> None:
+def test_an_unknown_partition_is_rejected_with_a_suggestion() -> None:
     reason = rejection_reason(plan({"partition": "spto"}), PARTITIONS)
     assert reason is not None
     assert reason.startswith("slurm.partition: there is no partition 'spto'")
@@ -66,7 +68,7 @@ def test_one_of_several_partitions_is_enough() -> None:
     assert rejection_reason(plan({"partition": "spot, long"}, time="1-0"), PARTITIONS) is None
 
 
-def test_what_none_of_several_partitions_can_run_is_told_of_each() -> None:
+def test_what_none_of_several_partitions_can_run_is_rejected_with_a_reason_for_each() -> None:
     reason = rejection_reason(plan({"partition": "spot,long"}, nodes=3, time="1-0"), PARTITIONS)
     assert reason == (
         "resources.time: partition spot lets a job run for 04:00:00 at most; "

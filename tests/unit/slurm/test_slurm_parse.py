@@ -68,7 +68,7 @@ def test_a_running_job_of_squeue_is_read() -> None:
     }
 
 
-def test_a_job_that_was_put_back_into_the_queue_tells_how_often_and_when_it_may_start() -> None:
+def test_a_requeued_job_has_its_restarts_and_the_time_at_which_it_may_start() -> None:
     job = read_queue(queue_line(*PENDING))["10"]
     assert (job.state, job.reason, job.restart, job.starts_at, job.nodes) == (
         "PENDING", "BeginTime", 1, 1795260980.0, "",
@@ -117,7 +117,7 @@ def test_a_name_with_a_line_break_costs_no_other_job() -> None:
     assert list(jobs) == ["9", "10"]
 
 
-def test_a_state_that_nobody_knows_is_kept_as_it_is() -> None:
+def test_an_unknown_state_is_kept_as_it_is() -> None:
     assert read_queue(queue_line("9", "SOMETHING_NEW", *RUNNING[2:]))["9"].state == "SOMETHING_NEW"
 
 
@@ -440,7 +440,7 @@ def test_gpus_of_a_node_are_counted_over_all_kinds(gres: str, gpus: int) -> None
         ("unknown", False),
     ],
 )
-def test_a_node_that_gets_no_job_is_told_by_its_state(state: str, usable: bool) -> None:
+def test_a_nodes_state_says_whether_it_can_get_a_job(state: str, usable: bool) -> None:
     assert NodeInfo(name="n", partition="p", state=state).usable is usable
 
 
@@ -452,7 +452,7 @@ def test_any_text_gives_nodes_that_it_names(text: str) -> None:
 # --- scontrol show job --------------------------------------------------------------------------------------------
 
 
-def test_fields_of_a_job_are_read_but_for_what_its_user_wrote() -> None:
+def test_fields_of_a_job_are_read_except_the_users_own_text() -> None:
     text = (
         "JobId=7 JobName=a Requeue=0 ExcNodeList=x\n"
         "   JobState=COMPLETING Reason=None Dependency=(null)\n"

@@ -10,7 +10,7 @@ from slurmtrain.slurm.pending_reason import describe_reason
 
 
 @pytest.mark.parametrize("code", ["", "None", "(None)"])
-def test_a_job_that_slurm_has_not_looked_at_yet_says_so(code: str) -> None:
+def test_a_job_that_slurm_has_not_considered_yet_is_described_so(code: str) -> None:
     assert describe_reason(code, "7").startswith("Slurm has not looked at it yet")
 
 
@@ -34,7 +34,7 @@ def test_a_job_that_slurm_has_not_looked_at_yet_says_so(code: str) -> None:
         ),
     ],
 )
-def test_a_reason_that_is_known_is_told_in_words_with_its_code(code: str, words: str) -> None:
+def test_a_known_reason_is_described_with_its_code(code: str, words: str) -> None:
     assert describe_reason(code, "7") == words
 
 
@@ -47,7 +47,7 @@ def test_a_reason_that_is_known_is_told_in_words_with_its_code(code: str, words:
         ("AssocMaxJobsLimit", "its account"),
     ],
 )
-def test_a_limit_is_told_with_whose_it_is(code: str, whose: str) -> None:
+def test_a_limit_is_described_with_its_owner(code: str, whose: str) -> None:
     assert describe_reason(code, "7") == f"a limit of {whose} is reached ({code})"
 
 
@@ -55,7 +55,7 @@ def test_what_a_person_can_do_names_the_element_of_the_array() -> None:
     assert "'scontrol release 5_3'" in describe_reason("JobHeldUser", "5_3")
 
 
-def test_a_reason_that_nobody_knows_is_named_as_it_is() -> None:
+def test_an_unknown_reason_is_quoted() -> None:
     assert describe_reason("SomethingNew", "7") == "Slurm says SomethingNew"
 
 

@@ -55,13 +55,13 @@ def test_sacct_is_asked_for_a_job_that_squeue_does_not_know_but_not_while_squeue
     assert not needs_accounting(sim.run, DOWN)
 
 
-def test_sacct_is_asked_for_a_submission_whose_job_nobody_knows() -> None:
+def test_sacct_is_asked_for_a_submission_whose_job_is_unknown() -> None:
     sim = SimulatedRun().command("created", name="n", executor="slurm")
     sim.command("submitting", submission=1, attempt=1, executor="slurm")
     assert needs_accounting(sim.run, sim.queue())
 
 
-def test_sacct_is_asked_for_an_earlier_start_of_which_nobody_knows_why_it_ended() -> None:
+def test_sacct_is_asked_for_an_earlier_start_whose_cause_is_unknown() -> None:
     sim = SimulatedRun().submitted().started()
     assert needs_accounting(sim.run, sim.queue(sim.slurm("PENDING", restart=1)))
 
@@ -118,7 +118,7 @@ def test_a_job_that_ran_into_its_limit_timed_out() -> None:
     assert sim.causes == ["timeout"]
 
 
-def test_a_job_one_of_whose_nodes_failed_in_silence_is_told_by_slurm() -> None:
+def test_slurm_decides_for_a_job_one_of_whose_nodes_journaled_no_end() -> None:
     sim = SimulatedRun().submitted().started(nodes=2).later(100).stopped(0)
     assert sim.look(sim.queue(sim.slurm("RUNNING", restart=0))) == []
     assert sim.run.state == "running"
@@ -126,7 +126,7 @@ def test_a_job_one_of_whose_nodes_failed_in_silence_is_told_by_slurm() -> None:
     assert (sim.causes, sim.newest.reason) == (["node_fail"], "a node failed (n[0-1])")
 
 
-def test_a_crash_that_followed_from_a_node_failure_is_told_by_slurm() -> None:
+def test_slurm_decides_for_a_crash_that_followed_from_a_node_failure() -> None:
     sim = SimulatedRun().submitted().started(nodes=2)
     sim.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=sim.now)
     sim.look(sim.queue(), sim.accounting(sim.slurm("NODE_FAIL")))
@@ -134,7 +134,7 @@ def test_a_crash_that_followed_from_a_node_failure_is_told_by_slurm() -> None:
 
 
 @pytest.mark.parametrize("state", ["FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "CANCELLED by 1001"])
-def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> None:
+def test_a_crash_that_a_job_has_journaled_needs_no_state_of_slurms(state: str) -> None:
     sim = SimulatedRun().submitted().started().ended("crash", reason="boom", failed_at=1005.0)
     assert sim.look(sim.queue(), sim.accounting(sim.slurm(state))) == []
     assert (sim.causes, sim.run.reason) == (["crash"], "boom")
@@ -151,7 +151,7 @@ def test_a_job_that_said_why_it_crashed_needs_no_word_of_slurms(state: str) -> N
     ],
 )
 @pytest.mark.parametrize("spoke", [True, False])
-def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
+def test_sacct_decides_for_a_job_that_was_killed_before_it_journaled_anything(
     job: dict[str, object], cause: str, reason: str, spoke: bool
 ) -> None:
     sim = SimulatedRun().submitted()
@@ -162,20 +162,20 @@ def test_a_job_that_was_killed_without_a_word_is_told_by_sacct(
     assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == (cause, reason, True)
 
 
-def test_squeue_alone_tells_of_a_job_that_ended_just_now() -> None:
+def test_squeue_alone_is_enough_for_a_job_that_has_just_ended() -> None:
     sim = SimulatedRun().submitted().started().later(100)
     [observed] = sim.look(sim.queue(sim.slurm("OUT_OF_MEMORY", restart=0)))
     assert (observed.source, sim.causes) == ("squeue", ["oom"])
 
 
-def test_a_failed_job_is_told_by_sacct_which_knows_of_its_steps() -> None:
+def test_sacct_decides_for_a_failed_job_since_it_knows_its_steps() -> None:
     sim = SimulatedRun().submitted().started().later(100)
     [observed] = sim.look(sim.queue(sim.slurm("FAILED", restart=0)), sim.accounting(sim.slurm("OUT_OF_MEMORY")))
     assert (observed.source, sim.causes) == ("sacct", ["oom"])
 
 
 @pytest.mark.parametrize("accounting", [None, "behind", "down"])
-def test_a_failed_job_is_told_by_squeue_where_sacct_does_not_know(accounting: str | None) -> None:
+def test_squeue_decides_for_a_failed_job_that_sacct_does_not_know(accounting: str | None) -> None:
     sim = SimulatedRun().submitted().started().later(100)
     answers = {
         None: None,
@@ -186,7 +186,7 @@ def test_a_failed_job_is_told_by_squeue_where_sacct_does_not_know(accounting: st
     assert (sim.causes, sim.newest.reason) == (["crash"], "Slurm says FAILED with exit code 2")
 
 
-def test_a_final_state_that_is_told_again_is_no_news() -> None:
+def test_a_final_state_that_is_reported_again_adds_nothing() -> None:
     sim = SimulatedRun().submitted().started().later(100)
     over = sim.slurm("NODE_FAIL", restart=0)
     assert len(sim.look(sim.queue(over))) == 1
@@ -221,7 +221,7 @@ def test_an_element_of_an_array_that_ended_as_a_whole_is_known_by_the_arrays_id(
     assert (sim.causes, sim.newest.job_id) == (["cancelled"], "26_2")
 
 
-def test_an_element_of_an_array_that_is_told_by_its_own_id_is_not_told_by_the_arrays() -> None:
+def test_an_array_element_with_a_row_of_its_own_is_not_described_by_the_arrays_row() -> None:
     sim = SimulatedRun(job="26_2").submitted().later(30)
     array = replace(sim.slurm("CANCELLED by 0"), id="26", restart=0)
     queue = sim.queue(array, sim.slurm("RUNNING", restart=0))
@@ -275,7 +275,7 @@ def test_a_cancel_by_slurm_of_a_start_that_went_on_is_heard_once() -> None:
     assert sim.causes == ["preempted", None]
 
 
-def test_starts_that_nobody_saw_are_known_from_sacct() -> None:
+def test_starts_that_were_never_observed_are_known_from_sacct() -> None:
     sim = SimulatedRun().submitted().later(1000)
     starts = [
         sim.slurm("PREEMPTED", starts_at=1100.0, ends_at=1200.0),
@@ -303,7 +303,7 @@ def test_an_old_answer_of_squeue_does_not_undo_what_a_node_said_since() -> None:
     assert (sim.run.state, sim.newest.restart) == ("running", 1)
 
 
-def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start() -> None:
+def test_without_a_restart_count_from_squeue_a_job_is_taken_for_the_newest_start() -> None:
     sim = SimulatedRun().submitted().started().stopped().later(60).started(1)
     sim.look(sim.queue(sim.slurm("NODE_FAIL", restart=None)), sim.accounting(sim.slurm("PREEMPTED")))
     assert sim.causes == ["preempted", "node_fail"]
@@ -312,7 +312,7 @@ def test_a_job_whose_restarts_squeue_does_not_tell_is_taken_for_the_newest_start
 # --- jobs that nobody knows -------------------------------------------------------------------------------------
 
 
-def test_a_job_that_nobody_knows_is_first_missed_and_given_up_only_after_a_while() -> None:
+def test_an_unknown_job_is_first_missed_and_given_up_only_after_a_while() -> None:
     sim = SimulatedRun().submitted().started().later(100)
     [missed] = sim.look(sim.queue(), sim.accounting())
     assert missed.state == ABSENT

@@ -284,7 +284,7 @@ def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: SlurmCom
     assert run_command("squeue") == "a\ufffdb\n"
 
 
-def test_a_command_that_is_not_there_says_so(slurm: SlurmCommands) -> None:
+def test_a_missing_command_is_named(slurm: SlurmCommands) -> None:
     (slurm.path / "sacct").unlink()
     assert is_installed("squeue")
     assert not is_installed("sacct")
@@ -293,7 +293,7 @@ def test_a_command_that_is_not_there_says_so(slurm: SlurmCommands) -> None:
     assert "there is no sacct" in once().accounting({"7"}, False, 0.0).problem
 
 
-def test_a_command_that_fails_without_a_word_tells_its_exit_code(slurm: SlurmCommands) -> None:
+def test_a_command_that_fails_without_output_is_described_by_its_exit_code(slurm: SlurmCommands) -> None:
     slurm.replies("squeue", code=3)
     with pytest.raises(SlurmDown, match=r"squeue: exit code 3"):
         run_command("squeue")
@@ -351,7 +351,7 @@ def test_jobs_are_cancelled_with_one_call_and_asked_again_only_when_the_interval
     assert len(slurm.calls("scancel")) == 3
 
 
-def test_a_job_that_is_cancelled_is_not_put_back_any_more_whether_or_not_slurm_can_be_told(
+def test_a_cancelled_job_is_no_longer_requeued_even_if_scontrol_fails(
     slurm: SlurmCommands,
 ) -> None:
     slurm.replies("scancel")

@@ -147,7 +147,7 @@ def test_accounting_that_is_off_is_not_asked(slurm: SlurmCommands) -> None:
     assert site.partitions["spot"].grace_s == 30
 
 
-def test_a_machine_without_sacctmgr_says_what_is_unknown(slurm: SlurmCommands) -> None:
+def test_without_sacctmgr_the_site_lists_what_is_unknown(slurm: SlurmCommands) -> None:
     site = read_site(Scheduler(1.0, None), "me")
     assert site.unknown == ("QOS and accounts: there is no sacctmgr on this machine's PATH",)
 

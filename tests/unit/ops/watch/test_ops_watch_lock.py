@@ -40,7 +40,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fcntl, "flock", flock)
 
 
-def test_the_second_one_learns_who_watches_and_the_next_may_after_that_one_has_left(lock_file: Path) -> None:
+def test_a_second_watch_learns_who_holds_the_lock_and_another_may_take_it_afterwards(lock_file: Path) -> None:
     with watch_lock(lock_file, 60) as first:
         assert first.other is None
         with watch_lock(lock_file, 60) as second:
@@ -56,7 +56,7 @@ def test_the_file_of_the_lock_is_private(lock_file: Path) -> None:
         assert lock_file.stat().st_mode & 0o777 == 0o600
 
 
-def test_one_that_holds_the_lock_and_has_not_said_who_it_is_watches_too(lock_file: Path) -> None:
+def test_a_holder_that_has_not_written_its_name_watches_too(lock_file: Path) -> None:
     with watch_lock(lock_file, 60):
         lock_file.write_bytes(b"")
         with watch_lock(lock_file, 60) as second:
@@ -64,7 +64,7 @@ def test_one_that_holds_the_lock_and_has_not_said_who_it_is_watches_too(lock_fil
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"host": 1}', '{"host": "a", "boot": "b", "pid": "x", "start": 1}'])
-def test_a_file_that_says_nothing_of_use_keeps_nobody_away(lock_file: Path, text: str) -> None:
+def test_a_lock_file_with_nothing_of_use_keeps_no_watch_away(lock_file: Path, text: str) -> None:
     lock_file.write_text(text)
     with watch_lock(lock_file, 60) as lock:
         assert lock.other is None
@@ -82,7 +82,7 @@ def test_one_on_another_machine_lives_as_long_as_it_touches_the_file(
         assert (lock.other is not None) == lives
 
 
-def test_a_watch_killed_on_this_machine_keeps_nobody_away(lock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watch_killed_on_this_machine_keeps_no_other_away(lock_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     holder_elsewhere(lock_file, silent_s=0, host=socket.gethostname(), start=1)
     with watch_lock(lock_file, 60) as lock:
         assert lock.other is None

@@ -156,7 +156,7 @@ def test_a_round_that_fails_is_a_problem_and_ends_nothing(
         (PlaceError("the place is not there"), "the place is not there"),
     ],
 )
-def test_whatever_happens_in_a_round_is_told_in_a_sentence(
+def test_whatever_fails_in_a_round_is_described_in_a_sentence(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, error: Exception, failure: str
 ) -> None:
     def fail(_: Workspace) -> Synced:

@@ -89,7 +89,7 @@ def lost_steps(lines: Sequence[Line]) -> int:
 
 
 def missing_steps(lines: Sequence[Line], steps: int) -> list[int]:
-    """Steps that were never done, although the result is said to hold them."""
+    """Steps that were never done, although the result should hold them."""
     return sorted(set(range(1, steps + 1)) - {line.step for line in lines})
 
 
@@ -151,7 +151,7 @@ def starts(sacct: str, prefix: str) -> list[Start]:
 def complete(accounted: Sequence[Start], observed: Sequence[Start]) -> list[Start]:
     """The starts that ``accounted`` has from accounting, and those that only squeue showed (``observed``), in order.
 
-    Slurm 22.05 keeps no account of a start after which a job goes on without some nodes.
+    Slurm 22.05 keeps no account of a start after which a job continues without some nodes.
     """
     lacking = [one for one in observed if not any(abs(one.begin - other.begin) <= 2 for other in accounted)]
     return sorted([*accounted, *lacking])

@@ -1,6 +1,6 @@
 """Train a model whose step is mostly sleep: as a run of slurmtrain's, or by itself with a checkpoint every so often.
 
-By itself it does what most scripts do: rank 0 writes one file beside training, and whoever starts goes on from it.
+By itself it does what most scripts do: rank 0 writes one file beside training, and each start continues from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BALLAST = 1_000_000
 
 @dataclass(frozen=True)
 class Task:
-    """``steps`` of ``pause_s`` each, and a checkpoint every ``every`` steps; ``out``: what is told goes there."""
+    """``steps`` of ``pause_s`` each, and a checkpoint every ``every`` steps; ``out``: the directory of its log."""
 
     out: Path
     steps: int

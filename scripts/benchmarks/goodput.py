@@ -180,7 +180,7 @@ class System:
         self._run_id = ""
 
     def submit(self) -> None:
-        """Begin, or go on from the newest checkpoint."""
+        """Begin, or continue from the newest checkpoint."""
         if self.name == "slurmtrain":
             self._submit_slurmtrain()
         elif self.name == "submitit":
@@ -329,7 +329,7 @@ class Course:
         self._hand.lent(time.time())
 
     def _wait_for_end(self) -> None:
-        """Until none of its jobs is left; what goes on although the training is done is ended, and told."""
+        """Until none of its jobs is left; what still runs although the training is done is ended, and reported."""
         deadline = time.monotonic() + 60
         while jobs := self._system.jobs():
             if time.monotonic() > deadline:

@@ -1,7 +1,7 @@
 """``kill -9`` of every process of a run at a random step, then ``slurmtrain resume --wait``: is the end the same?
 
 For each seed it compares the final weights, bit for bit, with those of a run that nothing interrupted, and the
-``lost_steps`` that slurmtrain tells with the steps that were finished since the newest checkpoint at the kill.
+``lost_steps`` that slurmtrain reports with the steps that were finished since the newest checkpoint at the kill.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Outcome:
 
     same: bool
     lost: int
-    lost_told: int | None
+    lost_reported: int | None
     seconds: float
 
 
@@ -52,15 +52,15 @@ def run(arguments: argparse.Namespace) -> Report:
         bench = Bench(Path(folder))
         expected = bench.uninterrupted()
         if bench.uninterrupted() != expected:
-            sys.exit("bench: two runs that nothing interrupted differ, so no comparison tells anything")
+            sys.exit("bench: two runs that nothing interrupted differ, so no comparison means anything")
         outcomes = []
         for seed in range(seeds):
             outcome = bench.killed_and_resumed(seed, expected)
             outcomes.append(outcome)
             verdict = "the same" if outcome.same else "DIFFERENT"
-            say(f"seed {seed}: {verdict}, lost {outcome.lost}, told {outcome.lost_told}")
+            say(f"seed {seed}: {verdict}, lost {outcome.lost}, reported {outcome.lost_reported}")
     same = [outcome.same for outcome in outcomes]
-    right = [outcome.lost == outcome.lost_told for outcome in outcomes]
+    right = [outcome.lost == outcome.lost_reported for outcome in outcomes]
     report.figure("seeds", [seeds])
     report.figure("same_final_weights", [sum(same)])
     report.figure("right_lost_steps", [sum(right)])
@@ -104,13 +104,13 @@ class Bench:
         newest = newest_published(directory.checkpoints)
         goes_on_from = checkpoint_step(newest.name) or 0 if newest else 0
         began = time.monotonic()
-        # Before its first checkpoint a run has nothing to go on from, and says so.
+        # Before its first checkpoint a run has nothing to continue from, and says so.
         fresh = [] if newest else ["--from-start"]
         [resumed] = self.ask("resume", directory.id, "--wait", "--json", *fresh)["runs"]
         return Outcome(
             same=self.final(directory.path) == expected,
             lost=finished - goes_on_from,
-            lost_told=resumed["lost_steps"],
+            lost_reported=resumed["lost_steps"],
             seconds=time.monotonic() - began,
         )
 

@@ -125,7 +125,7 @@ def gres_conf(cluster: Cluster, settings: Settings) -> str:
 
 
 def cgroup_conf(version: tuple[int, int]) -> str:
-    """Nothing here uses cgroups; Slurm before 23.11 cannot be told, and its plugin for v1 touches none by itself."""
+    """No cgroups: Slurm before 23.11 has no option for that, but its plugin for v1 touches none by itself."""
     return "CgroupPlugin=disabled\n" if version >= (23, 11) else "CgroupPlugin=cgroup/v1\n"
 
 

@@ -42,7 +42,7 @@ def run(
     timeout: float | None = 60,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end; raises what it said where it fails, unless ``check`` is off."""
+    """Run a program to its end; raises ClusterError with its output where it fails, unless ``check`` is off."""
     try:
         completed = subprocess.run(
             [str(argument) for argument in arguments],
@@ -133,7 +133,7 @@ def namespace_of(pid: int | str) -> Identity | None:
 
 
 def identity(path: Path) -> Identity | None:
-    """What tells network namespaces apart."""
+    """What identifies a network namespace."""
     try:
         status = path.stat()
     except OSError:

@@ -211,7 +211,7 @@ def test_a_killed_run_is_closed_by_squeue_alone_where_there_is_no_accounting(
     assert run["reason"].startswith("Slurm says FAILED with ")
 
 
-def test_a_runs_root_that_nodes_cannot_see_is_told(site: ClusterSite, cluster: Cluster) -> None:
+def test_a_runs_root_that_nodes_cannot_see_is_reported(site: ClusterSite, cluster: Cluster) -> None:
     cluster.hide(site.path, 2)
     try:
         run_id = site.submit(site.steady(slurm={"nodelist": "node2"}))
@@ -223,7 +223,7 @@ def test_a_runs_root_that_nodes_cannot_see_is_told(site: ClusterSite, cluster: C
         cluster.unhide(site.path, 2)
 
 
-def test_a_python_that_nodes_cannot_execute_is_told(site: ClusterSite, cluster: Cluster) -> None:
+def test_a_python_that_nodes_cannot_execute_is_reported(site: ClusterSite, cluster: Cluster) -> None:
     programs = site.person.python.parent
     cluster.hide(programs, 2)
     try:

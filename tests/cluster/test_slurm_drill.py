@@ -11,7 +11,7 @@ from helpers.cluster import ClusterSite
 PATIENCE_S = 500
 
 
-def test_a_drill_on_two_nodes_tells_what_brings_a_run_back_from_a_preemption_and_from_the_death_of_all(
+def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_after_all_its_processes_died(
     site: ClusterSite,
 ) -> None:
     spec = site.light(

@@ -78,7 +78,7 @@ def test_every_list_gives_the_nodes_of_scontrol_in_its_order(
 
 @settings(max_examples=1000, deadline=None)
 @given(text=SCRAPS)
-def test_what_is_taken_for_a_list_is_one_to_scontrol_with_the_same_nodes(
+def test_whatever_is_read_as_a_list_scontrol_reads_as_the_same_nodes(
     hostnames: Callable[[str], list[str] | None], text: str
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""Runs that Slurm, nodes and faults interrupt on a real cluster, and that go on by themselves."""
+"""Runs that Slurm, nodes and faults interrupt on a real cluster, and that continue by themselves."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_rank_that_is_killed_and_one_that_is_stopped_are_started_again_in_plac
     assert not cluster.jobs()
 
 
-def test_a_run_with_a_spare_goes_on_when_a_node_dies(site: ClusterSite, cluster: Cluster, undisturbed: str) -> None:
+def test_a_run_with_a_spare_continues_when_a_node_dies(site: ClusterSite, cluster: Cluster, undisturbed: str) -> None:
     spec = site.light(params=PARAMS, resources={**TWO, "spares": 1}, checkpoint={"every": {"steps": 20}})
     run_id = site.submit(spec)
     until_trains(site, run_id, starts=1)

@@ -17,7 +17,7 @@ LONG = {"steps": 100000, "step_ms": 20}
 TIMES = int(os.environ.get("TEST_TIMES", "1"))
 
 
-def test_a_run_of_two_nodes_trains_and_tells_where(site: ClusterSite) -> None:
+def test_a_run_of_two_nodes_trains_and_shows_where(site: ClusterSite) -> None:
     spec = site.light(params={"steps": 10}, resources={"nodes": 2, "procs_per_node": 2, "time": "00:10:00"})
     run_id = site.submit(spec, "--wait")
     run = site.show(run_id)
@@ -102,7 +102,7 @@ def test_a_running_run_is_cancelled_with_what_it_has_saved(cancelled: dict[str, 
 
 
 @pytest.mark.usefixtures("cluster")
-def test_a_run_goes_on_where_it_was_cancelled(shared_site: ClusterSite, cancelled: dict[str, Any]) -> None:
+def test_a_run_continues_where_it_was_cancelled(shared_site: ClusterSite, cancelled: dict[str, Any]) -> None:
     saved = cancelled["step"]
     shared_site.call("resume", cancelled["id"], f"params.steps={saved + 5}", "--wait")
     run = shared_site.show(cancelled["id"])
@@ -126,7 +126,7 @@ def test_a_pending_run_says_why_it_waits_and_is_cancelled(site: ClusterSite, clu
     assert site.show(run_id)["attempts"][0]["nodes"] == []
 
 
-def test_a_crash_on_one_node_ends_the_others_and_is_told(site: ClusterSite, cluster: Cluster) -> None:
+def test_a_crash_on_one_node_ends_the_others_and_is_reported(site: ClusterSite, cluster: Cluster) -> None:
     params = {**LONG, "crash_rank": 1, "crash_step": 3}
     run_id = site.submit(site.light(params=params, resources={"nodes": 2, "procs_per_node": 1}), "--wait", code=1)
     run = site.show(run_id)
@@ -135,7 +135,9 @@ def test_a_crash_on_one_node_ends_the_others_and_is_told(site: ClusterSite, clus
     until(lambda: not cluster.jobs(), "the end of the job")
 
 
-def test_a_run_that_was_killed_without_a_word_is_closed_by_what_slurm_says(site: ClusterSite, cluster: Cluster) -> None:
+def test_a_run_whose_processes_were_all_killed_is_closed_by_the_state_that_slurm_gives(
+    site: ClusterSite, cluster: Cluster
+) -> None:
     run_id = site.submit(site.light(params=LONG, requeue={"enabled": False}))
     site.until_step(run_id, 3)
     [node] = site.show(run_id)["attempts"][0]["nodes"]
@@ -157,7 +159,7 @@ def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSi
     assert site.show(run_id)["checkpoint"]["step"] == run["step"]
 
 
-def test_a_node_that_dies_is_the_cause_and_the_run_goes_on_elsewhere(site: ClusterSite, cluster: Cluster) -> None:
+def test_a_node_that_dies_is_the_cause_and_the_run_continues_elsewhere(site: ClusterSite, cluster: Cluster) -> None:
     params = {"steps": 200, "step_ms": 50}
     spec = site.light(params=params, resources={"nodes": 2, "procs_per_node": 1}, checkpoint={"every": {"steps": 10}})
     run_id = site.submit(spec)

@@ -131,7 +131,7 @@ def until_gone(directory: Path) -> None:
 
 
 def fail_as_configured() -> None:
-    """Fail as :func:`writers_that_fail` has said; called before the program that is meant is run."""
+    """Fail as :func:`writers_that_fail` was asked to; called before the program itself runs."""
     fault = json.loads(os.environ["FAIL"])
     healed, action, rank = Path(fault["healed"]), fault["action"], os.getppid()
     # The kernel drops it when this process is gone.

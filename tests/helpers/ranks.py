@@ -39,7 +39,7 @@ def alone() -> RankGroup:
 
 
 class Attempt:
-    """One attempt's checkpoints on one rank; it holds the run's lease unless told otherwise."""
+    """One attempt's checkpoints on one rank; it holds the run's lease unless ``lease`` is off."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ def _serve(connection: Connection, rank: int, size: int, meeting: str) -> None:
             break
         try:
             answer = ("result", function(ranks, *arguments))
-        except BaseException:  # noqa: BLE001 (whatever a test raises is told)
+        except BaseException:  # noqa: BLE001 (whatever a test raises is reported)
             answer = ("error", traceback.format_exc())
         with suppress(OSError):
             connection.send(answer)

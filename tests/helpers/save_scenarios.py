@@ -35,7 +35,7 @@ SUCCESSORS = ("writer", "attempt", "two attempts")
 
 
 def content(step: int, rank: int, life: int = 0) -> bytes:
-    """What a rank saves at a step; ``life`` tells saves of the same step apart."""
+    """What a rank saves at a step; ``life`` distinguishes saves of the same step."""
     return random.Random(f"{step}/{rank}/{life}").randbytes(3_000 + 500 * rank)
 
 
@@ -118,7 +118,7 @@ def check(directory: Path, lives: int = 2) -> None:
 
 
 def good(run: RunDir, spoiled: frozenset[int]) -> dict[int, bytes]:
-    """The published checkpoints by step, with what tells them apart; each is checked unless it was spoiled."""
+    """The published checkpoints by step, with the content of rank 0; each is checked unless it was spoiled."""
     contents = {}
     for path in files.published(run.checkpoints):
         step = checkpoint_step(path.name)
@@ -150,9 +150,9 @@ class Scenario:
     spoiled: frozenset[int] = frozenset()
     prepare: Callable[[RunDir], None] | None = None
     acting: tuple[int, ...] = ()
-    """The steps that ``act`` saves, of which those that it was killed in are given up where its attempt goes on."""
+    """The steps that ``act`` saves, of which those that it was killed in are given up where its attempt continues."""
     lives_on: bool = True
-    """Whether the attempt that acts could go on."""
+    """Whether the attempt that acts could continue."""
 
 
 def _third(keep: KeepSpec, *, ranks: int = 1, metrics: tuple[float, ...] = ()) -> Scenario:

@@ -49,7 +49,7 @@ def on_disk(run: RunDir) -> list[str]:
 
 
 def checkpoint_states(workspace: Workspace, run: RunDir) -> dict[int | None, tuple[bool, bool]]:
-    """(complete, verified) of the checkpoints that are told to be on disk, by step."""
+    """(complete, verified) of the checkpoints that are known to be on disk, by step."""
     return {
         checkpoint.step: (checkpoint.complete, checkpoint.verified)
         for checkpoint in observe_run(workspace, run.id, ask_slurm=False).on_disk

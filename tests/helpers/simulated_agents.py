@@ -37,7 +37,7 @@ POLL_S = 0.002
 
 
 class Gone(BaseException):
-    """An agent that is no more; nothing catches it."""
+    """The agent is dead; nothing catches this."""
 
 
 class Process:
@@ -164,7 +164,7 @@ class World:
             self.flags[node].raised, self.flags[node].raised_at = number, time.time()
 
     def lose(self, node: int, control: ControlStore) -> None:
-        """End the agent of a node, which tells nobody."""
+        """End the agent of a node, which reports nothing."""
         self.dead.add(node)
         control.gather = lambda *_, **__: None  # type: ignore[method-assign]
         raise Gone

@@ -58,7 +58,7 @@ def test_several_who_ask_at_once_are_all_answered(site: Site, run: str) -> None:
     assert [saved[answer] for answer in answers] == ["asked"] * 4
 
 
-def test_what_is_half_written_when_a_run_is_killed_goes(site: Site, run: str) -> None:
+def test_half_written_files_of_a_killed_run_are_removed(site: Site, run: str) -> None:
     place = site.runs / run / "checkpoints"
     until(lambda: list(place.glob("step-*")), "the checkpoint that the fixture has asked for")
     site.end_all()

@@ -39,7 +39,7 @@ def typed() -> Iterator[Typed]:
 
 
 def save_files(place: Path) -> list[str]:
-    """Write the files that the page tells its reader to save; returns their names."""
+    """Write the files that the page asks its reader to save; returns their names."""
     names = []
     for _, name, text in _BLOCK.findall(PAGE.read_text()):
         if name:

@@ -12,7 +12,7 @@ SOON = {"SLURMTRAIN_SLURM_INTERVAL": "10"}
 
 
 @pytest.mark.slow
-def test_a_drill_of_a_script_of_ours_tells_who_started_it_again_and_that_it_ends_alike(site: Site) -> None:
+def test_a_drill_of_a_script_with_a_session_shows_who_started_it_again_and_the_same_result(site: Site) -> None:
     spec = site.light(
         params={"steps": 60, "step_ms": 60}, checkpoint={"every": {"steps": 5}}, requeue={"backoff_s": 0.5}
     )
@@ -36,7 +36,7 @@ def test_a_drill_of_a_script_of_ours_tells_who_started_it_again_and_that_it_ends
 
 
 @pytest.mark.slow
-def test_a_drill_of_a_script_that_knows_nothing_of_us_compares_the_files_that_it_leaves(site: Site) -> None:
+def test_a_drill_of_a_script_without_a_session_compares_the_files_that_it_leaves(site: Site) -> None:
     spec = site.spec(
         command=f"python {site.scripts / 'plain.py'} {{checkpoint_dir}} 40 100 --resume {{resume_from}}",
         resources={"nodes": 1, "procs_per_node": 1},

@@ -40,7 +40,7 @@ def test_digits_runs_as_a_plain_script(site: Site) -> None:
     assert float(plain.stdout.split()[-1]) >= 0.97
 
 
-def test_plain_is_killed_and_goes_on_from_its_own_checkpoint(site: Site) -> None:
+def test_plain_is_killed_and_continues_from_its_own_checkpoint(site: Site) -> None:
     spec, root = str(EXPERIMENTS / "plain" / "plain.yaml"), EXPERIMENTS.parent
     arguments = ("tracking.mlflow.enabled=false", "params.seconds_per_step=0.02", "--executor", "local")
     [run] = site.json("submit", spec, *arguments, cwd=root)["runs"]

@@ -68,7 +68,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint_valid_and_training_goes_on(site: Site, small_disk: Path) -> None:
+def test_a_full_disk_leaves_the_old_checkpoint_valid_and_training_continues(site: Site, small_disk: Path) -> None:
     """The checkpoints lie on a disk that is full from the fifth step on and has room again before the last."""
     spec = site.light(params={"steps": 400, "step_ms": 10}, checkpoint={"every": {"steps": 5}, "keep": 2})
     run_id = site.submit(spec)

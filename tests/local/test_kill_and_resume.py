@@ -1,4 +1,4 @@
-"""Runs that are killed or stopped at any step, and go on."""
+"""Runs that are killed or stopped at any step, and continue."""
 
 from __future__ import annotations
 

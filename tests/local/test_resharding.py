@@ -1,4 +1,4 @@
-"""A run that goes on with another number of ranks trains on as if nothing had happened."""
+"""A run that continues with another number of ranks has the same losses as one that nothing interrupted."""
 
 from __future__ import annotations
 

@@ -232,7 +232,7 @@ def test_a_run_stops_before_its_time_limit_and_can_go_on_with_another(site: Site
     assert site.show(run_id)["attempts"][1]["overrides"] == ["resources.time=01:00:00", "params.step_ms=0"]
 
 
-def test_resume_with_more_steps_goes_on_after_completion(site: Site) -> None:
+def test_resume_with_more_steps_continues_after_completion(site: Site) -> None:
     run_id = site.submit(site.light(params={"steps": 4}), "--wait")
     refused = site.call("resume", run_id, code=2)
     assert "has completed" in refused.stderr

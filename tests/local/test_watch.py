@@ -19,7 +19,7 @@ main(sys.argv[1:])
 """
 
 
-def test_a_watch_starts_a_run_whose_submission_was_killed_and_tells_of_its_end(site: Site) -> None:
+def test_a_watch_starts_a_run_whose_submission_was_killed_and_reports_its_end(site: Site) -> None:
     spec = str(site.light(params={"steps": 2}))
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, "submit", spec, "--executor", "local"], cwd=site.path, env=site.environment()

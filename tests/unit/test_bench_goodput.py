@@ -35,7 +35,7 @@ def test_a_step_that_is_being_written_is_not_read(log: ModuleType) -> None:
     assert log.parse(LOG)[-1] == (20.1, 8, 4)
 
 
-def test_what_is_written_is_what_is_read(log: ModuleType, tmp_path: Path) -> None:
+def test_a_log_reads_back_as_it_was_written(log: ModuleType, tmp_path: Path) -> None:
     first, second = log.StepLog(tmp_path, 0), log.StepLog(tmp_path, 1)
     for step in (1, 2):
         first.finished(step)

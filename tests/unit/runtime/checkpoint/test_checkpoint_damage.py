@@ -64,7 +64,7 @@ def test_a_damaged_file_is_found_and_the_checkpoint_before_is_taken(run: Path, n
 
 @pytest.mark.parametrize("damage", SIZES)
 @pytest.mark.parametrize("name", NAMES)
-def test_sizes_alone_find_everything_but_a_flipped_bit(run: Path, name: str, damage: str) -> None:
+def test_sizes_alone_show_every_damage_but_a_flipped_bit(run: Path, name: str, damage: str) -> None:
     SIZES[damage](run / "checkpoints" / "step-2" / name)
     step, [rejected], _ = restore_alone(run, hashes=False)
     assert step == 1
@@ -82,7 +82,7 @@ def restore_on_both(ranks: RankGroup, root: Path) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_one_rank_finds_damaged_all_ranks_pass_over(run: Path, pair: Pair, name: str) -> None:
+def test_a_checkpoint_that_one_rank_rejects_all_ranks_pass_over(run: Path, pair: Pair, name: str) -> None:
     _flip(0.5)(run / "checkpoints" / "step-2" / name)
     assert pair.run(restore_on_both, run) == [(1, 1)] * 2
     assert listed(run) == ["damaged-step-2", "step-1"]
@@ -95,7 +95,7 @@ def test_a_damaged_manifest_is_found_and_the_checkpoint_before_is_taken(run: Pat
     with Attempt(run, alone(), {"model": module, "own": Value(None)}, restart=1) as attempt:
         restored = attempt.restore()
         assert restored is not None
-        # A byte of white space may be another one, and the manifest still say what it said.
+        # A byte of white space may have changed, and the manifest still mean the same.
         assert (restored.step, values(module)) in ((1, {1.0}), (2, {2.0}))
         if damage not in ("a bit flipped at 1.0", "the last byte missing"):
             assert restored.step == 1
@@ -123,7 +123,7 @@ def test_a_missing_shard_is_named(run: Path) -> None:
     assert rejected["reason"].endswith("__1_0.distcp is missing")
 
 
-def test_where_every_checkpoint_is_damaged_nobody_starts_again_silently(run: Path) -> None:
+def test_where_every_checkpoint_is_damaged_training_does_not_silently_start_again(run: Path) -> None:
     for step in (1, 2):
         _flip(0.5)(run / "checkpoints" / f"step-{step}" / "__0_0.distcp")
     for restart in (1, 2):
@@ -167,7 +167,7 @@ def test_a_manifest_that_is_no_json_is_passed_over(run: Path, text: str) -> None
 
 
 @pytest.mark.parametrize("keep", [1, 2])
-def test_what_is_saved_after_a_checkpoint_was_passed_over_is_not_pruned_for_it(run: Path, keep: int) -> None:
+def test_saves_after_a_checkpoint_was_passed_over_are_not_pruned_in_its_favour(run: Path, keep: int) -> None:
     path = run / "checkpoints" / "step-2" / MANIFEST
     (run / "checkpoints" / "step-2").rename(run / "checkpoints" / "step-1000")
     path = run / "checkpoints" / "step-1000" / MANIFEST

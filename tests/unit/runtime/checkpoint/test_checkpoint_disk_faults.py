@@ -80,7 +80,7 @@ def test_in_a_read_only_directory_saves_fail_loudly_until_it_is_writable(tmp_pat
             [problem] = save_steps(attempt, module, 2)
             assert "read-only file system" in problem
             assert [event["reason"] for event in attempt.events("save_failed")] == [problem]
-            # Reading goes on working.
+            # Reading still works.
             assert restored_step(tmp_path) == 1
             attempt.take_lease()
         finally:
@@ -101,7 +101,7 @@ FULL = ("ENOSPC", "no space left on the device")
         ("write", "EDQUOT", "disk quota exceeded"),
     ],
 )
-def test_a_disk_that_fails_fails_one_save_and_training_goes_on(
+def test_a_disk_that_fails_fails_one_save_and_training_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effect: str, error: str, problem: str
 ) -> None:
     fault = tmp_path / "fault"
@@ -122,7 +122,7 @@ def test_a_disk_that_fails_fails_one_save_and_training_goes_on(
 
 
 @pytest.mark.parametrize("number", [1, 2, 3, 4, 5])
-def test_an_fsync_that_fails_never_publishes_what_is_not_durable(
+def test_after_a_failed_fsync_nothing_is_published(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """The fsyncs of a save: the rank's file, the index, the directory, the manifest, the directory again."""

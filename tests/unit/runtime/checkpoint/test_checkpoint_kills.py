@@ -48,7 +48,7 @@ def kills() -> dict[str, dict[str, int | str]]:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("successor", "scenario"), CASES)
-def test_whatever_is_killed_another_goes_on_from_a_good_checkpoint(
+def test_whichever_process_is_killed_the_next_continues_from_a_good_checkpoint(
     kills: dict[str, dict[str, int | str]], successor: str, scenario: str
 ) -> None:
     assert isinstance(kills[successor][scenario], int), kills[successor][scenario]
@@ -64,7 +64,7 @@ STEPS = (1, 2, 3)
 
 
 def _objects(step: int) -> dict[str, Any]:
-    """A model and an optimizer, of which everything tells the step."""
+    """A model and an optimizer, in which every value depends on the step."""
     import torch
 
     torch.manual_seed(step)
@@ -139,7 +139,7 @@ def _go_on(root: Path, ranks: Any) -> int:
 
 
 def _in_a_fork(connection: Connection, root: Path, points: list[tuple[int, str]]) -> None:
-    """For each point: a rank trains in a process of its own until somebody is killed, and another one goes on."""
+    """For each point: a rank trains in a process of its own until a process is killed, and another one continues."""
     import torch
     from helpers.ranks import alone
 
@@ -186,7 +186,7 @@ def _points(effects: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.timeout(3600)
-def test_after_a_kill_of_a_rank_or_its_writer_the_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_after_a_kill_of_a_rank_or_its_writer_the_run_continues_bit_for_bit(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     points = _points(64)

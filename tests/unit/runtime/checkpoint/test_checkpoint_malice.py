@@ -40,13 +40,13 @@ def index_of(directory: Path) -> Metadata:
 
 @pytest.fixture
 def target(run: Path) -> Path:
-    """A checkpoint, with no other to go on from instead."""
+    """A checkpoint, with no other to fall back to."""
     files.delete(run / "checkpoints" / "step-1")
     return run / "checkpoints" / "step-2"
 
 
 def refused(run: Path, marker: Path, **objects: Any) -> str:
-    """Restoring fails, and what lay in wait did not run; what is said."""
+    """Restoring fails, and nothing of the forgery has run; the error."""
     objects = objects or {"model": model(), "own": Value(None)}
     with Attempt(run, alone(), objects, restart=1) as attempt, pytest.raises(CheckpointError) as error:
         attempt.restore()
@@ -149,7 +149,7 @@ def test_a_value_that_would_run_something_is_refused_and_does_not(
 
 
 @pytest.mark.parametrize("name", ["model.0.weight", "optimizer.state.model.0.weight.exp_avg"])
-def test_a_tensor_that_is_told_to_be_a_value_does_not_run(saved_by_two: Path, tmp_path: Path, name: str) -> None:
+def test_a_tensor_that_the_index_calls_a_value_does_not_run(saved_by_two: Path, tmp_path: Path, name: str) -> None:
     """torch.distributed.checkpoint itself would unpickle it with nothing forbidden."""
     marker, run = tmp_path / "marker", tmp_path / "run"
     module = model(1)

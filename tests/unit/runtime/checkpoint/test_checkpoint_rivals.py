@@ -66,7 +66,7 @@ def fence(ranks: RankGroup, root: Path) -> str:
     return str(error.value)
 
 
-def test_all_ranks_of_a_lost_attempt_are_told(tmp_path: Path, pair: Pair) -> None:
+def test_all_ranks_of_a_lost_attempt_raise_the_same_error(tmp_path: Path, pair: Pair) -> None:
     first, second = pair.run(fence, tmp_path)
     assert first == second
     assert "another attempt has taken over" in first

@@ -1,4 +1,4 @@
-"""Writer processes that are killed, or cannot start: one save fails at most, and training goes on."""
+"""Writer processes that are killed, or cannot start: one save fails at most, and training continues."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ _PHASE_AFTER: Mapping[type[Payload], str] = {
 
 @dataclass(slots=True)
 class _Round:
-    """One start of the ranks. ``begin``: the step that it goes on from; ``trained_at``: when its first step began.
+    """One start of the ranks. ``begin``: the step that it starts from; ``trained_at``: when its first step began.
 
     ``captures`` are the steps that were saved, and when; ``reached`` is the last one that was finished, and
     ``reached_at`` when that was, as far as is known.
@@ -71,16 +71,18 @@ class _Round:
         return max(self.begin or 0, *steps, self.reached if self.reached is not None else 0)
 
     def moment_of(self, step: int) -> float:
-        """When a step was finished: known where it was saved, and else estimated from the nearest steps before and
-        after it, as if all steps between them took the same time.
+        """When a step was finished, in seconds since 1970.
+
+        That is known where the step was saved, and is else estimated from the nearest steps before and after it, as if
+        all steps between them took the same time.
         """
         assert self.trained_at is not None
         ends = [] if self.reached is None else [(self.reached, self.reached_at or self.until)]
-        known = sorted([(self.begin or 0, self.trained_at), *self.captures, *ends])
-        for (before, began), (after, ended) in pairwise(known):
+        moments = sorted([(self.begin or 0, self.trained_at), *self.captures, *ends])
+        for (before, began), (after, ended) in pairwise(moments):
             if before <= step < after:
                 return began + (ended - began) * (step - before) / (after - before)
-        return known[0][1] if step < known[0][0] else known[-1][1]
+        return moments[0][1] if step < moments[0][0] else moments[-1][1]
 
 
 def account(
@@ -89,16 +91,19 @@ def account(
     *,
     queued_from: float,
     ended_at: float | None,
-    goes_on_from: int | None,
+    resumed_at: int | None,
 ) -> dict[str, float]:
     """Seconds by kind of one attempt, from ``queued_from`` to its end; in whole microseconds they add up to just that.
 
-    ``events`` are the attempt's own and what commands observed of it, in any order. ``queued_from``: when it was
-    submitted, or when the earlier start of the same job ended. ``ended_at`` is None for one under way.
-    ``goes_on_from``: the step that training goes on from after it; None where nothing of it is, or will be, done again
-    as far as is known.
+    Args:
+        events: The attempt's own, and what commands observed of it, in any order.
+        progress: What its metrics say.
+        queued_from: When it was submitted, or when the earlier start of the same job ended, in seconds since 1970.
+        ended_at: When it ended, in seconds since 1970; None for one under way.
+        resumed_at: The step that training resumes from after it; None where no step of it is, or will be, done again,
+            as far as is known.
     """
-    return _seconds(_summary(AttemptFacts.of(events), progress, ended_at), queued_from, goes_on_from)
+    return _seconds(_summary(AttemptFacts.from_events(events), progress, ended_at), queued_from, resumed_at)
 
 
 def accounted(
@@ -111,23 +116,29 @@ def accounted(
 
     Lost steps are those that were finished and are done again: within the attempt, where its ranks started again in
     place, and after its end by the next attempt. Until a next one has begun to train, that is counted from the newest
-    checkpoint. ``facts`` and ``progress`` are by the attempt's key; ``checkpoints`` are all of the run.
+    checkpoint.
+
+    Args:
+        attempts: The attempts, numbered.
+        facts: What is known of each, by its key.
+        progress: What the metrics of each say, by its key.
+        checkpoints: All of the run.
     """
     newest = max((c.step for c in checkpoints if c.on_disk and c.complete and c.step is not None), default=0)
     own = [facts.get(attempt.key, AttemptFacts()) for attempt in attempts]
     summaries = [
-        _summary(known, progress.get(attempt.key, Progress()), attempt.ended_at)
-        for known, attempt in zip(own, attempts, strict=True)
+        _summary(own_facts, progress.get(attempt.key, Progress()), attempt.ended_at)
+        for own_facts, attempt in zip(own, attempts, strict=True)
     ]
     begins = [next((each.begin for each in summary.rounds if each.begin is not None), None) for summary in summaries]
     result: list[Attempt] = []
     for index, attempt in enumerate(attempts):
-        goes_on_from = None
+        resumed_at = None
         if attempt.ended and attempt.cause != "completed":
-            goes_on_from = next((step for step in begins[index + 1 :] if step is not None), newest)
+            resumed_at = next((step for step in begins[index + 1 :] if step is not None), newest)
         before = result[-1] if result and result[-1].job_id == attempt.job_id else None
-        spent = _seconds(summaries[index], _queued_from(attempt, before, own[index]), goes_on_from)
-        lost_steps = _lost_steps(attempt, summaries[index].rounds, goes_on_from)
+        spent = _seconds(summaries[index], _queued_from(attempt, before, own[index]), resumed_at)
+        lost_steps = _lost_steps(attempt, summaries[index].rounds, resumed_at)
         result.append(replace(attempt, spent=spent, lost_steps=lost_steps))
     return result
 
@@ -163,7 +174,7 @@ class _Sweep:
         self._changes: list[tuple[int, str, int]] = []
 
     def begins(self, at: float, phase: str) -> None:
-        """From then on it is in this phase, until the next one begins; of two at once, the one said last."""
+        """From then on it is in this phase, until the next one begins; of two at once, the one added last."""
         self._phases.append((_ticks(at), phase))
 
     def covers(self, kind: str, since: float, until: float) -> None:
@@ -220,13 +231,13 @@ def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) ->
     return _Summary(events, saves, _rounds(events, saves, progress, end), end)
 
 
-def _seconds(summary: _Summary, queued_from: float, goes_on_from: int | None) -> dict[str, float]:
+def _seconds(summary: _Summary, queued_from: float, resumed_at: int | None) -> dict[str, float]:
     sweep = _Sweep(queued_from, max(queued_from, summary.end))
     for at, phase in _phases(summary):
         sweep.begins(at, phase)
     for since, until in summary.saves.stalls:
         sweep.covers("stall", since, until)
-    for since, until in [*_thrown_away(summary.rounds, goes_on_from), *_hung(summary.events)]:
+    for since, until in [*_thrown_away(summary.rounds, resumed_at), *_hung(summary.events)]:
         sweep.covers("lost", since, until)
     return sweep.seconds()
 
@@ -310,18 +321,18 @@ def _phases_of(event: AnyEvent, current: _Round) -> Iterator[tuple[float, str]]:
         yield event.time, _PHASE_AFTER[type(payload)]
 
 
-def _thrown_away(rounds: Sequence[_Round], goes_on_from: int | None) -> Iterator[tuple[float, float]]:
+def _thrown_away(rounds: Sequence[_Round], resumed_at: int | None) -> Iterator[tuple[float, float]]:
     """When what was trained is, or will be, done again. A later round may go back behind where one before it began."""
-    step = goes_on_from
-    for one in reversed(rounds):
-        if one.trained_at is None:
+    step = resumed_at
+    for each in reversed(rounds):
+        if each.trained_at is None:
             continue
-        if step is None and one is not rounds[-1]:
-            # The next round has not come to train: it goes on from the newest checkpoint.
-            step = max((saved for saved, _ in one.captures), default=one.begin)
+        if step is None and each is not rounds[-1]:
+            # The next round has not come to train: it will resume from the newest checkpoint.
+            step = max((saved for saved, _ in each.captures), default=each.begin)
         if step is not None:
-            yield max(one.trained_at, one.moment_of(step)), one.until
-        step = one.begin if step is None else min(step, one.begin or 0)
+            yield max(each.trained_at, each.moment_of(step)), each.until
+        step = each.begin if step is None else min(step, each.begin or 0)
 
 
 def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
@@ -331,22 +342,22 @@ def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
         yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time
 
 
-def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], goes_on_from: int | None) -> int | None:
+def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], resumed_at: int | None) -> int | None:
     """The steps that an attempt finished and that are done again; None where nothing is known of that yet."""
     trained = [each for each in rounds if each.trained_at is not None]
     in_place = sum(max(0, before.last_step() - (after.begin or 0)) for before, after in pairwise(trained))
     if not attempt.ended or attempt.last_step is None:
         return in_place or None
-    if goes_on_from is None:
+    if resumed_at is None:
         return in_place
     # The last line of the metrics may be of a round before one that has finished no step.
     last = trained[-1].last_step() if trained and len(rounds) > 1 else attempt.last_step
-    return in_place + max(0, last - goes_on_from)
+    return in_place + max(0, last - resumed_at)
 
 
 def _queued_from(attempt: Attempt, before: Attempt | None, facts: AttemptFacts) -> float:
-    known = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
-    return next((at for at in known if at is not None), facts.first)
+    times = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
+    return next((at for at in times if at is not None), facts.first)
 
 
 def _last_known(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress) -> float:

@@ -35,7 +35,7 @@ _SUMMARISED: tuple[type[Payload], ...] = (
 
 
 def is_summarised(event: AnyEvent) -> bool:
-    """Whether an event goes into a :class:`SaveLog` alone. Agents write few, whose nodes matter: these are kept."""
+    """Whether an event goes into a :class:`SaveLog` alone. Agents write few of these, and their nodes matter."""
     return isinstance(event.payload, _SUMMARISED) and not node_of(event.source)
 
 
@@ -74,7 +74,7 @@ class SaveLog:
             self.interval, self.interval_order = payload.known_json(), event.order
 
     def add_save(self, event: AnyEvent) -> None:
-        """Take in when a save began and ended, if the event tells of one."""
+        """Take in when a save began and ended, if the event is of one."""
         payload = event.payload
         if isinstance(payload, CheckpointSaved | CheckpointRestored) and payload.step is not None:
             self.captures.append((payload.step, captured_at(payload, event.time)))
@@ -115,7 +115,7 @@ def _order(values: Iterable[Any]) -> Order:
 
 
 def captured_at(record: CheckpointRecord, time: float) -> float:
-    """When the state was taken that a save wrote, of which an event at ``time`` tells.
+    """When the state was taken that a save wrote. ``record`` is of an event at ``time``.
 
     The save began then, and was journaled when it was over. Times are in seconds since 1970.
     """
@@ -132,7 +132,7 @@ class AttemptFacts:
     saves: SaveLog = field(default_factory=SaveLog)
 
     @classmethod
-    def of(cls, events: Iterable[AnyEvent]) -> AttemptFacts:
+    def from_events(cls, events: Iterable[AnyEvent]) -> AttemptFacts:
         """These events of one attempt, in any order."""
         facts = cls()
         for event in sorted(events, key=lambda event: event.order):

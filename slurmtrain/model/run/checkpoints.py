@@ -1,4 +1,4 @@
-"""The checkpoints of a run, from the events that tell of them, in their order."""
+"""The checkpoints of a run, from the events about them, in their order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _Key = tuple[str, float]
 _FIELDS = [each.name for each in fields(Checkpoint) if each.name != "attempt"]
 
 
-def tells_of_checkpoints(event: AnyEvent) -> bool:
+def concerns_checkpoints(event: AnyEvent) -> bool:
     """Whether an event is one for :class:`CheckpointHistory`."""
     payload = event.payload
     if isinstance(payload, JobObserved):
@@ -59,8 +59,10 @@ class CheckpointHistory:
     def checkpoints(self, attempts: Sequence[Attempt]) -> list[Checkpoint]:
         """All of them by step, each with the number of the attempt that saved it."""
         numbers = {attempt.key: attempt.number for attempt in attempts}
-        known = [*self._on_disk.values(), *self._deleted.values()]
-        numbered = [replace(checkpoint, attempt=self._attempt(checkpoint, numbers, attempts)) for checkpoint in known]
+        numbered = [
+            replace(checkpoint, attempt=self._attempt(checkpoint, numbers, attempts))
+            for checkpoint in (*self._on_disk.values(), *self._deleted.values())
+        ]
         return sorted(numbered, key=lambda checkpoint: checkpoint.order)
 
     def _attempt(self, checkpoint: Checkpoint, numbers: Mapping[str, int], attempts: Sequence[Attempt]) -> int | None:

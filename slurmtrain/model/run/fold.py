@@ -15,7 +15,7 @@ from typing import Any
 from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, is_summarised
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
-from slurmtrain.model.run.checkpoints import CheckpointHistory, tells_of_checkpoints
+from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.command import (
     CancelRequested,
@@ -66,7 +66,7 @@ class RunBuilder:
     def add(self, events: Iterable[AnyEvent]) -> None:
         """Take in more events, none of which was added before."""
         for event in events:
-            if tells_of_checkpoints(event):
+            if concerns_checkpoints(event):
                 self._unfollowed.append(event)
                 self._added.append(event)
             if not is_summarised(event):
@@ -143,10 +143,13 @@ class RunBuilder:
 
     @classmethod
     def from_dict(cls, run_id: str, record: Mapping[str, Any], all_events: Events) -> RunBuilder:
-        """Read what :meth:`to_dict` gave of the run ``run_id``.
+        """Read what :meth:`to_dict` gave.
 
-        ``all_events`` gives every event of the run, those included that are added next. It is called only if one of a
-        checkpoint turns up that lies before others that are known already, as when a file system shows it late.
+        Args:
+            run_id: The run.
+            record: What was kept of it.
+            all_events: Gives every event of the run, those included that are added next. It is called only if one of a
+                checkpoint turns up that lies before others that are known already: a file system has shown it late.
         """
         builder = cls(run_id)
         for each in record["events"]:
@@ -168,7 +171,7 @@ class RunBuilder:
             return
         if events[0].order <= self._followed:
             self._checkpoints = CheckpointHistory()
-            events = sorted(filter(tells_of_checkpoints, self._all_events()), key=lambda event: event.order)
+            events = sorted(filter(concerns_checkpoints, self._all_events()), key=lambda event: event.order)
         for event in events:
             self._checkpoints.apply(event)
         self._followed = events[-1].order

@@ -161,7 +161,7 @@ class SubmissionDir:
 
     @property
     def launch(self) -> Path:
-        """What the node agents are told beside the plan."""
+        """What the node agents need beside the plan."""
         return self.path / "launch.json"
 
     @property

@@ -68,7 +68,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     nodes = max((event.payload.nodes for event in select(events, AgentStarted)), default=0)
     all_ended = nodes > 0 and len({end.source for end in ends}) >= nodes - len(lost)
     requeue = requeue_record(events)
-    if requeue is not None and requeue.asked:
+    if requeue is not None and requeue.intended:
         # Putting a job back ends its other nodes, some of them before they have journaled their end.
         last_end = max((end.time for end in ends), default=requeue.at)
         return _put_back(attempt, requeue, select(events, NodeEnded), final, last_end)
@@ -186,15 +186,15 @@ def _slurms_reason(final: _Final) -> tuple[str, str]:
     observed, state = final.observed, base(final.state)
     if state == "TIMEOUT" and _left_early(observed):
         return "preempted", describe_state("PREEMPTED")
-    how = describe_state(state)
+    description = describe_state(state)
     if state == "FAILED":
         status = f"signal {observed.signal}" if observed.signal else f"exit code {observed.exit_code}"
-        how = f"Slurm says FAILED with {status}"
+        description = f"Slurm says FAILED with {status}"
     elif state == "COMPLETED":
-        how = "Slurm says that the job completed, but the job itself never did"
+        description = "Slurm says that the job completed, but the job itself never did"
     elif state == "NODE_FAIL" and observed.nodes:
-        how = f"a node failed ({observed.nodes})"
-    return CAUSE_OF_STATE[state], ": ".join(filter(None, (how, observed.reason)))
+        description = f"a node failed ({observed.nodes})"
+    return CAUSE_OF_STATE[state], ": ".join(filter(None, (description, observed.reason)))
 
 
 def _left_early(observed: JobObserved) -> bool:

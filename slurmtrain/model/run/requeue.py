@@ -24,7 +24,7 @@ _COMMANDS = "journal/"
 class RequeueRecord:
     """A start that was put back into the queue, or was to be, or whose preflight failed.
 
-    ``asked``: whether it was, or was to be, put back. ``excluded``: nodes that the next start goes without.
+    ``intended``: whether it was, or was to be, put back. ``excluded``: nodes that the next start goes without.
     ``problem``: why it could not be put back, as long as nobody has done so since. ``given_up``: why no command will.
     Times are seconds since 1970.
     """
@@ -32,7 +32,7 @@ class RequeueRecord:
     cause: str
     reason: str
     at: float
-    asked: bool
+    intended: bool
     excluded: Sequence[str] = ()
     problem: str = ""
     given_up: str = ""
@@ -42,7 +42,7 @@ class RequeueRecord:
     @property
     def restarted_by(self) -> str | None:
         """Who is to start the run again: the queue of ``slurm``, where the job may be, or ``sync``, or nobody."""
-        if not self.asked or self.given_up:
+        if not self.intended or self.given_up:
             return None
         return "sync" if self.over else "slurm"
 
@@ -66,7 +66,7 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
         cause=cause,
         reason=end.payload.reason if end else first.payload.why if first else "",
         at=(end.payload.failed_at or end.time) if end else first.time if first else 0.0,
-        asked=bool(requeues),
+        intended=bool(requeues),
         excluded=tuple(dict.fromkeys(host for event in requeues for host in event.payload.exclude)),
         problem="" if was_repaired else _last_reason(failures),
         given_up=reason_given_up(events),

@@ -22,10 +22,10 @@ def reasons(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
 
     ``saved``: all that are complete, in any order, each step once.
     """
-    ordered = sorted(saved, key=lambda one: one.step)
-    why: dict[int, list[str]] = {one.step: [] for one in ordered}
-    for one in ordered[-max(1, keep.last) :]:
-        why[one.step].append("newest" if one is ordered[-1] else f"one of the last {keep.last}")
+    ordered = sorted(saved, key=lambda checkpoint: checkpoint.step)
+    why: dict[int, list[str]] = {checkpoint.step: [] for checkpoint in ordered}
+    for checkpoint in ordered[-max(1, keep.last) :]:
+        why[checkpoint.step].append("newest" if checkpoint is ordered[-1] else f"one of the last {keep.last}")
     if keep.every_steps is not None:
         for step in _firsts(ordered, keep.every_steps):
             why[step].append(f"every {keep.every_steps} steps")
@@ -33,13 +33,13 @@ def reasons(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
         count = f"best {keep.best.n} of" if keep.best.n > 1 else "best"
         for step, value in _best(ordered, keep.best).items():
             why[step].append(f"{count} {keep.best.metric} ({value:.4g})")
-    return {step: ", ".join(said) for step, said in why.items() if said}
+    return {step: ", ".join(rules) for step, rules in why.items() if rules}
 
 
 def disposable(saved: Sequence[Saved], keep: KeepSpec) -> list[int]:
     """The steps of the checkpoints that may be deleted, oldest first."""
     staying = reasons(saved, keep)
-    return sorted(one.step for one in saved if one.step not in staying)
+    return sorted(checkpoint.step for checkpoint in saved if checkpoint.step not in staying)
 
 
 def _firsts(ordered: Sequence[Saved], every: int) -> list[int]:
@@ -48,14 +48,14 @@ def _firsts(ordered: Sequence[Saved], every: int) -> list[int]:
     Saves that are timed by a clock hit a multiple only by chance.
     """
     firsts: dict[int, int] = {}
-    for one in ordered:
-        firsts.setdefault(one.step // every, one.step)
+    for checkpoint in ordered:
+        firsts.setdefault(checkpoint.step // every, checkpoint.step)
     return [step for multiple, step in firsts.items() if multiple > 0]
 
 
 def _best(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
     """The steps with the best ``n`` values of those that have the metric as a number; of equal ones the later."""
-    values = {one.step: value for one in ordered if (value := _number(one.metrics.get(best.metric))) is not None}
+    values = {saved.step: value for saved in ordered if (value := _number(saved.metrics.get(best.metric))) is not None}
     sign = 1 if best.mode == "min" else -1
     ranked = sorted(values, key=lambda step: (sign * values[step], -step))
     return {step: values[step] for step in ranked[: best.n]}

@@ -98,14 +98,14 @@ class Attempt:
     """Which submission started it: one job may be started several times."""
     submitted_from: str | None = None
     absent_since: float | None = None
-    """Since when the scheduler knows nothing of the job, though nobody said that it ended."""
+    """Since when the scheduler knows nothing of the job, though nothing says that it ended."""
     confirmed: bool = False
     """Whether nothing that the scheduler could still say would change why it ended."""
     without: Sequence[str] = ()
     """Nodes that it was to be started without, beside those that the spec excludes."""
     executor: str = ""
     asked_by: str = "submit"
-    """The command that has started it: ``sync`` for one that goes on by itself."""
+    """The command that has started it: ``sync`` for a restart that nobody asked for."""
     policy: Mapping[str, Any] | None = None
     """What becomes of it when it is interrupted: the spec's ``requeue``, as plain data. None: nothing."""
     excluded: Sequence[str] = ()
@@ -123,7 +123,7 @@ class Attempt:
     restarts: Sequence[Mapping[str, Any]] = ()
     """Each time its ranks were started again inside the allocation: ``at``, ``round``, ``cause``, ``why``, ``past``."""
     last_word: bool = False
-    """Whether any of its agents has said how it ended."""
+    """Whether any of its agents has journaled how it ended."""
     round_step: int | None = None
     """The step that its ranks have gone on from, when they were last started."""
     hangs: Sequence[Mapping[str, Any]] = ()
@@ -222,7 +222,7 @@ class Run:
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest one that a run can go on from."""
+        """The newest one that a run can resume from."""
         return next((one for one in reversed(self.checkpoints) if one.on_disk and one.complete), None)
 
     @property

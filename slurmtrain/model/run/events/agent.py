@@ -34,7 +34,7 @@ class AgentStarted(Payload):
 
 @payload
 class WaitingForRun(Payload):
-    """A local sweep goes one run after the other: this one waits for its turn."""
+    """The runs of a local sweep train one after the other: this one waits for its turn."""
 
     KIND: ClassVar[str] = "waiting"
 

@@ -56,10 +56,10 @@ class TimedAttempt(SimulatedRun):
         self.progress = Progress(step, float(time), {})
         return self
 
-    def spent(self, ended_at: float | None, goes_on_from: int | None = None) -> dict[str, float]:
+    def spent(self, ended_at: float | None, resumed_at: int | None = None) -> dict[str, float]:
         """Seconds by kind, those of which there are any."""
         spent = account(
-            self.events, self.progress, queued_from=100.0, ended_at=ended_at, goes_on_from=goes_on_from
+            self.events, self.progress, queued_from=100.0, ended_at=ended_at, resumed_at=resumed_at
         )  # fmt: skip
         assert sum(spent.values()) == pytest.approx((ended_at or 0.0) - 100.0) or ended_at is None
         return {kind: seconds for kind, seconds in spent.items() if seconds}
@@ -104,7 +104,7 @@ def test_a_run_of_a_sweep_that_waits_for_its_turn_is_in_the_queue() -> None:
 
 def test_a_script_without_a_session_trains_from_its_ranks_start_to_its_end() -> None:
     attempt = TimedAttempt().started().at(180, NODE, "end", cause="crash", failed_at=175.0)
-    assert attempt.spent(180.0, goes_on_from=0) == {
+    assert attempt.spent(180.0, resumed_at=0) == {
         "queue": 20.0, "start": 7.0, "preflight": 3.0, "train": 45.0, "stop": 5.0,
     }  # fmt: skip
 
@@ -282,20 +282,20 @@ PROGRESS = st.builds(Progress, st.integers(0, 30), TIMES) | st.just(Progress())
 def test_the_kinds_share_the_time_without_rest_whatever_is_known_in_whatever_order(
     events: list[AnyEvent], progress: Progress, begin: float, end: float | None, step: int | None, seed: int
 ) -> None:
-    spent = account(events, progress, queued_from=begin, ended_at=end, goes_on_from=step)
+    spent = account(events, progress, queued_from=begin, ended_at=end, resumed_at=step)
     assert tuple(spent) == KINDS
     ticks = {kind: round(seconds * 1e6) for kind, seconds in spent.items()}
     assert min(ticks.values()) >= 0
     if end is not None:
         assert sum(ticks.values()) == max(0, round(end * 1e6) - round(begin * 1e6))
     shuffled = random.Random(seed).sample(events, len(events))
-    assert account(shuffled, progress, queued_from=begin, ended_at=end, goes_on_from=step) == spent
+    assert account(shuffled, progress, queued_from=begin, ended_at=end, resumed_at=step) == spent
 
 
 @given(st.lists(EVENTS, max_size=12, unique_by=lambda event: event.order), PROGRESS, st.integers(0, 30))
 def test_whatever_is_lost_was_training_before(events: list[AnyEvent], progress: Progress, step: int) -> None:
-    def spent(goes_on_from: int | None) -> dict[str, int]:
-        seconds = account(events, progress, queued_from=90.0, ended_at=320.0, goes_on_from=goes_on_from)
+    def spent(resumed_at: int | None) -> dict[str, int]:
+        seconds = account(events, progress, queued_from=90.0, ended_at=320.0, resumed_at=resumed_at)
         ticks = {kind: round(seconds * 1e6) for kind, seconds in seconds.items()}
         return {**ticks, "train": 0, "lost": 0, "either": ticks["train"] + ticks["lost"]}
 

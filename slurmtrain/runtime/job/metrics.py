@@ -34,7 +34,7 @@ class MetricsFile:
         values = metrics.values()
         try:
             # Python writes these as JSON does. A sum is finite only if all of its parts are.
-            plain = are_plain(values) and math.isfinite(sum(values))
+            plain = _PLAIN.issuperset(map(type, values)) and math.isfinite(sum(values))
         except OverflowError:
             plain = False
         if plain:

@@ -133,7 +133,8 @@ class Session:
         self._latest: dict[str, Any] = {}
         self._in_step = False
         self._owns_group = False
-        self._pace = _Pace()
+        self._step_s = 0.0
+        self._step_began = 0.0
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
         self._own_time = StepTime(self.device)
         self._registered: tuple[Stateful, ...] = ()
@@ -251,7 +252,7 @@ class Session:
         self._registered = tuple(objects.values())
         restored = None
         if not self._worker.from_start:
-            restored = self._without_pace(lambda checkpointer: checkpointer.restore())
+            restored = self._outside_step(lambda checkpointer: checkpointer.restore())
         if restored is not None:
             self.step = restored.step
             self._restored_rng = restored.rng
@@ -280,7 +281,7 @@ class Session:
             self._journal.write(TrainingStarted(total_steps=total))
         self._restore_rng()
         self._total = total
-        self._pace.begin()
+        self._step_began = time.monotonic()
         self._agree_after(1)
         if self._checkpointer is not None:
             self._checkpointer.begin_training()
@@ -336,8 +337,10 @@ class Session:
         self.step += 1
         if self.rank == 0:
             self._write_metrics()
-        self._pace.finish_step()
-        self._pulse.beat(self.step, self._pulse.phase, self._pace.step_s, self._own_time.s)
+        now = time.monotonic()
+        took, self._step_began = now - self._step_began, now
+        self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
+        self._pulse.beat(self.step, self._pulse.phase, self._step_s, self._own_time.s)
         if self.step >= self._agree_at:
             self._agree()
 
@@ -350,7 +353,7 @@ class Session:
         self._agree_after(agreed.gap)
         # Only now: others may still be in their first step after this rank has ended its own.
         self._beat(Phase.TRAINING)
-        self._without_pace(lambda checkpointer: checkpointer.advance(self.step, agreed, self._latest))
+        self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._latest))
         if agreed.stop and self.step < self._total:
             self._stop()
 
@@ -362,9 +365,9 @@ class Session:
 
     def _next_gap(self) -> int:
         saving = self._checkpointer is not None and self._checkpointer.saving_step is not None
-        return steps_to_agreement(self._pace.step_s, self._gap, saving=saving)
+        return steps_to_agreement(self._step_s, self._gap, saving=saving)
 
-    def _without_pace(self, work: Callable[[Checkpointer], T]) -> T | None:
+    def _outside_step(self, work: Callable[[Checkpointer], T]) -> T | None:
         """Do ``work`` with checkpoints, which is no part of a step's time. Returns what it returns."""
         if self._checkpointer is None:
             return None
@@ -375,7 +378,7 @@ class Session:
         finally:
             self._pulse.saved(self._checkpointer.longest_s)
             self._beat(phase)
-            self._pace.begin()
+            self._step_began = time.monotonic()
             if self._checkpointer.saving_step == self.step:
                 # All ranks wait for the save that has just begun: agree after the next step, then ever more rarely.
                 self._agree_after(1)
@@ -403,10 +406,10 @@ class Session:
             raise CheckpointError(f"training came to step {self.step}, but its last checkpoint could not be saved")
 
     def _save_if_new(self, why: str) -> str | None:
-        return self._without_pace(lambda checkpointer: checkpointer.save(self.step, why, self._latest))
+        return self._outside_step(lambda checkpointer: checkpointer.save(self.step, why, self._latest))
 
     def _beat(self, phase: Phase) -> None:
-        self._pulse.beat(self.step, phase, self._pace.step_s, self._own_time.s)
+        self._pulse.beat(self.step, phase, self._step_s, self._own_time.s)
 
     def _write_metrics(self) -> None:
         pending, self._pending = self._pending, {}
@@ -422,22 +425,6 @@ class Session:
         """At registration, and again before the first step, since setting up in between may draw numbers."""
         if self._restored_rng is not None:
             rng.restore(self._restored_rng, self.device)
-
-
-class _Pace:
-    """How long steps take, in seconds, smoothed; what is done from :meth:`finish_step` to :meth:`begin` is left out."""
-
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self._last = 0.0
-
-    def begin(self) -> None:
-        self._last = time.monotonic()
-
-    def finish_step(self) -> None:
-        now = time.monotonic()
-        took, self._last = now - self._last, now
-        self.step_s = took if not self.step_s else (1 - _SMOOTHING) * self.step_s + _SMOOTHING * took
 
 
 def _check_numbers(metrics: Mapping[str, Any]) -> None:

@@ -30,7 +30,7 @@ from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
-from slurmtrain.ops.shared.interruption_stats import outlook
+from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
@@ -118,8 +118,35 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
     variables, notes = _server_variables(workspace, run, attempt.plan)
+    submission = _prepare(run, attempt, stats)
+    # Slurm gives its jobs their ids; of a local one it is known before the job exists.
+    job_id = _new_job_id() if attempt.executor == "local" else None
+    placed = replace(attempt, excluded_nodes=excluded.nodes)
+    with workspace.journal(run, command) as journal:
+        journal.write(_submitting(placed, submission, job_id, stats.partition, command))
+        # Before the job exists: an agent whose submission the lease does not name ends at once.
+        lease.grant(submission)
+        try:
+            submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
+        except (LaunchError, RequestRefused) as error:
+            if not isinstance(error, SubmissionUncertain):
+                journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
+                if attempt.predecessor is not None:
+                    lease.release_claim(attempt.predecessor, by=_COMMANDS)
+            raise
+        journal.write(submitted)
+    # What it has answered so far is from before this job.
+    workspace.scheduler.forget()
+    process = submitted.process
+    return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
+
+
+def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> SubmissionDir:
+    """Claim the start, and write what the job reads. Raises RunBusy where another command has claimed it.
+
+    A submission is one only once an event names it: until then its directory is litter that does no harm.
+    """
     submission = _new_submission(run)
-    # A submission is one only once an event names it: until then its directory is litter that does no harm.
     try:
         _claim(attempt, submission)
     except RunBusy:
@@ -134,43 +161,28 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         history=stats.history,
     )
     write_json(submission.launch, launch.to_dict())
-    # Slurm gives its jobs their ids; of a local one it is known before the job exists.
-    job_id = _new_job_id() if attempt.executor == "local" else None
-    with workspace.journal(run, command) as journal:
-        nodes = attempt.plan.spec.resources.allocated
-        journal.write(
-            Submitting(
-                submission=submission.number,
-                job_id=job_id,
-                attempt=attempt.number,
-                executor=attempt.executor,
-                host=socket.gethostname(),
-                overrides=attempt.overrides,
-                from_start=attempt.from_start,
-                by=command,
-                requeue=write_requeue(attempt.plan.spec.requeue),
-                nodes=(nodes.min, nodes.max),
-                follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
-                without=excluded.nodes or None,
-                partition=stats.partition or None,
-            )
-        )
-        # Before the job exists: an agent whose submission the lease does not name ends at once.
-        lease.grant(submission)
-        try:
-            placed = replace(attempt, excluded_nodes=excluded.nodes)
-            submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
-        except (LaunchError, RequestRefused) as error:
-            if not isinstance(error, SubmissionUncertain):
-                journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
-                if attempt.predecessor is not None:
-                    lease.release_claim(attempt.predecessor, by=_COMMANDS)
-            raise
-        journal.write(submitted)
-    # What it has answered so far is from before this job.
-    workspace.scheduler.forget()
-    process = submitted.process
-    return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
+    return submission
+
+
+def _submitting(
+    attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, partition: str, command: str
+) -> Submitting:
+    nodes = attempt.plan.spec.resources.allocated
+    return Submitting(
+        submission=submission.number,
+        job_id=job_id,
+        attempt=attempt.number,
+        executor=attempt.executor,
+        host=socket.gethostname(),
+        overrides=attempt.overrides,
+        from_start=attempt.from_start,
+        by=command,
+        requeue=write_requeue(attempt.plan.spec.requeue),
+        nodes=(nodes.min, nodes.max),
+        follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
+        without=attempt.excluded_nodes or None,
+        partition=partition or None,
+    )
 
 
 def _submit(

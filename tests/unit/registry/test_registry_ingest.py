@@ -264,3 +264,45 @@ def test_what_a_run_says_against_nodes_is_kept_once_with_its_evidence_and_comes_
     assert store.ledger() == [entry]
     [event] = store.events(run.id, PreflightDone)
     assert event.payload.findings[0]["evidence"] == {"offset_ms": 5000}
+
+
+def test_a_run_that_is_read_line_by_line_is_the_same_as_one_that_is_read_at_once(store: Store, run: RunDir) -> None:
+    node, rank = run.attempts / "job.0" / "node-0.jsonl", run.attempts / "job.0" / "rank-0.jsonl"
+    lines = [
+        (journal(run), CREATED),
+        (journal(run), SUBMITTING),
+        (node, encode(3.0, "agent", {"node": 0, "nodes": 1, "host": "n0", "attempt": 1})),
+        (rank, encode(4.0, "session", {"step": 0})),
+        (rank, encode(5.0, "total", {"total_steps": 10})),
+        (rank, saved(5, 7.0, stall_s=0.5, why="interval")),
+        (metrics(run), b'{"t":8,"step":6,"metrics":{"loss":0.5}}\n'),
+        (rank, encode(9.0, "pruned", {"path": "checkpoints/step-5", "step": 5, "why": "not kept"})),
+        # A file system may show a file of another machine late: what it says lies before what is known.
+        (journal(run), encode(8.5, "verified", {"path": "checkpoints/step-5", "step": 5, "reason": None})),
+        (rank, encode(10.0, "save_failed", {"step": 8, "reason": "no space", "why": "interval"})),
+        (node, encode(12.0, "end", {"cause": "crash", "reason": "x", "failed_at": 11.0, "failures": []})),
+        (journal(run), encode(13.0, "submitting", {"submission": 2, "job_id": "job2", "attempt": 2, "by": "resume"})),
+    ]
+    states = []
+    for path, line in lines:
+        append(path, line)
+        states.append(read_again(store, run).state)
+    assert {"created", "pending", "running", "failed"} == set(states)
+    line_by_line = store.load(run.id)
+    with store.begin() as transaction:
+        transaction.clear()
+    assert read_again(store, run) == line_by_line
+
+
+def test_what_an_open_run_is_built_from_is_dropped_when_it_has_ended(store: Store, run: RunDir) -> None:
+    append(journal(run), CREATED, SUBMITTING)
+    read_again(store, run)
+
+    def kept() -> list[str]:
+        with store.begin() as transaction:
+            return list(transaction.builder_facts([run.id]))
+
+    assert kept() == [run.id]
+    append(journal(run), encode(3.0, "unstarted", {"submission": 0, "reason": "x"}), encode(4.0, "cancel", {}))
+    assert read_again(store, run).state == "cancelled"
+    assert kept() == []

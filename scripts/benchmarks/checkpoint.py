@@ -8,7 +8,6 @@ before a save to the beginning of the next one, on the rank where that is longes
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import multiprocessing
@@ -19,7 +18,6 @@ import socket
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +31,7 @@ from typing import Any
 import psutil
 from _checkpoint_train import WAYS, Task, delete, run_rank
 from _measure import ROOT, Report, command, run_quietly, say
+from _memory import Failed, Memory
 from step import products_for
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
@@ -40,9 +39,6 @@ from slurmtrain.system.process import Process, descendants
 
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_checkpoint_train.py"
 STEP_S = 0.020
-SAMPLE_S = 0.05
-# The processes below a rank are looked up again with every so many samples, for looking takes longer than reading.
-LOOK_UP = 5
 PATIENCE_S = 600.0
 # When a rank has failed, the others have so long to see that it is gone.
 GRACE_S = 10.0
@@ -66,10 +62,6 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
 ]
-
-
-class Failed(Exception):
-    """A way to save did not do its work; the message says how."""
 
 
 @dataclass(frozen=True)
@@ -116,64 +108,6 @@ class Job:
     def later(self) -> Sequence[Save]:
         """All but the first, which starts processes and fills caches."""
         return self.saves[1:]
-
-
-# --- memory -----------------------------------------------------------------------------------------------------
-
-
-class Memory:
-    """Memory of processes and of all below them that is not a file's, sampled while this is entered.
-
-    Their private memory (RssAnon in /proc/<pid>/status, see proc(5)) and the machine's shared memory (Shmem in
-    /proc/meminfo), which holds memfds also where nobody maps them. Both are counters, which cost little to read, while
-    the proportional share of a process (PSS) is counted page by page, and keeps it from getting more of them.
-    """
-
-    def __init__(self, roots: Sequence[int]) -> None:
-        self._roots = roots
-        self._samples: list[tuple[float, int]] = []
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Memory:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def growth(self, since: float) -> int:
-        """Bytes of the highest sample beyond the last one before this time of the monotonic clock."""
-        before = [held for at, held in self._samples if at <= since]
-        after = [held for at, held in self._samples if at > since]
-        if not before or not after:
-            raise Failed("it ended before its memory was measured")
-        return max(after) - before[-1]
-
-    def _sample(self) -> None:
-        number, pids = 0, set(self._roots)
-        while not self._ended.wait(SAMPLE_S):
-            if number % LOOK_UP == 0:
-                pids = {pid for root in self._roots for pid in _tree(root)}
-            held = sum(_kilobytes(f"/proc/{pid}/status", "RssAnon:") for pid in pids)
-            self._samples.append((time.monotonic(), (held + _kilobytes("/proc/meminfo", "Shmem:")) * 1024))
-            number += 1
-
-
-def _tree(root: int) -> Iterator[int]:
-    yield root
-    with contextlib.suppress(psutil.Error):
-        yield from (child.pid for child in psutil.Process(root).children(recursive=True))
-
-
-def _kilobytes(path: str, name: str) -> int:
-    """One line of a file of /proc; 0 where the process is gone."""
-    with contextlib.suppress(OSError):
-        for line in Path(path).read_text().splitlines():
-            if line.startswith(name):
-                return int(line.split()[1])
-    return 0
 
 
 # --- ways to save -----------------------------------------------------------------------------------------------

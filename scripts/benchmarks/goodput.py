@@ -81,7 +81,7 @@ srun --kill-on-bad-exit=1 {python} {script}"""
 
 
 @dataclass
-class Story:
+class TraceResult:
     """What became of one system under the trace; times are seconds since 1970."""
 
     system: str
@@ -249,44 +249,46 @@ class Course:
         self._hand = Hand(GONE_S, STUCK_S)
         self._mending: Future[str] | None = None
         self._asked_at = 0.0
-        self.story = Story(system.name, time.time())
+        self.outcome = TraceResult(system.name, time.time())
 
-    def run(self) -> Story:
+    def run(self) -> TraceResult:
         """Until the training is done."""
-        story, finished = self.story, self._system.out / "done"
+        outcome, finished = self.outcome, self._system.out / "done"
         deadline = time.monotonic() + PATIENCE_S
         with ThreadPoolExecutor(1) as pool:
             self._hand.lent(time.time())
             self._system.submit()
             while not finished.exists():
                 if time.monotonic() > deadline:
-                    story.lines = log.read(self._system.out)
-                    raise TimeoutError(f"{story.system}: {len(story.lines)} steps, and no end in {PATIENCE_S:.0f} s")
+                    outcome.lines = log.read(self._system.out)
+                    raise TimeoutError(
+                        f"{outcome.system}: {len(outcome.lines)} steps, and no end in {PATIENCE_S:.0f} s"
+                    )
                 time.sleep(POLL_S)
-                story.lines = log.read(self._system.out)
+                outcome.lines = log.read(self._system.out)
                 self._break(pool)
                 self._look_after()
-            story.ended_t, story.load = finished.stat().st_mtime, os.getloadavg()[1]
+            outcome.ended_t, outcome.load = finished.stat().st_mtime, os.getloadavg()[1]
         self._wait_for_end()
-        story.lines = log.read(self._system.out)
-        accounted = self._site.starts(story.began_t, self._system.job_name)
-        story.starts = log.complete(accounted, list(self._system.starts_in_queue.values()))
-        return story
+        outcome.lines = log.read(self._system.out)
+        accounted = self._site.starts(outcome.began_t, self._system.job_name)
+        outcome.starts = log.complete(accounted, list(self._system.starts_in_queue.values()))
+        return outcome
 
     def _break(self, pool: ThreadPoolExecutor) -> None:
         """Let the next fault happen, if it is time, and if all nodes are there again."""
         if not self._faults or (self._mending is not None and not self._mending.done()):
             return
-        story = self.story
-        at = log.due(self._faults[0], story.lines, story.faults[-1][1] if story.faults else None)
+        outcome = self.outcome
+        at = log.due(self._faults[0], outcome.lines, outcome.faults[-1][1] if outcome.faults else None)
         if at is None or time.time() < at:
             return
         fault = self._faults.pop(0)
         hit_t = self._inflict(fault, pool)
         if hit_t is not None:
-            story.faults.append((fault.kind, hit_t))
-            since = hit_t - story.began_t
-            say(f"{story.system}: {fault.kind} {since:.0f} s after its submission, at step {story.lines[-1].step}")
+            outcome.faults.append((fault.kind, hit_t))
+            since = hit_t - outcome.began_t
+            say(f"{outcome.system}: {fault.kind} {since:.0f} s after its submission, at step {outcome.lines[-1].step}")
 
     def _inflict(self, fault: Fault, pool: ThreadPoolExecutor) -> float | None:
         """When it happened; None where there was no job any more."""
@@ -294,7 +296,7 @@ class Course:
             jobs = self._system.jobs()
             problem = self._site.script("preempt", jobs[0], "--seconds", str(TAKEN_S)) if jobs else "there is no job"
             if problem:
-                say(f"{self.story.system}: no preemption: {problem}")
+                say(f"{self.outcome.system}: no preemption: {problem}")
             return None if problem else time.time()
         victim, now = log.victim(self._system.out), time.time()
         if fault.kind == log.KILL_RANK:
@@ -314,14 +316,14 @@ class Course:
         now = time.time()
         if now - self._asked_at < ASK_S:
             return
-        self._asked_at, story = now, self.story
+        self._asked_at, outcome = now, self.outcome
         jobs = self._system.jobs()
-        last_step_t = story.lines[-1].t if story.lines else 0.0
+        last_step_t = outcome.lines[-1].t if outcome.lines else 0.0
         why = self._hand.needed(now, in_queue=bool(jobs), last_step_t=last_step_t)
         if why is None or (self._system.out / "done").exists():
             return
-        story.hands.append(why)
-        say(f"{story.system}: {why}, a hand is needed {now - story.began_t:.0f} s after its submission")
+        outcome.hands.append(why)
+        say(f"{outcome.system}: {why}, a hand is needed {now - outcome.began_t:.0f} s after its submission")
         if jobs:
             self._site.cluster.ask("scancel", *jobs)
             self._site.cluster.wait_until_free()
@@ -333,7 +335,7 @@ class Course:
         deadline = time.monotonic() + 60
         while jobs := self._system.jobs():
             if time.monotonic() > deadline:
-                say(f"{self.story.system}: the training is done, and its job does not end")
+                say(f"{self.outcome.system}: the training is done, and its job does not end")
                 self._site.cluster.ask("scancel", *jobs)
                 deadline += 60
             time.sleep(1)
@@ -435,45 +437,47 @@ def measure(
     calm = Course(System(site, "torchrun", UNDISTURBED_STEPS, 0), []).run()
     step_s = log.step_seconds(calm.lines)
     report.figure("undisturbed_step_ms", [step_s * 1e3], "ms")
-    stories: dict[str, list[Story]] = {name: [] for name in systems}
+    outcomes: dict[str, list[TraceResult]] = {name: [] for name in systems}
     for number in range(1, rounds + 1):
         for name in systems if number % 2 else reversed(systems):
             site.wait_until_idle()
             try:
-                story = Course(System(site, name, steps, number), trace).run()
+                outcome = Course(System(site, name, steps, number), trace).run()
             except TimeoutError as error:
                 site.cluster.cancel()
                 report.failures.append(str(error))
                 continue
-            summary = [f"{figure} {samples[0]:.4g}" for figure, (samples, _) in figures([story], steps, step_s).items()]
-            say(f"{name}: {', '.join(summary)}; {story.ends}; load {story.load:.1f}")
-            stories[name].append(story)
-            if missing := log.missing_steps(story.lines, steps):
+            summary = [
+                f"{figure} {samples[0]:.4g}" for figure, (samples, _) in figures([outcome], steps, step_s).items()
+            ]
+            say(f"{name}: {', '.join(summary)}; {outcome.ends}; load {outcome.load:.1f}")
+            outcomes[name].append(outcome)
+            if missing := log.missing_steps(outcome.lines, steps):
                 report.failures.append(f"{name}: its result lacks {len(missing)} steps, the first is {missing[0]}")
-    by_system = {name: figures(courses, steps, step_s) for name, courses in stories.items() if courses}
+    by_system = {name: figures(of_system, steps, step_s) for name, of_system in outcomes.items() if of_system}
     report_figures(by_system, report)
-    for name, courses in stories.items():
-        for story in courses:
+    for name, of_system in outcomes.items():
+        for outcome in of_system:
             report.notes.append(
-                f"{name}: load {story.load:.1f}; {len(story.faults)} faults; its jobs ended as {story.ends}"
+                f"{name}: load {outcome.load:.1f}; {len(outcome.faults)} faults; its jobs ended as {outcome.ends}"
             )
-    if hands := [why for story in stories.get("slurmtrain", []) for why in story.hands]:
+    if hands := [why for outcome in outcomes.get("slurmtrain", []) for why in outcome.hands]:
         report.failures.append(f"slurmtrain needed a hand {len(hands)} times: {log.counted(hands)}")
 
 
-def figures(stories: Sequence[Story], steps: int, step_s: float) -> Mapping[str, tuple[list[float], str]]:
+def figures(outcomes: Sequence[TraceResult], steps: int, step_s: float) -> Mapping[str, tuple[list[float], str]]:
     """Values and unit of each figure of a system, by name."""
     undisturbed = steps * step_s
     values: dict[str, tuple[list[float], str]] = {
-        "goodput": ([undisturbed / one.on_nodes_s for one in stories], ""),
-        "on_nodes_s": ([one.on_nodes_s for one in stories], "s"),
-        "wall_s": ([one.ended_t - one.began_t for one in stories], "s"),
-        "lost_steps": ([float(log.lost_steps(one.lines)) for one in stories], "steps"),
-        "lost_on_nodes_s": ([one.on_nodes_s - undisturbed for one in stories], "s"),
-        "hands": ([float(len(one.hands)) for one in stories], ""),
+        "goodput": ([undisturbed / one.on_nodes_s for one in outcomes], ""),
+        "on_nodes_s": ([one.on_nodes_s for one in outcomes], "s"),
+        "wall_s": ([one.ended_t - one.began_t for one in outcomes], "s"),
+        "lost_steps": ([float(log.lost_steps(one.lines)) for one in outcomes], "steps"),
+        "lost_on_nodes_s": ([one.on_nodes_s - undisturbed for one in outcomes], "s"),
+        "hands": ([float(len(one.hands)) for one in outcomes], ""),
     }
     for kind in (log.PREEMPT, log.KILL_RANK, log.KILL_NODE):
-        if back := [seconds for one in stories for seconds in one.back_after(kind)]:
+        if back := [seconds for one in outcomes for seconds in one.back_after(kind)]:
             values[f"{kind}_to_next_step_s"] = (back, "s")
     return values
 

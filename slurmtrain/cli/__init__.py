@@ -20,24 +20,24 @@ COMMANDS = {
     "submit": ("submit", "Submit the runs of a spec."),
     "render": ("render", "Print what submit would submit."),
     "status": ("status", "List runs."),
-    "show": ("show", "Show everything known of a run."),
+    "show": ("show", "Show all about a run."),
     "logs": ("logs", "Print the logs of a run."),
     "wait": ("wait", "Wait until runs have ended."),
-    "resume": ("resume", "Start a run again, from its newest checkpoint."),
-    "cancel": ("cancel", "End runs."),
+    "resume": ("resume", "Resume a run from its newest checkpoint."),
+    "cancel": ("cancel", "Cancel runs."),
     "sync": ("sync", "Reconcile runs, registry and MLflow."),
-    "watch": ("watch", "Start interrupted runs again, until ended."),
+    "watch": ("watch", "Restart interrupted runs, until stopped."),
     "checkpoints": ("checkpoints", "List the checkpoints of a run."),
     "checkpoint": ("checkpoint", "Have a run save now."),
-    "verify": ("verify", "Check that checkpoints are what was written."),
-    "prune": ("prune", "Delete checkpoints that need not be kept."),
+    "verify": ("verify", "Check checkpoints against their manifests."),
+    "prune": ("prune", "Delete checkpoints that are not to be kept."),
     "export": ("export", "Write the model of a checkpoint to a single file."),
-    "preflight": ("preflight", "Check nodes, and train nothing."),
-    "doctor": ("doctor", "Say whether runs survive interruptions here, or why one failed."),
-    "drill": ("drill", "Inject faults into runs of a spec, and judge the runs."),
+    "preflight": ("preflight", "Check nodes without training."),
+    "doctor": ("doctor", "Predict what interruptions do here, or explain why a run failed."),
+    "drill": ("drill", "Inject faults into runs of a spec, and check that they recover."),
     "nodes": ("nodes", "List nodes that failed a preflight."),
-    "registry": ("registry", "Look after the registry."),
-    "completion": ("completion", "Print a script for the shell's completion."),
+    "registry": ("registry", "Manage the registry."),
+    "completion": ("completion", "Print a shell completion script."),
 }
 
 
@@ -48,19 +48,19 @@ COMMANDS = {
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, message="%(prog)s %(version)s")
-@click.option("--runs", metavar="DIR", help="Where runs live.")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--runs", metavar="DIR", help="The directory of all runs.")
+@click.option("--debug", is_flag=True, help="Show tracebacks of errors.")
 @click.pass_context
 def cli(context: click.Context, runs: str | None, debug: bool) -> None:
     """From one YAML file to a finished training run, through every preemption.
 
-    A RUN is named by its id, the beginning of its id, its name (then the newest), or @last.
+    RUN is an id, the beginning of an id, a name (then the newest run of that name), or @last.
     """
     context.obj = {"runs": runs, "debug": debug}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The console script. Exit codes: 0 fine, 1 it failed, 2 the input is wrong, 130 interrupted."""
+    """The console script. Exit codes: 0 success, 1 failure, 2 wrong input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     collect_rarely()
     leave_quickly()

@@ -8,15 +8,15 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("cancel", short_help="End runs.")
+@click.command("cancel", short_help="Cancel runs.")
 @options.runs_argument
-@click.option("--force", is_flag=True, help="Kill at once, without letting the run save.")
+@click.option("--force", is_flag=True, help="Kill immediately, without letting the run save.")
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, names: tuple[str, ...], force: bool, as_json: bool) -> int:
-    """End each RUN: let it save and leave, and kill what does not.
+    """Cancel each RUN: let it save and exit, and kill processes that do not exit.
 
-    Works from any terminal of the machine, or for Slurm's jobs of the cluster.
+    Works from any terminal of the machine; for Slurm jobs, from any machine of the cluster.
     """
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.shared.find import find

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @click.command("checkpoint", short_help="Have a run save now.")
 @options.run_argument
-@click.option("--no-wait", is_flag=True, help="Return when the run has been asked.")
+@click.option("--no-wait", is_flag=True, help="Return without waiting for the checkpoint.")
 @click.option(
     "--timeout",
     metavar="S",

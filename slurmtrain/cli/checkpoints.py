@@ -14,14 +14,14 @@ _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
 
 @click.command("checkpoints", short_help="List the checkpoints of a run.")
 @options.run_argument
-@click.option("--all", "with_pruned", is_flag=True, help="Also those that were pruned.")
+@click.option("--all", "with_pruned", is_flag=True, help="Include pruned checkpoints.")
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
-    """List the checkpoints of RUN: why each was saved, what that took, and why it is kept.
+    """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 
-    SECONDS is how long the save took, STALL how long training stood still for it. A complete
-    checkpoint of a session's that is KEPT for no reason is deleted when the run next saves.
+    SECONDS is the duration of the save, STALL how long training stood still for it. A complete checkpoint of a session
+    that no rule keeps (KEPT) is deleted after the next save.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe

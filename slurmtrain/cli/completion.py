@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 
-@click.command("completion", short_help="Print a script for the shell's completion.")
+@click.command("completion", short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> int:
-    """Print a script that completes slurmtrain's commands, options and runs.
+    """Print a script that completes commands, options and runs.
 
     For bash, add to ~/.bashrc: eval "$(slurmtrain completion bash)"
     """

@@ -33,10 +33,12 @@ _HEADERS = ("PARTITION", "INTERRUPTION", "SECONDS", "STARTED AGAIN BY", "AFTER",
 _OTHERS = 10
 
 
-@click.command("doctor", short_help="Say whether runs survive interruptions here, or why one failed.")
+@click.command("doctor", short_help="Predict what interruptions do here, or explain why a run failed.")
 @click.argument("target", metavar="[SPEC|RUN]", required=False)
 @options.overrides_argument
-@click.option("--attempt", type=click.IntRange(min=1), help="This attempt of RUN; by default the last that failed.")
+@click.option(
+    "--attempt", type=click.IntRange(min=1), help="The attempt of RUN to explain; by default the last that failed."
+)
 @options.executor_option
 @options.json_option
 @options.in_workspace
@@ -48,10 +50,10 @@ def command(
     executor: str | None,
     as_json: bool,
 ) -> int:
-    """Say what happens to a SPEC's run at a preemption, a time limit or a node failure; or why a RUN failed.
+    """Predict what happens to a run of SPEC at a preemption, a time limit or a node failure; or say why RUN failed.
 
-    Without an argument it covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything
-    else is a RUN. Exits with 1 if something prevents runs from being restarted.
+    Without an argument, covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything else
+    is a RUN. Exits with 1 if something prevents runs from being restarted.
     """
     if target is None or _is_spec(target):
         if attempt is not None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
 
 
-@click.command("drill", short_help="Inject faults into runs of a spec, and judge the runs.")
+@click.command("drill", short_help="Inject faults into runs of a spec, and check that they recover.")
 @options.spec_argument
 @options.overrides_argument
 @click.option(
@@ -26,9 +26,11 @@ HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AG
     "faults",
     type=click.Choice(list(FAULTS)),
     multiple=True,
-    help="Try this one; may be repeated. By default all but hang, which is tried only if requeue.hang_after is set.",
+    help="Inject only this fault; repeatable. By default all, but hang only if requeue.hang_after is set.",
 )
-@click.option("--twice", is_flag=True, help="Make the undisturbed run twice: is the script deterministic?")
+@click.option(
+    "--twice", is_flag=True, help="Make the undisturbed run twice, to check that the script is deterministic."
+)
 @options.executor_option
 @options.json_option
 @options.in_workspace
@@ -41,7 +43,7 @@ def command(
     executor: str | None,
     as_json: bool,
 ) -> int:
-    """Run SPEC undisturbed, then once for each fault, and compare: a fire drill with your own script.
+    """Run SPEC undisturbed, then once per fault, and compare: a fire drill with your own script.
 
     KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
     passed, else with 1.

@@ -17,11 +17,16 @@ from slurmtrain.ops.shared.workspace import Workspace
     metavar="FILE",
     type=click.Path(path_type=Path),
     required=True,
-    help="The file: .safetensors or .pt says in which format.",
+    help="The file; its suffix, .safetensors or .pt, selects the format.",
 )
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="The checkpoint; by default the newest.")
-@click.option("--object", "name", metavar="NAME", help="The module, as run.checkpoint() names it; needed if several.")
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option(
+    "--object",
+    "name",
+    metavar="NAME",
+    help="The module, by its name in run.checkpoint(); required if there are several.",
+)
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
 @options.json_option
 @options.in_workspace
 def command(
@@ -29,7 +34,7 @@ def command(
 ) -> int:
     """Write a module of a checkpoint of RUN to one file, which loads without slurmtrain, on any number of processes.
 
-    Names are those of the module's own state_dict. It needs as much memory as the module is large.
+    Names are those of the module's own state_dict. The export needs as much memory as the module.
     """
     from slurmtrain.cli.shared.progress import byte_progress
     from slurmtrain.ops.export import ExportRequest, export

@@ -11,11 +11,11 @@ from slurmtrain.ops.shared.workspace import Workspace
 @click.command("logs", short_help="Print the logs of a run.")
 @options.run_argument
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended; exit with its outcome.")
-@click.option("--rank", type=click.IntRange(min=0), help="This rank only.")
+@click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
 @options.in_workspace
 def command(workspace: Workspace, run: str, follow: bool, rank: int | None, attempt: int | None) -> int:
-    """Print what the ranks of RUN wrote. Each line begins with its attempt and rank, unless --rank names one."""
+    """Print the output of the ranks of RUN. Each line begins with its attempt and rank, unless --rank selects one."""
     from slurmtrain.ops.logs import read_logs
     from slurmtrain.ops.shared.find import find
 

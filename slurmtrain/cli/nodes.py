@@ -9,13 +9,13 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 
 @click.group("nodes", short_help="List nodes that failed a preflight.", invoke_without_command=True)
-@click.option("--all", "inactive_too", is_flag=True, help="Every finding, those that no longer count too.")
+@click.option("--all", "inactive_too", is_flag=True, help="List all findings, also expired and forgiven ones.")
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
-    """List the nodes that failed the preflight of a run, and are left out of what is submitted, with the last finding.
+    """List the nodes that failed a preflight and that submissions exclude, each with its last finding.
 
-    A finding counts for a day, or as long as node_expiry_hours of slurmtrain.yaml says.
+    A finding expires after a day, or node_expiry_hours of slurmtrain.yaml.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
@@ -43,7 +43,7 @@ def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 @options.in_workspace
 def forgive(workspace: Workspace, names: tuple[str, ...]) -> int:
-    """Use each NODE, or list of nodes such as node[1-3], again. What is found of it later counts again."""
+    """Use each NODE, or list of nodes such as node[1-3], again, until a later preflight fails there."""
     from slurmtrain.ops.shared.node_ledger import forgive
     from slurmtrain.ops.shared.observe import observe
 

@@ -12,12 +12,10 @@ from slurmtrain.cli.shared import options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("preflight", short_help="Check nodes, and train nothing.")
+@click.command("preflight", short_help="Check nodes without training.")
 @options.overrides_argument
-@click.option("--nodes", type=click.IntRange(min=1), help="How many nodes; by default 1, or as many as the spec says.")
-@click.option(
-    "--spec", metavar="FILE", type=click.Path(path_type=Path), help="A spec that says which nodes and checks."
-)
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; by default that of the spec, else 1.")
+@click.option("--spec", metavar="FILE", type=click.Path(path_type=Path), help="A spec with the nodes and checks.")
 @options.executor_option
 @click.option("--local", "executor", flag_value="local", help="The same as --executor local.")
 @options.json_option
@@ -30,10 +28,10 @@ def command(
     executor: str | None,
     as_json: bool,
 ) -> int:
-    """Run the preflight of a run as a job of its own, and print what it found; the job ends with it.
+    """Run only the preflight, as a job of its own, and print its findings.
 
-    KEY=VALUE overrides, such as slurm.nodelist=node3 or preflight.bandwidth=fail, are those of a spec. Exits with 0
-    if no check failed, else with 1. No node is left out for what it finds. Ctrl-C ends the job.
+    KEY=VALUE overrides a key of the spec, such as slurm.nodelist=node3 or preflight.bandwidth=fail. Exits with 0 if no
+    check failed, else with 1. It also uses nodes of the ledger. Ctrl-C ends the job.
     """
     from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.cancel import cancel

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _HEADERS = ("STEP", "SIZE", "WHY", "PATH")
 
 
-@click.command("prune", short_help="Delete checkpoints that need not be kept.")
+@click.command("prune", short_help="Delete checkpoints that are not to be kept.")
 @options.run_argument
-@click.option("--dry-run", is_flag=True, help="Say what would be deleted, and delete nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:

@@ -8,16 +8,16 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.group("registry", short_help="Look after the registry.")
+@click.group("registry", short_help="Manage the registry.")
 def command() -> None:
-    """The registry is a projection of the run directories: it can be deleted and made anew."""
+    """Manage the registry, a projection of the run directories that can be deleted and rebuilt."""
 
 
-@command.command("rebuild", short_help="Make the registry anew from the run directories.")
+@command.command("rebuild", short_help="Rebuild the registry from the run directories.")
 @options.json_option
 @options.in_workspace
 def rebuild(workspace: Workspace, as_json: bool) -> int:
-    """Make the registry anew from the run directories.
+    """Rebuild the registry from the run directories.
 
     A file that cannot be read is kept beside it as registry.db.old.
     """

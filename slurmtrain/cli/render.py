@@ -20,7 +20,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], as_json: bool) -> int:
     """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
 
-    It needs no Slurm on this machine. RUN-ID stands for the id that submit gives to the run.
+    This machine needs no Slurm. RUN-ID stands for the id that submit will assign.
     """
     from slurmtrain.ops.render import render
 

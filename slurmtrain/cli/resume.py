@@ -8,10 +8,10 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("resume", short_help="Start a run again, from its newest checkpoint.")
+@click.command("resume", short_help="Resume a run from its newest checkpoint.")
 @options.run_argument
 @options.overrides_argument
-@click.option("--from-start", is_flag=True, help="Put the run's checkpoints aside and begin again.")
+@click.option("--from-start", is_flag=True, help="Set the run's checkpoints aside and start from the beginning.")
 @click.option("--wait", "waits", is_flag=True, help="Wait until the run has ended; exit with its outcome.")
 @options.json_option
 @options.in_workspace
@@ -20,7 +20,7 @@ def command(
 ) -> int:
     """Start a new attempt of RUN from its newest complete checkpoint.
 
-    KEY=VALUE overrides, such as params.steps=4000 or resources.time=02:00:00, hold for this and later attempts.
+    KEY=VALUE overrides, such as params.steps=4000 or resources.time=02:00:00, apply to this and later attempts.
     """
     from slurmtrain.ops.resume import resume
     from slurmtrain.ops.shared.observe import observe

@@ -11,12 +11,12 @@ from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
-@click.command("show", short_help="Show everything known of a run.")
+@click.command("show", short_help="Show all about a run.")
 @options.run_argument
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, run: str, as_json: bool) -> int:
-    """Show everything known of RUN: attempts and why they ended, checkpoints, metrics."""
+    """Show all about RUN: attempts and why they ended, checkpoints, metrics."""
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.run_details import show_json

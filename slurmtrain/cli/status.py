@@ -19,21 +19,19 @@ _SHOWN = 20
 
 @click.command("status", short_help="List runs.")
 @options.some_runs_argument
+@click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {_SHOWN}.")
+@click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @click.option(
-    "--all", "all_runs", is_flag=True, help=f"List all runs, not only those under way and the newest {_SHOWN}."
-)
-@click.option("--watch", is_flag=True, help="Look again and again, until interrupted.")
-@click.option(
-    "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between looks."
+    "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between refreshes."
 )
 @options.json_option
 @options.in_workspace
 def command(
     workspace: Workspace, names: tuple[str, ...], all_runs: bool, watch: bool, interval: float, as_json: bool
 ) -> int:
-    """List runs: state, step, rate, time to go, latest metrics, age of the last checkpoint.
+    """List runs: state, step, rate, remaining time, latest metrics, age of the last checkpoint.
 
-    It reads journals and looks at processes; it never starts or ends anything.
+    It only reads journals and checks processes; it never starts or ends anything.
     """
     if not watch:
         _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)

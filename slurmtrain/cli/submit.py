@@ -29,7 +29,7 @@ def command(
 ) -> int:
     """Submit the runs of SPEC, a YAML file, with KEY=VALUE overrides such as resources.nodes=2.
 
-    Prints the ids of the runs and returns at once; the runs go on when the terminal closes.
+    Prints the ids of the runs and returns at once; the runs continue when the terminal closes.
     """
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json

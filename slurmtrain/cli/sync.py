@@ -12,9 +12,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, as_json: bool) -> int:
-    """Read what is new, finish what a killed command left half-done, and mirror runs to MLflow.
+    """Read new events, complete what a killed command left unfinished, restart runs, and mirror them to MLflow.
 
-    Doing it twice does nothing more. Exits with 1 if something could not be done; the next sync tries again.
+    Repeating it is harmless. Exits with 1 if something could not be done; the next sync tries again.
     """
     from slurmtrain.ops.sync import sync
 

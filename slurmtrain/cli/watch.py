@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130
 
 
-@click.command("watch", short_help="Start interrupted runs again, until ended.")
+@click.command("watch", short_help="Restart interrupted runs, until stopped.")
 @click.option(
     "--every", type=click.FloatRange(min=10), default=60.0, show_default=True, help="Seconds between two rounds."
 )
@@ -27,10 +27,10 @@ _INTERRUPTED = 130
 @options.json_option
 @options.in_workspace
 def command(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
-    """Do what sync does, again and again, until SIGTERM or Ctrl-C: a process for a login node.
+    """Repeat what sync does until SIGTERM or Ctrl-C: a process for a login node.
 
-    It prints a line for everything that it does or that goes wrong; a problem once, and again when it is over. If the
-    runs are watched already it says by whom and exits with 0.
+    It prints a line for each action and each problem, and when a problem is over. If another watch is running for these
+    runs, it says which and exits with 0.
     """
     from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.watch.loop import watch, watch_once

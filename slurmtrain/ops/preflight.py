@@ -25,7 +25,7 @@ def submit_preflight(
 ) -> tuple[str, list[str]]:
     """Submit a run that ends after its preflight.
 
-    No node of the ledger is excluded from it, nor entered into the ledger for what it finds.
+    It excludes no node of the ledger, so that it can show which of them work again; its findings enter the ledger.
 
     Args:
         workspace: Where the run is kept.

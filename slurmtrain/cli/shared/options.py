@@ -24,8 +24,8 @@ def in_workspace(command: F) -> F:
 
     outer.__doc__, outer.__name__ = command.__doc__, command.__name__
     decorated: Any = outer
-    decorated = click.option("--debug", is_flag=True, help="Show the traceback of an error.")(decorated)
-    decorated = click.option("--runs", metavar="DIR", help="Where runs live.")(decorated)
+    decorated = click.option("--debug", is_flag=True, help="Show tracebacks of errors.")(decorated)
+    decorated = click.option("--runs", metavar="DIR", help="The directory of all runs.")(decorated)
     decorated.__click_params__ = [
         *getattr(decorated, "__click_params__", []),
         *getattr(command, "__click_params__", []),

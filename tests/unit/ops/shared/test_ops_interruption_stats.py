@@ -106,8 +106,8 @@ def test_attempts_count_by_the_node_seconds_that_they_lived_and_what_ended_them(
 ) -> None:
     for cause in ("node_fail", "preempted", "timeout", "completed", "oom", "hang"):
         lives.add(cause, lasted=1000.0)
-    lives.add("crash", lasted=500.0, failures=[{"error": "ValueError: x"}])
-    lives.add("crash", lasted=500.0, failures=[{"signal": "SIGKILL"}])
+    lives.add("crash", lasted=500.0, failures=[{"rank": 0, "error": "ValueError: x"}])
+    lives.add("crash", lasted=500.0, failures=[{"rank": 1, "signal": "SIGKILL"}])
     stats = stats_of(workspace)
     assert stats.uptime_s == pytest.approx(2 * 7000.0)
     assert (stats.interruptions, stats.announced) == (3, 2)

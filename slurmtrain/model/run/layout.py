@@ -27,6 +27,7 @@ class RunsRoot:
 
     @property
     def mlflow_db(self) -> Path:
+        """The database of the MLflow store beside the runs."""
         return self.path / "mlflow.db"
 
     @property
@@ -36,10 +37,12 @@ class RunsRoot:
 
     @property
     def mlflow_artifacts(self) -> Path:
+        """Where that store keeps its artifacts."""
         return self.path / "mlartifacts"
 
     @property
     def registry(self) -> Path:
+        """The database that holds what commands have read of the runs, unless configured elsewhere."""
         return self.path / "registry.db"
 
     @property
@@ -54,6 +57,7 @@ class RunsRoot:
 
     @property
     def tracking_lock(self) -> Path:
+        """Held by the command that mirrors runs to MLflow."""
         return self.path / ".mlflow.lock"
 
     @property
@@ -62,6 +66,7 @@ class RunsRoot:
         return self.path / ".watch.lock"
 
     def run(self, run_id: str) -> RunDir:
+        """The directory of the run with this id."""
         return RunDir(self.path / run_id)
 
     def unborn(self, run_id: str) -> RunDir:
@@ -87,30 +92,37 @@ class RunDir:
 
     @property
     def id(self) -> str:
+        """The run's id, which is the directory's name."""
         return self.path.name
 
     @property
     def spec(self) -> Path:
+        """The spec as the user wrote it, with the overrides of the first submission."""
         return self.path / "spec.yaml"
 
     @property
     def plan(self) -> Path:
+        """The plan of the first submission, which never changes."""
         return self.path / "plan.json"
 
     @property
     def journals(self) -> Path:
+        """Journals of commands, one for each command that wrote anything."""
         return self.path / JOURNALS
 
     @property
     def attempts(self) -> Path:
+        """The directories of the attempts, ``<job id>.<restart>`` each."""
         return self.path / ATTEMPTS
 
     @property
     def checkpoints(self) -> Path:
+        """The published checkpoints, and beside them what is being built, deleted or was put aside."""
         return self.path / "checkpoints"
 
     @property
     def submissions(self) -> Path:
+        """The directories of the submissions, by number."""
         return self.path / "submissions"
 
     @property
@@ -134,9 +146,11 @@ class RunDir:
         return self.path / "checkpoint-request.json"
 
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
+        """The directory of the start of a job that came after so many restarts."""
         return AttemptDir(self.attempts / attempt_key(job_id, restart))
 
     def submission(self, number: int) -> SubmissionDir:
+        """The directory of a submission, counted from 1."""
         return SubmissionDir(self.submissions / str(number))
 
 
@@ -148,10 +162,12 @@ class SubmissionDir:
 
     @property
     def run(self) -> RunDir:
+        """The run that was submitted."""
         return RunDir(self.path.parent.parent)
 
     @property
     def number(self) -> int:
+        """Its number, from 1 on."""
         return int(self.path.name)
 
     @property
@@ -166,7 +182,7 @@ class SubmissionDir:
 
     @property
     def submitit(self) -> Path:
-        """submitit's own files: the pickle, the batch script, and what the node agents print."""
+        """The files of submitit itself: the pickle, the batch script, and what the node agents print."""
         return self.path / "submitit"
 
     @property
@@ -187,14 +203,17 @@ class AttemptDir:
 
     @property
     def run(self) -> RunDir:
+        """The run that this is an attempt of."""
         return RunDir(self.path.parent.parent)
 
     @property
     def metrics(self) -> Path:
+        """Rank 0's metrics, one line for each step that logged any."""
         return self.path / METRICS
 
     @property
     def logs(self) -> Path:
+        """The logs of the ranks."""
         return self.path / "logs"
 
     @property
@@ -203,6 +222,7 @@ class AttemptDir:
         return self.path / "rendezvous.json"
 
     def node_journal(self, node: int) -> Path:
+        """The journal of a node's agent."""
         return self.path / f"node-{node}.jsonl"
 
     @property
@@ -220,6 +240,7 @@ class AttemptDir:
         return self.path / (f"rank-{rank}.{self.round}.jsonl" if self.round else f"rank-{rank}.jsonl")
 
     def rank_log(self, rank: int) -> Path:
+        """What a rank printed."""
         return self.logs / f"rank-{rank}.log"
 
 

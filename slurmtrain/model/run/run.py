@@ -50,6 +50,7 @@ class Checkpoint:
 
     @property
     def on_disk(self) -> bool:
+        """Whether it was not deleted."""
         return self.pruned_at is None
 
     @property
@@ -137,6 +138,7 @@ class Attempt:
 
     @property
     def ended(self) -> bool:
+        """Whether it is over."""
         return self.state in ENDED
 
     @property
@@ -146,6 +148,7 @@ class Attempt:
 
     @property
     def key(self) -> str:
+        """The name of the attempt's directory."""
         return attempt_key(self.job_id, self.restart)
 
 
@@ -208,6 +211,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
+        """Whether it is over, and nothing starts it again."""
         return self.state in ENDED
 
     @property
@@ -227,6 +231,7 @@ class Run:
 
     @property
     def newest(self) -> Attempt | None:
+        """The attempt that began last; None before the first."""
         return self.attempts[-1] if self.attempts else None
 
 

@@ -319,7 +319,7 @@ def _env_of(spec: Spec) -> dict[str, str]:
 def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
     """The environment of processes that try the network as the ranks of ``spec`` will use it.
 
-    ``interface``, ``address``: this node\'s own in the network.
+    ``interface``, ``address``: this node's own in the network.
     """
     return {**os.environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
 

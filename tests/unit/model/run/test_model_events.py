@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,3 +239,25 @@ def test_no_line_of_a_journal_keeps_a_run_from_being_read(events: list[AnyEvent]
     builder = RunBuilder("RUN")
     builder.add(events)
     json.dumps(builder.to_dict())
+
+
+# --- lines of earlier versions ---------------------------------------------------------------------------------
+
+GOLDEN = Path(__file__).resolve().parents[3] / "golden" / "events.jsonl"
+GOLDEN_LINES = GOLDEN.read_text().splitlines()
+
+
+@pytest.mark.parametrize("line", [pytest.param(line, id=json.loads(line)["kind"]) for line in GOLDEN_LINES])
+def test_a_line_that_an_earlier_version_has_written_is_read_as_it_was(line: str) -> None:
+    record = json.loads(line)
+    read = read_event(record, "journal/a.jsonl", 0)
+    assert read is not None
+    assert (read.time, read.kind, read.payload.extra) == (record.pop("t"), record.pop("kind"), {})
+    written = read.payload.to_json()
+    # A key that was null may be left out now, and one that is new may have joined.
+    assert {key: written.get(key) for key in record} == record
+
+
+def test_there_is_a_line_of_every_kind_by_an_earlier_version() -> None:
+    kinds = {json.loads(line)["kind"] for line in GOLDEN_LINES}
+    assert kinds == set(KINDS)

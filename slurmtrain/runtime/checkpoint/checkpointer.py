@@ -118,6 +118,7 @@ class Checkpointer:
 
         ``metrics``: the latest, for the manifest. Raises CheckpointError where the state can never be saved.
         """
+        # First what is under way: there is one save at a time, and its cost decides when the next one pays.
         self._end(self._saver.advance(agreed))
         if agreed.save:
             self._begin_due(step, agreed.save.why, metrics)
@@ -153,6 +154,7 @@ class Checkpointer:
         ``why`` and the latest ``metrics`` go into the manifest.
         """
         self._end(self._saver.finish())
+        # Step 0 is what the script makes of itself: nothing is lost without a checkpoint of it.
         if step in (self.saved_step, 0):
             return None
         problem = self._begin(_save_info(step, why, metrics))

@@ -268,6 +268,7 @@ class Staging:
         fsync_directory(self.path)
         write_json(self.path / MANIFEST, manifest.to_json())
         target = self.checkpoints / checkpoint_name(self.step)
+        # A run that was started anew comes to the same step again. A directory with files cannot be renamed over.
         replaced = _to_trash(target) if target.exists() else None
         renamed = False
         try:

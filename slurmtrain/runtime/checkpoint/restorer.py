@@ -76,6 +76,7 @@ class Restorer:
         registered.
         """
         began = time.monotonic()
+        # As rank 0 lists them: nodes may see a directory of a file server at different ages.
         checkpoints = [
             Path(path) for path in self._ranks.broadcast(list(map(str, files.published(self._run.checkpoints))))
         ]
@@ -106,6 +107,7 @@ class Restorer:
         problem, manifest = "", None
         try:
             manifest = files.read_manifest(directory)
+            # Reading is what takes long: each rank looks at some of the files, and all hear of what any has noticed.
             share = sorted(manifest.files)[self._ranks.rank :: self._ranks.world_size]
             files.verify(directory, manifest, share, hashes=self._hashes)
         except CheckpointError as error:

@@ -157,6 +157,7 @@ class Saver:
         self._take_answers(wait=False, until=lambda: False)
         captured = self._capture()
         new = not captured.problem and self._sharding.is_new(captured.names)
+        # One all-reduce for both: a rank that went ahead alone would wait for the others in the planners' collectives.
         failed, changed = self._ranks.greatest(int(captured.problem != ""), int(new))
         if failed:
             reason = self._raise_if_final(captured)
@@ -167,6 +168,7 @@ class Saver:
                 self._sharding.plan(captured.names)
             except ValueError as error:
                 raise CheckpointError(f"the state cannot be saved: {error}") from error
+        # Rank 0 alone looks, and prunes: the disk is shared, and two that prune at once disagree on what is left.
         full = self._ranks.broadcast(self._no_room())
         if full:
             self._failed(info, full)
@@ -174,6 +176,7 @@ class Saver:
         save = self._save = _Save(info, began, meshes(captured.tensors), self._sharding.places_of(captured.values))
         problem = self._stage(captured, save)
         if problem:
+            # Kept as if the writer had answered so: the other ranks learn of it when all have written.
             save.written = {"error": problem}
         save.stall_s = time.monotonic() - began
         return None
@@ -246,6 +249,7 @@ class Saver:
         for name, (start, _) in self._sharding.places_of(captured.values).items():
             _put(memory, start, captured.values[name])
         if device.type == "cuda":
+            # The copies above are only queued: the next step changes what they read, and the writer what they write.
             torch.cuda.synchronize(device)
 
     def _frame(self, memory: torch.Tensor, sheet: Sheet) -> None:
@@ -359,6 +363,7 @@ class Saver:
                 self._publisher.give_up(save.info, failed)
             self._save = None
             return SaveOutcome(step=save.info.step, problem=failed, stall_s=save.stall_s)
+        # What is pickled has the same types each time: the first one that can be loaded speaks for all later ones.
         self._proved = save.publishing = True
         if self._publisher is not None:
             self._publish(save, parts)

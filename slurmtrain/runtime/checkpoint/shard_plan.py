@@ -73,6 +73,7 @@ class Sharding:
     def plan(self, state: Mapping[str, Any]) -> None:
         """Agree on who writes what. Raises ValueError where the parts of a tensor do not make a whole."""
         ranks = self._ranks
+        # What is raised below leaves no plan that would fit the state of before.
         self._sheet = None
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
         local_plan = ranks.at_first(self._planner.create_local_plan(), self._share_out)

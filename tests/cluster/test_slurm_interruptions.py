@@ -21,8 +21,9 @@ from helpers.cluster_runs import (
 )
 from helpers.site import PATIENCE_S, until
 
-# From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine.
-TO_THE_END_S = 2 * PATIENCE_S
+# From an interruption to the end: Slurm notices, the run starts again, and trains on, all of it on a busy machine. The
+# longest run has four times as many steps as the others.
+TO_THE_END_S = 2 * PATIENCE_S + 4 * STEPS * PARAMS["step_ms"] / 1000
 # How often a run is preempted: more often by hand.
 PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "1"))
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.run.events.base import AnyEvent, Event, is_text
+if TYPE_CHECKING:
+    from slurmtrain.model.run.events.base import AnyEvent
 
 _END_OF_TIME = 1e12
 _BLANK = " \t\r\n"
@@ -91,6 +92,7 @@ def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garba
 def read_event(record: Mapping[str, Any], source: str, offset: int) -> AnyEvent | None:
     """The event of a ``record`` with a time, at this ``offset`` of the journal ``source``; None for garbage."""
     # Not above: making forty classes takes as long as a look at the registry that finds nothing new in any journal.
+    from slurmtrain.model.run.events.base import Event, is_text
     from slurmtrain.model.run.events.kinds import read_payload
 
     kind = record.get("kind")

@@ -24,13 +24,13 @@
 # slurmtrain run RUN-ID, plan 207b968ac3ce
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
-# submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
+# submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well
 for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pkl; do
   target=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID:-}_submitted.pkl"
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
 done
 unset pickle target
-# where the first node will be, for all the others
+# the first node's addresses and port, for all nodes
 invitation="$('/opt/slurm train/bin/python3' -m slurmtrain.runtime.preflight.announce)" && eval "$invitation"
 unset invitation
 
@@ -41,7 +41,7 @@ srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/
 
 # teardown
 code=$?
-# an agent that has no scontrol, as in a container, leaves word that the job is to be put back into the queue
+# an agent without scontrol, as in a container, asks for a requeue through this file
 if [ -e /slurmtrain-golden/project/runs/RUN-ID/attempts/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/requeue" ]; then
   scontrol requeue incomplete "$SLURM_JOB_ID" && code=0
 fi

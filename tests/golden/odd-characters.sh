@@ -18,7 +18,7 @@
 # slurmtrain run RUN-ID, plan 56979ab1f638
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID'
-# submitit gives its pickle the job's name only after sbatch has answered: the job must not depend on its living so long
+# submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well
 for pickle in '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit'/*.pkl; do
   target='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit'/"${SLURM_JOB_ID:-}_submitted.pkl"
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
@@ -26,7 +26,7 @@ done
 unset pickle target
 # setup of the spec
 export A="it's $HOME" B='ünï "x"'
-# how the tasks end, what comes after them is to see
+# undo a set -e of setup: the lines after srun evaluate its exit code
 set +e
 
 # command
@@ -36,7 +36,7 @@ srun --unbuffered --output '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` 
 
 # teardown
 code=$?
-# an agent that has no scontrol, as in a container, leaves word that the job is to be put back into the queue
+# an agent without scontrol, as in a container, asks for a requeue through this file
 if [ -e '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/attempts'/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/requeue" ]; then
   scontrol requeue incomplete "$SLURM_JOB_ID" && code=0
 fi

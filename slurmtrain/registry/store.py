@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
-from slurmtrain.model.run.events.base import Event, P, select
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.database import open_engine, reading
@@ -18,6 +17,7 @@ from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
+    from slurmtrain.model.run.events.base import Event, P
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Checkpoint, Live, Run
@@ -180,6 +180,7 @@ class Store:
 
     def events(self, run_id: str, cls: type[P]) -> list[Event[P]]:
         """A run's events of one kind, in no order. ``cls``: the class of their payload, one of a kind."""
+        from slurmtrain.model.run.events.base import select
         from slurmtrain.registry.fact_rows import event_of
 
         with reading(self._engine) as connection:

@@ -40,7 +40,7 @@ def network() -> nn.Module:
 
 
 def batch_of(step: int, size: int, count: int, seed: int) -> Tensor:
-    """Indices of the whole batch of a step: each epoch has its own order, which needs no step before it."""
+    """Indices (size,) of the global batch of a step; they depend on seed and step only, so resuming needs no state."""
     per_epoch = count // size
     epoch, place = divmod(step, per_epoch)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed * 100_003 + epoch))
@@ -48,13 +48,13 @@ def batch_of(step: int, size: int, count: int, seed: int) -> Tensor:
 
 
 def cosine(step: int, steps: int) -> float:
-    """The share of the full learning rate at a step: from 1 down to 0, also when a resumed run has more steps."""
+    """The factor of the learning rate at a step: falls from 1 to 0, and stays 0 for steps beyond ``steps``."""
     return 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """The share of images that the model names rightly."""
+    """The share of images (n, 1, 8, 8) that the model classifies correctly."""
     model.eval()
     right = (model(images).argmax(1) == labels).float().mean().item()
     model.train()
@@ -62,7 +62,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def main() -> None:
-    """Train, and say how many digits of the test set are recognized."""
+    """Train, and print the accuracy on the test set."""
     with slurmtrain.session(params=PARAMS) as run:
         params = run.params
         torch.manual_seed(params["seed"])
@@ -70,7 +70,7 @@ def main() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=params["lr"], momentum=0.9)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, params["steps"]))
         images, labels, test_images, test_labels = digits(run.device)
-        # From here on each rank draws its own numbers, as dropout should.
+        # Same initial weights on all ranks, but different dropout masks from here on.
         torch.manual_seed(params["seed"] + 1 + run.rank)
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
 

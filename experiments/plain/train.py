@@ -1,4 +1,4 @@
-"""Logistic regression on scikit-learn's handwritten digits, in plain torch: an example of a script one already has."""
+"""Logistic regression on scikit-learn's handwritten digits, in plain torch: an example of an existing script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 
 
 def main() -> None:
-    """Train, with checkpoints of its own."""
+    """Train, and save checkpoints without slurmtrain."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.5)
@@ -42,6 +42,7 @@ def main() -> None:
                 parameter -= args.lr * parameter.grad
         time.sleep(args.seconds_per_step)
         if (step + 1) % args.save_every == 0 or step + 1 == args.steps:
+            # Renamed once it is complete: a file that a kill has cut short must not match checkpoint.glob.
             unfinished = args.out / f"ckpt-{step + 1}.pt.tmp"
             torch.save({"model": model.state_dict(), "step": step + 1}, unfinished)
             unfinished.replace(args.out / f"ckpt-{step + 1}.pt")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -167,14 +168,41 @@ def test_the_readme_begins_with_the_two_commands() -> None:
     assert [line.split()[0] for line in first[2].splitlines()] == ["scripts/quickstart", "scripts/test"]
 
 
-def test_the_table_of_rooms_names_every_folder_of_the_package() -> None:
-    rows = re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", (REPOSITORY / "ARCHITECTURE.md").read_text(), re.MULTILINE)
+def architecture(heading: str) -> str:
+    """One section of ARCHITECTURE.md, up to the next heading of its level or of a higher one."""
+    section = (REPOSITORY / "ARCHITECTURE.md").read_text().partition(f"\n{heading}\n")[2]
+    return re.split(rf"^#{{1,{heading.index(' ')}}} ", section, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows_of(section: str) -> list[tuple[str, str]]:
+    """The rows of a section's table that begin with code."""
+    return re.findall(r"^\| (`[^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+
+
+def test_the_map_names_every_folder_of_the_package() -> None:
+    rows = rows_of(architecture("## The map"))
     named = {word.rstrip("/") for row in rows for cell in row for word in re.findall(r"`([\w/]+)`", cell)}
     package = REPOSITORY / "slurmtrain"
     rooms = {
         str(path.parent.relative_to(package))
         for path in package.rglob("*.py")
-        if not path.name.startswith("__") and "migrations" not in path.parts and path.parent != package
+        if not path.name.startswith("__") and path.parent != package
     }
     assert rooms - named == set()
-    assert len(rows) < 40
+    assert len(rows) <= 16
+
+
+def test_each_walk_visits_at_most_ten_modules_each_once() -> None:
+    walks = re.findall(r"^### .+$", architecture("## Three walks"), re.MULTILINE)
+    assert len(walks) == 3
+    for walk in walks:
+        modules = [cell.strip("`") for cell, _ in rows_of(architecture(walk))]
+        assert 5 <= len(modules) <= 10
+        assert len(set(modules)) == len(modules)
+        assert [name for name in modules if not (REPOSITORY / "slurmtrain" / f"{name}.py").is_file()] == []
+
+
+def test_no_room_but_commands_and_verbs_holds_many_more_than_fifteen_modules() -> None:
+    rooms = Counter(path.parent for path in (REPOSITORY / "slurmtrain").rglob("*.py") if path.name != "__init__.py")
+    exempt = {REPOSITORY / "slurmtrain" / name for name in ("cli", "ops")}
+    assert {str(room): count for room, count in rooms.items() if count > 16 and room not in exempt} == {}

@@ -1,4 +1,9 @@
-"""Who starts a run again after its newest attempt, and from when on: the policy, asked about what is known of it."""
+"""Who starts a run again after its newest attempt, and from when on: the policy, asked about what is known of it.
+
+``restarted_by`` of the newest attempt is ``slurm`` as long as its job may be in the queue, ``sync`` once the job is
+over and for local runs, and None where the policy, or a command that could not start the run, gave it up. ``status``
+shows it, and ``sync`` does no more than it says.
+"""
 
 from __future__ import annotations
 

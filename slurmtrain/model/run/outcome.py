@@ -1,7 +1,20 @@
 """Whether, when and why an attempt ended: what its nodes journaled, and what was observed from outside, merged.
 
-What the job says of itself outranks what was observed. The scheduler decides where the job wrote nothing, and where the
-job knows no more than that a signal asked it to stop: a preemption and a cancel look alike from inside.
+What the job says of itself outranks what was observed. The scheduler decides where the job wrote nothing, and where
+the job knows no more than that a signal asked it to stop: a preemption and a cancel look alike from inside.
+
+In this order:
+
+1. All nodes journaled ``end: completed``: completed.
+2. Some node ended otherwise: the one with the earliest ``failed_at`` is the cause, unless a person cancelled before
+   that. A rank that only lost its peer (``cascade``) comes after those that failed by themselves, even if it failed
+   first.
+3. Slurm's final state, seen before a person cancelled: its cause (``job_state``).
+4. A person cancelled: cancelled.
+5. Nobody wrote anything, and ``observed: gone`` says that nothing is left: lost.
+
+An attempt has ended when all its nodes journaled their ``end``, or when it is gone. With Slurm, an attempt whose job
+was started again is over, whatever was written of it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""Runs whose jobs are processes of a machine: which of them live, and what a dead one leaves to be noted."""
+"""Runs whose jobs are processes of a machine: which of them live, and what a dead one leaves to be noted.
+
+A job whose submission was killed is looked for among processes whose command line holds the submission's directory. A
+controller is adopted with a ``submitted`` event of its own; a launcher is waited for; if there is neither, and no agent
+has written a journal, the attempt never started (``unstarted``).
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,9 @@
 """Bringing the registry up to date: what journals say, which processes are still there, and what Slurm knows.
 
-It starts and ends nothing.
+It starts and ends nothing. Every run is read that is not settled: ended, all its processes dead, and its directories
+unchanged for two seconds. A settled one is read again only when the modification time of one of its directories
+changes, or, with ``thorough``, when the size of a file has. ``gone`` is journaled only after the journals were read
+once more since the processes were found dead, for a process may write its end just before it exits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Runs whose jobs are Slurm's: what it is asked, and what of its answers is worth a line in a journal."""
+"""Runs whose jobs are Slurm's: what it is asked, and what of its answers is worth a line in a journal.
+
+A job whose submission was killed is looked for by its name, which ends with the run's id, among those jobs of squeue
+and sacct that no submission has claimed. The process that calls sbatch (``slurm/launcher``) inherits the run's lock,
+so nobody looks while it lives. If it was killed too, the sbatch that it may have left is looked for by its command
+line. Only then is Slurm asked: an older answer, from a cache, can prove that there is a job, but never that there is
+none.
+"""
 
 from __future__ import annotations
 

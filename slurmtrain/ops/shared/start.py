@@ -1,8 +1,17 @@
 """Starting an attempt of a run, such that it can be killed anywhere and nothing is started twice or lost.
 
-The order is: the submission's files, "submitting" in the journal, lease, job, "submitted" in the journal. All of it
-happens under the run's lock, which the kernel drops when this process, and whatever submits for it, is dead; then the
-next command sees how far it came.
+A submission makes one job, whose starts are the attempts: Slurm keeps the id of a job across a requeue. All of it
+happens under the run's lock (``.lock``, flock), which the kernel drops when this process, and whatever submits for it,
+is dead. What is written, in this order, and what the next command makes of a kill right after it:
+
+1. ``.new-<id>/`` with spec, plan and ``created`` event: its lock is free, so ``sync`` deletes it.
+2. The rename to ``<id>/``: a run in state ``created``, which ``sync`` starts. ``resume`` begins after this.
+3. ``submissions/<n>/plan.json`` and ``launch.json``: the same, since only an event makes it a submission.
+4. The ``submitting`` event: a free lock and no ``submitted``, so the job is looked for (``local_jobs``,
+   ``slurm_jobs``).
+5. ``lease.json`` names the submission: the same.
+6. The job is submitted: the same; it is found, and adopted.
+7. The ``submitted`` event with the job's id, or the controller's process: nothing is left to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The end of an attempt on a node: its ``end`` event, and, from node 0, putting the job back into the queue.
 
 Any process may be killed between two steps, so the order matters: claim, journal ``requeue``, journal ``end``, ask
-Slurm. A claim without a new start is made up for by a command; an ``end`` always comes before Slurm ends the agent.
+Slurm. After a kill between the claim and ``requeue``, the next ``sync`` finds that the job is over, and starts the run
+with a claim of its own; later the cause is known as well. An ``end`` always comes before Slurm ends the agent.
 """
 
 from __future__ import annotations

@@ -3,6 +3,10 @@
 When a round has ended on all nodes, node 0 decides who has ranks in the next one, or that there is none, and publishes
 that. Nodes that are lost drop out, where the spec allows for fewer or holds spare ones; node 0 cannot, for it serves
 the store, and the batch script runs there.
+
+The agents' store lives as long as the attempt. Ranks of a later round meet at a store of their own, at another port,
+since torch keeps the addresses of a process group in it. Journals and unfinished checkpoints are apart by round, too,
+so that a rank of a lost node that is still alive disturbs nobody.
 """
 
 from __future__ import annotations

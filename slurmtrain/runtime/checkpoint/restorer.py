@@ -1,4 +1,8 @@
-"""Restoring a checkpoint, on all ranks together: the newest one whose files are what was written."""
+"""Restoring a checkpoint, on all ranks together: the newest one whose files are what was written.
+
+Each rank verifies its share of the files. A checkpoint that differs from its manifest is renamed to ``damaged-``; one
+that merely cannot be read is skipped. Names and shapes are compared before anything is loaded into the model.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,23 @@
 :meth:`Saver.begin` is what training stands still for. After that the ranks only look now and then, at steps at which
 they talk to each other anyway, how far the writers are; when all have written, rank 0's publishes. Every public method
 is called on all ranks alike, and gives all of them the same answer.
+
+What moves a save on comes out of the ranks' votes, so all of them take each step of it together:
+
+1. *begin*: each rank takes its state; an exception of a ``state_dict`` is reported to the others rather than raised,
+   since they wait. One all-reduce: did any rank fail, did any state change its shape? If so, DCP's planners plan anew,
+   the only collective that grows with the state. Each rank copies its tensors into the memory that it shares with its
+   writer. That memory is the file, with torch's prefixes between the tensors (``torch_format``), so the writer needs
+   neither torch nor a plan.
+2. *written*: at the first vote at which no writer is busy, the ranks gather sizes, hashes and errors. On any error
+   rank 0 removes the directory and journals ``save_failed``.
+3. *publishing*: rank 0's writer checks the lease, writes ``.metadata``, then ``MANIFEST.json`` atomically, renames the
+   directory to ``step-<n>``, fsyncs ``checkpoints/``, and prunes.
+4. *over*: rank 0 votes the outcome; all ranks know the same.
+
+A rank that fails while a save is under way loses that save, unless it is the only one: the others cannot be asked any
+more. A directory without a manifest is no checkpoint; one with a manifest is complete, and the next attempt, which
+removes half-written ones, gives it its name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""The ranks of a run as one: a process group of its own for agreeing, apart from the one that trains."""
+"""The ranks of a run as one: a process group of its own for agreeing, apart from the one that trains.
+
+All ranks must stop, save and vote after the same step, or a collective hangs. So they agree by one all-reduce (MAX) of
+a :class:`~slurmtrain.model.interruption.interval.Vote`, every 0.25 s or so by the measured time of a step: a fast step
+does not pay for a collective, a slow one is followed by a vote each time. It goes over a gloo group of its own, which
+neither waits for training nor disturbs it.
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ SlurmtrainError            something failed                                     
 |   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
 |   +-- RequestRefused     a request that the scheduler can never satisfy
-|   +-- PlaceError         a file or directory that cannot be used
+|   +-- PathError         a file or directory that cannot be used
 |   +-- RegistryUnusable   a file that is not a registry, or was made by a newer version
 +-- LaunchError            a job that could not be started
 |   +-- SubmissionUncertain
@@ -81,7 +81,7 @@ class RequestRefused(UserError):
     """The scheduler refuses the request, or could never satisfy it."""
 
 
-class PlaceError(UserError):
+class PathError(UserError):
     """A file or directory that is needed cannot be read or written."""
 
 

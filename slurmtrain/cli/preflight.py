@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import checks
-from slurmtrain.cli.shared import options, output, tables
+from slurmtrain.cli.shared import check_tables, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -57,7 +56,7 @@ def command(
         output.print_json({"schema": 1, "run": run, "checks": findings})
     else:
         _print(run, findings)
-    return 0 if completed and not checks.has_failed(findings) else 1
+    return 0 if completed and not check_tables.has_failed(findings) else 1
 
 
 def _details(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
@@ -72,14 +71,14 @@ def _details(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, 
 def _print(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> None:
     newest = run["attempts"][-1] if run["attempts"] else None
     if findings:
-        tables.print_table(checks.CHECK_HEADERS, checks.check_rows(findings))
-    if newest is not None and (rows := checks.network_rows(newest["network"])):
+        tables.print_table(check_tables.CHECK_HEADERS, check_tables.check_rows(findings))
+    if newest is not None and (rows := check_tables.network_rows(newest["network"])):
         click.echo()
-        tables.print_table(checks.NETWORK_HEADERS, rows)
-        for line in checks.excluded_addresses(newest["network"]):
+        tables.print_table(check_tables.NETWORK_HEADERS, rows)
+        for line in check_tables.excluded_addresses(newest["network"]):
             click.echo(f"left out: {line}")
     if newest is not None and newest["clock"]:
-        click.echo(f"\nclocks ahead of node 0's: {checks.describe_clocks(newest['clock'])}")
+        click.echo(f"\nclocks ahead of node 0's: {check_tables.describe_clocks(newest['clock'])}")
     if run["state"] != "completed":
         click.echo(f"run {run['id']} is {run['state']}: {run['reason']}", err=True)
     elif not findings:

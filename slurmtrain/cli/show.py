@@ -6,8 +6,7 @@ from typing import Any
 
 import click
 
-from slurmtrain.cli import checks, troubles
-from slurmtrain.cli.shared import formatting, options, output, tables
+from slurmtrain.cli.shared import attempt_problems, check_tables, formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -48,7 +47,7 @@ def _print(run: dict[str, Any]) -> None:
             ),
         ),
         ("lost steps", formatting.number(run["lost_steps"])),
-        ("time", troubles.describe_time(run["seconds"], run["goodput"]) or "-"),
+        ("time", attempt_problems.describe_time(run["seconds"], run["goodput"]) or "-"),
         ("metrics", formatting.metrics(run, limit=100)),
         ("checkpoint", formatting.newest_checkpoint(run)),
         ("submitted", f"{run['submitted_at']}  ({run['executor']})"),
@@ -88,31 +87,40 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         ("from", f"{attempt['started_at']} to {attempt['ended_at'] or 'now'}" if attempt["started_at"] else ""),
         ("steps", f"{attempt['first_step']} to {attempt['last_step']}" if attempt["last_step"] is not None else ""),
         ("lost", f"{attempt['lost_steps']} steps" if attempt["lost_steps"] else ""),
-        ("time", troubles.describe_time(attempt["seconds"])),
+        ("time", attempt_problems.describe_time(attempt["seconds"])),
         ("master", f"{attempt['master_addr']}:{attempt['master_port']}" if attempt["master_addr"] else ""),
         ("network", (attempt["network"] or {}).get("elected") or ""),
         ("interface", ", ".join(f"{node} {name}" for node, name in sorted(attempt["interfaces"].items()))),
-        ("clocks", checks.describe_clocks(attempt["clock"])),
-        ("checks", checks.describe_count(attempt["checks"])),
+        ("clocks", check_tables.describe_clocks(attempt["clock"])),
+        ("checks", check_tables.describe_count(attempt["checks"])),
         ("saves", formatting.interval(attempt["interval"]) if newest else ""),
         ("unsaved", attempt["save_problem"]),
-        *(("in place", line) for line in troubles.newest_lines(map(troubles.describe_restart, attempt["restarts"]))),
-        *(("hang", line) for line in troubles.newest_lines(map(troubles.describe_hang, attempt["hangs"]))),
-        *(("slow", line) for line in troubles.newest_lines(map(troubles.describe_straggler, attempt["stragglers"]))),
-        ("evidence", troubles.describe_evidence(attempt["evidence"])),
+        *(
+            ("in place", line)
+            for line in attempt_problems.newest_lines(map(attempt_problems.describe_restart, attempt["restarts"]))
+        ),
+        *(
+            ("hang", line)
+            for line in attempt_problems.newest_lines(map(attempt_problems.describe_hang, attempt["hangs"]))
+        ),
+        *(
+            ("slow", line)
+            for line in attempt_problems.newest_lines(map(attempt_problems.describe_straggler, attempt["stragglers"]))
+        ),
+        ("evidence", attempt_problems.describe_evidence(attempt["evidence"])),
         ("without", ", ".join(attempt["without"])),
         ("overrides", " ".join(attempt["overrides"])),
     ]
     for name, value in facts:
         if value:
             click.echo(f"  {name:<9} {value}")
-    if notable := checks.notable(attempt["checks"]):
+    if notable := check_tables.notable(attempt["checks"]):
         click.echo()
-        tables.print_table(checks.CHECK_HEADERS, notable)
-    if rows := checks.network_rows(attempt["network"]):
+        tables.print_table(check_tables.CHECK_HEADERS, notable)
+    if rows := check_tables.network_rows(attempt["network"]):
         click.echo()
-        tables.print_table(checks.NETWORK_HEADERS, rows)
-        for line in checks.excluded_addresses(attempt["network"]):
+        tables.print_table(check_tables.NETWORK_HEADERS, rows)
+        for line in check_tables.excluded_addresses(attempt["network"]):
             click.echo(f"left out: {line}")
     for failure in attempt["failures"][:1]:
         for line in failure["last_lines"]:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
+from slurmtrain.errors import NotAvailable, PathError, RunBusy
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved, SaveFailed
 from slurmtrain.model.run.events.command import SaveRequested
@@ -69,7 +69,7 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
     """Ask a run that trains for a checkpoint. It saves at the end of a step: see :func:`wait_for_checkpoint`.
 
     Killed at any moment, this has asked or has not. Raises RunBusy for a run that does not train, NotAvailable for one
-    whose script writes its own checkpoints, PlaceError where the run directory cannot be written.
+    whose script writes its own checkpoints, PathError where the run directory cannot be written.
     """
     directory = workspace.root.run(run_id)
     run = observe_run(workspace, run_id, ask_slurm=True)
@@ -82,7 +82,7 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
         write_json(directory.request, {"request": request.id, "t": time.time()})
     except OSError as error:
         problem = describe_os_error(error)
-        raise PlaceError(f"cannot write to {directory.path}: {problem}; ask as the run's owner") from error
+        raise PathError(f"cannot write to {directory.path}: {problem}; ask as the run's owner") from error
     return request
 
 
@@ -146,7 +146,7 @@ def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: f
 
 def _current_request(directory: RunDir) -> set[str]:
     """The request that the run sees when it next looks: the last one, which has replaced those before it."""
-    with contextlib.suppress(PlaceError):
+    with contextlib.suppress(PathError):
         return {str(request)} if (request := (read_json(directory.request) or {}).get("request")) else set()
     return set()
 

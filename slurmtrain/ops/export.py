@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import CheckpointError, PlaceError, UserError
+from slurmtrain.errors import CheckpointError, PathError, UserError
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
@@ -132,9 +132,9 @@ def _format_of(to: Path) -> Callable[[Path, _State, Mapping[str, str]], None]:
 
 def _check_target(to: Path, *, force: bool) -> None:
     if not to.parent.is_dir():
-        raise PlaceError(f"there is no directory {to.parent} to write {to.name} to")
+        raise PathError(f"there is no directory {to.parent} to write {to.name} to")
     if to.is_dir():
-        raise PlaceError(f"{to} is a directory; --to names a file")
+        raise PathError(f"{to} is a directory; --to names a file")
     if not force and (to.exists() or to.is_symlink()):
         raise UserError(f"{to} exists already; --force replaces it")
 

@@ -90,7 +90,7 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
 
     Raises:
         NotAvailable: the run's script writes checkpoints of its own.
-        PlaceError: the policy cannot be read.
+        PathError: the policy cannot be read.
     """
     directory = workspace.root.run(run_id)
     run = observe_run(workspace, run_id, ask_slurm=True)

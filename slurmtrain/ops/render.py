@@ -36,7 +36,7 @@ def render(workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Se
 
     Raises:
         SpecError: the spec is wrong.
-        PlaceError: it cannot be read.
+        PathError: it cannot be read.
     """
     rendered = []
     for planned in load(path, overrides, sweep).runs:

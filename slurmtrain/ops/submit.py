@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import LaunchError, PlaceError, RequestRefused, SubmissionUncertain
+from slurmtrain.errors import LaunchError, PathError, RequestRefused, SubmissionUncertain
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.ids import run_id
@@ -52,7 +52,7 @@ def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile
 
     Raises:
         SpecError: the spec is wrong.
-        PlaceError: it cannot be read.
+        PathError: it cannot be read.
     """
     return load_spec(path, overrides, sweep, cwd=Path.cwd(), python=which_python())
 
@@ -187,7 +187,7 @@ def _adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
 
 def _check_workdir(plan: Plan) -> None:
     if not Path(plan.workdir).is_dir():
-        raise PlaceError(f"the working directory {plan.workdir} does not exist; create it, or set 'workdir'")
+        raise PathError(f"the working directory {plan.workdir} does not exist; create it, or set 'workdir'")
 
 
 def _create(
@@ -241,8 +241,8 @@ def _create(
         return run, lock
 
 
-def _unwritable(workspace: Workspace, error: OSError) -> PlaceError:
-    return PlaceError(f"cannot write to the runs root {workspace.root.path}: {describe_os_error(error)}")
+def _unwritable(workspace: Workspace, error: OSError) -> PathError:
+    return PathError(f"cannot write to the runs root {workspace.root.path}: {describe_os_error(error)}")
 
 
 def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:

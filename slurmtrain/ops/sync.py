@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PlaceError, RequestRefused, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.errors import PathError, RequestRefused, SlurmDown, SlurmtrainError, TrackingError
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
@@ -75,7 +75,7 @@ def _sweep_unborn(workspace: Workspace) -> None:
     Young ones are left alone: their submission may be just about to take the lock.
     """
     for directory in workspace.unborn():
-        with contextlib.suppress(FileNotFoundError, PlaceError):
+        with contextlib.suppress(FileNotFoundError, PathError):
             if time.time() - directory.path.stat().st_mtime > _UNBORN_S:
                 with locked(directory.lock, wait=False) as dead:
                     if dead is not None:

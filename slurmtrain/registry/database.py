@@ -9,7 +9,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PlaceError, RegistryUnusable
+from slurmtrain.errors import PathError, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, locked, make_directory
 
@@ -19,7 +19,7 @@ _BUSY_S = 60.0
 
 
 def open_engine(path: Path) -> sa.Engine:
-    """Open the registry, making it first where there is none. Raises RegistryUnusable or PlaceError.
+    """Open the registry, making it first where there is none. Raises RegistryUnusable or PathError.
 
     One of an earlier version is emptied, with a copy beside it: whoever looks at the runs next reads them all again.
     """
@@ -37,7 +37,7 @@ def _engine(path: Path) -> sa.Engine:
     def _failed(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
         if isinstance(error, sqlite3.OperationalError):
-            raise PlaceError(
+            raise PathError(
                 f"the registry {path} cannot be used: {error}; try again, or look at its directory"
             ) from error
         if isinstance(error, sqlite3.DatabaseError):
@@ -90,7 +90,7 @@ def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
         try:
             create_private(path)
         except OSError as error:
-            raise PlaceError(f"cannot write the registry {path}: {describe_os_error(error)}") from error
+            raise PathError(f"cannot write the registry {path}: {describe_os_error(error)}") from error
         version = _version(engine, path)
         if version is not None and version != schema.VERSION:
             _back_up(path, version)

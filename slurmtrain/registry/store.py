@@ -138,7 +138,7 @@ class Store:
     """The registry of one runs root."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RegistryUnusable for a file that is no registry, PlaceError for one that cannot be opened."""
+        """Raises RegistryUnusable for a file that is no registry, PathError for one that cannot be opened."""
         self.path = path
         self._engine = open_engine(path)
 

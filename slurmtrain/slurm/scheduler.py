@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slurmtrain.errors import PlaceError, SlurmDown
+from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.slurm.command import run_command
 from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
@@ -198,7 +198,7 @@ class Scheduler:
             return 0.0, None
         try:
             entry = read_json(self._cache) or {}
-        except PlaceError:
+        except PathError:
             return 0.0, None
         at, text = entry.get("at"), entry.get("squeue")
         # An answer from the future was written by a clock that has been set back since.

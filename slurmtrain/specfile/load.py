@@ -110,7 +110,7 @@ def load_spec(
         python: What the word ``python`` in a command stands for.
 
     Raises:
-        PlaceError: The file cannot be read.
+        PathError: The file cannot be read.
         SpecError: With all mistakes of file and command line.
     """
     text = read_text(path)

@@ -14,18 +14,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
 
 
 def make_directory(path: Path) -> Path:
-    """Create a private directory, and its parents, if it does not exist. Raises PlaceError where it cannot."""
+    """Create a private directory, and its parents, if it does not exist. Raises PathError where it cannot."""
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
-        raise PlaceError(f"cannot create the directory {path}: {describe_os_error(error)}") from error
+        raise PathError(f"cannot create the directory {path}: {describe_os_error(error)}") from error
     return path
 
 
@@ -66,19 +66,19 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None where there is no such file. Raises PlaceError for anything else."""
+    """A JSON object from a file; None where there is no such file. Raises PathError for anything else."""
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise PlaceError(f"cannot read {path}: {describe_os_error(error)}") from error
+        raise PathError(f"cannot read {path}: {describe_os_error(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise PlaceError(
+        raise PathError(
             f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
         ) from error
     if not isinstance(data, dict):
-        raise PlaceError(f"{path} is not the JSON that slurmtrain wrote there; restore it from a backup")
+        raise PathError(f"{path} is not the JSON that slurmtrain wrote there; restore it from a backup")
     return data
 
 
@@ -95,12 +95,12 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
     """Hold an exclusive advisory lock on ``path``, which the kernel drops if this process dies.
 
     Yields the lock's handle: a child that inherits it holds the lock too. Yields None, without the lock, where another
-    process holds it and ``wait`` is false. Raises PlaceError where the lock file cannot be opened.
+    process holds it and ``wait`` is false. Raises PathError where the lock file cannot be opened.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise PlaceError(f"cannot open the lock {path}: {describe_os_error(error)}") from error
+        raise PathError(f"cannot open the lock {path}: {describe_os_error(error)}") from error
     try:
         try:
             # flock, not lockf: the lock belongs to the open file, so a child that inherits the handle holds it too, and

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from yaml.reader import ReaderError
 
-from slurmtrain.errors import Mistake, PlaceError, SpecError
+from slurmtrain.errors import Mistake, PathError, SpecError
 from slurmtrain.system.files import describe_os_error
 
 KeyPath = tuple[str, ...]
@@ -45,17 +45,17 @@ class YamlDocument:
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, without a byte order mark. Raises PlaceError."""
+    """The text of a file, without a byte order mark. Raises PathError."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise PlaceError(f"{path}: there is no such file") from None
+        raise PathError(f"{path}: there is no such file") from None
     except IsADirectoryError:
-        raise PlaceError(f"{path}: this is a directory; name the YAML file in it") from None
+        raise PathError(f"{path}: this is a directory; name the YAML file in it") from None
     except UnicodeDecodeError as error:
-        raise PlaceError(f"{path}: this is no text in UTF-8 (byte {error.start}); is it a YAML file?") from None
+        raise PathError(f"{path}: this is no text in UTF-8 (byte {error.start}); is it a YAML file?") from None
     except OSError as error:
-        raise PlaceError(f"{path}: cannot be read: {describe_os_error(error)}") from error
+        raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
 
 def parse_yaml(text: str, name: str) -> YamlDocument:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import CheckpointError, PlaceError
+from slurmtrain.errors import CheckpointError, PathError
 from slurmtrain.model.diagnosis.drill import CheckpointComparison
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
@@ -35,7 +35,7 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
         if pattern is not None:
             return _compare_external(_newest_external(workspace, first), _newest_external(workspace, second))
         return _compare_published(_newest(workspace, first), _newest(workspace, second))
-    except (CheckpointError, PlaceError, OSError) as error:
+    except (CheckpointError, PathError, OSError) as error:
         return CheckpointComparison(identical=None, why=str(error))
 
 

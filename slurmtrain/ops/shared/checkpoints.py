@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmtrain.errors import NoCheckpoint, NotAvailable, PlaceError
+from slurmtrain.errors import NoCheckpoint, NotAvailable, PathError
 from slurmtrain.model.run.layout import RunDir, checkpoint_name, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
@@ -52,7 +52,7 @@ def refuse_external(directory: RunDir, run: Run, why: str) -> None:
     """
     try:
         pattern = current_plan(directory, run).spec.checkpoint.glob
-    except PlaceError:
+    except PathError:
         return  # its plan is gone; what is on disk can be dealt with all the same
     if pattern is not None:
         raise NotAvailable(

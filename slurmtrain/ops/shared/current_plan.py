@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
@@ -10,12 +10,12 @@ from slurmtrain.runtime.job.plan_file import read_plan
 
 
 def current_plan(directory: RunDir, run: Run) -> Plan:
-    """The plan of the newest attempt, or of the run where there is none. Raises PlaceError where it cannot be read."""
+    """The plan of the newest attempt, or of the run where there is none. Raises PathError where it cannot be read."""
     newest = run.newest
     plan = read_plan(directory.submission(newest.submission).plan) if newest else None
     plan = plan or read_plan(directory.plan)
     if plan is None:
-        raise PlaceError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
+        raise PathError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
     return plan
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent import PreflightDone
@@ -148,7 +148,7 @@ def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
     published = {c.step: c for c in run.on_disk if c.published and c.step is not None}
     try:
         keep = current_plan(directory, run).spec.checkpoint.keep
-    except PlaceError:
+    except PathError:
         return {}
     why = reasons([Saved(step, checkpoint.metrics) for step, checkpoint in published.items()], keep)
     return {(published[step].path, published[step].saved_at): reason for step, reason in why.items()}

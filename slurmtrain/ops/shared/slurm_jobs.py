@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Attempt, Live, Run
@@ -110,7 +110,7 @@ def _has_no_job(run: Run) -> bool:
 def _take_lock(directory: RunDir, locks: ExitStack) -> bool:
     try:
         return directory.path.exists() and locks.enter_context(locked(directory.lock, wait=False)) is not None
-    except PlaceError:
+    except PathError:
         return False  # a run that cannot be written to is for its owner to look after
 
 

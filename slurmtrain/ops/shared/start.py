@@ -27,7 +27,7 @@ from typing import Any
 
 from slurmtrain.errors import (
     LaunchError,
-    PlaceError,
+    PathError,
     RequestRefused,
     RunBusy,
     SubmissionUncertain,
@@ -256,7 +256,7 @@ def _new_submission(run: RunDir) -> SubmissionDir:
         except FileExistsError:
             continue
         except OSError as error:
-            raise PlaceError(f"cannot create the directory {submission.path}: {describe_os_error(error)}") from error
+            raise PathError(f"cannot create the directory {submission.path}: {describe_os_error(error)}") from error
         break
     return submission
 

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.config import Config
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
 from slurmtrain.system.files import describe_os_error, make_directory
 
@@ -65,7 +65,7 @@ class Workspace:
         return Workspace(self.config, looks_again=True)
 
     def run_ids(self) -> list[str]:
-        """Ids of all run directories, oldest first. Raises PlaceError where the root cannot be read."""
+        """Ids of all run directories, oldest first. Raises PathError where the root cannot be read."""
         return sorted(name for name in self._names() if is_run_id(name))
 
     def unborn(self) -> list[RunDir]:
@@ -73,10 +73,10 @@ class Workspace:
         return [self.root.unborn(name.removeprefix(".new-")) for name in self._names() if is_unborn(name)]
 
     def prepare(self) -> None:
-        """Make sure that runs can be written here. Raises PlaceError."""
+        """Make sure that runs can be written here. Raises PathError."""
         make_directory(self.root.path)
         if not os.access(self.root.path, os.W_OK | os.X_OK):
-            raise PlaceError(
+            raise PathError(
                 f"cannot write to the runs root {self.root.path}; choose another one with --runs or SLURMTRAIN_RUNS"
             )
 
@@ -95,7 +95,7 @@ class Workspace:
         except FileNotFoundError:
             return []
         except OSError as error:
-            raise PlaceError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
+            raise PathError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
 
 
 def person() -> str:

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.ops.shared.views import iso
 from slurmtrain.system.files import FILE_MODE, describe_os_error, locked
 from slurmtrain.system.process import Process, this_process
@@ -79,13 +79,13 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
     The kernel's lock decides. Between machines it may not work, and on some file systems there is none (ENOLCK): then
     what the file says of its writer, and how long ago it was touched, decide whether that one still watches.
 
-    Raises PlaceError where the file cannot be written.
+    Raises PathError where the file cannot be written.
     """
     with ExitStack() as stack:
         try:
             handle = stack.enter_context(locked(path, wait=False))
             has_locks = True
-        except (OSError, PlaceError):
+        except (OSError, PathError):
             handle = stack.enter_context(_opened(path))
             has_locks = False
         holder = read_holder(path)
@@ -132,7 +132,7 @@ def _opened(path: Path) -> Iterator[int]:
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     except OSError as error:
-        raise PlaceError(f"cannot write {path}: {describe_os_error(error)}") from error
+        raise PathError(f"cannot write {path}: {describe_os_error(error)}") from error
     try:
         yield handle
     finally:

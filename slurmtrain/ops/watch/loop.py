@@ -35,7 +35,7 @@ def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> W
         Who else watches, if anybody does; then nothing was done.
 
     Raises:
-        PlaceError: the runs root cannot be written. Only before the first round: later this is an event.
+        PathError: the runs root cannot be written. Only before the first round: later this is an event.
     """
     Workspace(config).prepare()
     with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:
@@ -62,7 +62,7 @@ def watch_once(config: Config, every_s: float, report: Report) -> WatchHolder | 
         Who else watches, if anybody does; then nothing was done.
 
     Raises:
-        PlaceError: the runs root cannot be written.
+        PathError: the runs root cannot be written.
     """
     Workspace(config).prepare()
     with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.interruption.interval import (
     Cost,
     InterruptionStats,
@@ -271,7 +271,7 @@ class Schedule:
             stamp = self._stamp_of_request()
             if stamp != self._stamp:
                 self._stamp = stamp
-                with contextlib.suppress(PlaceError):
+                with contextlib.suppress(PathError):
                     self._request = (read_json(self._run.request) or {}).get("request")
         return self._request is not None
 

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from slurmtrain.errors import CheckpointError, PlaceError
+from slurmtrain.errors import CheckpointError, PathError
 from slurmtrain.model.run import retention
 from slurmtrain.model.run.layout import (
     MANIFEST,
@@ -116,7 +116,7 @@ def read_manifest(directory: Path) -> Manifest:
     """The manifest of a published checkpoint. Raises CheckpointError where there is none that can be read."""
     try:
         data = read_json(directory / MANIFEST)
-    except PlaceError as error:
+    except PathError as error:
         raise CheckpointError(str(error)) from error
     if data is None:
         raise CheckpointError(f"{directory} has no {MANIFEST}: it was never published")

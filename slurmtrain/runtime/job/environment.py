@@ -189,7 +189,7 @@ class Node:
 
 
 def read_launch(submission: SubmissionDir) -> Launch | None:
-    """What the submission tells its agents beside the plan; None where it has no such file. Raises PlaceError."""
+    """What the submission tells its agents beside the plan; None where it has no such file. Raises PathError."""
     data = read_json(submission.launch)
     return Launch.from_dict(data) if data is not None else None
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.files import read_json
 
 
 def read_plan(path: Path) -> Plan | None:
-    """The plan in this file; None where there is no such file. Raises PlaceError where it cannot be read."""
+    """The plan in this file; None where there is no such file. Raises PathError where it cannot be read."""
     data = read_json(path)
     if data is None:
         return None
     try:
         return Plan.from_json(data)
     except (ValueError, KeyError, TypeError) as error:
-        raise PlaceError(f"the plan at {path} cannot be read: {error}") from error
+        raise PathError(f"the plan at {path} cannot be read: {error}") from error

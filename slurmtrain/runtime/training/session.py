@@ -87,7 +87,7 @@ def session(
         The session: ``rank``, ``world_size``, ``device``, ``params`` and so on are there before it is entered.
 
     Raises:
-        PlaceError: The run's plan cannot be read. Entering the session raises what
+        PathError: The run's plan cannot be read. Entering the session raises what
             ``torch.distributed.init_process_group`` raises.
     """
     return Session(environment.this_worker(), params or {}, backend, timeout)

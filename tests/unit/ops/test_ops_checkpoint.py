@@ -12,7 +12,7 @@ from helpers.saved_runs import (
     fill_the_disk,
 )
 
-from slurmtrain.errors import NotAvailable, PlaceError, RunBusy
+from slurmtrain.errors import NotAvailable, PathError, RunBusy
 from slurmtrain.model.run.events.kinds import KINDS
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops import checkpoint as checkpoint_verb
@@ -220,6 +220,6 @@ def test_a_directory_that_cannot_be_written_is_an_error(
 ) -> None:
     observe_run(workspace, trains.id, ask_slurm=False)
     fill_the_disk(monkeypatch)
-    with pytest.raises(PlaceError, match=f"cannot write to {trains.path}: no space left"):
+    with pytest.raises(PathError, match=f"cannot write to {trains.path}: no space left"):
         request_checkpoint(workspace, trains.id)
     assert not trains.request.exists()

@@ -13,7 +13,7 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
-from slurmtrain.errors import PlaceError, SlurmDown
+from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.interruption.cases import InterruptionCase
 from slurmtrain.model.interruption.site_findings import SiteFinding
 from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
@@ -134,7 +134,7 @@ def test_slurm_that_is_down_is_an_error(workspace: Workspace, slurm: SlurmComman
 
 
 def test_a_missing_spec_is_an_error(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path) -> None:
-    with pytest.raises(PlaceError):
+    with pytest.raises(PathError):
         examine(workspace, tmp_path / "other.yaml", (), "slurm")
 
 

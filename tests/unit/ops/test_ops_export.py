@@ -27,7 +27,7 @@ from helpers.checkpoints import (
 from torch import nn
 
 import slurmtrain
-from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, PlaceError, UserError
+from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, PathError, UserError
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.ops import export as export_verb
 from slurmtrain.ops.export import Exported, ExportRequest
@@ -314,10 +314,10 @@ def litter(folder: Path) -> list[str]:
 
 
 def test_places_that_cannot_be_written_to_are_errors(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
-    with pytest.raises(PlaceError, match=f"there is no directory {tmp_path / 'nowhere'}"):
+    with pytest.raises(PathError, match=f"there is no directory {tmp_path / 'nowhere'}"):
         export(workspace, run.id, tmp_path / "nowhere" / "x.pt")
     (tmp_path / "folder.pt").mkdir()
-    with pytest.raises(PlaceError, match="is a directory; --to names a file"):
+    with pytest.raises(PathError, match="is a directory; --to names a file"):
         export(workspace, run.id, tmp_path / "folder.pt", force=True)
 
 

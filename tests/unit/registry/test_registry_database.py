@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from slurmtrain.errors import PlaceError, RegistryUnusable
+from slurmtrain.errors import PathError, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.registry.database import open_engine
 from slurmtrain.registry.store import Mirrored, Store
@@ -145,5 +145,5 @@ def test_a_database_of_something_else_is_refused(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PlaceError, match="file"):
+    with pytest.raises(PathError, match="file"):
         Store(tmp_path / "file" / "registry.db")

@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run
 
-from slurmtrain.errors import PlaceError, SpecError
+from slurmtrain.errors import PathError, SpecError
 from slurmtrain.specfile import load_spec
 
 # --- files that are no spec ------------------------------------------------------------------------------------------
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlaceError, match=r"nowhere\.yaml: there is no such file") as raised:
+    with pytest.raises(PathError, match=r"nowhere\.yaml: there is no such file") as raised:
         load_spec(tmp_path / "nowhere.yaml", cwd=tmp_path, python=PYTHON)
     assert raised.value.exit_code == 2
 
 
 def test_a_directory_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlaceError, match="this is a directory"):
+    with pytest.raises(PathError, match="this is a directory"):
         load_spec(tmp_path, cwd=tmp_path, python=PYTHON)
 
 

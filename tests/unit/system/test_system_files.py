@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.system import files
 
 
@@ -35,7 +35,7 @@ def test_a_directory_is_made_private_and_making_it_again_is_fine(tmp_path: Path)
 
 def test_a_directory_that_cannot_be_made_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(PlaceError, match=r"cannot create the directory .*file/sub: not a directory"):
+    with pytest.raises(PathError, match=r"cannot create the directory .*file/sub: not a directory"):
         files.make_directory(tmp_path / "file" / "sub")
 
 
@@ -100,12 +100,12 @@ def test_a_missing_json_file_is_none(tmp_path: Path) -> None:
 def test_a_file_that_is_not_our_json_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "f.json"
     path.write_bytes(content)
-    with pytest.raises(PlaceError, match=r"f\.json is not the JSON that slurmtrain wrote there"):
+    with pytest.raises(PathError, match=r"f\.json is not the JSON that slurmtrain wrote there"):
         files.read_json(path)
 
 
 def test_a_json_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlaceError, match=r"cannot read .*: is a directory"):
+    with pytest.raises(PathError, match=r"cannot read .*: is a directory"):
         files.read_json(tmp_path)
 
 
@@ -155,7 +155,7 @@ def test_a_lock_is_free_again_after_its_block_even_where_that_failed(tmp_path: P
 
 def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
     with (
-        pytest.raises(PlaceError, match=r"cannot open the lock .*\.lock: no such file"),
+        pytest.raises(PathError, match=r"cannot open the lock .*\.lock: no such file"),
         files.locked(tmp_path / "no" / ".lock"),
     ):
         pass

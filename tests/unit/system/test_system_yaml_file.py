@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.errors import PlaceError, SpecError
+from slurmtrain.errors import PathError, SpecError
 from slurmtrain.system.yaml_file import YamlDocument, parse_value, parse_yaml, read_text
 
 
@@ -266,5 +266,5 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
         "binary": r"this is no text in UTF-8 \(byte 3\)",
         "binary/x": "cannot be read: not a directory",
     }.items():
-        with pytest.raises(PlaceError, match=reason):
+        with pytest.raises(PathError, match=reason):
             read_text(tmp_path / name)

@@ -15,7 +15,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
@@ -153,7 +153,7 @@ def test_a_round_that_fails_is_a_problem_and_ends_nothing(
     [
         (OSError(errno.ESTALE, "Stale file handle", "/runs"), "/runs: stale file handle"),
         (ZeroDivisionError("by zero"), "an error that slurmtrain does not know: ZeroDivisionError: by zero"),
-        (PlaceError("the place is not there"), "the place is not there"),
+        (PathError("the place is not there"), "the place is not there"),
     ],
 )
 def test_whatever_fails_in_a_round_is_described_in_a_sentence(

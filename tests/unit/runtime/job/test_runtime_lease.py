@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.job.lease import (
     acquire,
@@ -87,7 +87,7 @@ def test_any_job_id_can_hold_a_lease(run: RunDir, job: str) -> None:
 
 def test_an_unreadable_lease_raises(run: RunDir) -> None:
     run.lease.write_text("{")
-    with pytest.raises(PlaceError, match=r"lease\.json"):
+    with pytest.raises(PathError, match=r"lease\.json"):
         holds(run.attempt("7", 0))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.simulated_run import make_test_plan
 
-from slurmtrain.errors import PlaceError
+from slurmtrain.errors import PathError
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.system.files import write_json
 
@@ -27,5 +27,5 @@ def test_there_is_no_plan_where_there_is_no_file(tmp_path: Path) -> None:
 def test_a_plan_of_another_shape_is_refused_with_its_path(tmp_path: Path, data: dict[str, int]) -> None:
     path = tmp_path / "plan.json"
     write_json(path, data)
-    with pytest.raises(PlaceError, match=rf"the plan at {path} cannot be read"):
+    with pytest.raises(PathError, match=rf"the plan at {path} cannot be read"):
         read_plan(path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.cli.checks import (
+from slurmtrain.cli.shared.check_tables import (
     check_rows,
     describe_clocks,
     describe_count,

@@ -1,7 +1,7 @@
-"""The node agent: one process a node, from the start of an attempt to its end.
+"""The node agent: one process per node, from the start of an attempt to its end.
 
-submitit runs :func:`run_node` as a task on every node. Nothing of the run's state is in its pickle: the agent reads
-its plan from the attempt's directory, and has a journal of its own.
+submitit runs :func:`run_node` as a task on every node. The pickled task holds no state of the run: the agent reads its
+plan from the submission's directory and writes its own journal.
 """
 
 from __future__ import annotations
@@ -37,24 +37,25 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 _TURN_POLL_S = 0.5
-# How long before the time limit ranks are asked to stop: at most this, and a tenth of the limit, but where saves are
-# known to take longer, as long as two of them (one may be under way) and a margin, at most a quarter of the limit.
+# How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
+# known to take longer: twice the time of a save (one may already be in progress) plus a margin, but at most a quarter
+# of the limit.
 _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
-# Causes after which the job counts as done, rather than failed, in the scheduler's eyes.
+# Causes after which the scheduler should see the job as completed, not failed.
 _NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted"})
 
 
 def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
-    """Run this node's part of an attempt, then exit: with 1 where it failed and does not start again, else with 0.
+    """Run this node's part of an attempt, then exit: with 1 if it failed and will not restart, else with 0.
 
-    Elsewhere than on node 0 it is always 0: srun would end node 0's agent on anything else, which may be busy putting
-    the job back. ``queue``: the scheduler that can start the job again, if there is one.
+    Under Slurm, nodes other than node 0 always exit with 0: on any other code srun would end node 0's agent, which may
+    be busy requeuing the job. ``queue``: the scheduler that can restart the job, if there is one.
     """
     began = time.monotonic()
     leave_quickly()
     flag = StopFlag()
-    # SIGUSR1: what a spec may have sbatch send before the time limit, instead of SIGUSR2.
+    # A spec may have sbatch send SIGUSR1, instead of SIGUSR2, before the time limit.
     flag.install(signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     submission = SubmissionDir(Path(submission_dir))
     node = environment.this_node(submission)
@@ -72,7 +73,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
             report = ExitReport(cause="crash", reason=str(error), failed_at=time.time())
             outcome = AttemptOutcome(report, report)
         except Exception as error:
-            # A mistake in this program: the traceback goes to the agent's log, its summary to the journal.
+            # A bug in slurmtrain: the traceback goes to the agent's log, its summary to the journal.
             reason = f"the node agent failed: {type(error).__name__}: {error}"
             journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
@@ -82,7 +83,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
 
 
 class _Agent:
-    """This node's agent, which holds the rounds of ranks (:class:`~.rounds.RoundHost`)."""
+    """This node's agent, which hosts the rounds of ranks (:class:`~.rounds.RoundHost`)."""
 
     def __init__(
         self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float, queue: JobQueue | None
@@ -100,17 +101,17 @@ class _Agent:
         self._rounds_begun = 0
         self._began_at_step = 0
         history = node.launch.history
-        # Node 0 asks for all nodes: a thousand of them would keep Slurm's controller busy.
+        # Node 0 asks on behalf of all nodes: queries from a thousand of them would overload Slurm's controller.
         read_record = (lambda: queue.record(node.job_id)) if queue is not None and node.index == 0 else None
         self._query = JobQuery(read_record, history.grace_s if history else None)
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
 
     def run(self) -> AttemptOutcome:
-        """This node's part of the attempt, up to its report. Raises SlurmtrainError."""
+        """Run this node's part of the attempt, and return its report. Raises SlurmtrainError."""
         report = self._begin()
         if report is not None:
             return AttemptOutcome(report, report)
-        # Here, not above: these import torch, and a run may have to wait for its turn for hours.
+        # Imported here because this imports torch, and a run may have to wait hours for its turn.
         from slurmtrain.runtime.preflight.entry import run_preflight
 
         preflight = run_preflight(self._attempt, self._node, self._plan, self._journal, self._flag)
@@ -123,14 +124,14 @@ class _Agent:
         return self._train(preflight, preflight.master)
 
     def finish(self, outcome: AttemptOutcome) -> bool:
-        """Journal the end, and have the job start again where the policy says so; returns whether it will."""
+        """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
         requeue = self._plan.spec.requeue
         return self._finish.finish(outcome, requeue, self._began_at_step, self.committed_step)
 
     # --- before ranks -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> ExitReport | None:
-        """Journal that this node is here, and wait until it may begin; a report where it may not."""
+        """Journal that this node is present, and wait until it may begin. Returns a report if it may not."""
         nodes = self._node.count
         self._journal.write(
             AgentStarted(
@@ -149,7 +150,7 @@ class _Agent:
         return self._report_early_signal() if self._flag.raised is not None else None
 
     def _may_start(self) -> bool:
-        """Whether the lease of the run is this attempt's; node 0 claims it for all nodes."""
+        """Whether this attempt holds the run's lease, which node 0 acquires for all nodes."""
         submission = self._node.submission
         if self._node.index == 0:
             return lease.acquire(self._attempt, submission)
@@ -170,7 +171,7 @@ class _Agent:
         return report_signal(self._flag.name, at=time.time(), before_start=True)
 
     def _report_preflight(self, preflight: PreflightOutcome) -> ExitReport:
-        """The nodes are not fit to train. Node 0 has the reason; the reports of the others follow from it."""
+        """Report that the nodes are unfit to train. Node 0 has the reason; the other nodes' reports follow from it."""
         excludes = self._node.index == 0 and self._plan.spec.preflight.exclude
         return ExitReport(
             cause="preflight",
@@ -183,12 +184,12 @@ class _Agent:
     # --- ranks ------------------------------------------------------------------------------------------------------
 
     def _train(self, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome:
-        """Join the other agents at ``master``, and run ranks with them until they need not be started again."""
+        """Join the other agents at ``master``, and run rounds of ranks with them until the attempt ends."""
         from slurmtrain.runtime.agent.rendezvous import open_store
         from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
 
         index, nodes = self._node.index, self._node.count
-        # The port was bound during the preflight, and nobody has been able to take it since.
+        # The port was bound during the preflight, so no other process can have taken it since.
         point = open_store(master, index, nodes, preflight.listener)
         self._journal.write(
             RendezvousReady(
@@ -217,7 +218,7 @@ class _Agent:
         return outcome
 
     def _time_limit_lead(self) -> float:
-        """How long before the time limit ranks are asked to stop, in seconds."""
+        """How many seconds before the time limit the ranks are asked to stop."""
         limit_s, history = self._plan.spec.resources.time, self._node.launch.history
         if limit_s is None:
             return 0.0
@@ -226,9 +227,9 @@ class _Agent:
         return max(min(_TIME_LIMIT_LEAD_S, limit_s / 10), needed_s)
 
     def find_checkpoint(self) -> str | None:
-        """The newest complete checkpoint to resume from: of the script's own kind, or of ours; journals the former."""
+        """The newest complete checkpoint to resume from: the script's own, which is journaled, or slurmtrain's."""
         self._rounds_begun += 1
-        # A later round resumes from what the first one has saved, though the run was started from the beginning.
+        # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
         if self._node.from_start and self._rounds_begun == 1:
             return None
         if self._checkpoints.is_external:
@@ -245,7 +246,7 @@ class _Agent:
         return self._checkpoints.newest_step()
 
     def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
-        """Set the environment and the directory that ranks inherit, and return what they run. Raises SlurmtrainError.
+        """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
 
         ``attempt`` names the round. ``resume_from``: the checkpoint. ``board``: the path of the board for heartbeats.
         """
@@ -269,7 +270,7 @@ class _Agent:
         return fill_command(self._plan, facts)
 
     def ask_policy(self, latest: PriorEnd) -> Decision:
-        """What follows an end that has just happened."""
+        """What to do after an end that has just happened."""
         return ask_policy(self._attempt, latest, self._plan.spec.requeue)
 
     def _journal_external(self, checkpoint: external.ExternalCheckpoint | None) -> None:
@@ -285,7 +286,7 @@ class _Agent:
 
 
 class _CheckpointFinder:
-    """Finds the newest checkpoint of a run, whoever writes them."""
+    """Finds the newest checkpoint of a run, whether slurmtrain or the script writes them."""
 
     def __init__(self, attempt: AttemptDir, node: Node, plan: Plan) -> None:
         self._attempt = attempt
@@ -294,11 +295,11 @@ class _CheckpointFinder:
 
     @property
     def is_external(self) -> bool:
-        """Whether the script writes checkpoints of its own kind, and the spec says how to find them."""
+        """Whether the script writes checkpoints in its own format, and the spec says how to find them."""
         return self._plan.spec.checkpoint.glob is not None
 
     def newest_external(self) -> external.ExternalCheckpoint | None:
-        """The newest complete checkpoint of the script's own kind; None if there is none."""
+        """The newest complete checkpoint in the script's own format; None if there is none."""
         pattern = self._plan.spec.checkpoint.glob
         if pattern is None:
             return None
@@ -315,7 +316,7 @@ class _CheckpointFinder:
 
 
 def _plan_of(submission: SubmissionDir) -> Plan:
-    """The submission's plan. Raises SlurmtrainError where it is not visible from this node, or cannot be read."""
+    """The submission's plan. Raises SlurmtrainError if it is not visible from this node or cannot be read."""
     plan = read_plan(submission.plan)
     if plan is None:
         raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")

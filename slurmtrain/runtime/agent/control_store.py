@@ -1,6 +1,6 @@
-"""What the agents of an attempt exchange while ranks train: signs of life, requests to stop, and messages of a round.
+"""What the agents of an attempt exchange while ranks train: heartbeats, stop requests, and messages of a round.
 
-All of it goes through the store that node 0 serves. Node 0 watches all other nodes, the others watch node 0.
+Everything goes through the store that node 0 serves. Node 0 watches all other nodes, the others watch node 0.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch.distributed import PrefixStore, Store
 
 from slurmtrain.model.interruption.exit_report import StopRequest
 
-# Seconds without a heartbeat after which another node's agent counts as dead: several times what a busy machine, or a
-# short outage of its network, keeps one from beating.
+# Seconds without a heartbeat after which another node's agent counts as dead: several times longer than a busy machine
+# or a short network outage delays one.
 NODE_SILENCE_S = 15.0
 _BEAT_S = 1.0
 _POLL_S = 0.02
@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 
 class ControlStore:
-    """One agent's side of it. Messages and requests belong to a round of ranks; heartbeats do not."""
+    """One agent's view of the store. Messages and stop requests belong to a round of ranks; heartbeats do not."""
 
     def __init__(self, store: Store, node: int, nodes: int) -> None:
-        """Heartbeats are those of the agent of ``node``, one of ``nodes`` nodes that share ``store``."""
+        """For the agent of ``node``, one of ``nodes`` nodes that share ``store``."""
         self._store = PrefixStore("agents", store)
         self._node = node
         self._watched = [other for other in range(nodes) if other != node] if node == 0 else [0]
         self._watched = self._watched if nodes > 1 else []
-        # By node: its newest heartbeat, and when that was first seen, by this machine's monotonic clock.
+        # The newest heartbeat of each node, and when it was first seen, by this machine's monotonic clock.
         self._beats: dict[int, tuple[bytes, float]] = {}
         self._next_beat = 0.0
         self._beat = 0
@@ -42,19 +42,19 @@ class ControlStore:
         self._members: Collection[int] = range(nodes)
 
     def begin_round(self, number: int, members: Collection[int]) -> None:
-        """Read and publish messages of this round from now on; these nodes have ranks in it."""
+        """Read and publish messages of round ``number`` from now on; the nodes ``members`` have ranks in it."""
         self._round = number
         self._members = members
 
     # --- stopping -------------------------------------------------------------------------------------------------
 
     def publish_stop(self, request: StopRequest) -> None:
-        """Tell all nodes to stop. The first request of a round stands: later ones only follow from it. Never raises."""
+        """Tell all nodes to stop. Only the first request of a round counts: later ones follow from it. Never raises."""
         with contextlib.suppress(RuntimeError):
             self._store.compare_set(self._key("stop"), "", json.dumps(asdict(request)))
 
     def stop_request(self) -> StopRequest | None:
-        """What another node published, or a request because a node with ranks has died. Never raises."""
+        """A node's published request, or one because a node with ranks has died; None if neither. Never raises."""
         if not self._watched:
             return None
         try:
@@ -65,11 +65,11 @@ class ControlStore:
             return StopRequest(cause="node_fail", why="node 0 no longer answers", at=time.time(), node=0)
         for other in self.silent_nodes():
             if other in self._members:
-                why = f"node {other} has not been heard of for {NODE_SILENCE_S:.0f} s"
+                why = f"node {other} has not been heard from for {NODE_SILENCE_S:.0f} s"
                 return StopRequest(cause="node_fail", why=why, at=time.time(), node=other)
         return None
 
-    # --- signs of life --------------------------------------------------------------------------------------------
+    # --- heartbeats -----------------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
         """Send a heartbeat if one is due, while this agent waits for something else. Never raises."""
@@ -77,7 +77,7 @@ class ControlStore:
             self._exchange_beats()
 
     def call_alive(self, work: Callable[[], T]) -> T:
-        """Call something that may take long, as on a slow file server, and send heartbeats meanwhile."""
+        """Call ``work``, which may take long (on a slow file server, say), and send heartbeats meanwhile."""
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(work)
             while not call.done():
@@ -86,21 +86,21 @@ class ControlStore:
             return call.result()
 
     def silent_nodes(self) -> list[int]:
-        """The nodes whose heartbeats have stayed away for too long: at node 0 any of them, at the others node 0."""
+        """The watched nodes that have sent no heartbeat for too long: node 0 watches all others, they watch node 0."""
         now = time.monotonic()
         return [node for node, (_, changed_at) in self._beats.items() if now - changed_at > NODE_SILENCE_S]
 
     def drop_nodes(self, nodes: Collection[int]) -> None:
-        """Stop watching nodes that are lost, so that nobody waits for them."""
+        """Stop watching ``nodes``, which are lost, so that no agent waits for them."""
         self._watched = [other for other in self._watched if other not in nodes]
         for node in nodes:
             self._beats.pop(node, None)
 
     def gather(self, place: str, *, give_up: Callable[[], bool]) -> None:
-        """Wait until all nodes are at a place of the program. Never raises.
+        """Wait until all nodes have reached the same place in the program. Never raises.
 
-        ``place``: its name, the same on all nodes. ``give_up``: asked again and again; True ends the wait. Nobody waits
-        for nodes that are silent.
+        ``place``: its name, the same on all nodes. ``give_up``: called repeatedly; True ends the wait. Silent nodes are
+        not waited for.
         """
         with contextlib.suppress(RuntimeError):
             self.publish(f"{place}/{self._node}", {})
@@ -112,7 +112,7 @@ class ControlStore:
                 time.sleep(_POLL_S)
 
     def _exchange_beats(self) -> None:
-        """Count this node's heartbeat up, and see whose count has changed. Clocks of other nodes play no part."""
+        """Increment this node's heartbeat, and note whose count has changed. Other nodes' clocks do not matter."""
         now = time.monotonic()
         if now < self._next_beat:
             return
@@ -121,7 +121,7 @@ class ControlStore:
         self._store.set(f"beat/{self._node}", str(self._beat))
         for other in self._watched:
             key = f"beat/{other}"
-            # A node that has not come yet counts from the first look, as if it had just been heard of.
+            # A node that has sent no heartbeat yet counts as just heard from when it is first looked for.
             beat = self._store.get(key) if self._store.check([key]) else b""
             last = self._beats.get(other)
             if last is None or last[0] != beat:
@@ -130,22 +130,22 @@ class ControlStore:
     # --- messages -------------------------------------------------------------------------------------------------
 
     def publish(self, name: str, message: Mapping[str, Any]) -> None:
-        """Leave a message under a name of this round, instead of any before it.
+        """Publish a message under a name in this round, replacing any earlier one.
 
-        Never raises: whoever waits for it notices by itself that node 0 is gone.
+        Never raises: an agent that waits for the message notices by itself that node 0 is gone.
         """
         with contextlib.suppress(RuntimeError):
             self._store.set(self._key(name), json.dumps(message))
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """The message under a name of this round; None if there is none. Raises RuntimeError where node 0 is gone."""
+        """The message under a name in this round; None if there is none. Raises RuntimeError if node 0 is gone."""
         if not self._store.check([self._key(name)]):
             return None
         message: dict[str, Any] = json.loads(self._store.get(self._key(name)))
         return message
 
     def wait_for(self, name: str) -> dict[str, Any] | None:
-        """Wait for a message of node 0; None where it is gone or leaves without one. Never raises."""
+        """Wait for a message from node 0; None if node 0 is gone or leaves without publishing it. Never raises."""
         try:
             while (message := self.read(name)) is None:
                 self.keep_alive()

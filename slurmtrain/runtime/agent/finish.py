@@ -1,8 +1,8 @@
-"""The end of an attempt on a node: its ``end`` event, and, from node 0, putting the job back into the queue.
+"""The end of an attempt on a node: its ``end`` event and, on node 0, requeuing the job.
 
 Any process may be killed between two steps, so the order matters: claim, journal ``requeue``, journal ``end``, ask
-Slurm. After a kill between the claim and ``requeue``, the next ``sync`` finds that the job is over, and starts the run
-with a claim of its own; later the cause is known as well. An ``end`` always comes before Slurm ends the agent.
+Slurm. After a kill between the claim and ``requeue``, the next ``sync`` finds that the job is over, and restarts the
+run under its own claim; after a later kill the cause is known too. An ``end`` always comes before Slurm ends the agent.
 """
 
 from __future__ import annotations
@@ -23,31 +23,32 @@ from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.environment import Node
 from slurmtrain.system.journal import Journal
 
-# Nothing follows these: nobody needs to read what else the run has been through.
+# Final causes: nothing follows them, so the rest of the run's history need not be read.
 _FINAL = frozenset({"completed", "cancelled"})
 
 
 class JobQueue(Protocol):
-    """What an agent can ask of the scheduler for its own job."""
+    """What an agent can ask the scheduler about its own job."""
 
     def record(self, job_id: str) -> Mapping[str, str]:
-        """What the scheduler knows of the job, field by field. Raises SlurmtrainError."""
+        """What the scheduler knows about the job, field by field. Raises SlurmtrainError."""
 
     def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
-        """Why the job could not start again without these hosts, as a phrase; None if it could."""
+        """Why the job ``job_id`` could not restart without the hosts ``without``, as a phrase; None if it could."""
 
     def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
-        """Put the job back into the queue. Returns when all has been asked for. Raises SlurmtrainError.
+        """Requeue the job. Returns once the scheduler has accepted the request. Raises SlurmtrainError.
 
-        The scheduler ends what runs of the job meanwhile.
+        The scheduler ends the job's running processes meanwhile.
 
-        ``job_id``: the job. ``without``: hosts that it is not to start on. ``delay_s``: seconds before which it is not
-        to start. ``intent``: a file that has the batch script do it, where it cannot be done from here.
+        ``job_id``: the job. ``without``: hosts that it must not start on. ``delay_s``: the least number of seconds
+        until it starts. ``intent``: a file that makes the batch script requeue the job if that cannot be done from
+        here.
         """
 
 
 def ask_policy(attempt: AttemptDir, latest: PriorEnd, requeue: RequeueSpec) -> Decision:
-    """What follows an end that has just happened, by all that the files of the run tell of the time before it.
+    """What to do after an end that has just happened, given the run's history according to its files.
 
     ``attempt``: the attempt that has ended, or whose ranks have. ``latest``: that end. ``requeue``: the spec's rules.
     """
@@ -63,10 +64,10 @@ class AttemptFinish:
     def __init__(
         self, attempt: AttemptDir, node: Node, journal: Journal, queue: JobQueue | None, query: JobQuery
     ) -> None:
-        """The end of ``attempt`` on ``node``, which goes into ``journal``.
+        """For the end of ``attempt`` on ``node``, which is written to ``journal``.
 
-        ``queue``: the scheduler that can start the job again, if there is one. ``query``: what it says of the job when
-        a signal comes.
+        ``queue``: the scheduler that can restart the job, if there is one. ``query``: asks it about the job when a
+        signal arrives.
         """
         self._attempt = attempt
         self._node = node
@@ -77,14 +78,14 @@ class AttemptFinish:
     def finish(
         self, outcome: AttemptOutcome, requeue: RequeueSpec, began_at_step: int, committed_step: Callable[[], int]
     ) -> bool:
-        """Journal the end, and put the job back where the policy wants that; returns whether it starts again.
+        """Journal the end, and requeue the job if the policy says so; returns whether it restarts.
 
         ``outcome``: how the attempt ended. ``requeue``: the spec's rules. ``began_at_step``: the step that the last
-        ranks started from. ``committed_step``: finds the step of the newest checkpoint, 0 for none.
+        ranks started from. ``committed_step``: returns the step of the newest checkpoint, 0 if there is none.
         """
         node_report = self._with_stop_cause(outcome.node_report)
         attempt_report = self._with_stop_cause(outcome.attempt_report)
-        # Local runs are started again by commands: nothing of a local job is left that could.
+        # Commands restart local runs: no process of a local job is left that could.
         if self._node.index != 0 or self._queue is None:
             self._close(node_report, attempt_report)
             return False
@@ -96,23 +97,23 @@ class AttemptFinish:
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)
-        # Slurm can change the nodes of a job only while it waits, so what it would refuse is found out before.
+        # Slurm can exclude nodes from a job only while it is pending, so check now whether it would refuse.
         without = attempt_report.without
         problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None
         if problem is not None:
             node_report, without = amend(node_report, ExclusionProblem(problem)), ()
         starts_again = self._claim_restart(attempt_report, decision, without)
-        # Before the requeue: Slurm ends this process then, with nothing but KillWait left to it.
+        # Before the requeue, after which Slurm leaves this process only KillWait to live.
         self._close(node_report, attempt_report)
         return starts_again and self._requeue_job(self._queue, without, decision.delay_s)
 
     def _claim_restart(self, report: ExitReport, decision: Decision, without: Sequence[str]) -> bool:
-        """Claim and journal that the job is about to be put back; False where it is not to be, or not by this agent."""
-        # On the same nodes a preflight would fail again.
+        """Claim and journal a requeue of the job; False if there is to be none, or another process has claimed it."""
+        # On the same nodes the preflight would fail again.
         hopeless = report.cause == "preflight" and not without
         if not decision.again or hopeless or report.slurm_ends_it:
             return False
-        # Last, since whoever has the claim has to start the run.
+        # Last, since the holder of the claim must restart the run.
         if not lease.claim_restart(self._attempt, by="agent"):
             return False
         self._journal.write(
@@ -121,7 +122,7 @@ class AttemptFinish:
         return True
 
     def _with_stop_cause(self, report: ExitReport) -> ExitReport:
-        """The report with what a signal stood for, as far as this node can tell: on Slurm node 0 alone asks."""
+        """The report with what the signal meant, as far as this node can tell: under Slurm only node 0 asks."""
         executor = self._node.executor
         if report.signal is None or report.sure or not (executor == "local" or self._node.index == 0):
             return report
@@ -129,7 +130,7 @@ class AttemptFinish:
         return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
 
     def _close(self, node_report: ExitReport, attempt_report: ExitReport) -> None:
-        """Journal the end of this node; a run that is over starts no more, whoever puts its job back."""
+        """Journal the end on this node, and close a run that is over, so that requeuing its job restarts nothing."""
         self._journal.write(
             NodeEnded(
                 cause=node_report.cause,

@@ -1,13 +1,14 @@
-"""Why a signal reached the processes of a job, and how long is left: by what Slurm says of the job just then.
+"""Why a signal reached the processes of a job, and how much time is left, from what Slurm then says about the job.
 
 Slurm sends the same SIGTERM for a preemption, a cancel, a requeue, a time limit and a node's failure. What tells them
-apart is the job's record (``scontrol show job``), asked once while the signal is still new. Seen on 22.05:
+apart is the job's record (``scontrol show job``), queried once, just after the signal. Seen on 22.05:
 
-* Preemption with a grace: RUNNING, PreemptTime is set, and EndTime is the end of the grace.
+* Preemption with a grace period: RUNNING, PreemptTime is set, and EndTime is the end of the grace period.
 * Time limit: COMPLETING, Reason=TimeLimit, EndTime is now; some seconds to a minute after the limit.
 * Cancel: COMPLETING (not CANCELLED, which it is afterwards), EndTime is now, no PreemptTime.
-* Put back into the queue: COMPLETING, but of its next start: EndTime lies ahead by the whole limit, and PreemptTime is
-  gone. Somebody may have asked for it, the grace of a preemption be over, or another node have failed.
+* Requeue: COMPLETING, but the fields are those of the next start: EndTime lies a whole time limit ahead, and
+  PreemptTime is gone. A user may have requested it, a preemption's grace period may be over, or another node may have
+  failed.
 * ``scancel --signal``, or a plain kill: RUNNING, and nothing else.
 
 :class:`JobQuery` asks; all other functions are pure.
@@ -29,23 +30,25 @@ from slurmtrain.model.interruption.exit_report import StopCause
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, base, describe_state
 
-# How long an answer is waited for when there is nothing else left to do.
+# How long to wait for the answer when there is nothing else left to do.
 PATIENCE_S = 6.0
-# How long a job takes from the decision to leave until it is back in the queue: asking, answering, ending the ranks.
+# How long a job needs to be requeued once it has decided to stop: asking Slurm, its answer, ending the ranks.
 PUT_BACK_S = 4.0
-# Less than this is no use to ranks; and they are asked to stop before they are killed, however late it is.
+# Ranks get at least this long: less is of no use, and they are asked to stop before they are killed, however late it
+# is.
 _LEAST_S = 1.0
-# No number of a job's record has as many.
+# More digits than any number in a job's record has.
 _DIGITS = 20
 
-# Slurm's times are whole seconds, and its record is a moment younger than the signal.
+# How far from now a time may be and still count as now: Slurm's times are whole seconds, and its record is slightly
+# newer than the signal.
 _NOW_S = 5.0
-# PreemptTime may be announced a little ahead.
+# PreemptTime may lie this far in the future.
 _AHEAD_S = 60.0
-# Signals that a job asks for ahead of its time limit (sbatch --signal).
+# Signals that a job requests ahead of its time limit (sbatch --signal).
 _WARNINGS = frozenset({"SIGUSR1", "SIGUSR2"})
 _LEAVING = frozenset({"COMPLETING", "PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-# The reason of a job that Slurm ends (job_state_reason_string of 22.05 to 25.11).
+# Job states by the reason of a job that Slurm ends (job_state_reason_string of 22.05 to 25.11).
 _STATE_OF_REASON = {
     "TimeLimit": "TIMEOUT", "DeadLine": "DEADLINE", "NodeDown": "NODE_FAIL", "OutOfMemory": "OUT_OF_MEMORY",
 }  # fmt: skip
@@ -53,10 +56,10 @@ _OVER = frozenset(CAUSE_OF_STATE) - {"REQUEUED", "COMPLETED", "FAILED"}
 
 
 class JobQuery:
-    """One question, in a thread of its own: whoever waits for Slurm does not keep ranks from stopping."""
+    """A single query to Slurm, in its own thread, so that waiting for the answer does not delay stopping the ranks."""
 
     def __init__(self, read_record: Callable[[], Mapping[str, str]] | None, grace_s: float | None) -> None:
-        """``read_record``: fields of the job's record; None where nobody can be asked. ``grace_s``: the site's."""
+        """``read_record``: returns the job's record; None if there is no Slurm to ask. ``grace_s``: the site's."""
         self._read_record = read_record
         self._grace_s = grace_s
         self._thread: threading.Thread | None = None
@@ -65,9 +68,10 @@ class JobQuery:
         self._began: float | None = None
 
     def begin(self) -> float:
-        """Ask, if nobody has yet. Returns when that was, by the monotonic clock: the time of the ranks counts from it.
+        """Ask, unless already asked. Returns when that was, by the monotonic clock: the ranks' time counts from then.
 
-        The signal is what starts the grace, and it has just come; Slurm may take seconds to answer.
+        The grace period starts with the signal, which has just arrived, not with the answer, which may take Slurm
+        seconds.
         """
         if self._began is None:
             self._began = time.monotonic()
@@ -77,14 +81,14 @@ class JobQuery:
         return self._began
 
     def view(self) -> JobView | None:
-        """The answer, waited for for some seconds; None where there was none."""
+        """Slurm's answer, waiting some seconds for it if necessary; None if there was none."""
         self.begin()
         if self._thread is not None:
             self._thread.join(PATIENCE_S)
         return self._view
 
     def stop_by(self) -> float:
-        """Until when ranks may take to save and leave, by the monotonic clock, as far as it is known now."""
+        """The time by which ranks must have saved and exited, by the monotonic clock, as far as is known now."""
         began = self.begin()
         view = self._view
         if view is None:
@@ -98,7 +102,7 @@ class JobQuery:
             fields = self._read_record()
         except SlurmtrainError:
             return
-        # The wall clock as it was when the question was asked: what is left is counted from there on.
+        # The wall-clock time at which Slurm was asked: the time left counts from then.
         self._asked_at = time.time() - (time.monotonic() - began)
         self._view = read_view(fields)
 
@@ -108,9 +112,9 @@ class JobQuery:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """What Slurm says of a job at one moment. Times are seconds since 1970; None where it does not say.
+    """What Slurm says about a job at one moment. Times are seconds since 1970, None if it gives none.
 
-    ``end_time``: when Slurm ends it, at its limit or when the grace of a preemption is over; or when it did.
+    ``end_time``: when Slurm ends or ended the job, at its time limit or at the end of a preemption's grace period.
     """
 
     state: str = ""
@@ -127,7 +131,7 @@ def read_view(fields: Mapping[str, str]) -> JobView:
     """The view from the fields of ``scontrol show job``.
 
     Times may be seconds since 1970 (SLURM_TIME_FORMAT=%s) or, as Slurm prints them otherwise, local time of this
-    machine; words such as None, Unknown and UNLIMITED are no times. Raises nothing.
+    machine; words such as None, Unknown and UNLIMITED count as no time. Never raises.
     """
     return JobView(
         state=base(fields.get("JobState", "")),
@@ -144,20 +148,20 @@ def read_view(fields: Mapping[str, str]) -> JobView:
 def cause_of_stop(signal: str, view: JobView | None, *, now: float, executor: str, deadline: bool) -> StopCause:
     """Why a node's agent got a signal.
 
-    ``signal``: its name; empty for none. ``view``: what Slurm said just after; None if it did not answer, or there is
-    no Slurm. ``now``: when, in seconds since 1970. ``executor``: ``slurm`` or ``local``. ``deadline``: the agent itself
-    knows that the time limit is reached.
+    ``signal``: its name; empty for none. ``view``: what Slurm said just after it; None if it did not answer or there is
+    no Slurm. ``now``: the current time, in seconds since 1970. ``executor``: ``slurm`` or ``local``. ``deadline``:
+    whether the agent itself knows that the time limit has been reached.
 
-    What Slurm says comes before what the signal means: SIGUSR2 is for the time limit, but sent at a preemption as well
-    where the site has ``PreemptParameters=send_user_signal``. In doubt it is a preemption, which is the cheapest to be
-    wrong about: a job that a person cancelled cannot be put back (``scontrol requeue incomplete`` is ignored).
+    What Slurm says takes precedence over what the signal usually means: SIGUSR2 is for the time limit, but with
+    ``PreemptParameters=send_user_signal`` Slurm sends it at a preemption too. In doubt it counts as a preemption, the
+    cheapest mistake: a job that a person cancelled cannot be requeued (``scontrol requeue incomplete`` is ignored).
     """
     evidence = {} if executor == "local" else {"signal": signal, **({} if view is None else _evidence(view, now))}
     runs_on = executor == "slurm" and view is not None and view.state == "RUNNING" and view.preempt_time is None
     by_record = _cause_by_record(view, now) if executor == "slurm" and view is not None else None
     if by_record is not None:
         cause, why = by_record
-        # Put back into the queue: by whom, and so why, only Slurm's accounting tells.
+        # Requeued: only Slurm's accounting says by whom, and so why.
         sure = why != describe_state("REQUEUED")
     else:
         cause, why, sure = _cause_by_signal(signal, view, executor=executor, deadline=deadline)
@@ -165,9 +169,9 @@ def cause_of_stop(signal: str, view: JobView | None, *, now: float, executor: st
 
 
 def time_left(view: JobView | None, now: float) -> float | None:
-    """Seconds until Slurm ends the job, at its limit or at the end of a preemption's grace; None where it is not known.
+    """Seconds until Slurm ends the job, at its limit or at the end of a preemption's grace period; None if unknown.
 
-    0 where it ends now. A job that leaves already has KillWait, which its record does not tell.
+    0 if it ends now. A job that is already completing has KillWait left, which its record does not show.
     """
     if view is None or view.end_time is None or view.state in _LEAVING:
         return None
@@ -177,15 +181,15 @@ def time_left(view: JobView | None, now: float) -> float | None:
 def budget(left_s: float | None, grace_s: float | None) -> float:
     """Seconds that ranks may take to save and leave.
 
-    ``left_s``: what Slurm leaves (:func:`time_left`); without an answer ``grace_s``, what is known of the site, or
-    30 s. The job then still has to be put back into the queue, which takes some seconds of it. At least 1 s.
+    ``left_s``: what Slurm leaves (:func:`time_left`). If it is None, ``grace_s`` counts, the site's known grace period,
+    or else 30 s. Some seconds of that are kept for requeuing the job. The result is at least 1 s.
     """
     available = left_s if left_s is not None else grace_s if grace_s is not None else DEFAULT_GRACE_S
     return max(_LEAST_S, available - PUT_BACK_S)
 
 
 def _cause_by_record(view: JobView, now: float) -> tuple[str, str] | None:
-    """Cause and reason, as far as the job's record says."""
+    """Cause and reason, if the job's record says."""
     if view.state in ("CANCELLED", "REVOKED"):
         return "cancelled", describe_state(view.state)
     if _is_preempted(view, now):
@@ -194,7 +198,7 @@ def _cause_by_record(view: JobView, now: float) -> tuple[str, str] | None:
         return CAUSE_OF_STATE[view.state], describe_state(view.state)
     ended = view.end_time is not None and view.end_time <= now + _NOW_S
     if view.state == "COMPLETING" and ended:
-        # A job that ends by itself has another reason; without any, somebody has ended it.
+        # A job that ends by itself has another reason; without any reason, a user has cancelled it.
         state = _STATE_OF_REASON.get(view.reason, "") if view.reason else "CANCELLED"
         return (CAUSE_OF_STATE[state], describe_state(state)) if state else None
     if view.state in _LEAVING:
@@ -218,7 +222,7 @@ def _cause_by_signal(signal: str, view: JobView | None, *, executor: str, deadli
 
 
 def _is_preempted(view: JobView, now: float) -> bool:
-    """Whether PreemptTime speaks of this start of the job: not of an earlier one, nor of one to come."""
+    """Whether PreemptTime refers to this start of the job, not to an earlier or a later one."""
     since = view.start_time if view.start_time is not None else -math.inf
     return view.preempt_time is not None and since <= view.preempt_time <= now + _AHEAD_S
 
@@ -234,7 +238,7 @@ def _evidence(view: JobView, now: float) -> dict[str, Any]:
 
 
 def _time(text: str) -> float | None:
-    """A time of Slurm's; 0 and words stand for none."""
+    """A time as Slurm prints it, in seconds since 1970; None for 0 and for words."""
     with contextlib.suppress(ValueError):
         seconds = float(text)
         return seconds if math.isfinite(seconds) and seconds > 0 else None
@@ -244,7 +248,7 @@ def _time(text: str) -> float | None:
 
 
 def _duration(text: str) -> float | None:
-    """Seconds of ``days-hours:minutes:seconds``, the form that a job's record always has; None for words."""
+    """Seconds of ``days-hours:minutes:seconds``, the format that a job's record always uses; None for words."""
     days, _, rest = text.rpartition("-")
     parts = [_whole(part) for part in (days or "0", *rest.split(":"))]
     if len(parts) != 4:

@@ -1,6 +1,6 @@
-"""What the kernel of a node knows of why a rank died: processes killed for memory, errors of GPUs. Nothing here raises.
+"""What a node's kernel knows about why a rank died: out-of-memory kills and GPU errors. Nothing here raises.
 
-It is read once before the ranks start and once when they have ended: what counts is the difference.
+The state is read before the ranks start and again after they have ended: the difference is what counts.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_
 _ROOT = Path("/")
 # "No limit" of version 1 is the largest number of whole pages (PAGE_COUNTER_MAX); no machine has as much as this.
 _NO_LIMIT = 1 << 60
-# The most that a number of 64 bits has.
+# The most digits that a 64-bit number has.
 _DIGITS = 20
 _RECORD = re.compile(r"\d+,(\d{1,20}),\d+,[^;\n]*;")
 
 
 @dataclass(frozen=True, slots=True)
 class KernelState:
-    """What the kernel has noted so far: its counts of memory, and the number of the newest record of its log."""
+    """What the kernel has recorded so far: its out-of-memory counts, and the number of the newest record in its log."""
 
     memory: MemoryEvents
     record: int | None
 
     @classmethod
     def now(cls) -> KernelState:
-        """As it is at this moment."""
+        """The current state."""
         return cls(memory_events(), last_record())
 
     def changes(self) -> KernelEvidence:
-        """What the kernel has noted since then."""
+        """What the kernel has recorded since this state was read."""
         memory = memory_events().since(self.memory)
         return KernelEvidence(
             oom_kills=memory.kills or 0, own=memory.own, memory_limit=memory.limit_bytes, xids=xids(self.record)
@@ -46,10 +46,10 @@ class KernelState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEvents:
-    """Processes that were killed for memory, and the limit in bytes (None: none is known).
+    """Processes killed for lack of memory, and the memory limit in bytes (None: no known limit).
 
-    ``kills`` counts those of this process's own cgroup, so of its job; where the kernel does not tell, those of the
-    whole machine (``own`` is False). None where it tells neither.
+    ``kills`` counts those in this process's own cgroup, and so in its job. If the kernel does not count these, it is
+    the count of the whole machine (``own`` is False), and None if there is neither.
     """
 
     kills: int | None = None
@@ -57,14 +57,14 @@ class MemoryEvents:
     own: bool = True
 
     def since(self, before: MemoryEvents) -> MemoryEvents:
-        """What was counted since ``before``: ``kills`` is 0 where it cannot be known."""
+        """The kills since ``before``: ``kills`` is 0 if that cannot be known."""
         comparable = self.own == before.own and self.kills is not None and before.kills is not None
         kills = max(0, (self.kills or 0) - (before.kills or 0)) if comparable else 0
         return MemoryEvents(kills=kills, limit_bytes=self.limit_bytes, own=self.own)
 
 
 def memory_events(root: Path = _ROOT) -> MemoryEvents:
-    """What the kernel counts now, of the cgroup that this process is in. ``root`` stands for ``/``, in tests."""
+    """What the kernel counts now for the cgroup of this process. ``root`` replaces ``/`` in tests."""
     cgroup = _memory_cgroup(root)
     if cgroup is not None:
         folders, names = cgroup
@@ -77,15 +77,15 @@ def memory_events(root: Path = _ROOT) -> MemoryEvents:
 
 
 def last_record(log: Path = KERNEL_LOG) -> int | None:
-    """The number of the newest record of the kernel log, to be given to :func:`xids`; None where it is not readable."""
+    """The number of the newest record in the kernel ``log``, which :func:`xids` takes; None if it is not readable."""
     numbers = [number for number, _ in _records(log)]
     return max(numbers, default=None)
 
 
 def xids(after: int | None, log: Path = KERNEL_LOG) -> list[dict[str, Any]]:
-    """The errors of GPUs that the driver has logged after this record, as :func:`~..preflight.facts.gpus.find_xids`.
+    """The GPU errors that the driver logged after this record, as :func:`~..preflight.facts.gpus.find_xids` has them.
 
-    All GPUs of the node count: which of them are the job's, their ``bus`` tells. Nothing without a first record.
+    These include the errors of all GPUs of the node: ``bus`` tells which are the job's. Empty if ``after`` is None.
     """
     if after is None:
         return []
@@ -95,7 +95,7 @@ def xids(after: int | None, log: Path = KERNEL_LOG) -> list[dict[str, Any]]:
 def _records(log: Path) -> Iterator[tuple[int, str]]:
     """Number and text of each record: ``priority,number,microseconds,flags;text`` (ABI/testing/dev-kmsg).
 
-    By numbers, since the log's own clock drifts from all others.
+    Records are told apart by number, since the log's clock drifts from all others.
     """
     text = ""
     with suppress(OSError):
@@ -117,18 +117,18 @@ class _Names:
     limit: str
 
 
-# Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst of the kernel.
+# Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst in the kernel's sources.
 _V1 = _Names("memory.oom_control", "memory.limit_in_bytes")
 _V2 = _Names("memory.events", "memory.max")
 
 
 def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
-    """The directories of this process's memory cgroup and of those around it, innermost first; None if it has none.
+    """The directories of this process's memory cgroup and its ancestors, innermost first; None if it has none.
 
-    A limit of any of them holds. Slurm gives a job, a step and a task one each.
+    The limits of all of them apply. Slurm creates one each for a job, a step and a task.
     """
     mounts = _mounts(_read(root / "proc/self/mountinfo"))
-    # Version 1 first: where both are mounted, version 2 ("0::") mostly has no memory controller.
+    # Version 1 first: if both are mounted, version 2 ("0::") usually has no memory controller.
     for line in sorted(_read(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
         _, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
@@ -159,10 +159,10 @@ def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
 
 
 def _folders(root: Path, mounted: str, point: str, path: str) -> list[Path]:
-    """From the cgroup up to where the hierarchy is mounted.
+    """The directories from the cgroup up to where the hierarchy is mounted.
 
-    In a container the part that is mounted begins at the container's own cgroup, or ``path`` leads out of it: then the
-    mount point itself is all there is to be seen.
+    In a container the mounted part begins at the container's own cgroup, or ``path`` leads out of it: then only the
+    mount point itself is visible.
     """
     inside = path.removeprefix(mounted) if mounted != "/" and path.startswith(mounted) else path
     parts = [part for part in inside.split("/") if part]
@@ -180,7 +180,7 @@ def _read(path: Path) -> str:
 
 
 def _count(path: Path, name: str) -> int | None:
-    """A number of a file of names and numbers."""
+    """The number of this name in a file of names and numbers."""
     for line in _read(path).splitlines():
         key, _, value = line.partition(" ")
         if key == name:
@@ -189,10 +189,10 @@ def _count(path: Path, name: str) -> int | None:
 
 
 def _number(path: Path) -> int | None:
-    """The number that a file holds; None for ``max``, and where there is no file."""
+    """The number in a file; None for ``max``, or if there is no file."""
     return _whole(_read(path).strip())
 
 
 def _whole(text: str) -> int | None:
-    """Numbers of the kernel's have 64 bits."""
+    """The text as a number of at most 64 bits, as the kernel writes them; None if it is not one."""
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None

@@ -1,4 +1,4 @@
-"""Watching the ranks of a node through one round: whether one hangs, and which ranks of the run hold the others up."""
+"""Watching the ranks of a node during one round: whether one hangs, and which ranks slow down the others."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.system.journal import Journal
 
-# How often nodes compare the speed of their ranks: a straggler is one for minutes.
+# How often nodes compare the speed of their ranks. Not often, since a straggler stays slow for minutes.
 _COMPARE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MonitorConfig:
-    """What a round's monitor is to know.
+    """What the monitor of a round needs to know.
 
     ``attempt`` names the round. ``node``: this node. ``hosts``: the names of nodes. ``members``: the nodes that have
-    ranks, ``ranks_per_node`` each. ``hang_after``: seconds, as the spec has it; None: judged by the steps.
+    ranks, ``ranks_per_node`` each. ``hang_after``: seconds, from the spec; None: judged by the step times.
     """
 
     attempt: AttemptDir
@@ -44,12 +44,12 @@ class MonitorConfig:
 
 
 class RankMonitor:
-    """One node's part. Node 0 compares the ranks of all."""
+    """Watches the ranks of one node. Node 0 also compares those of all nodes."""
 
     def __init__(self, config: MonitorConfig, board: Board, control: ControlStore, journal: Journal) -> None:
-        """Watch the ranks that ``config`` tells of, by their heartbeats on ``board``.
+        """Watch the ranks in ``config`` by their heartbeats on ``board``.
 
-        ``control``: through which nodes compare their ranks. ``journal``: this node's.
+        ``control``: the store through which nodes compare their ranks. ``journal``: this node's.
         """
         self._config = config
         self._watchdog = Watchdog(board, config.ranks, config.hang_after)
@@ -63,11 +63,11 @@ class RankMonitor:
         """What the ranks of this node were doing when the run hung."""
 
     def set_pids(self, pids: Mapping[int, int]) -> None:
-        """Learn the processes of this node's ranks, by global rank, once they have been started."""
+        """Set the process ids of this node's ranks, by global rank, once they have started."""
         self._pids = pids
 
     def find_hang(self) -> StopRequest | None:
-        """A request to stop because a rank hangs. To be called again and again; it compares speeds, too."""
+        """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
         hang = self._watchdog.look()
         if hang is not None:
             return StopRequest(cause="hang", why=_describe(hang), at=time.time(), node=self._config.node)
@@ -77,7 +77,7 @@ class RankMonitor:
         return None
 
     def last_step(self) -> int | None:
-        """The last step that a rank of this node has finished; None where no rank has a heartbeat."""
+        """The last step that a rank of this node has finished; None if no rank has a heartbeat."""
         steps = [beat.step for beat in self._board.read() if beat.pid]
         return max(steps) if steps else None
 
@@ -90,7 +90,7 @@ class RankMonitor:
         self._journal.write(HangDetected(node=config.node, ranks=[state.to_dict() for state in self.states]))
 
     def _compare_paces(self) -> None:
-        """Tell node 0 how fast the ranks are here; at node 0, journal those that hold the others up."""
+        """Tell node 0 how fast the ranks are here; on node 0, journal those that slow down the others."""
         config, paces = self._config, self._watchdog.paces()
         self._control.publish(f"pace/{config.node}", {str(rank): pace for rank, pace in paces.items()})
         if config.node != 0:
@@ -98,7 +98,8 @@ class RankMonitor:
         own_s: dict[int, float] = {}
         for node in config.members:
             try:
-                # Nodes publish at their own times: this may be the pace of ten seconds ago, which does for stragglers.
+                # Nodes publish at their own times: this may be the pace of ten seconds ago, recent enough to find
+                # stragglers.
                 message = self._control.read(f"pace/{node}") or {}
             except RuntimeError:
                 return

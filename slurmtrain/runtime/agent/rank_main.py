@@ -1,12 +1,12 @@
-"""What each worker process is before it becomes the user's command: ``python -I -S rank_main.py COMMAND ARGUMENT...``.
+"""The start of each worker process, before the user's command: ``python -I -S rank_main.py COMMAND ARGUMENT...``.
 
 Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, asks the
-kernel for a stop signal should the node agent die, takes away the launcher's own variables, and becomes the command.
+kernel for a stop signal if the node agent dies, removes the launcher's own variables, and executes the command.
 
 A script that does not use ``slurmtrain.session()`` is asked to stop by one signal, from the agent. Slurm sends others
-to all processes of a step, and their default is to kill: they are ignored here. That outlives exec, and is inherited by
-what the script starts, unless it sets handlers: where the chosen signal is not SIGTERM, ``Process.terminate()`` has no
-effect on its children. The session sets handlers of its own, and its children have the default action again.
+to all processes of a step, and these kill by default, so they are ignored here. That persists across exec, and the
+script's children inherit it unless it sets handlers: if the chosen signal is not SIGTERM, ``Process.terminate()`` has
+no effect on them. The session sets its own handlers, and its children have the default action again.
 """
 
 import ctypes
@@ -16,12 +16,12 @@ import sys
 
 # prctl(2).
 _PR_SET_PDEATHSIG = 1
-# By Slurm, at a preemption, a cancel or a time limit.
+# Signals that Slurm sends at a preemption, a cancel or a time limit.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def main(argv: list[str]) -> None:
-    """Become this command. Exits as a shell does where that fails: with 127 if there is no such program, else 126."""
+    """Execute this command. If that fails, exit as a shell does: with 127 if there is no such program, else 126."""
     stop = signal.Signals[os.environ.get("SLURMTRAIN_STOP_SIGNAL", "SIGTERM")]
     for each in _SENT_TO_ALL:
         if each != stop:
@@ -34,10 +34,10 @@ def main(argv: list[str]) -> None:
     os.close(handle)
     # It stays set across exec, unlike signal handlers.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
-    # Only now: an agent that died before the call above would leave this process without a signal for ever.
+    # Only now: an agent that died before the call above would never cause a signal.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
-    # Libraries take these for a job of submitit's own, of which the ranks are none.
+    # These would make libraries take a rank for a job of submitit, which it is not.
     for name in [name for name in os.environ if name.startswith("SUBMITIT_")]:
         del os.environ[name]
     try:

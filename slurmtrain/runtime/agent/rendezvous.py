@@ -1,4 +1,4 @@
-"""The store that the agents of an attempt and their ranks share, and torch elastic's way of joining it.
+"""The store that the agents of an attempt and their ranks share, and the rendezvous by which torch elastic joins it.
 
 Node 0 has bound the port beforehand and hands the listening socket to the store, so no port can be taken in between.
 """
@@ -28,10 +28,10 @@ class MeetingPoint:
 
 
 def open_store(master: tuple[str, int], node: int, nodes: int, listener: socket.socket | None) -> MeetingPoint:
-    """Open the store at ``master``, an address and port of node 0. Raises LaunchError where it cannot be reached.
+    """Open the store at ``master``, an address and port of node 0. Raises LaunchError if it cannot be reached.
 
-    ``node``: this node, of ``nodes`` nodes. ``listener``: the bound socket, which makes this node the one that serves
-    the store; None to join it.
+    ``node``: this node, of ``nodes`` nodes. ``listener``: the bound socket, if this node is to serve the store; None to
+    join it.
     """
     address, port = master
     try:
@@ -60,8 +60,8 @@ class FixedRendezvous(RendezvousHandler):
     def __init__(self, agents: MeetingPoint, ranks: tuple[str, int], node: int, nodes: int, run_id: str) -> None:
         """For the node with group rank ``node``, of ``nodes`` nodes with ranks.
 
-        ``agents``: where agents meet. ``ranks``: address and port of the store that the ranks are to meet at.
-        ``run_id``: sets keys of this round apart from those of others.
+        ``agents``: the store of the agents. ``ranks``: address and port of the store that the ranks use. ``run_id``:
+        distinguishes the keys of this round from those of others.
         """
         self._agents = agents
         self._ranks = ranks
@@ -79,7 +79,7 @@ class FixedRendezvous(RendezvousHandler):
         return True
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """The same each time: there is no second one, a round has its own."""
+        """The result of the only rendezvous: each round has its own handler."""
         store = PrefixStore(self._run_id, self._agents.store)
         return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(*self._ranks))
 
@@ -91,13 +91,13 @@ class FixedRendezvous(RendezvousHandler):
         """Nothing joins later, so there is nothing to close."""
 
     def num_nodes_waiting(self) -> int:
-        """None, so torch elastic never restarts ranks to let a node in."""
+        """Always 0, so torch elastic never restarts ranks to let a node join."""
         return 0
 
     def get_run_id(self) -> str:
-        """What sets this round apart."""
+        """The id that distinguishes this round."""
         return self._run_id
 
     def shutdown(self) -> bool:
-        """There is nothing to shut down: the store lives as long as the attempt."""
+        """Nothing to shut down: the store lives as long as the attempt."""
         return True

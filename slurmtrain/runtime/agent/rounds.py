@@ -1,12 +1,12 @@
-"""The rounds of an attempt: ranks are started, end, and may be started again without giving the nodes back.
+"""The rounds of an attempt: ranks start, end, and may be restarted without giving up the allocation.
 
-When a round has ended on all nodes, node 0 decides who has ranks in the next one, or that there is none, and publishes
-that. Nodes that are lost drop out, where the spec allows for fewer or holds spare ones; node 0 cannot, for it serves
-the store, and the batch script runs there.
+When a round has ended on all nodes, node 0 decides which nodes have ranks in the next one, or that there is none, and
+publishes that. Lost nodes drop out if the spec allows fewer nodes or requests spare ones. Node 0 cannot drop out: it
+serves the store, and the batch script runs there.
 
-The agents' store lives as long as the attempt. Ranks of a later round meet at a store of their own, at another port,
-since torch keeps the addresses of a process group in it. Journals and unfinished checkpoints are apart by round, too,
-so that a rank of a lost node that is still alive disturbs nobody.
+The agents' store lives as long as the attempt. Ranks of a later round use a store of their own, at another port, since
+torch keeps the addresses of a process group in it. Each round also has its own journals and unfinished checkpoints, so
+that a rank still alive on a lost node does no harm.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from slurmtrain.runtime.preflight.ports import listen_on_job_port
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 
-# What ranks may be started again after in the same allocation; anything else ends the attempt.
+# Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.
 _RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
 _POLL_S = 0.02
 # How long an agent waits for the others at the end. Node 0 serves the store: the others read its last message from it.
@@ -60,12 +60,12 @@ _LIMIT_MARGIN_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
-    """What all rounds of an attempt have in common.
+    """The settings that all rounds of an attempt share.
 
-    ``node``: this node, of ``nodes`` allocated ones. ``job_id`` and ``restart``: the start of the job that this is,
-    which ports are chosen by. ``hosts``: the names of nodes, as far as Slurm tells. ``address``: this node's in the
-    elected network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time
-    limit; None: there is no limit.
+    ``node``: this node, of ``nodes`` allocated ones. ``job_id`` and ``restart``: this start of the job, from which
+    ports are derived. ``hosts``: the names of nodes, if Slurm gives them. ``address``: this node's in the elected
+    network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time limit;
+    None: no limit.
     """
 
     attempt: AttemptDir
@@ -81,27 +81,27 @@ class RoundConfig:
 
 
 class RoundHost(Protocol):
-    """What rounds need of the agent that holds them."""
+    """What rounds need from the agent that hosts them."""
 
     def find_checkpoint(self) -> str | None:
-        """The path of the checkpoint that the ranks of the next round start from; None for the beginning."""
+        """The path of the checkpoint that the ranks of the next round resume from; None to start from the beginning."""
 
     def committed_step(self) -> int:
         """The step of the newest checkpoint; 0 if there is none."""
 
     def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
-        """Make ready what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
+        """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
 
         ``attempt`` names the round. ``resume_from``: the checkpoint. ``board``: the path of the board for heartbeats.
         """
 
     def ask_policy(self, latest: PriorEnd) -> Decision:
-        """What follows an end that has just happened, by all that the run has been through."""
+        """What to do after an end that has just happened, given the run's history."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Context:
-    """All that rounds work with; see :class:`Rounds`."""
+    """The objects that all rounds use; see :class:`Rounds`."""
 
     config: RoundConfig
     host: RoundHost
@@ -117,8 +117,8 @@ class _Context:
 class _NodeResult:
     """How a round ended on a node.
 
-    ``states``: what its ranks were doing, if the round hung. ``reached``: the last step that one of them has finished;
-    None where nobody knows.
+    ``states``: what its ranks were doing, if the round hung. ``reached``: the last step that one of them finished; None
+    if unknown.
     """
 
     report: ExitReport
@@ -126,18 +126,18 @@ class _NodeResult:
     reached: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As node 0 gets it."""
+        """This as JSON, as it is sent to node 0."""
         return {"report": self.report.to_dict(), "states": [state.to_dict() for state in self.states]}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> _NodeResult:
-        """Read what :meth:`to_dict` gave."""
+        """Read what :meth:`to_dict` returned."""
         states = [RankState.from_dict(state) for state in plain["states"]]
         return cls(report=ExitReport.from_dict(plain["report"]), states=states)
 
 
 class Rounds:
-    """This node's part in all rounds of an attempt."""
+    """Runs this node's part of all rounds of an attempt."""
 
     def __init__(
         self,
@@ -150,8 +150,8 @@ class Rounds:
     ) -> None:
         """Nothing is started before :meth:`run`.
 
-        ``config``: what is fixed. ``host``: the agent. ``point``: the store of all agents. ``query``: what Slurm says
-        of the job when a signal comes. ``journal``: this node's. ``flag``: set by a signal to this agent.
+        ``config``: what is fixed. ``host``: the agent. ``point``: the store of all agents. ``query``: asks Slurm about
+        the job when a signal arrives. ``journal``: this node's. ``flag``: set by a signal to this agent.
         """
         self._context = _Context(
             config=config, host=host, point=point, query=query, journal=journal, flag=flag,
@@ -164,18 +164,18 @@ class Rounds:
         self._number = 0
         self._members: Sequence[int] = range(min(config.nodes, config.spec.resources.nodes.max))
         self._lost: set[int] = set()
-        # A node stands here once for each round that failed because of it.
+        # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began_at_step = 0
         self._rank_store: MeetingPoint | None = None
 
     def run(self) -> AttemptOutcome | None:
-        """Start ranks until they need not be started again. None: stopped by a signal before the first began."""
+        """Run rounds until there is to be no other. None: stopped by a signal before the first began."""
         try:
             while True:
                 self._control.begin_round(self._number, self._members)
-                # Agents come from the preflight, or from the round before, one after the other. Ranks that started
-                # earlier would wait for those of a node that a signal may just be stopping.
+                # Agents leave the preflight, or the previous round, at different times. Ranks that started earlier
+                # would wait for those of a node that a signal may be stopping right now.
                 self._control.gather("here", give_up=lambda: self._context.flag.raised is not None)
                 if self._context.flag.raised is not None and self._number == 0:
                     self._publish_stopped()
@@ -191,14 +191,14 @@ class Rounds:
     # --- one round ------------------------------------------------------------------------------------------------
 
     def _publish_stopped(self) -> None:
-        """Tell the others that a signal came before this node had ranks: some of them may have begun already."""
+        """Tell the other nodes that a signal came before this node had ranks: some may have started theirs already."""
         name, now, node = self._context.flag.name, time.time(), self._config.node
         assert name is not None
         self._control.publish_stop(StopRequest.by_signal(name, at=now, node=node))
         self._publish_result(_NodeResult(report=report_signal(name, at=now)))
 
     def _take_part(self) -> _NodeResult:
-        """This node's ranks, from start to end. What keeps them from starting ends the round on all nodes."""
+        """Run this node's ranks from start to end. If they cannot start, the round ends on all nodes."""
         node = self._config.node
         try:
             if node == 0:
@@ -209,37 +209,37 @@ class Rounds:
             return _Round(self._context, self._number, self._members, begin["resume_from"]).run(begin["port"])
         except SlurmtrainError as error:
             if node == 0 and self._control.read("begin") is None:
-                # The others still wait for that message, and nothing else would end their waiting: they end once this
-                # node has left, which it does now.
+                # The other nodes still wait for the message that begins the round. Only this node's leaving, which
+                # follows now, ends their wait.
                 raise
             reason, now = str(error), time.time()
             self._control.publish_stop(StopRequest(cause="crash", why=reason, at=now, node=node))
             return _NodeResult(report=ExitReport(cause="crash", reason=reason, failed_at=now))
 
     def _begin(self) -> None:
-        """At node 0: find the checkpoint to start from, and where ranks meet, and let the round begin."""
+        """On node 0: find the checkpoint to resume from and the port where ranks meet, and let the round begin."""
         self._began_at_step = self._control.call_alive(self._host.committed_step)
         resume_from = self._control.call_alive(self._host.find_checkpoint)
         self._control.publish("begin", {"port": self._open_rank_store(), "resume_from": resume_from})
 
     def _open_rank_store(self) -> int:
-        """The port of the store that ranks meet at: the agents' own at first, then a new one for each round.
+        """The port of the store that ranks use: the agents' own in the first round, then a new one for each round.
 
-        Torch keeps the addresses of a process group in it, and ranks must not meet those of a round before.
+        Torch keeps the addresses of a process group in it, and ranks must not see those of an earlier round.
         """
         point, config = self._context.point, self._config
         if self._number == 0:
             return point.port
         listener = listen_on_job_port(point.address, f"{config.job_id}/{self._number}", config.restart)
         port = int(listener.getsockname()[1])
-        # Kept, as the store ends with the object that serves it.
+        # Keep a reference: the store ends with the object that serves it.
         self._rank_store = open_store((point.address, port), 0, config.nodes, listener)
         return port
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
     def _decide_next(self, own: _NodeResult | None) -> AttemptOutcome | None:
-        """At node 0: learn how the round ended on all nodes, and have another one, if it may be."""
+        """On node 0: learn how the round ended on all nodes, and begin another one if that is allowed."""
         assert own is not None  # node 0 always has ranks
         results, lost = self._collect(own)
         attempt_report = self._report_attempt(results, lost)
@@ -250,14 +250,14 @@ class Rounds:
         self._control.publish("next", {"members": members, "lost": sorted(lost), "report": attempt_report.to_dict()})
         self._control.drop_nodes(lost)
         if members is None:
-            # Lost nodes write no report, and the nodes of a hang only know of themselves: node 0 reports for them.
+            # Lost nodes write no report, and in a hang each node only knows about itself: node 0 reports for them.
             all_nodes = bool(lost) or attempt_report.cause == "hang"
             return AttemptOutcome(attempt_report if all_nodes else own.report, attempt_report)
         self._begin_next(members)
         return None
 
     def _follow_node_0(self, own: _NodeResult | None) -> AttemptOutcome | None:
-        """On any other node: publish how the round ended here, and follow what node 0 decides."""
+        """On any other node: publish how the round ended here, and do what node 0 decides."""
         if own is not None:
             self._publish_result(own)
         decided = self._control.wait_for("next")
@@ -266,7 +266,7 @@ class Rounds:
             completed = own is not None and own.report.cause == "completed"
             report = own.report if own is not None and completed else self._report_without_node_0()
             return AttemptOutcome(report, report)
-        # Node 0 may have given this node up, as after a long outage of the network: others do its work then.
+        # Node 0 may have given up this node, for example after a long network outage: others then do its work.
         if decided["members"] is None or self._config.node in decided["lost"]:
             attempt_report = ExitReport.from_dict(decided["report"])
             node_report = own.report if own is not None else report_standby(attempt_report)
@@ -282,7 +282,7 @@ class Rounds:
         self._control.publish(f"ended/{self._config.node}", result.to_dict())
 
     def _collect(self, own: _NodeResult) -> tuple[dict[int, _NodeResult], list[int]]:
-        """How the round ended on each node that tells, and which nodes were lost."""
+        """How the round ended on each node that reports, and which nodes were lost."""
         control, flag = self._control, self._context.flag
         results = {self._config.node: own}
         missing = set(self._members) - {self._config.node}
@@ -318,7 +318,7 @@ class Rounds:
         )
 
     def _nodes_to_blame(self, attempt_report: ExitReport, results: Mapping[int, _NodeResult]) -> Collection[int]:
-        """The nodes on which ranks have failed, or hang while those of others wait for them."""
+        """The nodes on which ranks failed, or hang while ranks of other nodes wait for them."""
         blamed = {
             node for node, result in results.items() if result.report is attempt_report or result.report.gpu_failed
         }
@@ -326,14 +326,14 @@ class Rounds:
             states = _states_of(results)
             ranks = find_culprits(states)[0]
             hanging = {state.node for state in states if state.rank in ranks}
-            # Where all nodes have hanging ranks, none is worse than another.
+            # If all nodes have hanging ranks, none is more to blame than another.
             blamed |= hanging if len(hanging) < len(self._members) else set()
         return blamed
 
     def _restart(
         self, attempt_report: ExitReport, reached: int | None, blamed: Collection[int], lost: Sequence[int]
     ) -> list[int] | None:
-        """The nodes that have ranks in the next round; None if there is to be none. Journals why there is."""
+        """The nodes that have ranks in the next round, whose reason is journaled; None if there is to be none."""
         spec = self._config.spec
         if not self._has_restarts_left():
             return None
@@ -347,7 +347,7 @@ class Rounds:
         )
         if not self._control.call_alive(lambda: self._host.ask_policy(end)).again:
             return None
-        # Before it is known whether there is a next round: members are chosen by all failures so far.
+        # Before deciding whether there is a next round: its members are chosen by all failures so far.
         self._blamed += blamed
         members = choose_members(self._config.nodes, spec.resources.nodes, lost=self._lost, blamed=self._blamed)
         if members is None:
@@ -367,20 +367,20 @@ class Rounds:
         return members
 
     def _has_restarts_left(self) -> bool:
-        """Whether the spec allows for another round, and nothing asks for a stop."""
+        """Whether the spec allows another round, and no stop is requested."""
         requeue, deadline = self._config.spec.requeue, self._config.deadline
         if self._number >= requeue.restarts_in_place or self._context.flag.raised is not None or not requeue.enabled:
             return False
         return deadline is None or time.monotonic() < deadline
 
     def _report_without_node_0(self) -> ExitReport:
-        """The report of a node that node 0 left alone."""
+        """The report of a node that has lost node 0."""
         if self._context.flag.name is not None:
             return report_signal(self._context.flag.name, at=time.time())
         return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
 
     def _leave(self) -> None:
-        """Stay until the other nodes have ended too, so that the store outlives whoever uses it."""
+        """Wait until the other nodes have ended too, so that the store outlives its users."""
         deadline = time.monotonic() + _LEAVING_S
         self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
 
@@ -412,9 +412,9 @@ class _Round:
         )
 
     def run(self, port: int) -> _NodeResult:
-        """Start the ranks, which meet at this port of node 0, and see them to their end. Raises SlurmtrainError."""
+        """Start the ranks, which meet at this port of node 0, and wait until they end. Raises SlurmtrainError."""
         config, context = self._config, self._context
-        # Before the ranks are told of the board: heartbeats of the last round are none of this one.
+        # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
         context.board.reset()
         argv = self._control.call_alive(
             lambda: context.host.prepare_ranks(self._attempt, self._resume_from, context.board.path)
@@ -444,17 +444,17 @@ class _Round:
         )
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """The ranks have been started, as these processes by global rank."""
+        """Called when the ranks have started; ``pids`` are their process ids by global rank."""
         self._monitor.set_pids(pids)
         processes = {str(rank): process.to_dict() for rank, pid in pids.items() if (process := identify(pid))}
         self._context.journal.write(WorkersStarted(processes=processes, resume_from=self._resume_from))
 
     def find_hang(self) -> StopRequest | None:
-        """A request to stop because a rank hangs."""
+        """A request to stop because a rank hangs, if one does."""
         return self._monitor.find_hang()
 
     def stopping(self, request: StopRequest) -> None:
-        """The ranks are about to be asked to stop: ask Slurm what for, and look at ranks that hang while they do."""
+        """Called before the ranks are asked to stop: ask Slurm for the cause, and examine ranks that still hang."""
         self._context.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
         if request.signal is not None and self._config.node == 0:
             self._context.query.begin()
@@ -462,17 +462,17 @@ class _Round:
             self._control.call_alive(self._monitor.examine_hang)
 
     def stop_by(self) -> float:
-        """Until when ranks may take to save and leave, by the monotonic clock.
+        """The time by which ranks must have saved and exited, by the monotonic clock.
 
-        Node 0 knows what Slurm answers, and publishes it, so that ranks of all nodes have the same time.
+        Node 0 knows Slurm's answer, and publishes this time, so that the ranks of all nodes have the same.
         """
         config = self._config
         if self._context.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
             return config.deadline + config.lead_s - _LIMIT_MARGIN_S
         stop_by = self._context.query.stop_by()
         if config.node == 0:
-            # By the wall clock: monotonic clocks of nodes have nothing to do with each other, and the preflight has
-            # compared the others.
+            # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their
+            # wall clocks.
             self._control.publish("until", {"at": time.time() + stop_by - time.monotonic()})
             return stop_by
         message = None

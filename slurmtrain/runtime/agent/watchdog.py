@@ -11,7 +11,7 @@ from typing import Protocol
 
 from slurmtrain.model.diagnosis.hang import Beat, Phase, hang_limit
 
-# The median step is that of so many last looks at which new steps had been finished.
+# The median step time is taken over this many of the last looks that found newly finished steps.
 _KEPT = 120
 _LOOK_S = 1.0
 # If two looks are further apart than this, the agent itself was stopped: by a signal to the whole job, or its machine.
@@ -19,7 +19,7 @@ _SUSPENDED_S = 5.0
 
 
 class Beats(Protocol):
-    """What the watchdog needs of a :class:`slurmtrain.runtime.job.heartbeat.Board`."""
+    """What the watchdog needs from a :class:`slurmtrain.runtime.job.heartbeat.Board`."""
 
     def read(self) -> list[Beat]:
         """The last beat of each rank, by local rank."""
@@ -29,8 +29,8 @@ class Beats(Protocol):
 class Hang:
     """Ranks that have made no progress for too long.
 
-    ``limit_s``: the limit of the first that passed its own, in seconds. ``over``: the global ranks that passed theirs.
-    ``beats``: the last heartbeat of each rank of this node, by global rank. ``idle_s``: seconds since then.
+    ``limit_s``: the limit of the first rank that exceeded its own, in seconds. ``over``: the global ranks that exceeded
+    theirs. ``beats``: the last heartbeat of each rank of this node, by global rank. ``idle_s``: seconds since then.
     """
 
     limit_s: float
@@ -40,7 +40,7 @@ class Hang:
 
 
 class Watchdog:
-    """Watches one set of ranks, from their start to their end; the ranks of another round have another."""
+    """Watches one set of ranks from start to end; the ranks of another round have another watchdog."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Watchdog:
     ) -> None:
         """Watch ``ranks``, the global ranks by local rank, whose heartbeats are on ``board``.
 
-        ``hang_after``: seconds, as the spec has it; None: judged by their steps. ``now``: the monotonic clock.
+        ``hang_after``: seconds, from the spec; None: judged by their step times. ``now``: the monotonic clock.
         """
         self._board = board
         self._ranks = tuple(ranks)
@@ -64,12 +64,12 @@ class Watchdog:
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
 
     def look(self) -> Hang | None:
-        """Whether a rank hangs; reported once. Costs next to nothing when called more often than each second."""
+        """The hang, once, if a rank hangs; else None. Costs next to nothing when called more than once a second."""
         now = self._now()
         if now - self._looked < _LOOK_S:
             return None
         if now - self._looked > _SUSPENDED_S:
-            # Nobody could make progress while this process, and so likely the ranks, stood still.
+            # This process, and so probably the ranks too, was suspended: none could make progress meanwhile.
             self._since = now
         self._looked = now
         self._beats = self._board.read()
@@ -77,7 +77,7 @@ class Watchdog:
         return None if self._reported else self._judge(now)
 
     def paces(self) -> dict[int, tuple[int, float]]:
-        """For each rank that trains: finished steps, and a step's share of its own time (seconds; 0: not known)."""
+        """For each rank that trains: its finished steps, and its own time per step (seconds; 0: not known)."""
         return {
             rank: (beat.step, beat.own_s)
             for rank, beat in zip(self._ranks, self._beats, strict=False)

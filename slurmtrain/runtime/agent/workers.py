@@ -1,8 +1,8 @@
-"""The ranks of one node: torch elastic starts and watches them; here it is decided when they must end.
+"""The ranks of one node: torch elastic starts and watches them; this module decides when they must end.
 
-Torch elastic calls ranks workers. Ten times a second they are looked at: a rank that failed, a signal to this agent,
-the time limit, a hang, or another node may ask for a stop (a :class:`StopRequest`). The first request counts. It is
-published to all nodes, and every agent asks its ranks, waits, and kills.
+Torch elastic calls ranks workers. They are checked ten times a second: a rank that failed, a signal to this agent, the
+time limit, a hang, or another node may cause a stop (a :class:`StopRequest`). The first request counts. It is published
+to all nodes, and every agent asks its ranks, waits, and kills.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from slurmtrain.runtime.job.signals import StopFlag
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
-# The same where they wait in a collective for a rank that is gone or hangs: they would never notice the request.
+# The same if they wait in a collective for a rank that is gone or hangs, and so would never notice the request.
 STUCK_GRACE_S = 1.0
-# How long the others have once a rank has left as if it had been asked to: a signal may have reached it alone.
+# How long the other ranks have once one has exited as if asked to stop: a signal may have reached only that one.
 _LEFT_GRACE_S = 30.0
 _MONITOR_S = 0.1
-# A signal to all processes of a job reaches ranks and agent in any order, but within moments.
+# A signal to all processes of a job reaches ranks and agent in any order, but at most this far apart.
 _SIGNAL_SKEW_S = 0.3
 _TAIL_LINES = 20
 _TAIL_BYTES = 16_384
@@ -47,14 +47,14 @@ _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
 
 class _RankLogs(LogsSpecs):
-    """Each rank opens its own log (rank_main.py); torch elastic only learns where ranks leave their error files."""
+    """Each rank opens its own log (rank_main.py); torch elastic only learns where ranks write their error files."""
 
     def __init__(self, logs: Path) -> None:
         super().__init__(log_dir=str(logs))
         self._logs = logs
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """No files for output, and one for the error of each rank; ``envs`` are their environments by local rank."""
+        """No output files, and one error file for each rank; ``envs`` are their environments by local rank."""
         errors = {local: str(self._logs / f"rank-{env['RANK']}.error.json") for local, env in envs.items()}
         for local, path in errors.items():
             envs[local]["TORCHELASTIC_ERROR_FILE"] = path
@@ -63,13 +63,13 @@ class _RankLogs(LogsSpecs):
 
     @property
     def root_log_dir(self) -> str:
-        """Where all logs are."""
+        """The directory of all logs."""
         return str(self._logs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkersConfig:
-    """What the ranks of one node are started with.
+    """How to start the ranks of one node.
 
     ``argv``: the command of each rank, of which there are ``count``. ``attempt`` names the round. ``node``: this node;
     ``members``: the nodes that have ranks in the round, this one among them. ``local_addr``: this node's address in the
@@ -89,19 +89,19 @@ class WorkersConfig:
 
 
 class Supervisor(Protocol):
-    """What ranks that run need of the round that they belong to."""
+    """What running ranks need from the round that they belong to."""
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """The ranks have been started, as these processes by global rank."""
+        """Called when the ranks have started; ``pids`` are their process ids by global rank."""
 
     def find_hang(self) -> StopRequest | None:
-        """A request to stop because a rank hangs. Asked several times a second."""
+        """A request to stop because a rank hangs, if one does. Called several times a second."""
 
     def stopping(self, request: StopRequest) -> None:
-        """The ranks are about to be asked to stop. Called once, before the first of them is."""
+        """Called once, before the first of the ranks is asked to stop."""
 
     def stop_by(self) -> float:
-        """When ranks that are still there are killed, by the monotonic clock. Asked again and again: it may change."""
+        """When the remaining ranks are killed, by the monotonic clock. Called repeatedly: the time may change."""
 
 
 class Workers(LocalElasticAgent):
@@ -119,10 +119,10 @@ class Workers(LocalElasticAgent):
         flag: StopFlag,
         supervisor: Supervisor,
     ) -> None:
-        """Nothing is started before ``run()``.
+        """``run()`` starts the ranks.
 
-        ``config``: what to start. ``point``: the store of the agents. ``control``: through which they ask each other to
-        stop. ``flag``: set by a signal to this agent. ``supervisor``: the round.
+        ``config``: what to start. ``point``: the store of the agents. ``control``: the channel for stop requests
+        between agents. ``flag``: set by a signal to this agent. ``supervisor``: the round.
         """
         attempt, members = config.attempt, config.members
         spec = WorkerSpec(
@@ -132,15 +132,15 @@ class Workers(LocalElasticAgent):
                 point, config.master, members.index(config.node), len(members), f"{attempt.run.id}/{attempt.round}"
             ),
             entrypoint=sys.executable,
-            # Torch elastic substitutes $-variables in arguments; a user's dollar signs are to arrive as they are.
+            # Torch elastic substitutes $-variables in arguments; a user's dollar signs must arrive unchanged.
             args=tuple(word.replace("$", "$$") for word in ("-I", "-S", str(_RANK_MAIN), *config.argv)),
             max_restarts=attempt.round,
             monitor_interval=_MONITOR_S,
             local_addr=config.local_addr,
         )
         super().__init__(spec, _RankLogs(attempt.logs), start_method="spawn")
-        # Torch tells ranks apart by how often they were restarted (max_restarts - remaining), so the round is that
-        # number; that none remain keeps torch from restarting ranks by itself.
+        # Torch tells ranks apart by how often they were restarted (max_restarts - remaining), so the number of the
+        # round is passed as max_restarts. With none remaining, torch does not restart ranks by itself.
         self._remaining_restarts = 0
         self.request: StopRequest | None = None
         """Why the ranks were asked to stop, if they were."""
@@ -161,13 +161,13 @@ class Workers(LocalElasticAgent):
         return ids
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        """Look at the ranks once, and end them if it is time to. Torch elastic calls it again and again."""
+        """Check the ranks once, and end them if it is time to. Torch elastic calls this repeatedly."""
         codes = self._exit_codes()
         failed = any(code not in (None, 0, STOPPED) for code in codes)
         if self.request is None:
             if -signal.SIGTERM in codes:
-                # A rank without a session has died of the signal that this agent is about to get, too. Without the
-                # agent's own signal it would count as a crash.
+                # A rank without a session has probably died from a signal that this agent is about to receive too.
+                # Without waiting for the agent's own signal, that would count as a crash.
                 time.sleep(_SIGNAL_SKEW_S)
             self.request = self._find_request()
         if self.request is not None or failed:
@@ -178,7 +178,7 @@ class Workers(LocalElasticAgent):
         return result
 
     def _exit_barrier(self) -> None:
-        """Nobody waits here: the agents tell each other how a round ended."""
+        """Do not wait: the agents tell each other how a round ended."""
 
     # --- supervision --------------------------------------------------------------------------------------------------
 
@@ -209,24 +209,24 @@ class Workers(LocalElasticAgent):
         return self._supervisor.find_hang() or self._control.stop_request()
 
     def _end_workers(self, failed: bool) -> None:
-        """Tell the other nodes, ask the ranks, wait, kill."""
+        """Tell the other nodes, ask the ranks to stop, wait, and kill those that remain."""
         request, node = self.request, self._config.node
         if failed and request is None:
             first = min((exited for exited in self.exits() if exited.failed), key=lambda exited: exited.blame)
             self._control.publish_stop(StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=node))
         elif request is not None and node in (request.node, 0):
-            # That another node is gone node 0 alone notices, and so publishes it in that node's name.
+            # Only node 0 notices that another node is gone, so it publishes that in the other node's name.
             self._control.publish_stop(request)
         if request is not None:
             self._supervisor.stopping(request)
         for process in self._processes():
             if process.poll() is None:
-                # The process alone, not its group: data-loader workers are not to act on it.
+                # The process alone, not its group: data-loader workers must not act on it.
                 process.send_signal(self._config.stop_signal)
         self._wait_or_kill(self._grace(request, failed))
 
     def _grace(self, request: StopRequest | None, failed: bool) -> Callable[[], float]:
-        """Until when ranks may take to end by themselves, by the monotonic clock; it may change meanwhile."""
+        """Until when ranks may take to exit by themselves, by the monotonic clock; this may change meanwhile."""
         if request is None or failed or request.cause == "crash":
             return _seconds_from_now(CRASH_GRACE_S)
         if request.cause in ("node_fail", "hang"):
@@ -234,7 +234,7 @@ class Workers(LocalElasticAgent):
         return self._supervisor.stop_by
 
     def _wait_or_kill(self, stop_by: Callable[[], float]) -> None:
-        """Let the ranks end by themselves until this time, then kill them with all that they have started."""
+        """Let the ranks exit by themselves until this time, then kill the process groups of those that remain."""
         while any(code is None for code in self._exit_codes()) and time.monotonic() < stop_by():
             self._control.keep_alive()
             time.sleep(_MONITOR_S / 2)
@@ -249,13 +249,13 @@ class Workers(LocalElasticAgent):
         return [handler.proc for handler in handlers.values()]
 
     def _exit_codes(self) -> list[int | None]:
-        """Exit codes of this node's ranks; None for those that still run."""
+        """Exit codes of this node's ranks; None for those still running."""
         return [process.poll() for process in self._processes()]
 
     def _note_death(self, pid: int) -> None:
-        """Note the moment at which a rank ends, which polling would blur: the first to fail is the one to blame.
+        """Note when exactly a rank ends, more precisely than polling could: the first rank to fail is the one to blame.
 
-        WNOWAIT leaves the exit code for torch elastic to collect; if that was faster, ECHILD says so.
+        WNOWAIT leaves the exit code for torch elastic to collect; if torch was faster, waitid fails with ECHILD.
         """
         with contextlib.suppress(ChildProcessError):
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
@@ -263,7 +263,7 @@ class Workers(LocalElasticAgent):
 
 
 def _seconds_from_now(seconds: float) -> Callable[[], float]:
-    """A time that stands still, by the monotonic clock."""
+    """A function that returns a fixed time, by the monotonic clock: this many seconds from now."""
     at = time.monotonic() + seconds
     return lambda: at
 
@@ -276,7 +276,7 @@ def _read_exception(journal: Path) -> tuple[float, str] | None:
 
 
 def _last_lines(log: Path) -> list[str]:
-    """The end of a log, secrets taken out."""
+    """The last lines of a log, with secrets redacted."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

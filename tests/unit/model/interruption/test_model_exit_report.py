@@ -193,7 +193,7 @@ MISSING_1 = report_signal("SIGTERM", at=1.0, missing=["n1"])
             },
         ),
         (
-            ExitReport(cause="node_fail", reason="node 1 has not been heard of for 15 s"),
+            ExitReport(cause="node_fail", reason="node 1 has not been heard from for 15 s"),
             LostNodes(names=["n1", "node 2"], hosts=["n1"], at=9.0),
             {
                 "reason": "n1, node 2 are gone: their agents have not been heard of any more",

@@ -32,16 +32,16 @@ from slurmtrain.system.files import read_json
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
-# At so many agreements the first save is prepared only once all optimizers have made a step, whose state it includes.
+# Preparing the first save waits for this many agreements at most until all optimizers have a state to include.
 _PATIENCE = 20
-# How often to look for a person's request of a checkpoint: it may take a round trip to a file server.
+# Seconds between checks for a user's checkpoint request: each may take a round trip to a file server.
 _LOOK_S = 1.0
-# An interval is journaled again when it has changed by this part of itself.
+# An interval is journaled again when it has changed by more than this fraction.
 _CHANGED = 0.1
 
 
 class Checkpointer:
-    """All checkpoints of one attempt. Every method but :meth:`close` is called on all ranks alike."""
+    """All checkpoints of one attempt. Every method except :meth:`close` must be called on all ranks."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class Checkpointer:
         ranks: RankGroup,
         journal: Journal | None,
     ) -> None:
-        """Set up saving and restoring ``objects`` in the run directory of ``attempt``, as ``plan`` has it.
+        """Set up saving and restoring ``objects`` in the run directory of ``attempt``, following ``plan``.
 
-        ``history``: what is known of interruptions, on rank 0. ``ranks`` talk to each other through this group.
-        ``journal`` is rank 0's; the other ranks have none.
+        ``history``: what is known about interruptions, on rank 0. ``ranks``: the group through which ranks communicate.
+        ``journal``: rank 0's; None on other ranks.
         """
         spec = plan.spec.checkpoint
         policy = PublishPolicy(keep=spec.keep, quota=spec.quota, plan_hash=plan.hash, params=plan.spec.params)
@@ -69,17 +69,17 @@ class Checkpointer:
         self.saved_step: int | None = None
         """The step of the newest checkpoint that was published or restored."""
         self.longest_s = 0.0
-        """Seconds from the beginning of a save to its end, whether training went on or not: the most so far."""
+        """The longest save so far, in seconds from begin to end, whether or not training continued during it."""
         self._began = 0.0
 
     def close(self, *, failed: bool) -> None:
-        """End what works in the background; when it is done, unless training has failed. On this rank alone."""
+        """Stop the background work, waiting for it to finish unless training has ``failed``. Affects only this rank."""
         self._saver.close(failed=failed)
 
     def restore(self) -> Restored | None:
-        """Load the newest good checkpoint; None where there is none at all.
+        """Load the newest usable checkpoint; None if there are no checkpoints.
 
-        Raises CheckpointError where there are some and none is good.
+        Raises CheckpointError if there are checkpoints but none is usable.
         """
         restored = self._restorer.restore()
         if restored is not None:
@@ -93,32 +93,32 @@ class Checkpointer:
         return restored
 
     def begin_training(self) -> None:
-        """Count times from now."""
+        """Start the clocks: intervals count from now."""
         self._schedule.begin()
 
     @property
     def saving_step(self) -> int | None:
-        """The step that is being saved; None when nothing is."""
+        """The step that is being saved; None if no save is in progress."""
         return self._saver.step
 
     # --- between steps ------------------------------------------------------------------------------------------------
 
     def next_step(self, step: int) -> int | None:
-        """The first step after ``step`` at which ranks have to agree, since ``checkpoint.every`` counts steps."""
+        """The first step after ``step`` at which ranks must agree as ``checkpoint.every`` counts steps, or None."""
         return self._schedule.next_step(step)
 
     def complete(self, vote: Vote, step: int) -> Vote:
-        """The ``vote`` of this rank after ``step`` finished steps, with what it has to say about checkpoints."""
+        """The ``vote`` of this rank after ``step`` finished steps, with its checkpoint fields filled in."""
         writing, publication = self._saver.progress()
         save = self._schedule.due(step) if self._ranks.rank == 0 else SaveReason.NONE
         return replace(vote, save=save, writing=writing, publication=publication)
 
     def advance(self, step: int, agreed: Vote, metrics: Mapping[str, Any]) -> None:
-        """Take a save under way further, and begin one that is due, as all ranks have ``agreed`` after ``step``.
+        """Advance the save in progress and begin one that is due, as all ranks have ``agreed`` after ``step``.
 
-        ``metrics``: the latest, for the manifest. Raises CheckpointError where the state can never be saved.
+        ``metrics``: the latest, for the manifest. Raises CheckpointError if the state can never be saved.
         """
-        # First what is under way: there is one save at a time, and its cost decides when the next one pays.
+        # The save in progress comes first: there is one save at a time, and its cost decides when the next one pays.
         self._end(self._saver.advance(agreed))
         if agreed.save:
             self._begin_due(step, agreed.save.why, metrics)
@@ -126,7 +126,7 @@ class Checkpointer:
             self._prepare()
 
     def _begin_due(self, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """Save this step while training continues; a save that is still under way is waited for."""
+        """Save this step while training continues, after waiting for any save still in progress."""
         self._end(self._saver.finish(stalls=True))
         if step == self.saved_step:
             return
@@ -136,9 +136,9 @@ class Checkpointer:
             self._warn(step, problem)
 
     def _prepare(self) -> None:
-        """Make the first save as short as later ones, once optimizers have a state.
+        """Prepare the first save once optimizers have a state, so that it is as short as later ones.
 
-        Raises CheckpointError where the state can never be saved.
+        Raises CheckpointError if the state can never be saved.
         """
         if self._patience == 0 or self._saver.step is not None:
             return
@@ -154,7 +154,7 @@ class Checkpointer:
         ``why`` and the latest ``metrics`` go into the manifest.
         """
         self._end(self._saver.finish())
-        # Step 0 is what the script makes of itself: nothing is lost without a checkpoint of it.
+        # The script itself produces the state of step 0, so nothing is lost without a checkpoint of it.
         if step in (self.saved_step, 0):
             return None
         problem = self._begin(_save_info(step, why, metrics))
@@ -191,17 +191,17 @@ def _save_info(step: int, why: str, metrics: Mapping[str, Any], request: str | N
 
 
 class Schedule:
-    """When rank 0 wants a checkpoint: as ``checkpoint.every`` has it, or because a person asks for one.
+    """When rank 0 wants a checkpoint: according to ``checkpoint.every``, or because a user requests one.
 
-    On other ranks it only knows the next step of an interval of steps. Times are of the monotonic clock, in seconds.
+    Other ranks use it only for the next step of an interval in steps. Times are seconds of the monotonic clock.
     """
 
     def __init__(
         self, run: RunDir, every: Every, history: InterruptionStats, nodes: int, journal: Journal | None
     ) -> None:
-        """Decide for ``run`` on ``nodes`` nodes, by ``checkpoint.every`` and the ``history`` of interruptions.
+        """Decide for ``run`` on ``nodes`` nodes, from ``every`` in the spec and the ``history`` of interruptions.
 
-        What ``every: auto`` comes to is noted in the ``journal``, on rank 0.
+        The intervals that ``every: auto`` chooses are recorded in the ``journal``, on rank 0.
         """
         self._run = run
         self._every = every
@@ -215,16 +215,16 @@ class Schedule:
         self._choice: IntervalChoice | None = None
 
     def begin(self) -> None:
-        """Training begins."""
+        """Note that training begins now."""
         self._began = self._saved_at = time.monotonic()
         self._choose()
 
     def next_step(self, step: int) -> int | None:
-        """The first step after ``step`` that is saved whatever the clock says; None: there is none."""
+        """The first step after ``step`` that is saved regardless of the clock; None if there is none."""
         return self._every.next_step(step) if isinstance(self._every, EverySteps) else None
 
     def due(self, step: int) -> SaveReason:
-        """Why to save now, after ``step`` finished steps; NONE: nothing is due."""
+        """Why to save now, after ``step`` finished steps; NONE if nothing is due."""
         if self._is_requested():
             return SaveReason.REQUESTED
         if self._choice is None:
@@ -235,11 +235,11 @@ class Schedule:
         return SaveReason.STEPS if isinstance(self._every, EverySteps) else SaveReason.INTERVAL
 
     def began(self) -> None:
-        """A save has begun, and training continues: its next interval counts from now."""
+        """Note that a save has begun and training continues: the next interval counts from now."""
         self._saved_at = time.monotonic()
 
     def ended(self, outcome: SaveOutcome) -> None:
-        """A save ended: what it has cost changes how often it pays."""
+        """Note how a save ended: its cost changes how often saving pays."""
         if not outcome.problem:
             self._cost.add(stall_s=outcome.stall_s, save_s=outcome.seconds)
             self._choose()
@@ -260,7 +260,7 @@ class Schedule:
                 self._journal.write(SaveIntervalChosen(**choice.to_dict()))
 
     def take_request(self) -> str | None:
-        """The id of the request that the next save answers, once."""
+        """The id of the request that the next save answers, returned only once."""
         request, self._request = self._request, None
         return request
 
@@ -276,7 +276,7 @@ class Schedule:
         return self._request is not None
 
     def _stamp_of_request(self) -> tuple[int, int] | None:
-        """What changes when the file of the request is replaced: its inode and time, in nanoseconds."""
+        """The request file's inode and modification time (ns), which change when the file is replaced."""
         try:
             status = self._run.request.stat()
         except OSError:

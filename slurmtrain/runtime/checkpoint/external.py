@@ -1,4 +1,4 @@
-"""Checkpoints of scripts that bring their own: which is the newest complete one that a pattern matches."""
+"""Checkpoints of scripts that write their own: finding the newest complete one that a pattern matches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SAFETENSORS_HEADER_LIMIT = 100 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class ExternalCheckpoint:
-    """A complete checkpoint of a user's script. ``step`` is the last number in its name, if it has one."""
+    """A complete checkpoint of a user's script. ``step`` is the last number in its name, if any."""
 
     path: Path
     step: int | None
@@ -29,14 +29,14 @@ class ExternalCheckpoint:
     saved_at: float
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is journaled."""
+        """The fields that are journaled."""
         return {"path": str(self.path), "step": self.step, "bytes": self.bytes, "saved_at": self.saved_at}
 
 
 def absolute(pattern: str, workdir: str, run: RunDir) -> str:
-    """The ``pattern`` of a spec, relative to ``workdir``, as an absolute one.
+    """The ``pattern`` of a spec, which is relative to ``workdir``, as an absolute pattern.
 
-    ``{run_dir}`` and ``{checkpoint_dir}`` become those of ``run``.
+    ``{run_dir}`` and ``{checkpoint_dir}`` are replaced by the directories of ``run``.
     """
     filled = pattern.replace("{run_dir}", glob.escape(str(run.path)))
     filled = filled.replace("{checkpoint_dir}", glob.escape(str(run.checkpoints)))
@@ -44,10 +44,10 @@ def absolute(pattern: str, workdir: str, run: RunDir) -> str:
 
 
 def newest(pattern: str, since: float | None = None) -> ExternalCheckpoint | None:
-    """The newest complete checkpoint that the glob ``pattern`` (absolute) matches, none older than ``since``.
+    """The newest complete checkpoint that the absolute glob ``pattern`` matches; ignores those older than ``since``.
 
-    Newest is the highest last number of the names where all have one (``ckpt-10.pt`` over ``ckpt-9.pt``), since clocks
-    of nodes differ; the latest modification otherwise.
+    If all names contain numbers, the newest is the one with the highest last number (``ckpt-10.pt`` over
+    ``ckpt-9.pt``), since clocks of nodes differ; otherwise it is the one that was modified last.
     """
     matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
     checkpoints = [
@@ -73,10 +73,10 @@ def _look_at(path: Path) -> ExternalCheckpoint | None:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether a checkpoint was written to its end, as far as its format tells.
+    """Whether a checkpoint was written to the end, as far as its format shows.
 
-    ``torch.save`` writes a zip archive, whose directory comes last; safetensors says in its header how long it is;
-    torch.distributed.checkpoint writes ``.metadata`` last. Anything else counts as complete when it is not empty.
+    ``torch.save`` writes a zip archive, whose directory comes last; a safetensors header gives the file's length;
+    torch.distributed.checkpoint writes ``.metadata`` last. Anything else counts as complete if it is not empty.
     Raises OSError.
     """
     if path.is_dir():
@@ -93,7 +93,7 @@ def is_complete(path: Path) -> bool:
 
 
 def _safetensors_length(start: bytes, rest: bytes) -> int | None:
-    """The file's length by its header: eight bytes of its length, JSON with offsets, then the data."""
+    """The file's length according to its header: eight bytes for the header's length, JSON with offsets, the data."""
     length = int.from_bytes(start, "little")
     with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
         header = json.loads(rest[:length])

@@ -1,12 +1,12 @@
 """The files of checkpoints: a directory is a checkpoint once it has a manifest, and never before.
 
     checkpoints/step-<n>/__<r>_0.distcp   what rank r has written, in the format of torch.distributed.checkpoint
-                         .metadata        which tensor, or part of one, lies where: that format's too
-                         MANIFEST.json    written last: sizes and hashes of the others
-    checkpoints/damaged-step-<n>/         one that could not be restored, put aside
+                         .metadata        where each tensor, or part of one, is; also in that format
+                         MANIFEST.json    written last: sizes and hashes of the other files
+    checkpoints/damaged-step-<n>/         a checkpoint that could not be restored, renamed
 
-A checkpoint is built in a temporary directory that belongs to its attempt, and renamed into place. This module is used
-inside and outside of jobs, and by processes that must not import torch.
+A checkpoint is built in a temporary directory that belongs to its attempt, and then renamed into place. This module is
+used inside and outside jobs, and by processes that must not import torch.
 """
 
 from __future__ import annotations
@@ -43,27 +43,28 @@ _CHUNK = 1 << 22
 
 
 class Hasher(Protocol):
-    """What hashes a file as it is written."""
+    """An incremental hash function."""
 
     def update(self, data: Any, /) -> None:
-        """Take in more bytes."""
+        """Add more bytes."""
 
     def hexdigest(self) -> str:
-        """The hash of what has been taken in, in hex."""
+        """The hash of all bytes added so far, in hex."""
 
 
 def new_hasher() -> Hasher:
-    """XXH3-128: not against forgers, but against disks, at the speed of memory."""
+    """XXH3-128: as fast as memory; it detects faulty disks, but does not protect against forgery."""
     hasher: Hasher = xxhash.xxh3_128()
     return hasher
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What a published checkpoint consists of, and how it came to be.
+    """What a published checkpoint consists of, and how it was made.
 
-    ``files`` maps names to their size in bytes and XXH3-128 in hex. ``seconds``: from the call until it was published;
-    ``stall_s``: how long training stood still. ``mesh``: the device meshes that its tensors were sharded over.
+    ``files`` maps names to sizes in bytes and XXH3-128 hashes in hex. ``seconds``: from the start of the save until it
+    was published; ``stall_s``: how long training was stalled. ``mesh``: the device meshes that its tensors were sharded
+    over.
     """
 
     step: int
@@ -83,17 +84,17 @@ class Manifest:
 
     @property
     def bytes(self) -> int:
-        """The size of all files together, the manifest apart."""
+        """The total size of all files except the manifest."""
         return sum(size for size, _ in self.files.values())
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the file, with its own hash."""
+        """The content of the file, including its own hash."""
         files = {name: {"bytes": size, "xxh3_128": digest} for name, (size, digest) in self.files.items()}
         plain = {"schema": SCHEMA, **asdict(self), "files": files}
         return {**plain, "xxh3_128": _digest(plain)}
 
     def describe(self, directory: Path) -> dict[str, Any]:
-        """The fields of events that name this checkpoint."""
+        """The fields of events that describe this checkpoint."""
         return {
             "step": self.step,
             "path": relative_path(directory),
@@ -113,7 +114,7 @@ def relative_path(directory: Path) -> str:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The manifest of a published checkpoint. Raises CheckpointError where there is none that can be read."""
+    """The manifest of a published checkpoint. Raises CheckpointError if it is missing or cannot be read."""
     try:
         data = read_json(directory / MANIFEST)
     except PathError as error:
@@ -146,7 +147,7 @@ def read_manifest(directory: Path) -> Manifest:
 
 
 def _digest(plain: Mapping[str, Any]) -> str:
-    """Of a manifest itself, which protects everything else."""
+    """The hash of the manifest itself, whose hashes protect everything else."""
     hasher = new_hasher()
     hasher.update(json.dumps(plain, sort_keys=True).encode())
     return hasher.hexdigest()
@@ -162,7 +163,7 @@ def _check_schema(path: Path, schema: object) -> None:
 
 
 def _plain(name: str) -> str:
-    """The name of a file of a checkpoint; raises ValueError for one that would lead out of its directory."""
+    """The name of a checkpoint's file. Raises ValueError for a name that would lead out of its directory."""
     if Path(name).name != name or name == MANIFEST:
         raise ValueError(f"{name!r} is no name of a checkpoint's file")
     return name
@@ -185,14 +186,14 @@ def newest_published(checkpoints: Path) -> Path | None:
 
 
 def damaged(checkpoints: Path) -> list[Path]:
-    """Checkpoints that were put aside because they could not be restored."""
+    """Checkpoints that were renamed because they could not be restored."""
     with contextlib.suppress(OSError):
         return sorted(checkpoints / e.name for e in os.scandir(checkpoints) if damaged_step(e.name) is not None)
     return []
 
 
 def bytes_of(directory: Path) -> int:
-    """The bytes that a checkpoint takes: by its manifest, else those that its files have."""
+    """How many bytes a checkpoint takes, from its manifest, or else from the sizes of its files."""
     with contextlib.suppress(CheckpointError):
         return read_manifest(directory).bytes
     with contextlib.suppress(OSError):
@@ -206,7 +207,7 @@ def bytes_of(directory: Path) -> int:
 def verify(directory: Path, manifest: Manifest, names: Iterable[str], *, hashes: bool = True) -> None:
     """Check the sizes, and with ``hashes`` the contents, of the files called ``names`` in the ``directory``.
 
-    ``manifest`` says what they must be. Raises CheckpointError that names the first file that differs, is missing, or
+    ``manifest`` says what they must be. Raises CheckpointError naming the first file that differs, is missing, or
     cannot be read.
     """
     for name in names:
@@ -233,7 +234,7 @@ def _hash(path: Path) -> str:
 
 
 def set_aside(directory: Path) -> Path:
-    """Rename a damaged checkpoint so that nothing takes it for one again; returns where it is. Raises OSError."""
+    """Rename a damaged checkpoint so that it is never used again. Returns its new path. Raises OSError."""
     step = checkpoint_step(directory.name)
     assert step is not None
     number = 0
@@ -261,14 +262,15 @@ class Staging:
         return self.checkpoints / staging_name(self.attempt, self.step)
 
     def publish(self, manifest: Manifest) -> Path:
-        """Write the manifest and rename into place; returns where it is. Its files are durable already. Raises OSError.
+        """Write the manifest and rename the directory into place. Returns its new path. Raises OSError.
 
-        Once there is a manifest, it is complete: :func:`sweep` finishes what is killed after that.
+        The other files must already be durable. A directory with a manifest is complete: if this process is killed
+        after writing it, :func:`sweep` publishes the checkpoint.
         """
         fsync_directory(self.path)
         write_json(self.path / MANIFEST, manifest.to_json())
         target = self.checkpoints / checkpoint_name(self.step)
-        # A run that was started anew comes to the same step again. A directory with files cannot be renamed over.
+        # A run restarted from the beginning reaches the same step again. A directory can only replace an empty one.
         replaced = _to_trash(target) if target.exists() else None
         renamed = False
         try:
@@ -277,7 +279,7 @@ class Staging:
             fsync_directory(self.checkpoints)
         except OSError:
             with contextlib.suppress(OSError):
-                # Else what is there has come from another attempt, whose sweep has given it its name already.
+                # Otherwise the target, if any, comes from another attempt, whose sweep renamed it into place.
                 if renamed:
                     target.rename(self.path)
                 if replaced is not None:
@@ -292,9 +294,9 @@ class Staging:
         shutil.rmtree(self.path, ignore_errors=True)
 
     def finish(self) -> Path:
-        """Give what is complete and only lacks its name that name, and remove what is not; returns where it would be.
+        """Finish publishing after the publisher was killed. Returns the path of the published checkpoint, if any.
 
-        For when whoever was publishing was killed.
+        A complete checkpoint is renamed into place; an incomplete one is removed.
         """
         _finish(self.path)
         return self.checkpoints / checkpoint_name(self.step)
@@ -304,7 +306,10 @@ class Staging:
 
 
 def delete(directory: Path) -> None:
-    """Delete a checkpoint so that it is whole or gone. Raises OSError; FileNotFoundError if somebody was faster."""
+    """Delete a checkpoint so that it is either whole or gone.
+
+    Raises OSError; FileNotFoundError if another process has already deleted it.
+    """
     trash = _to_trash(directory)
     fsync_directory(directory.parent)
     shutil.rmtree(trash, ignore_errors=True)
@@ -318,7 +323,7 @@ def _to_trash(directory: Path) -> Path:
 
 
 def empty_trash(checkpoints: Path) -> None:
-    """Remove what was being deleted when somebody was killed."""
+    """Finish deletions that were interrupted by a kill."""
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(checkpoints)):
             if is_trash(entry.name):
@@ -326,9 +331,9 @@ def empty_trash(checkpoints: Path) -> None:
 
 
 def sweep(checkpoints: Path, attempt: str) -> None:
-    """Remove what earlier attempts left half-built or half-deleted, and publish what only lacks its name.
+    """Remove what earlier attempts left half-built or half-deleted, and rename complete checkpoints into place.
 
-    What this attempt has in the making is left alone.
+    What this ``attempt`` is building is left alone.
     """
     with contextlib.suppress(OSError):
         for entry in list(os.scandir(checkpoints)):
@@ -341,7 +346,7 @@ def _finish(left: Path) -> None:
     if step is not None and (left / MANIFEST).exists():
         target = left.with_name(checkpoint_name(step))
         with contextlib.suppress(OSError):
-            # Fails where there is one already, which is whole too: a directory only replaces an empty one.
+            # Fails if that step is already published, which is just as good: a directory only replaces an empty one.
             left.rename(target)
             fsync_directory(left.parent)
             return
@@ -350,7 +355,7 @@ def _finish(left: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Disposable:
-    """A checkpoint that the policy lets go, and why."""
+    """A checkpoint that may be deleted, and why."""
 
     path: Path
     step: int
@@ -359,10 +364,10 @@ class Disposable:
 
 
 def disposable(checkpoints: Path, keep: KeepSpec) -> list[Disposable]:
-    """What may be deleted, what is needed least first: damaged ones, then what ``keep`` does not name.
+    """Checkpoints that may be deleted, least needed first: damaged ones, then those that ``keep`` does not retain.
 
-    A checkpoint whose manifest cannot be read counts as one without metrics. Damaged ones stay until there is a newer
-    checkpoint.
+    A checkpoint whose manifest cannot be read counts as having no metrics. Damaged checkpoints are kept until there is
+    a newer checkpoint.
     """
     paths = published(checkpoints)
     if not paths:

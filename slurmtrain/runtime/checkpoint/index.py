@@ -1,7 +1,7 @@
-"""Reading what ranks wrote, without running anything that somebody may have put there.
+"""Reading checkpoint files without executing code that may have been planted in them.
 
-Tensors are read by torch.distributed.checkpoint, resharded as needed. Its index, ``.metadata``, is a pickle: here only
-the classes that it consists of are allowed. Values load with ``weights_only=True``.
+Tensors are read by torch.distributed.checkpoint, resharded as needed. Its index, ``.metadata``, is a pickle: only the
+classes that an index consists of are allowed here. Values are loaded with ``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 
 
 def _member(enumeration: Any, name: str) -> Any:
-    """Stands in for getattr, by which some versions of Python pickle the members of an enumeration."""
+    """Replaces getattr, with which some versions of Python pickle the members of an enumeration."""
     if enumeration is not memory_formats() or name not in enumeration.__members__:
         raise pickle.UnpicklingError("builtins.getattr has no place in it, but for one enumeration")
     return enumeration[name]
 
 
 class _Unpickler(pickle.Unpickler):
-    """Loads an index and nothing else: a pickle may name any function, and have it called."""
+    """Loads an index and nothing else: a pickle can name any function and have it called."""
 
     def find_class(self, module: str, name: str) -> Any:
         allowed = _CLASSES.get((module, name)) or find_in_index(module, name)
@@ -65,10 +65,10 @@ class _Unpickler(pickle.Unpickler):
 
 
 class Index:
-    """Which tensor, or value, of a checkpoint lies where."""
+    """Where each tensor or value of a checkpoint is stored."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises CheckpointError where there is no index that can be read safely."""
+        """Read the index in ``directory``. Raises CheckpointError if it is missing or cannot be read safely."""
         self.directory = directory
         self.metadata = _read(directory / INDEX)
 
@@ -78,14 +78,14 @@ class Index:
         return {name: tuple(entry.size) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
     def value(self, name: str) -> Any:
-        """The value called ``name``, which is no tensor. Raises KeyError, OSError, and whatever torch.load raises."""
+        """The value called ``name``, not a tensor. Raises KeyError, OSError, and whatever torch.load raises."""
         info = self.metadata.storage_data[MetadataIndex(name)]
         with (self.directory / info.relative_path).open("rb") as file:
             file.seek(info.offset)
             return torch.load(io.BytesIO(file.read(info.length)), map_location="cpu", weights_only=True)
 
     def empty(self, names: Iterable[str]) -> dict[str, torch.Tensor]:
-        """Tensors on the CPU to read these ``names`` into, as a whole. Raises KeyError for one that it lacks."""
+        """Unsharded CPU tensors to read these ``names`` into. Raises KeyError for a name that is not in the index."""
         entries = self.metadata.state_dict_metadata
         return {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
@@ -94,14 +94,14 @@ class Index:
         }
 
     def read(self, tensors: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
-        """Read into these ``tensors``, each rank of the ``group`` its parts; called on all of them alike.
+        """Read into these ``tensors``; each rank of the ``group`` reads its parts. Call it on all of its ranks.
 
-        Raises torch's CheckpointException, which has every rank's errors.
+        Raises torch's CheckpointException, which carries every rank's errors.
         """
         if not tensors and group is None:
             return
         with warnings.catch_warnings():
-            # That one process reads alone is what is meant here.
+            # Reading with a single process is intended here.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
             dcp.load(
                 tensors,
@@ -113,7 +113,7 @@ class Index:
 
 
 class _Reader(FileSystemReader):
-    """Reads tensors by an index that was read before."""
+    """Reads tensors using an index that has already been read."""
 
     def __init__(self, directory: Path, metadata: Metadata) -> None:
         super().__init__(directory)
@@ -135,7 +135,7 @@ def _read(path: Path) -> Metadata:
         index = _Unpickler(io.BytesIO(content)).load()
         if not isinstance(index, Metadata):
             raise pickle.UnpicklingError(f"it is a {type(index).__name__}")
-    except Exception as error:  # a pickle that is not what it should be raises anything
+    except Exception as error:  # a malformed pickle can raise anything
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
     for info in (index.storage_data or {}).values():
         if Path(info.relative_path).name != info.relative_path:

@@ -1,4 +1,4 @@
-"""Rank 0's part of saving: room for a checkpoint, publishing it, pruning others, and journaling that."""
+"""Rank 0's part of saving: making room for a checkpoint, publishing it, pruning others, and journaling all of it."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.version import __version__
 
 _log = logging.getLogger("slurmtrain")
-# More than any disk has: what is assumed to be free where the file system does not say.
+# More bytes than any disk has: assumed to be free if the file system does not say.
 _BOUNDLESS = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPolicy:
-    """What a spec asks of checkpoints, and what manifests record of the run.
+    """What a spec requires of checkpoints, and what manifests record about the run.
 
-    ``quota``: the bytes that all of them together may take; None: no limit.
+    ``quota``: how many bytes all checkpoints together may take; None: no limit.
     """
 
     keep: KeepSpec
@@ -46,7 +46,7 @@ class PublishPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveInfo:
-    """What a manifest records of one save. ``request``: the id of the request that it answers."""
+    """What a manifest records about one save. ``request``: the id of the request that the save answers."""
 
     step: int
     why: str
@@ -56,10 +56,10 @@ class SaveInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenState:
-    """What all ranks have written: a checkpoint, but for its index and its manifest.
+    """What all ranks have written: a checkpoint that lacks only its index and its manifest.
 
-    ``answers``: of the ranks' writers, by rank. ``index``: the content of ``.metadata``. ``mesh``: the device meshes
-    that tensors are sharded over. ``objects``: the kinds of what is in it, by name.
+    ``answers``: the answers of the ranks' writers, by rank. ``index``: the content of ``.metadata``. ``mesh``: the
+    device meshes that tensors are sharded over. ``objects``: the kinds of the saved objects, by name.
     """
 
     answers: Sequence[Mapping[str, Any]]
@@ -69,14 +69,14 @@ class WrittenState:
 
 
 class Publisher:
-    """Publishes what all ranks have written. The writer does the work; its answers come back to :meth:`take`."""
+    """Publishes what all ranks have written. The writer does the work; its answers go to :meth:`take`."""
 
     def __init__(
         self, attempt: AttemptDir, policy: PublishPolicy, world_size: int, writer: ShardWriter, journal: Journal
     ):
-        """Publish what ``world_size`` ranks of ``attempt`` have written, by the ``policy``.
+        """Publish what ``world_size`` ranks of ``attempt`` have written, following the ``policy``.
 
-        ``writer``: rank 0's, which does so. ``journal``: where it is noted.
+        ``writer``: rank 0's writer, which does the work. ``journal``: where the results are recorded.
         """
         self._attempt = attempt
         self._policy = policy
@@ -89,9 +89,9 @@ class Publisher:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     def no_room(self, needed: int, settle: Callable[[], None]) -> str:
-        """Why there is no room for a checkpoint of ``needed`` bytes, even after pruning others; empty where there is.
+        """Why there is no room for a checkpoint of ``needed`` bytes, even after pruning others; empty if there is room.
 
-        Going beyond the quota is only warned of: work that is lost is worse. ``settle`` waits until the writer has
+        Exceeding the quota only causes a warning, since losing work is worse. ``settle`` waits until the writer has
         answered all orders.
         """
         used = self._used_bytes()
@@ -114,13 +114,13 @@ class Publisher:
             return
         self._warned = True
         _log.warning(
-            "checkpoint.quota is %s; %s are taken, and one more checkpoint takes %s, and nothing more may be deleted",
+            "checkpoint.quota is %s; %s are used, one more checkpoint takes %s, and nothing else may be deleted",
             in_gb(quota), in_gb(used), in_gb(needed),
         )  # fmt: skip
         self._write(QuotaExceeded(bytes=needed, taken_bytes=used, quota=quota))
 
     def _used_bytes(self) -> int | None:
-        """The bytes that this run's checkpoints take; None where nothing limits them."""
+        """How many bytes this run's checkpoints take; None if there is no quota."""
         if self._policy.quota is None:
             return None
         checkpoints = self._attempt.run.checkpoints
@@ -130,7 +130,7 @@ class Publisher:
         try:
             status = os.statvfs(self._attempt.run.path)
         except OSError:
-            # Then writing will tell.
+            # Writing will then show whether there is room.
             return _BOUNDLESS
         return status.f_bavail * status.f_frsize
 
@@ -144,10 +144,10 @@ class Publisher:
         began: float,
         stall_s: float,
     ) -> int:
-        """Let the writer publish what is ``written``, with ``info`` in its manifest, then prune. Raises WriterGone.
+        """Order the writer to publish what is ``written``, with ``info`` in its manifest, and then to prune.
 
-        ``began``: when the save began, of the monotonic clock. ``stall_s``: seconds that training stood still for it.
-        Returns the number of the order to publish.
+        ``began``: when the save began, by the monotonic clock. ``stall_s``: seconds for which the save stalled
+        training. Returns the number of the order to publish. Raises WriterGone.
         """
         self._request = info.request
         manifest = {
@@ -180,12 +180,12 @@ class Publisher:
         return {"attempt": str(self._attempt.path), "keep": asdict(self._policy.keep)}
 
     def give_up(self, info: SaveInfo, reason: str) -> None:
-        """Clean up after a save that failed; earlier checkpoints are as they were."""
+        """Clean up after a failed save and journal why; earlier checkpoints are unaffected."""
         files.Staging(self._attempt.run.checkpoints, self._attempt.owner, info.step).discard()
         self.failed(info, reason)
 
     def recover(self, info: SaveInfo) -> float | None:
-        """What became of a publication in which the writer was killed: the save's seconds, or None if it failed."""
+        """Finish a publication during which the writer died: the seconds the save took, or None if it failed."""
         directory = files.Staging(self._attempt.run.checkpoints, self._attempt.owner, info.step).finish()
         try:
             manifest = files.read_manifest(directory)
@@ -210,16 +210,16 @@ class Publisher:
         self._write(SaveFailed(step=info.step, why=info.why, reason=reason, request=info.request))
 
     def _write(self, event: Payload) -> None:
-        # A full disk must not end training; what is on disk is found by looking.
+        # A full disk must not end training, and checkpoints are found on disk even if no event mentions them.
         with contextlib.suppress(OSError):
             self._journal.write(event)
 
 
 def versions() -> dict[str, str]:
-    """The versions of what writes checkpoints, by name."""
+    """The versions of the software that writes checkpoints, by name."""
     return {"slurmtrain": __version__, "torch": str(torch.__version__), "python": platform.python_version()}
 
 
 def in_gb(size: int) -> str:
-    """A ``size`` in bytes, for people."""
+    """A ``size`` in bytes as readable text."""
     return f"{size / 1e9:.2f} GB" if size >= 10_000_000 else f"{size / 1e6:.2f} MB"

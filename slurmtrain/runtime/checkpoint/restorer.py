@@ -1,7 +1,7 @@
-"""Restoring a checkpoint, on all ranks together: the newest one whose files are what was written.
+"""Restoring, on all ranks together, the newest checkpoint whose files are as they were written.
 
-Each rank verifies its share of the files. A checkpoint that differs from its manifest is renamed to ``damaged-``; one
-that merely cannot be read is skipped. Names and shapes are compared before anything is loaded into the model.
+Each rank verifies its share of the files. Once an older checkpoint has been restored, newer ones that could not be used
+are renamed to ``damaged-``. Names and shapes are compared before anything is loaded into the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
-# So many differences between a model and a checkpoint are listed, so that a message stays readable.
+# At most this many differences between a model and a checkpoint are listed, to keep the message readable.
 _LISTED = 10
 RNG = "rng"
 T = TypeVar("T")
@@ -35,9 +35,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What a run continues from: the step, and this rank's generator states (None where they were derived anew).
+    """What a run continues from: the step, and this rank's generator states (None if they were derived anew).
 
-    ``rederived``: what was saved by other ranks than these, and could not be carried over as it was.
+    ``rederived``: state that was saved by a different number of ranks and could not be carried over unchanged.
     """
 
     step: int
@@ -47,7 +47,7 @@ class Restored:
 
 
 class Restorer:
-    """Restores checkpoints of a run. Every public method is called on all ranks alike."""
+    """Restores checkpoints of a run. Every public method must be called on all ranks."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Restorer:
     ) -> None:
         """Restore ``objects`` from checkpoints of the run of ``attempt``, on these ``ranks``.
 
-        ``journal`` is rank 0's; the other ranks have none. ``hashes``: whether files are read to be verified.
-        ``plan_hash``: what random numbers are seeded by where those of a rank were not saved.
+        ``journal``: rank 0's; None on other ranks. ``hashes``: whether verifying reads the files to hash them.
+        ``plan_hash``: part of the seed of random numbers if a rank's generator states were not saved.
         """
         self._run = attempt.run
         self._objects = objects
@@ -72,15 +72,15 @@ class Restorer:
         self._plan_hash = plan_hash
 
     def restore(self) -> Restored | None:
-        """Load the newest checkpoint whose files are what was written; None where none was ever published.
+        """Load the newest checkpoint whose files are as they were written; None if none was ever published.
 
-        Newer ones that cannot be used are put aside: else a later attempt might continue from one of them. Raises
-        CheckpointError where there are checkpoints and none can be used, and leaves all of them where they are:
-        silently starting again would hide it. Raises it too where the newest good one does not fit what the script
+        Newer ones that cannot be used are renamed, or a later attempt might continue from one of them. Raises
+        CheckpointError if there are checkpoints but none can be used, and leaves all of them in place: silently
+        starting again would hide the problem. Also raises it if the newest good one does not fit what the script
         registered.
         """
         began = time.monotonic()
-        # As rank 0 lists them: nodes may see a directory of a file server at different ages.
+        # Rank 0's listing counts: nodes may see different states of a directory on a file server.
         checkpoints = [
             Path(path) for path in self._ranks.broadcast(list(map(str, files.published(self._run.checkpoints))))
         ]
@@ -107,11 +107,11 @@ class Restorer:
     # --- verifying ----------------------------------------------------------------------------------------------------
 
     def _check(self, directory: Path) -> tuple[str, files.Manifest | None]:
-        """Verify a checkpoint on all ranks, each its share of the files: why it cannot be used, and its manifest."""
+        """Verify a checkpoint, each rank its share of the files: why it cannot be used, and its manifest."""
         problem, manifest = "", None
         try:
             manifest = files.read_manifest(directory)
-            # Reading is what takes long: each rank looks at some of the files, and all hear of what any has noticed.
+            # Reading takes most of the time: each rank checks some of the files, and then all share their problems.
             share = sorted(manifest.files)[self._ranks.rank :: self._ranks.world_size]
             files.verify(directory, manifest, share, hashes=self._hashes)
         except CheckpointError as error:
@@ -132,7 +132,7 @@ class Restorer:
     # --- loading ------------------------------------------------------------------------------------------------------
 
     def _load(self, directory: Path, manifest: files.Manifest) -> Restored:
-        """Raises _Unreadable where its files are not what they should be, though their sizes, or hashes, are right."""
+        """Load a verified checkpoint. Raises _Unreadable if its files cannot be read in spite of that."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
         unfit = f"{directory} does not fit what the script registered"
         tensors = self._together(lambda: self._targets(index, manifest), CheckpointError, unfit)
@@ -145,12 +145,12 @@ class Restorer:
         return Restored(manifest.step, own, rederived=rederived)
 
     def _together(self, work: Callable[[], T], failure: type[CheckpointError], problem: str) -> T:
-        """Do ``work`` on all ranks; where it raises on any, all raise ``failure``, which says ``problem`` and why."""
+        """Do ``work`` on all ranks; if it raises on any, all raise ``failure``, saying ``problem`` and why."""
         result: list[T] = []
         error = ""
         try:
             result.append(work())
-        except Exception as raised:  # noqa: BLE001 (whatever a state raises: the other ranks are waiting)
+        except Exception as raised:  # noqa: BLE001 (a state may raise anything, and the other ranks are waiting)
             error = _describe(raised)
         errors = [text for text in self._ranks.gather(error) if text]
         if errors:
@@ -158,7 +158,7 @@ class Restorer:
         return result[0]
 
     def _targets(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
-        """The tensors to read into. Raises CheckpointError where the checkpoint has others."""
+        """The tensors to read into. Raises CheckpointError if those of the checkpoint differ."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
                 raise CheckpointError(f"it holds no {name!r}")
@@ -177,7 +177,10 @@ class Restorer:
         self._objects.give(tensors, index.value(SHARED))
 
     def _load_own(self, index: Index, manifest: files.Manifest) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-        """What each rank has of its own: its own again, or what the rule for other numbers of ranks makes of it."""
+        """Load this rank's own state, resharded if the number of ranks has changed.
+
+        Returns its generator states, and the names of what had to be derived anew.
+        """
         names = [name for name in self._objects if self._objects.is_own(name)]
         if manifest.world_size == self._ranks.world_size:
             own = index.value(own_name(self._ranks.rank))
@@ -191,10 +194,10 @@ class Restorer:
         return None, tuple(rederived)
 
     def _reshard(self, name: str, states: list[Any]) -> bool:
-        """Hand over what other ranks had; whether that could be done exactly.
+        """Carry an object's ``states`` over to a different number of ranks. Returns whether that was exact.
 
-        What was the same on all of them is the same on any number. An object that knows better has a method
-        ``reshard_state_dict(states, rank, world_size)``. Any other stays as the script has made it.
+        An object can do so itself with a method ``reshard_state_dict(states, rank, world_size)``. Otherwise, a state
+        that was the same on all ranks is used on any number; any other object stays as the script made it.
         """
         obj = self._objects[name]
         reshard = getattr(obj, "reshard_state_dict", None)
@@ -209,7 +212,7 @@ class Restorer:
     def _note(
         self, directory: Path, manifest: files.Manifest, restored: Restored, newest: Path, began: float
     ) -> Restored:
-        """Journal what training continues from, and what that loses beside the newest checkpoint that there was."""
+        """Journal what training continues from, and how many steps that loses relative to the newest checkpoint."""
         if RNG in restored.rederived:
             rng.reseed(self._plan_hash, manifest.step, self._ranks.rank)
         restored = replace(restored, lost_steps=_step(newest) - manifest.step)
@@ -228,7 +231,7 @@ class Restorer:
 
 
 class _Unreadable(CheckpointError):
-    """What is in a checkpoint's files cannot be read."""
+    """The content of a checkpoint's files cannot be read."""
 
 
 def _step(directory: Path) -> int:

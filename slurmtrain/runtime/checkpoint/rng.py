@@ -11,7 +11,7 @@ import xxhash
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """The states of Python's, NumPy's (where it is loaded), torch's and this device's generators."""
+    """The states of the generators of Python, NumPy (if it is loaded), torch and this ``device``."""
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
     if "numpy" in sys.modules:
@@ -23,7 +23,7 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def restore(states: dict[str, Any], device: torch.device) -> None:
-    """Set the generators to captured states; those that have none here are left alone."""
+    """Set the generators to captured ``states``; generators without one are left alone."""
     version, internal, gauss = states["python"]
     random.setstate((version, tuple(internal), gauss))
     torch.set_rng_state(states["torch"])
@@ -35,7 +35,7 @@ def restore(states: dict[str, Any], device: torch.device) -> None:
 
 
 def reseed(plan_hash: str | None, step: int, rank: int) -> None:
-    """Seed the generators of a ``rank`` whose states were not saved, since the number of ranks was another.
+    """Seed the generators of a ``rank`` whose states were not saved because the number of ranks was different.
 
     The seed is XXH3-64 of "<``plan_hash``>:<``step``>:<rank>": different on every rank, the same on every resume.
     """

@@ -1,25 +1,25 @@
 """Saving on all ranks while training continues: plan, copy, let the writers write, publish.
 
-:meth:`Saver.begin` is what training stands still for. After that the ranks only look now and then, at steps at which
-they talk to each other anyway, how far the writers are; when all have written, rank 0's publishes. Every public method
-is called on all ranks alike, and gives all of them the same answer.
+Training stalls only during :meth:`Saver.begin`. Afterwards the ranks check the writers' progress from time to time, at
+steps at which they communicate anyway; when all writers have finished, rank 0's publishes. Every public method must be
+called on all ranks, and returns the same answer to all of them.
 
-What moves a save on comes out of the ranks' votes, so all of them take each step of it together:
+The ranks' votes decide when a save advances, so all ranks take each of these steps together:
 
-1. *begin*: each rank takes its state; an exception of a ``state_dict`` is reported to the others rather than raised,
-   since they wait. One all-reduce: did any rank fail, did any state change its shape? If so, DCP's planners plan anew,
-   the only collective that grows with the state. Each rank copies its tensors into the memory that it shares with its
-   writer. That memory is the file, with torch's prefixes between the tensors (``torch_format``), so the writer needs
-   neither torch nor a plan.
+1. *begin*: each rank captures its state. If a ``state_dict`` raises, the exception is reported to the other ranks
+   rather than raised, since they are waiting. One all-reduce answers: did any rank fail, did any state change its
+   shape? If a shape changed, DCP's planners plan again, the only collective whose cost grows with the state. Each rank
+   copies its tensors into the memory that it shares with its writer. That memory is an image of the file, with torch's
+   prefixes between the tensors (``torch_format``), so the writer needs neither torch nor a plan.
 2. *written*: at the first vote at which no writer is busy, the ranks gather sizes, hashes and errors. On any error
    rank 0 removes the directory and journals ``save_failed``.
 3. *publishing*: rank 0's writer checks the lease, writes ``.metadata``, then ``MANIFEST.json`` atomically, renames the
    directory to ``step-<n>``, fsyncs ``checkpoints/``, and prunes.
-4. *over*: rank 0 votes the outcome; all ranks know the same.
+4. *over*: rank 0 votes the outcome, so all ranks know it.
 
-A rank that fails while a save is under way loses that save, unless it is the only one: the others cannot be asked any
-more. A directory without a manifest is no checkpoint; one with a manifest is complete, and the next attempt, which
-removes half-written ones, gives it its name.
+If a rank fails during a save, that save is lost unless it is the only rank: the others can no longer be reached.
+A directory without a manifest is not a checkpoint. One with a manifest is complete: the next attempt, which removes
+half-written directories, renames it into place.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ SHARED = "shared"
 
 
 def own_name(rank: int) -> str:
-    """The name, in the index, of what a rank has of its own."""
+    """The name, in the index, of a rank's own state."""
     return f"ranks.{rank}"
 
 
@@ -68,23 +68,23 @@ class SaveOutcome:
 
 @dataclass(slots=True)
 class _CapturedState:
-    """What this rank has to save: tensors, and pickled values, by the names of the index."""
+    """What this rank has to save: tensors and pickled values, by their names in the index."""
 
     tensors: dict[str, Any]
     values: Mapping[str, bytes]
     problem: str = ""
     final: bool = False
-    """Whether trying again is no use."""
+    """Whether retrying is useless."""
 
     @property
     def names(self) -> dict[str, Any]:
-        """As the planner takes it, which looks at names alone where there is no tensor."""
+        """The state as the planner expects it; of values that are not tensors it uses only the names."""
         return {**self.tensors, **dict.fromkeys(self.values)}
 
 
 @dataclass(slots=True)
 class _Save:
-    """A save under way. ``began``: monotonic. ``places``: (start, length) of values in this rank's file."""
+    """A save in progress. ``began``: monotonic. ``places``: (start, length) of values in this rank's file."""
 
     info: SaveInfo
     began: float
@@ -92,9 +92,9 @@ class _Save:
     places: Mapping[str, tuple[int, int]]
     stall_s: float = 0.0
     order: int = 0
-    """The number of the last order for it: answers to others do not count."""
+    """The number of the save's latest order: answers to other orders do not count."""
     written: Mapping[str, Any] | None = None
-    """What this rank's writer has answered."""
+    """The answer of this rank's writer."""
     publishing: bool = False
     publication: Publication = Publication.NONE
     problem: str = ""
@@ -107,9 +107,9 @@ class Saver:
     def __init__(
         self, attempt: AttemptDir, objects: Objects, policy: PublishPolicy, ranks: RankGroup, journal: Journal | None
     ) -> None:
-        """Save ``objects`` into the run directory of ``attempt``, by the ``policy``, on all ``ranks`` together.
+        """Save ``objects`` into the run directory of ``attempt``, following the ``policy``, on all ``ranks`` together.
 
-        ``journal`` is rank 0's; the other ranks have none.
+        ``journal``: rank 0's; None on other ranks.
         """
         self._attempt = attempt
         self._objects = objects
@@ -122,7 +122,7 @@ class Saver:
         self._framed: tuple[torch.Tensor, Sheet] | None = None
 
     def close(self, *, failed: bool) -> None:
-        """End the writer. On this rank alone. ``failed``: wait only for what can still be published without others."""
+        """Stop the writer, on this rank only. ``failed``: wait only for what can be published without other ranks."""
         if failed and self._ranks.world_size == 1:
             with contextlib.suppress(CheckpointError):
                 self.finish()
@@ -132,16 +132,16 @@ class Saver:
 
     @property
     def step(self) -> int | None:
-        """The step that is being saved; None when nothing is."""
+        """The step that is being saved; None if no save is in progress."""
         return None if self._save is None else self._save.info.step
 
     # --- what training stands still for -------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Plan, and have memory provided in the background, so that the first save is as short as later ones.
+        """Plan, and allocate memory in the background, so that the first save is as short as later ones.
 
-        Raises CheckpointError where the state can never be saved: better now than after hours. Other problems are
-        those of the first save.
+        Raises CheckpointError if the state can never be saved: better now than after hours. Any other problem is left
+        for the first save to report.
         """
         captured = self._capture()
         if self._ranks.greatest(int(captured.problem != ""))[0]:
@@ -162,19 +162,19 @@ class Saver:
             _log.warning("there is no room for a checkpoint: %s", full)
 
     def begin(self, info: SaveInfo) -> str | None:
-        """Copy the state and let it be written, with ``info`` for its manifest. Returns why that failed, or None.
+        """Copy the state and have it written, with ``info`` for its manifest. Returns why that failed, or None.
 
-        No save may be under way.
+        No save may be in progress.
 
-        Raises CheckpointError where trying again is no use: the state cannot be loaded safely, or not be saved at all.
+        Raises CheckpointError if retrying is useless: the state cannot be loaded safely, or cannot be saved at all.
         """
         assert self._save is None
         began = time.monotonic()
-        # If the writer has died since, it is better noticed now: what is ordered then goes to a new one.
+        # Notice now if the writer has died, so that the next orders go to a new one.
         self._take_answers(wait=False, until=lambda: False)
         captured = self._capture()
         new = not captured.problem and self._sharding.is_new(captured.names)
-        # One all-reduce for both: a rank that went ahead alone would wait for the others in the planners' collectives.
+        # One all-reduce for both: a rank that continued alone would wait for the others in the planners' collectives.
         failed, changed = self._ranks.greatest(int(captured.problem != ""), int(new))
         if failed:
             reason = self._raise_if_final(captured)
@@ -185,7 +185,7 @@ class Saver:
                 self._sharding.plan(captured.names)
             except ValueError as error:
                 raise CheckpointError(f"the state cannot be saved: {error}") from error
-        # Rank 0 alone looks, and prunes: the disk is shared, and two that prune at once disagree on what is left.
+        # Only rank 0 checks and prunes: the disk is shared, and two ranks that prune at once disagree on what is left.
         full = self._ranks.broadcast(self._no_room())
         if full:
             self._failed(info, full)
@@ -193,13 +193,13 @@ class Saver:
         save = self._save = _Save(info, began, meshes(captured.tensors), self._sharding.places_of(captured.values))
         problem = self._stage(captured, save)
         if problem:
-            # Kept as if the writer had answered so: the other ranks learn of it when all have written.
+            # Stored as if it were the writer's answer: the other ranks learn of it when all have written.
             save.written = {"error": problem}
         save.stall_s = time.monotonic() - began
         return None
 
     def _capture(self) -> _CapturedState:
-        """The state as it is, or why there is none: exceptions are kept, since other ranks wait for this one."""
+        """The current state, or why there is none: exceptions are stored, since other ranks wait for this one."""
         rank = self._ranks.rank
         try:
             state = self._objects.capture()
@@ -213,7 +213,7 @@ class Saver:
         return _CapturedState(state.tensors, values)
 
     def _pickled(self, value: Any) -> bytes:
-        """As torch.save has it; until one was published, prove that it can be loaded. Raises CheckpointError."""
+        """What torch.save writes; until all ranks have written once, prove it loadable. Raises CheckpointError."""
         buffer = io.BytesIO()
         try:
             torch.save(value, buffer)
@@ -224,7 +224,7 @@ class Saver:
         return buffer.getvalue()
 
     def _raise_if_final(self, captured: _CapturedState) -> str:
-        """What went wrong on all ranks; raised where trying again is no use."""
+        """What went wrong, on all ranks. Raises CheckpointError instead if retrying is useless."""
         outcomes = self._ranks.gather((captured.problem, captured.final))
         reason = _problems_by_rank([problem for problem, _ in outcomes])
         if any(final for _, final in outcomes):
@@ -239,7 +239,7 @@ class Saver:
         )
 
     def _stage(self, captured: _CapturedState, save: _Save) -> str:
-        """Copy this rank's part into memory, and let it be written. Returns what went wrong."""
+        """Copy this rank's part into memory and order it written. Returns what went wrong."""
         staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.info.step)
         size = self._sharding.sheet.tensor_bytes + sum(map(len, captured.values.values()))
         try:
@@ -266,11 +266,11 @@ class Saver:
         for name, (start, _) in self._sharding.places_of(captured.values).items():
             _put(memory, start, captured.values[name])
         if device.type == "cuda":
-            # The copies above are only queued: the next step changes what they read, and the writer what they write.
+            # The copies above are only queued: the next step overwrites their source, and the writer reads the target.
             torch.cuda.synchronize(device)
 
     def _frame(self, memory: torch.Tensor, sheet: Sheet) -> None:
-        """Put what stands around the tensors in its places, where it stays until either of these is another one."""
+        """Write the prefixes and suffixes around the tensors, once for each ``memory`` and ``sheet``."""
         if self._framed is not None and self._framed[0] is memory and self._framed[1] is sheet:
             return
         for place in sheet.places:
@@ -281,7 +281,7 @@ class Saver:
     # --- while training continues -------------------------------------------------------------------------------------
 
     def progress(self) -> tuple[bool, Publication]:
-        """Whether this rank is still writing, and what it knows of the publication: its part of the ranks' vote."""
+        """Whether this rank is still writing, and how far the publication is: its part of the ranks' vote."""
         self._take_answers(wait=False, until=lambda: False)
         save = self._save
         if save is None:
@@ -289,9 +289,9 @@ class Saver:
         return save.written is None, save.publication
 
     def advance(self, agreed: Vote) -> SaveOutcome | None:
-        """Take the save under way further, as the ranks have ``agreed``; how it ended, once it has.
+        """Advance the save in progress as the ranks have ``agreed``. Returns its outcome once it has ended.
 
-        Raises CheckpointError where another attempt has captured over the run.
+        Raises CheckpointError if another attempt has taken over the run.
         """
         save = self._save
         if save is None or agreed.writing:
@@ -301,9 +301,9 @@ class Saver:
         return self._over(save, agreed.publication) if agreed.publication else None
 
     def finish(self, *, stalls: bool = False) -> SaveOutcome | None:
-        """Wait until the save that is under way has ended. Raises CheckpointError like :meth:`advance`.
+        """Wait until the save in progress has ended. Raises CheckpointError like :meth:`advance`.
 
-        ``stalls``: training continues after that, so that waiting is part of what the save costs it.
+        ``stalls``: training continues afterwards, so the wait counts as a stall caused by the save.
         """
         save = self._save
         if save is None:
@@ -312,7 +312,7 @@ class Saver:
         outcome = None
         if not save.publishing:
             self._take_answers(until=lambda: save.written is not None)
-            # What publishing takes besides is not known before the manifest is written.
+            # The time that publishing adds is not known when the manifest is written.
             save.stall_s += time.monotonic() - began if stalls else 0.0
             outcome = self._all_written(save)
         if outcome is None:
@@ -322,7 +322,7 @@ class Saver:
         return outcome
 
     def _take_answers(self, *, until: Callable[[], bool], wait: bool = True) -> None:
-        """Take what the writer answers: all that is there, or wait until this is so or nothing is unanswered."""
+        """Process the writer's answers until ``until()`` or none is due; without ``wait``, only those available."""
         while self._writer.busy and not until():
             try:
                 answer = self._writer.wait() if wait else self._writer.poll()
@@ -380,14 +380,14 @@ class Saver:
                 self._publisher.give_up(save.info, failed)
             self._save = None
             return SaveOutcome(step=save.info.step, problem=failed, stall_s=save.stall_s)
-        # What is pickled has the same types each time: the first one that can be loaded speaks for all later ones.
+        # Pickled values have the same types in every save: if the first can be loaded, so can all later ones.
         self._proved = save.publishing = True
         if self._publisher is not None:
             self._publish(save, parts)
         return None
 
     def _publish(self, save: _Save, parts: list[tuple[Mapping[str, Any], Mapping[str, tuple[int, int]]]]) -> None:
-        """Order the publication of what the ranks have written: by rank, the writer's answer and places of values."""
+        """Order the publication of ``parts``: for each rank, its writer's answer and the places of its values."""
         assert self._publisher is not None
         placed = {name: (rank, *place) for rank, (_, places) in enumerate(parts) for name, place in places.items()}
         written = WrittenState(
@@ -423,7 +423,7 @@ def _put(memory: torch.Tensor, start: int, content: bytes) -> None:
 
 
 def _prove_loadable(buffer: io.BytesIO) -> None:
-    """Find out at the first save, not at the first resume, that a state cannot be loaded safely."""
+    """Detect at the first save, not at the first resume, that a state cannot be loaded safely."""
     buffer.seek(0)
     try:
         torch.load(buffer, map_location="meta", weights_only=True)

@@ -1,7 +1,7 @@
-"""Which rank writes what of a state, and where in its file: by the planners of torch.distributed.checkpoint.
+"""Which rank writes which part of a state, and where in its file, using the planners of torch.distributed.checkpoint.
 
-Planning is a conversation of all ranks. Its result depends on names, shapes and types alone, and is used again until
-one of them changes.
+Planning is a collective operation. Its result depends only on names, shapes and types, and is reused until one of them
+changes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slurmtrain.runtime.job.torch_private import storage_info
 if TYPE_CHECKING:
     from slurmtrain.runtime.job.torch_private import StorageInfo
 
-# What data of a tensor is aligned to, in bytes: as torch.save does it within its own archives.
+# Alignment of each tensor in the file, in bytes: the same as torch.save uses within its archives.
 _ALIGNMENT = 64
 
 
@@ -40,23 +40,23 @@ class TensorSlot:
 
     @property
     def data(self) -> tuple[int, int]:
-        """First byte of the tensor's data, and the one behind its last."""
+        """The range of the tensor's data: its first byte, and the byte after its last."""
         first = self.start + len(self.frame.prefix)
         return first, first + self.frame.size
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What this rank writes: tensors at fixed places; values come behind them, wherever their sizes put them."""
+    """What this rank writes: tensors at fixed places, followed by values at places that depend on their sizes."""
 
     places: Sequence[TensorSlot]
     tensor_bytes: int
     all_bytes: int
-    """Of the tensors of all ranks."""
+    """The bytes of the tensors of all ranks."""
 
 
 class Sharding:
-    """The plan of an attempt's checkpoints; every method but those that say otherwise is called on all ranks alike."""
+    """The plan of an attempt's checkpoints. Unless its docstring says otherwise, call every method on all ranks."""
 
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
@@ -67,13 +67,13 @@ class Sharding:
         self._sheet: Sheet | None = None
 
     def is_new(self, state: Mapping[str, Any]) -> bool:
-        """Whether this rank's state is other than what was planned; on this rank alone."""
+        """Whether this rank's ``state`` differs from what was planned. Not collective."""
         return self._sheet is None or _signature(state) != self._signature
 
     def plan(self, state: Mapping[str, Any]) -> None:
-        """Agree on who writes what. Raises ValueError where the parts of a tensor do not make a whole."""
+        """Agree on which rank writes what. Raises ValueError if the parts of a tensor do not add up to the whole."""
         ranks = self._ranks
-        # What is raised below leaves no plan that would fit the state of before.
+        # If an exception is raised below, no plan remains: the old one does not fit the new state.
         self._sheet = None
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
         local_plan = ranks.at_first(self._planner.create_local_plan(), self._share_out)
@@ -85,18 +85,18 @@ class Sharding:
         self._signature = _signature(state)
 
     def _share_out(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """On rank 0: what is the same on all ranks is written by one of them, each in turn by size."""
+        """Assign, on rank 0, what is the same on all ranks to one rank each, balanced by size."""
         shared, self._metadata = self._planner.create_global_plan(plans)
         return shared
 
     @property
     def sheet(self) -> Sheet:
-        """What this rank writes, as planned last."""
+        """What this rank writes, according to the latest plan."""
         assert self._sheet is not None
         return self._sheet
 
     def places_of(self, values: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
-        """(start, length) of values in this rank's file, one after the other behind its tensors; on this rank alone."""
+        """(start, length) of ``values`` in this rank's file, one after another after its tensors. Not collective."""
         places, end = {}, self.sheet.tensor_bytes
         for name, content in values.items():
             places[name] = (end, len(content))
@@ -104,7 +104,7 @@ class Sharding:
         return places
 
     def index(self, values: Mapping[str, tuple[int, int, int]]) -> bytes:
-        """The content of ``.metadata``; on rank 0 alone. ``values``: (rank, start, length) of each, by name."""
+        """The content of ``.metadata``; on rank 0 only. ``values``: (rank, start, length) of each value, by name."""
         assert self._metadata is not None
         placed = {MetadataIndex(name): _info(*where) for name, where in values.items()}
         metadata = replace(self._metadata, storage_data={**self._fixed, **placed}, version=CURRENT_DCP_VERSION)
@@ -112,13 +112,13 @@ class Sharding:
 
 
 def part_of(state: dict[str, Any], place: TensorSlot) -> torch.Tensor:
-    """The part of a tensor of ``state`` that is written at ``place``."""
+    """The tensor of ``state``, or part of one, that is written at ``place``."""
     part: torch.Tensor = find_state_dict_object(state, place.item.index)
     return part.detach()
 
 
 def file_name(rank: int) -> str:
-    """The name of a rank's file, as torch.distributed.checkpoint has it."""
+    """The name of a rank's file, following torch.distributed.checkpoint."""
     return f"__{rank}_0.distcp"
 
 

@@ -1,8 +1,8 @@
-"""The state of what a script registered, as named tensors and the rest, and back again.
+"""Capturing and restoring the state of registered objects, as named tensors and other values.
 
 Modules and optimizers go through ``torch.distributed.checkpoint.state_dict``, which gives parameters the same names
-however they are wrapped or sharded (DistributedDataParallel, ``fully_shard``), and optimizer states the names of their
-parameters. So a checkpoint fits any number of ranks and any strategy. Everything else has its ``state_dict``.
+however they are wrapped or sharded (DistributedDataParallel, ``fully_shard``), and names optimizer states after their
+parameters. So a checkpoint fits any number of ranks and any strategy. All other objects use their ``state_dict``.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
 from slurmtrain.runtime.job.torch_private import compiled_module
 
-# What is the same on all ranks without being a module or an optimizer: rank 0's state stands for all.
+# Objects that are the same on all ranks, like modules: only rank 0's state is saved.
 _SHARED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.grad_scaler.GradScaler)
 MODULE, OPTIMIZER, OBJECT = "module", "optimizer", "object"
 
 
 class Stateful(Protocol):
-    """What can be checkpointed: torch's own objects, and anything with the same two methods."""
+    """An object that can be checkpointed: one of torch's, or any other with the same two methods."""
 
     def state_dict(self) -> Any:
         """The state, as data that ``torch.load(weights_only=True)`` accepts."""
 
     def load_state_dict(self, state: Any, /) -> Any:
-        """Put a ``state`` back that :meth:`state_dict` gave."""
+        """Restore a ``state`` that :meth:`state_dict` returned."""
 
 
 @dataclass(slots=True)
 class State:
-    """The state of everything registered.
+    """The state of all registered objects.
 
-    ``tensors``: of modules and optimizers, by name, as they are in use. ``shared``: what else is the same on all ranks,
-    ``own``: what each rank has of its own, both by the name of the object; of modules and optimizers, ``shared`` has
-    what is no dense tensor.
+    ``tensors``: the tensors of modules and optimizers, by name; not copies. ``shared``: other state that is the same on
+    all ranks, including values of modules and optimizers that are not dense tensors. ``own``: each rank's own state.
+    The last two are keyed by the name of the object.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Objects:
     """All registered objects, by the names that the script gave them."""
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
-        """Raises TypeError for what has no state."""
+        """Raises TypeError for an object without the two methods of :class:`Stateful`."""
         self._all: dict[str, Stateful] = {}
         for name, obj in objects.items():
             inner = _unwrapped(obj)
@@ -84,7 +84,7 @@ class Objects:
             raise TypeError(f"a module cannot be registered as {name!r}; call it something else") from error
 
     def kinds(self) -> dict[str, dict[str, Any]]:
-        """What each object is, for the manifest: its kind, and whether each rank has a state of its own."""
+        """The kind of each object, and whether its state is saved per rank, for the manifest."""
         return {name: {"kind": self._kind(name), "per_rank": self.is_own(name)} for name in self._all}
 
     def _kind(self, name: str) -> str:
@@ -93,15 +93,15 @@ class Objects:
         return OPTIMIZER if name in self._optimizers else OBJECT
 
     def is_own(self, name: str) -> bool:
-        """Whether each rank has a state of its own of this object."""
+        """Whether each rank has its own state of this object."""
         return not isinstance(self._all[name], (nn.Module, *_SHARED))
 
     def have_begun(self) -> bool:
-        """Whether all optimizers have made a step, as far as that shows: a plain SGD never has a state."""
+        """Whether all optimizers have a state, as they do after a step; a plain SGD never has one."""
         return all(optimizer.state for optimizer in self._optimizers.values())
 
     def optional(self) -> tuple[str, ...]:
-        """What names of tensors begin with that are there only once an optimizer has made a step."""
+        """Prefixes of the names of tensors that exist only after an optimizer has made a step."""
         return tuple(f"{name}.state." for name in self._optimizers)
 
     def __iter__(self) -> Iterator[str]:
@@ -113,14 +113,14 @@ class Objects:
     # --- taking -----------------------------------------------------------------------------------------------------
 
     def capture(self) -> State:
-        """The state as it is. Called on all ranks alike; raises whatever a state_dict raises."""
+        """The current state. Call it on all ranks. Raises whatever a state_dict raises."""
         state = State()
         self._capture_modules(state)
         for name, optimizer in self._optimizers.items():
             if optimizer.state:
                 self._capture_optimizer(state, name, optimizer)
             else:
-                # Torch would make a step to have a state, which then counts.
+                # To create the state, torch would make an optimizer step, which would then count as one.
                 state.shared[name] = {"options": [_options(group) for group in optimizer.param_groups]}
         for name, obj in self._all.items():
             if self._kind(name) == OBJECT:
@@ -130,7 +130,7 @@ class Objects:
         return state
 
     def template(self, shared: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Tensors to load into: those in use. Optimizers get a state for it, if the one that was saved had one."""
+        """Tensors to load into: those in use. Optimizers get a state for this if ``shared`` says one was saved."""
         state = State()
         self._capture_modules(state)
         for name, optimizer in self._optimizers.items():
@@ -160,7 +160,7 @@ class Objects:
     # --- putting back -----------------------------------------------------------------------------------------------
 
     def give(self, tensors: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-        """Put a loaded state back into modules, optimizers and what else is shared. Called on all ranks alike."""
+        """Load ``tensors`` and ``shared`` state into modules, optimizers and shared objects. Call it on all ranks."""
         values = dict(tensors)
         for state_dict in shared.values():
             if isinstance(state_dict, dict):
@@ -174,7 +174,7 @@ class Objects:
                 _set_options(name, optimizer, shared[name]["options"])
                 continue
             state: Any = {"state": _by_parameter(name, values), "param_groups": shared[name]["param_groups"]}
-            # Parameters that were never used have no state.
+            # Not strict, since parameters that were never used have no state.
             lenient = StateDictOptions(strict=False)
             set_optimizer_state_dict(self._modules, optimizer, state, options=lenient)
         for name, obj in self._all.items():
@@ -183,7 +183,7 @@ class Objects:
 
 
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What a group of an optimizer's parameters has beside the parameters."""
+    """The options of an optimizer's parameter group: everything except its parameters."""
     return {name: value for name, value in group.items() if name != "params"}
 
 
@@ -197,7 +197,7 @@ def _set_options(name: str, optimizer: torch.optim.Optimizer, options: list[dict
 
 
 def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """An optimizer's state by parameter; the names of states have no dots."""
+    """An optimizer's state by parameter. Names of parameters may contain dots, names of states do not."""
     states: dict[str, dict[str, Any]] = {}
     start = f"{optimizer}.state."
     for name, value in values.items():
@@ -210,9 +210,9 @@ def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[s
 def differences(
     script: Mapping[str, Iterable[int]], saved: Mapping[str, Iterable[int]], optional: tuple[str, ...] = ()
 ) -> list[str]:
-    """How the tensors that were ``saved`` differ from those of the ``script``, both as shapes by name: pure.
+    """How the ``saved`` tensors differ from those of the ``script``, both given as shapes by name.
 
-    Names that begin with one of ``optional`` may be missing on either side: states of optimizers come with use.
+    Names that begin with one of ``optional`` may be missing on either side, since optimizers create states when used.
     """
     problems = [f"it has no {name!r}" for name in script if name not in saved and not name.startswith(optional)]
     problems += [
@@ -231,16 +231,16 @@ def _dims(shape: Iterable[int]) -> str:
 
 
 def _is_of(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
-    """Whether an optimizer's states can go by the names of registered parameters.
+    """Whether an optimizer's states can be named after registered parameters.
 
-    LBFGS's cannot: what it has is not by parameter, and it makes no step without a closure.
+    Not for LBFGS: its state is not kept per parameter, and it makes no step without a closure.
     """
     ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     return not isinstance(optimizer, torch.optim.LBFGS) and bool(ids) and parameters.issuperset(ids)
 
 
 def _unwrapped(obj: Any) -> Any:
-    """The module inside DistributedDataParallel or torch.compile, so that a checkpoint fits with and without them."""
+    """The module inside DistributedDataParallel or torch.compile: a checkpoint must fit with and without them."""
     while True:
         if isinstance(obj, nn.parallel.DistributedDataParallel):
             obj = obj.module
@@ -251,7 +251,7 @@ def _unwrapped(obj: Any) -> Any:
 
 
 def _refuse_sharded(name: str, state: Any) -> None:
-    """Raises CheckpointError where a state that is saved as a whole has a tensor that is sharded over ranks."""
+    """Raises CheckpointError if a state that is saved as a whole contains a tensor that is sharded over ranks."""
     if isinstance(state, Mapping):
         for value in state.values():
             _refuse_sharded(name, value)

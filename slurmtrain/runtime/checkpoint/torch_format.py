@@ -1,8 +1,8 @@
-"""What torch.save writes around the bytes of a tensor, so that copying the bytes into place is all that is left to do.
+"""What torch.save writes around the bytes of a tensor, so that all that remains to do is to copy the bytes into place.
 
-A file of torch.distributed.checkpoint is one ``torch.save`` after another. For a dense tensor that is a prefix, the
-tensor's bytes in row-major order, and a suffix; both depend on its type and shape alone, but for checksums, which
-``torch.load`` does not look at (here XXH3-128 of the whole file does their work).
+A torch.distributed.checkpoint file is a sequence of ``torch.save`` outputs. For a dense tensor that is a prefix, the
+tensor's bytes in row-major order, and a suffix. Both depend only on its type and shape, except for checksums, which
+``torch.load`` does not check (here XXH3-128 of the whole file replaces them).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """``prefix`` + ``size`` bytes of data + ``suffix`` is what ``torch.load`` takes for a tensor."""
+    """``prefix`` + ``size`` bytes of data + ``suffix`` is what ``torch.load`` reads as a tensor."""
 
     prefix: bytes
     size: int
@@ -24,7 +24,7 @@ class Frame:
 
     @property
     def length(self) -> int:
-        """Bytes of all three together."""
+        """The length of all three together, in bytes."""
         return len(self.prefix) + self.size + len(self.suffix)
 
 
@@ -41,14 +41,14 @@ def can_be_framed(value: object) -> bool:
 def frame_of(dtype: torch.dtype, shape: torch.Size) -> Frame:
     """The frame of a dense tensor on the CPU."""
     sink = _Sink()
-    # Documented: leaves out a tensor's bytes, and moves on by as many instead.
+    # Documented behaviour: instead of writing a tensor's bytes, it seeks forward past them.
     with torch.serialization.skip_data():
         torch.save(torch.empty(shape, dtype=dtype), cast(IO[bytes], sink))
     return Frame(bytes(sink.before), sink.skipped, bytes(sink.after))
 
 
 class _Sink:
-    """A file that keeps what is written before and after the one gap in it."""
+    """A file object that keeps what is written before and after a single gap."""
 
     def __init__(self) -> None:
         self.before = bytearray()

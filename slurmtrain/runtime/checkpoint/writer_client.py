@@ -1,4 +1,4 @@
-"""A rank's side of the process that writes for it: memory that both share, orders and answers."""
+"""A rank's interface to the process that writes for it: shared memory, orders and answers."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from slurmtrain.runtime.job.environment import environment_of_writer
 from slurmtrain.system.process import block_signals
 
 _PAGE = mmap.PAGESIZE
-# Memory that is shared with a new process is made this much larger than asked for, since states grow by a little.
+# Shared memory is made this much larger than requested, since states grow by a little.
 _SPARE = 1 << 20
 _LAST_MOMENT_S = 5.0
 
 
 class WriterGone(CheckpointError):
-    """The process that writes for this rank has ended: killed, perhaps for want of memory."""
+    """The process that writes for this rank has ended: killed, perhaps because memory ran out."""
 
 
 class ShardWriter:
-    """The process that writes this rank's part of checkpoints; started when it is first needed, and again if it died.
+    """The process that writes this rank's part of checkpoints; started when first needed, and restarted if it died.
 
-    Orders are obeyed one after the other. Of each, :meth:`poll` or :meth:`wait` gives the answer, in the same order.
+    Orders are executed one after another; :meth:`poll` and :meth:`wait` return their answers in the same order.
     """
 
     def __init__(self) -> None:
@@ -49,16 +49,16 @@ class ShardWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether anything that was ordered is unanswered."""
+        """Whether any order is unanswered."""
         return self._unanswered > 0
 
     @property
     def memory_bytes(self) -> int:
-        """How much memory is shared."""
+        """The size of the shared memory, in bytes."""
         return self._bytes
 
     def memory(self, size: int) -> torch.Tensor:
-        """The shared memory as a flat uint8 tensor of at least ``size`` bytes; no write may be unanswered."""
+        """The shared memory as a flat uint8 tensor of at least ``size`` bytes. No write order may be unanswered."""
         if self._memory is None or size > self._bytes:
             self._grow(-(-(size + _SPARE) // _PAGE) * _PAGE)
         assert self._memory is not None
@@ -72,7 +72,7 @@ class ShardWriter:
         self._bytes = size
 
     def pin(self) -> None:
-        """Let the GPU copy into the memory directly; where CUDA refuses, copies are slower and nothing else."""
+        """Let the GPU copy into the memory directly. If CUDA refuses, copies are merely slower."""
         if self._memory is None or self._pinned:
             return
         error = _cudart().cudaHostRegister(self._memory.data_ptr(), self._bytes, 0)
@@ -86,7 +86,7 @@ class ShardWriter:
     # --- orders and answers -----------------------------------------------------------------------------------------
 
     def order(self, verb: str, **arguments: Any) -> int:
-        """Send an order; the process is started where there is none. Returns its number, which its answer has too.
+        """Send an order, starting the process if necessary. Returns the order's number, which its answer repeats.
 
         Raises WriterGone.
         """
@@ -100,7 +100,7 @@ class ShardWriter:
         return self._number
 
     def poll(self) -> dict[str, Any] | None:
-        """The next answer, if it is there. Raises WriterGone."""
+        """The next answer; None if it is not there yet. Raises WriterGone."""
         return self._answer(0.0)
 
     def wait(self) -> dict[str, Any]:
@@ -110,13 +110,13 @@ class ShardWriter:
         return answer
 
     def ask(self, verb: str, **arguments: Any) -> dict[str, Any]:
-        """Send an order and wait for its answer; nothing may be unanswered. Raises WriterGone."""
+        """Send an order and wait for its answer. No earlier order may be unanswered. Raises WriterGone."""
         assert not self._unanswered
         self.order(verb, **arguments)
         return self.wait()
 
     def _answer(self, timeout: float | None) -> dict[str, Any] | None:
-        """``timeout``: in milliseconds; None waits."""
+        """The next answer, or None after ``timeout`` milliseconds; without a timeout it waits. Raises WriterGone."""
         assert self._unanswered, "nothing was ordered"
         while b"\n" not in self._received:
             if self._socket is None:
@@ -145,8 +145,8 @@ class ShardWriter:
         ours, theirs = socket.socketpair()
         handles = (self._handle, theirs.fileno())
         command = [sys.executable, "-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, handles)]
-        # Its standard streams stay the rank's: what it prints should it fail belongs into the rank's log.
-        # What it is to ignore is blocked from its beginning on: Slurm may send it before Python has begun there.
+        # It inherits the rank's standard output and error: what it prints when it fails belongs in the rank's log.
+        # Signals that it ignores are blocked from the start: Slurm may send them before Python is running there.
         with block_signals(IGNORED):
             self._process = subprocess.Popen(
                 command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_writer(), start_new_session=True
@@ -157,7 +157,7 @@ class ShardWriter:
 
     def _gone(self) -> WriterGone:
         if self._process is not None:
-            # Its side is closed, so it is as good as gone; how it went shows in a moment.
+            # Its end of the socket is closed, so it is ending; its exit code follows in a moment.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_LAST_MOMENT_S)
             self._process.kill()
@@ -165,7 +165,7 @@ class ShardWriter:
         return WriterGone(f"the process that writes checkpoints has ended ({_words(code)})")
 
     def _end(self, *, wait: bool = True) -> int | None:
-        """Let go of the process, which ends when it has done what it is at; returns its exit code."""
+        """Detach from the process, which ends after its current order. ``wait``: until it has, for its exit code."""
         process, self._process = self._process, None
         if self._socket is not None:
             self._socket.close()
@@ -173,7 +173,7 @@ class ShardWriter:
         return process.wait() if process is not None and wait else None
 
     def close(self, *, wait: bool = True) -> None:
-        """End the process, when it has done what was ordered, and free the memory. ``wait``: until it has ended."""
+        """Let the process end once it has executed all orders, and free the memory. ``wait``: until it has ended."""
         self._end(wait=wait)
         self._unpin()
         self._memory = None

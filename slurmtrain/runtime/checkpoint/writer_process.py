@@ -1,8 +1,8 @@
-"""The process beside a rank that writes its part of checkpoints: ``python -m ...writer_process HANDLE SOCKET``.
+"""The process that writes a rank's part of checkpoints: ``python -m ...writer_process HANDLE SOCKET``.
 
-It shares a piece of memory with its rank (HANDLE), gets one JSON object a line over SOCKET, and answers each with one.
-It imports no torch, so that it is there at once and costs next to nothing. It ignores signals that are meant
-for the rank, since the last checkpoint is written after them, and ends when the rank has closed its side.
+It shares memory (HANDLE) with its rank, receives one JSON object per line over SOCKET, and answers each with another.
+It does not import torch, so it starts at once and costs next to nothing. It ignores signals that are meant for the
+rank, since the last checkpoint is written after them, and ends when the rank closes its end of the socket.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
 
-# Small enough for a processor's cache: what is hashed is written while it is there.
+# Small enough for the processor's cache: each chunk is hashed, then written while still cached.
 _CHUNK = 1 << 20
-# What Slurm sends to all processes of a step, and a terminal to those that it started.
+# Signals that Slurm sends to all processes of a step, and a terminal to those it started.
 IGNORED = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP))
 FENCED = "another attempt has taken over this run; nothing was published"
 
 
 def main(arguments: list[str]) -> None:
-    """Obey orders until the rank closes its side; ``arguments`` are the two handles."""
+    """Execute orders until the rank closes its end; ``arguments`` are the two file descriptors."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # The rank has started this process with them blocked.
+    # The rank started this process with these signals blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     memory = _Memory(int(arguments[0]))
     verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
@@ -64,18 +64,18 @@ def _obey(verb: Callable[[Mapping[str, Any]], dict[str, Any]], order: Mapping[st
 
 
 class _Memory:
-    """The memory that is shared with the rank, which makes it larger at times."""
+    """The memory that is shared with the rank, which enlarges it at times."""
 
     def __init__(self, handle: int) -> None:
         self._handle = handle
 
     def populate(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Have the kernel provide all pages now: at first use each would cost more than copying it does."""
+        """Have the kernel provide all pages now: faulting in a page on first use costs more than copying it."""
         os.posix_fallocate(self._handle, 0, int(order["bytes"]))
         return {}
 
     def write(self, order: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the first ``bytes`` of the memory to a file, durably; answers with their hash."""
+        """Write the first ``bytes`` of the memory to a file, durably. Returns their hash."""
         size, path = int(order["bytes"]), Path(order["path"])
         make_directory(path.parent)
         hasher = files.new_hasher()
@@ -99,7 +99,7 @@ def _write_all(handle: int, data: memoryview) -> None:
 
 
 def publish(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Make a checkpoint of what all ranks have written, if this attempt still holds the run's lease."""
+    """Publish what all ranks have written as a checkpoint, if this attempt still holds the run's lease."""
     staging = _staging(order)
     attempt = AttemptDir(Path(order["attempt"]))
     if not lease.holds(attempt):
@@ -128,9 +128,9 @@ def _write_small(path: Path, content: bytes) -> tuple[int, str]:
 
 
 def prune(order: Mapping[str, Any]) -> dict[str, Any]:
-    """Delete what the policy lets go, if this attempt holds the lease, and what somebody was deleting when killed.
+    """If this attempt holds the lease, delete what the policy does not keep, and finish interrupted deletions.
 
-    ``missing``: stop once so many bytes were let go.
+    ``missing`` in the order: stop once this many bytes have been freed.
     """
     attempt = AttemptDir(Path(order["attempt"]))
     if not lease.holds(attempt):
@@ -152,7 +152,7 @@ def prune(order: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def keep_of(plain: Mapping[str, Any]) -> KeepSpec:
-    """The policy, as it comes over the socket."""
+    """The policy from its JSON form on the socket."""
     best = plain["best"]
     return KeepSpec(last=plain["last"], every_steps=plain["every_steps"], best=BestSpec(**best) if best else None)
 

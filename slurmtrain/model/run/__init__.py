@@ -1,1 +1,1 @@
-"""What is known of a run: its files, events, attempts, checkpoints and state."""
+"""What is known about a run: its files, events, attempts, checkpoints and state."""

@@ -1,10 +1,10 @@
-"""Where the time of an attempt went: each second of it is of one kind, and goodput is the share that was of use.
+"""Where the time of an attempt went: each second has exactly one kind, and goodput is the share that was useful.
 
-Pure arithmetic over the same events that the run is built from. An attempt that is under way is counted up to the last
-fact that is known of it, never up to now, so that reading the journals again gives the same.
+Pure arithmetic over the same events that the run is built from. An attempt in progress is counted up to the last event
+known about it, never up to now, so that reading the journals again gives the same result.
 
-Times are those of node 0 and of rank 0, which share a clock; of another node only a ``hang`` is taken, its time set
-right by what the preflight measured of that node's clock.
+Times are those of node 0 and rank 0, which share a clock. From other nodes only ``hang`` events are used, with their
+times corrected by the clock offset that the preflight measured.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint
 
 KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lost")
-"""What a second of an attempt is spent on; ``docs/goodput.md`` says what each one is."""
+"""What a second of an attempt can be spent on; ``docs/goodput.md`` defines each kind."""
 
-# Microseconds, which journals are rounded to: whole numbers, so that the kinds add up to the whole exactly.
+# Microseconds, the resolution of journals: integers, so that the kinds add up to the total exactly.
 _TICKS = 1_000_000
 _END_OF_TIME = 1e12
-# Events after which an attempt is in another phase from their own time on. Others need a look at what they say.
+# Events that start another phase at their own time, whatever they contain. The others are in _phases_of().
 _PHASE_AFTER: Mapping[type[Payload], str] = {
     AgentStarted: "start", WaitingForRun: "queue", RendezvousReady: "start", RanksRestarted: "start",
     TrainingStarted: "train", RanksStopping: "stop", RankStopped: "stop", ExceptionRaised: "stop",
@@ -53,8 +53,8 @@ _PHASE_AFTER: Mapping[type[Payload], str] = {
 class _Round:
     """One start of the ranks. ``begin``: the step that it starts from; ``trained_at``: when its first step began.
 
-    ``captures`` are the steps that were saved, and when; ``reached`` is the last one that was finished, and
-    ``reached_at`` when that was, as far as is known.
+    ``captures``: the steps that were saved, and when; ``reached``: the last finished step; ``reached_at``: when it
+    was finished, if known.
     """
 
     until: float
@@ -66,15 +66,15 @@ class _Round:
     reached_at: float | None = None
 
     def last_step(self) -> int:
-        """The last step that it is known to have finished."""
+        """The last step that is known to be finished."""
         steps = [step for step, _ in self.captures]
         return max(self.begin or 0, *steps, self.reached if self.reached is not None else 0)
 
     def moment_of(self, step: int) -> float:
         """When a step was finished, in seconds since 1970.
 
-        That is known where the step was saved, and is else estimated from the nearest steps before and after it, as if
-        all steps between them took the same time.
+        This is known if the step was saved. Otherwise it is interpolated linearly between the nearest known steps
+        before and after it.
         """
         assert self.trained_at is not None
         ends = [] if self.reached is None else [(self.reached, self.reached_at or self.until)]
@@ -93,15 +93,15 @@ def account(
     ended_at: float | None,
     resumed_at: int | None,
 ) -> dict[str, float]:
-    """Seconds by kind of one attempt, from ``queued_from`` to its end; in whole microseconds they add up to just that.
+    """Seconds by kind of one attempt, from ``queued_from`` to its end; in whole microseconds they add up exactly.
 
     Args:
-        events: The attempt's own, and what commands observed of it, in any order.
-        progress: What its metrics say.
-        queued_from: When it was submitted, or when the earlier start of the same job ended, in seconds since 1970.
-        ended_at: When it ended, in seconds since 1970; None for one under way.
-        resumed_at: The step that training resumes from after it; None where no step of it is, or will be, done again,
-            as far as is known.
+        events: The attempt's own events and those of commands about it, in any order.
+        progress: The progress according to its metrics.
+        queued_from: When it was submitted, or when the previous start of the same job ended, in seconds since 1970.
+        ended_at: When it ended, in seconds since 1970; None if it is in progress.
+        resumed_at: The step that training resumes from after it; None if, as far as is known, none of its steps is
+            repeated.
     """
     return _seconds(_summary(AttemptFacts.from_events(events), progress, ended_at), queued_from, resumed_at)
 
@@ -112,17 +112,17 @@ def accounted(
     progress: Mapping[str, Progress],
     checkpoints: Sequence[Checkpoint],
 ) -> list[Attempt]:
-    """The attempts of a run, in their order, with what each lost and where its time went.
+    """The attempts of a run, in order, with the steps each lost and where its time went.
 
-    Lost steps are those that were finished and are done again: within the attempt, where its ranks started again in
-    place, and after its end by the next attempt. Until a next one has begun to train, that is counted from the newest
+    Lost steps were finished but have to be repeated: within the attempt, after its ranks were restarted in place, or
+    after its end, by the next attempt. Until the next attempt starts to train, they are counted from the newest
     checkpoint.
 
     Args:
         attempts: The attempts, numbered.
-        facts: What is known of each, by its key.
-        progress: What the metrics of each say, by its key.
-        checkpoints: All of the run.
+        facts: What is known about each, by its key.
+        progress: The progress of each according to its metrics, by its key.
+        checkpoints: All checkpoints of the run.
     """
     newest = max((c.step for c in checkpoints if c.on_disk and c.complete and c.step is not None), default=0)
     own = [facts.get(attempt.key, AttemptFacts()) for attempt in attempts]
@@ -144,9 +144,9 @@ def accounted(
 
 
 def goodput(attempts: Iterable[Attempt]) -> float | None:
-    """The share (0 to 1) of the time on nodes in which a run trained what it kept; None while it was on none.
+    """The share (0 to 1) of the time on nodes that went into training that was kept; None if it has had no nodes yet.
 
-    Each attempt counts with its number of nodes; one of which no node has spoken counts as one node.
+    Each attempt is weighted by its number of nodes; one whose nodes are unknown counts as one node.
     """
     kept = used = 0.0
     for attempt in attempts:
@@ -157,7 +157,7 @@ def goodput(attempts: Iterable[Attempt]) -> float | None:
 
 
 def summed(attempts: Iterable[Attempt]) -> dict[str, float]:
-    """Seconds by kind of all these attempts together."""
+    """Seconds by kind, summed over these attempts."""
     total = dict.fromkeys(KINDS, 0)
     for attempt in attempts:
         for kind, seconds in attempt.spent.items():
@@ -166,7 +166,7 @@ def summed(attempts: Iterable[Attempt]) -> dict[str, float]:
 
 
 class _Sweep:
-    """Goes through the time of an attempt once. Phases follow each other; what covers them changes training alone."""
+    """One pass over the time of an attempt. Phases follow each other; stalls and losses only replace training time."""
 
     def __init__(self, begin: float, end: float) -> None:
         self._begin, self._end = _ticks(begin), _ticks(end)
@@ -174,16 +174,16 @@ class _Sweep:
         self._changes: list[tuple[int, str, int]] = []
 
     def begins(self, at: float, phase: str) -> None:
-        """From then on it is in this phase, until the next one begins; of two at once, the one added last."""
+        """This phase begins at ``at`` and lasts until the next one; of two at the same time, the last added wins."""
         self._phases.append((_ticks(at), phase))
 
     def covers(self, kind: str, since: float, until: float) -> None:
-        """In between, what would be training is of this kind; a stall is one even if what was trained is lost."""
+        """Training time in this interval is of this kind instead; if both kinds apply, a stall outranks a loss."""
         if until > since:
             self._changes += [(_ticks(since), kind, 1), (_ticks(until), kind, -1)]
 
     def seconds(self) -> dict[str, float]:
-        """By kind, from the begin to the end, whatever lies outside."""
+        """Seconds by kind from the beginning to the end; anything outside is ignored."""
         spent = dict.fromkeys(KINDS, 0)
         phase, at = "queue", self._begin
         covering = {"stall": 0, "lost": 0}
@@ -207,7 +207,7 @@ def _kind(phase: str, covering: Mapping[str, int]) -> str:
 
 
 def _ticks(time: float) -> int:
-    # A journal may hold any number, and no time that is meant is beyond these.
+    # A journal may hold any number, but no real time lies beyond these bounds.
     return round(max(-_END_OF_TIME, min(time, _END_OF_TIME)) * _TICKS)
 
 
@@ -216,7 +216,7 @@ def _ticks(time: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Summary:
-    """One attempt: its events in order, its saves, its rounds, and the time up to which anything is known of it."""
+    """One attempt: its events in order, its saves, its rounds, and the last time known about it."""
 
     events: Sequence[AnyEvent]
     saves: SaveLog
@@ -243,7 +243,7 @@ def _seconds(summary: _Summary, queued_from: float, resumed_at: int | None) -> d
 
 
 def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
-    """Without what other nodes and ranks wrote, unless nothing is known of node 0. A hang gets node 0's time."""
+    """Drop the events of nodes and ranks other than 0, unless node 0 wrote none; hangs are put on node 0's clock."""
     if not any(node_of(event.source) == "0" for event in events):
         return list(events)
     ahead = {node_of(event.source): event.payload.offset_ms or 0.0 for event in select(events, ClockMeasured)}
@@ -260,7 +260,7 @@ def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
 
 
 def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end: float) -> list[_Round]:
-    """The rounds of an attempt, the first one first, which may not have trained."""
+    """The rounds of an attempt in order; any of them may not have trained."""
     rounds = [_Round(until=end)]
     for event in events:
         newest, payload = rounds[-1], event.payload
@@ -269,7 +269,7 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
             rounds.append(_Round(until=end))
         elif isinstance(payload, SessionStarted):
             newest.has_session = True
-            # A script's session begins at step 0 and is then restored: what it resumes from is not known yet.
+            # A session begins at step 0 and is restored afterwards, so 0 does not say yet what it resumes from.
             newest.begin = payload.step or newest.begin
         elif isinstance(payload, CheckpointRestored):
             newest.begin = payload.step
@@ -278,7 +278,7 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
     newest = rounds[-1]
     if progress.last_time is not None and newest.trained_at is not None and progress.last_time >= newest.trained_at:
         newest.reached, newest.reached_at = progress.last_step, progress.last_time
-    # What a round resumes from was saved by one before it, whose own event of that may be missing.
+    # The step that a round resumes from was saved by an earlier one, whose own event about it may be missing.
     for step, at in saves.captures:
         for each in rounds:
             if each.trained_at is not None and each.trained_at <= at < each.until and step > (each.begin or 0):
@@ -287,11 +287,11 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
 
 
 def _phases(summary: _Summary) -> Iterator[tuple[float, str]]:
-    """When which phase began. Before the first one, the attempt is in the queue."""
+    """Each phase and when it began. Before the first one, the attempt is in the queue."""
     begins = [event.payload.started_at or 0.0 for event in select(summary.events, JobObserved)]
     begun = [began for began in begins if began > 0]
     agents = [event.time for event in select(summary.events, AgentStarted)]
-    # Slurm's times are whole seconds, but no agent writes before its job begins.
+    # Slurm rounds times to whole seconds, but no agent writes before its job begins.
     if begun or agents:
         yield min([*begun[-1:], *agents[:1]]), "start"
     for at in sorted(summary.saves.stops):
@@ -308,7 +308,7 @@ def _phases_of(event: AnyEvent, current: _Round) -> Iterator[tuple[float, str]]:
         yield event.time - payload.seconds, "preflight"
         yield event.time, "start"
     elif isinstance(payload, WorkersStarted):
-        # Nobody journals when a script of the user's own begins to train.
+        # A user script without a session does not journal when it begins to train.
         yield event.time, "start" if current.has_session else "train"
     elif isinstance(payload, CheckpointRestored):
         yield event.time - payload.took_s, "restore"
@@ -322,13 +322,13 @@ def _phases_of(event: AnyEvent, current: _Round) -> Iterator[tuple[float, str]]:
 
 
 def _thrown_away(rounds: Sequence[_Round], resumed_at: int | None) -> Iterator[tuple[float, float]]:
-    """When what was trained is, or will be, done again. A later round may go back behind where one before it began."""
+    """The intervals whose training is repeated. A later round may resume from before the start of an earlier one."""
     step = resumed_at
     for each in reversed(rounds):
         if each.trained_at is None:
             continue
         if step is None and each is not rounds[-1]:
-            # The next round has not come to train: it will resume from the newest checkpoint.
+            # The next round has not trained yet: it will resume from the newest checkpoint.
             step = max((saved for saved, _ in each.captures), default=each.begin)
         if step is not None:
             yield max(each.trained_at, each.moment_of(step)), each.until
@@ -336,21 +336,21 @@ def _thrown_away(rounds: Sequence[_Round], resumed_at: int | None) -> Iterator[t
 
 
 def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
-    """When no rank finished anything any more, before that was called a hang."""
+    """The intervals in which no rank made progress, up to the detection of the hang."""
     for event in select(events, HangDetected):
         idle = [float(rank["idle_s"]) for rank in event.payload.ranks if is_number(rank.get("idle_s"))]
         yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time
 
 
 def _lost_steps(attempt: Attempt, rounds: Sequence[_Round], resumed_at: int | None) -> int | None:
-    """The steps that an attempt finished and that are done again; None where nothing is known of that yet."""
+    """The number of steps that an attempt finished and that have to be repeated; None if not known yet."""
     trained = [each for each in rounds if each.trained_at is not None]
     in_place = sum(max(0, before.last_step() - (after.begin or 0)) for before, after in pairwise(trained))
     if not attempt.ended or attempt.last_step is None:
         return in_place or None
     if resumed_at is None:
         return in_place
-    # The last line of the metrics may be of a round before one that has finished no step.
+    # The last line of the metrics may belong to an earlier round, if the last round has finished no step.
     last = trained[-1].last_step() if trained and len(rounds) > 1 else attempt.last_step
     return in_place + max(0, last - resumed_at)
 

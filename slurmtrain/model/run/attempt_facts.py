@@ -1,4 +1,4 @@
-"""What is known of one attempt: its events, and a summary of those of its saves, of which there may be thousands."""
+"""What is known about one attempt: its events, and a summary of its saves, of which there may be thousands."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from slurmtrain.model.run.layout import node_of
 NEVER = (0.0, "", -1)
 Order = tuple[float, str, int]
 
-# Events that are not kept one by one: what they change is summarised here and in the list of checkpoints.
+# Events that are not kept individually: their effect is summarised here and in the list of checkpoints.
 _SUMMARISED: tuple[type[Payload], ...] = (
     CheckpointSaved, SaveFailed, SaveIntervalChosen, CheckpointPruned, CheckpointRejected, CheckpointVerified,
     CheckpointFound, QuotaExceeded, StateRegistered, SaveRequested, UnknownEvent,
@@ -35,33 +35,33 @@ _SUMMARISED: tuple[type[Payload], ...] = (
 
 
 def is_summarised(event: AnyEvent) -> bool:
-    """Whether an event goes into a :class:`SaveLog` alone. Agents write few of these, and their nodes matter."""
+    """Whether an event only goes into a :class:`SaveLog`. Those of agents do not: they are few, and nodes matter."""
     return isinstance(event.payload, _SUMMARISED) and not node_of(event.source)
 
 
 @dataclass(slots=True)
 class SaveLog:
-    """The saves of one attempt; the same whatever the order in which their events are added. Times: since 1970."""
+    """The saves of one attempt, independent of the order in which events are added. Times: seconds since 1970."""
 
     captures: list[tuple[int, float]] = field(default_factory=list)
-    """The steps that were saved, or restored, and when their state was taken."""
+    """The steps that were saved or restored, and when their state was captured."""
     stalls: list[tuple[float, float]] = field(default_factory=list)
-    """When training stood still for a save: from and until."""
+    """When saves stalled training: beginning and end of each stall."""
     stops: list[float] = field(default_factory=list)
-    """When training ended to save once more before a stop."""
+    """When training ended for a final save before a stop."""
     first: float | None = None
     """The time of the first event."""
     last: float | None = None
     """The time of the last event."""
     problem: str = ""
-    """Why the last save failed; empty if that succeeded."""
+    """Why the last save failed; empty if it succeeded."""
     problem_order: Order = NEVER
     interval: Mapping[str, Any] = field(default_factory=dict)
-    """How often it saves, as journaled last."""
+    """How often it saves, as last journaled."""
     interval_order: Order = NEVER
 
     def add(self, event: AnyEvent) -> None:
-        """Take in one event, once."""
+        """Add an event. Each event must be added only once."""
         self.first = event.time if self.first is None else min(self.first, event.time)
         self.last = event.time if self.last is None else max(self.last, event.time)
         self.add_save(event)
@@ -74,7 +74,7 @@ class SaveLog:
             self.interval, self.interval_order = payload.known_json(), event.order
 
     def add_save(self, event: AnyEvent) -> None:
-        """Take in when a save began and ended, if the event is of one."""
+        """Add the beginning and end of a save, if the event is about one."""
         payload = event.payload
         if isinstance(payload, CheckpointSaved | CheckpointRestored) and payload.step is not None:
             self.captures.append((payload.step, captured_at(payload, event.time)))
@@ -83,25 +83,25 @@ class SaveLog:
             if payload.why == "stop":
                 self.stops.append(since)
                 return
-            # The last save of all holds training up until it is published.
+            # The save at the end of training stalls it until publication.
             took = payload.seconds if payload.why == "end" else payload.stall_s
             if took:
                 self.stalls.append((since, since + took))
 
     def with_saves(self, events: Iterable[AnyEvent]) -> SaveLog:
-        """A log with the saves and restores of these events too."""
+        """A copy of the log that also has the saves and restores among these events."""
         log = SaveLog([*self.captures], [*self.stalls], [*self.stops], self.first, self.last)
         for event in events:
             log.add_save(event)
         return log
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> SaveLog:
-        """Read what :meth:`to_dict` gave."""
+        """Read the result of :meth:`to_dict`."""
         log = cls(**record)
         log.captures = [(step, at) for step, at in log.captures]
         log.stalls = [(since, until) for since, until in log.stalls]
@@ -115,9 +115,9 @@ def _order(values: Iterable[Any]) -> Order:
 
 
 def captured_at(record: CheckpointRecord, time: float) -> float:
-    """When the state was taken that a save wrote. ``record`` is of an event at ``time``.
+    """When a save captured the training state, in seconds since 1970. ``record`` belongs to an event at ``time``.
 
-    The save began then, and was journaled when it was over. Times are in seconds since 1970.
+    The save began at the capture, and was journaled when it was finished.
     """
     if record.seconds is None:
         return time - (record.stall_s or 0.0)
@@ -126,14 +126,14 @@ def captured_at(record: CheckpointRecord, time: float) -> float:
 
 @dataclass(slots=True)
 class AttemptFacts:
-    """The events of an attempt in order, those of commands about it included, and the summary of the others."""
+    """The events of an attempt in order, including those of commands about it, and a summary of its saves."""
 
     events: list[AnyEvent] = field(default_factory=list)
     saves: SaveLog = field(default_factory=SaveLog)
 
     @classmethod
     def from_events(cls, events: Iterable[AnyEvent]) -> AttemptFacts:
-        """These events of one attempt, in any order."""
+        """The facts from the events of one attempt, given in any order."""
         facts = cls()
         for event in sorted(events, key=lambda event: event.order):
             if is_summarised(event):
@@ -144,12 +144,12 @@ class AttemptFacts:
 
     @property
     def first(self) -> float:
-        """The time of the first event, in seconds since 1970; 0 where there is none."""
+        """The time of the first event, in seconds since 1970; 0 if there is none."""
         times = [event.time for event in self.events[:1]]
         return min([*times, *([] if self.saves.first is None else [self.saves.first])], default=0.0)
 
     @property
     def last_written(self) -> float:
-        """When its agents and ranks have journaled their last, in seconds since 1970; 0 where they never have."""
+        """When its agents and ranks last journaled something, in seconds since 1970; 0 if they never did."""
         times = [event.time for event in self.events if event.source.startswith("attempts/")]
         return max([*times, *([] if self.saves.last is None else [self.saves.last])], default=0.0)

@@ -1,4 +1,4 @@
-"""What the events of an attempt say of it, each kind by itself; how it ended is for :mod:`.outcome`."""
+"""Builds an attempt from its events, one kind at a time; :mod:`.outcome` determines how it ended."""
 
 from __future__ import annotations
 
@@ -32,16 +32,15 @@ from slurmtrain.model.run.outcome import begin, superseded, with_outcome
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Attempt, replace
 
-# What of a clock, and of a finding, is kept with the attempt; the evidence stays in the journal.
+# What the attempt keeps of a clock and of a finding; the evidence stays in the journal.
 _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
 _FINDING = ("check", "status", "summary")
 
 
 def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -> dict[str, AttemptFacts]:
-    """Events (in order) and ``saves`` by the attempt: that of the journal's folder, or the one that a command names.
+    """Group ``events`` (in order) and ``saves`` by attempt: by the journal's directory, or as a command's event says.
 
-    What is journaled of a submission belongs to every start of its job, or to an attempt without a job as long as none
-    is known.
+    Events about a submission belong to every start of its job, or to an attempt without a job while none is known.
     """
     groups: dict[str, AttemptFacts] = {key: AttemptFacts(saves=log) for key, log in saves.items()}
     submissions: dict[int, list[AnyEvent]] = {}
@@ -54,7 +53,7 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
         elif isinstance(payload, JobObserved | JobRequeue | RequeueFailed | JobReplaced) and payload.job_id is not None:
             key = attempt_key(payload.job_id, payload.restart or 0)
             groups.setdefault(key, AttemptFacts()).events.append(event)
-    # Where nothing else tells which attempt was first, their events do.
+    # If nothing else says which attempt came first, their first events decide.
     groups = dict(sorted(groups.items(), key=lambda item: (item[1].first, item[0])))
     for number, about in submissions.items():
         jobs = {job for event in about if (job := _job_id(event.payload))}
@@ -71,25 +70,25 @@ def _job_id(payload: Payload) -> str | None:
 
 
 def _submission(events: Iterable[AnyEvent]) -> int | None:
-    """Which submission an attempt's own agents name."""
+    """The submission that an attempt's own agents name."""
     agents = (event.payload for event in select(events, AgentStarted))
     return next((agent.submission for agent in agents if agent.submission is not None), None)
 
 
 def never_started(facts: AttemptFacts) -> bool:
-    """Whether handing this attempt over failed, so that it never was one."""
+    """Whether this attempt never began: its submission failed, its job was replaced, or the run was already over."""
     if select(facts.events, AgentStarted):
         return False
     return any(isinstance(event.payload, Unstarted | JobReplaced | SurplusStart) for event in facts.events)
 
 
 def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Sequence[float]) -> Attempt:
-    """One attempt by itself, not numbered yet.
+    """One attempt from its own facts, not numbered yet.
 
     Args:
         key: The name of its directory.
-        facts: What is known of it.
-        progress: What its metrics say.
+        facts: What is known about it.
+        progress: Its progress according to its metrics.
         cancels: When a person cancelled the run, in seconds since 1970.
     """
     job_id, restart = split_attempt(key) or ("", 0)
@@ -111,9 +110,10 @@ def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Seq
 
 
 def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, AttemptFacts]) -> list[Attempt]:
-    """In the order in which they were started, numbered from 1; of one job only the last start can be under way.
+    """The attempts in the order they were started, numbered from 1.
 
-    Both mappings are by the attempt's key. Nodes that one start of a job excluded, all later ones start without.
+    Only the last start of a job can be in progress; earlier ones are closed. Nodes that one start of a job excluded
+    stay excluded for all later ones. ``attempts`` and ``facts`` are by the attempt's key.
     """
     last = {attempt.job_id: attempt.restart for attempt in sorted(attempts.values(), key=lambda a: a.restart)}
     closed = [
@@ -126,7 +126,7 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
     for index, attempt in enumerate(ordered, 1):
         before = excluded.get(attempt.job_id, ())
         excluded[attempt.job_id] = (*before, *attempt.excluded)
-        # Only of the newest attempt it matters who starts the run again.
+        # Only the newest attempt decides who starts the run again.
         by = attempt.restarted_by if index == len(ordered) else None
         without = tuple(dict.fromkeys((*attempt.without, *before)))
         numbered.append(replace(attempt, number=index, restarted_by=by, without=without))
@@ -138,7 +138,7 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
 
 @singledispatch
 def _apply(_payload: Payload, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    """The attempt as an event leaves it; of most kinds, as it was."""
+    """The attempt after this event; most kinds do not change it."""
     return attempt
 
 
@@ -167,7 +167,7 @@ def _apply_submitted(payload: Submitted, attempt: Attempt, _event: AnyEvent) -> 
 
 @_apply.register
 def _apply_agent(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
-    # The processes of a job of Slurm's are Slurm's to look after.
+    # Slurm manages the processes of its own jobs.
     is_ours = payload.executor == "local" and payload.process
     return replace(
         attempt,
@@ -217,14 +217,14 @@ def _apply_preflight(payload: PreflightDone, attempt: Attempt, event: AnyEvent) 
 
 
 def _host(attempt: Attempt, event: AnyEvent) -> str:
-    """The host whose agent's journal this event stands in, or that journal's node where its host is not known."""
+    """The host whose agent wrote this event; its node number if the host is unknown."""
     node = node_of(event.source)
     return attempt.hosts.get(node, f"node {node}")
 
 
 @_apply.register
 def _apply_workers(payload: WorkersStarted, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    # Slurm looks after the processes of its jobs: then none is known here before its workers.
+    # Only local attempts know a process before their workers start; Slurm manages those of its own jobs.
     workers = payload.processes.values() if attempt.processes else ()
     return replace(attempt, processes=(*attempt.processes, *workers))
 
@@ -240,7 +240,7 @@ def _apply_restored(payload: CheckpointRestored, attempt: Attempt, _event: AnyEv
 
 
 def _at_step(attempt: Attempt, step: int) -> Attempt:
-    """The attempt, whose ranks begin at this step; the first ranks that do so say where the attempt begins."""
+    """The attempt with its ranks starting at this step; in the first round this is also where the attempt starts."""
     if attempt.restarts:
         return replace(attempt, round_step=step)
     return replace(attempt, first_step=step, last_step=step, round_step=step)
@@ -252,7 +252,7 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
         return replace(attempt, absent_since=attempt.absent_since or event.time)
     if not is_final(payload.state or ""):
         return replace(attempt, handed_over=True, absent_since=None)
-    # Slurm knows when a job began that did not live to say so itself.
+    # Slurm knows when a job began, even if the job died before its agent could journal it.
     return replace(attempt, started_at=attempt.started_at or payload.started_at)
 
 

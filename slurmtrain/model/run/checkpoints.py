@@ -1,4 +1,4 @@
-"""The checkpoints of a run, from the events about them, in their order."""
+"""The checkpoints of a run, built from the events about them in order."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import PUBLISHED, Attempt, Checkpoint
 
-# A checkpoint is known by its path and the time at which it was saved: a run that begins anew saves to the same paths.
+# A checkpoint is identified by its path and when it was saved: a run that starts over saves to the same paths.
 _Key = tuple[str, float]
 _FIELDS = [each.name for each in fields(Checkpoint) if each.name != "attempt"]
 
 
 def concerns_checkpoints(event: AnyEvent) -> bool:
-    """Whether an event is one for :class:`CheckpointHistory`."""
+    """Whether :class:`CheckpointHistory` needs this event."""
     payload = event.payload
     if isinstance(payload, JobObserved):
         return payload.checkpoints is not None
@@ -39,11 +39,11 @@ class CheckpointHistory:
     def __init__(self) -> None:
         self._on_disk: dict[str, Checkpoint] = {}
         self._deleted: dict[_Key, Checkpoint] = {}
-        # The directory of the attempt that saved each; attempts get their numbers only when all of them are known.
+        # The directory of the attempt that saved each; attempts are numbered only once all of them are known.
         self._savers: dict[_Key, str] = {}
 
     def apply(self, event: AnyEvent) -> None:
-        """Take in an event, which comes after all those before in the order of events."""
+        """Apply the next event. Events must be applied in their order."""
         payload = event.payload
         if isinstance(payload, CheckpointRecord):
             self._apply_record(payload, event)
@@ -57,7 +57,7 @@ class CheckpointHistory:
             self._delete(payload.path, event.time)
 
     def checkpoints(self, attempts: Sequence[Attempt]) -> list[Checkpoint]:
-        """All of them by step, each with the number of the attempt that saved it."""
+        """All checkpoints by step, each with the number of the attempt that saved it."""
         numbers = {attempt.key: attempt.number for attempt in attempts}
         numbered = [
             replace(checkpoint, attempt=self._attempt(checkpoint, numbers, attempts))
@@ -66,7 +66,7 @@ class CheckpointHistory:
         return sorted(numbered, key=lambda checkpoint: checkpoint.order)
 
     def _attempt(self, checkpoint: Checkpoint, numbers: Mapping[str, int], attempts: Sequence[Attempt]) -> int | None:
-        """The number of the attempt that saved it: the one that says so, or else the one that ran then."""
+        """The number of the attempt that saved it: the recorded one, or else the one that was running at that time."""
         saver = self._savers.get((checkpoint.path, checkpoint.saved_at))
         if saver is not None and saver in numbers:
             return numbers[saver]
@@ -81,20 +81,20 @@ class CheckpointHistory:
             return
         checkpoint = self._find(record, event)
         if isinstance(record, CheckpointRestored):
-            # Sizes alone make a checkpoint good enough to resume from, but nothing is known of what is in its files.
+            # Correct sizes make a checkpoint good enough to resume from, but do not verify the contents of its files.
             good = replace(checkpoint, complete=True)
             checkpoint = _looked_at(checkpoint, event, good=True) if record.hashed else good
         self._put(checkpoint)
 
     def _apply_observed(self, observed: JobObserved, event: AnyEvent) -> None:
-        """A kill between deleting a checkpoint, or publishing one, and journaling that: the disk is right."""
+        """Trust the disk: a process may be killed after deleting or publishing a checkpoint, before journaling it."""
         if observed.checkpoints is None:
             return
         records = {record.path: record for record in observed.checkpoints}
         for path in [path for path in self._on_disk if path.startswith(PUBLISHED) and path not in records]:
             self._delete(path, event.time)
         for path, record in records.items():
-            # Of one whose manifest cannot be read, there is nothing to learn.
+            # A checkpoint with an unreadable manifest adds nothing to what is known already.
             if record.saved_at is not None or path not in self._on_disk:
                 self._put(self._find(record, event))
 
@@ -110,25 +110,25 @@ class CheckpointHistory:
         if checkpoint is None:
             return
         looked_at = _looked_at(checkpoint, event, good=verified.reason is None)
-        # One that was set aside is not resumed from, though its files should turn out to be good.
+        # A checkpoint that was moved aside is not resumed from, even if its files turn out to be good.
         aside = not checkpoint.complete and not checkpoint.path.startswith(PUBLISHED)
         self._put(replace(looked_at, complete=False) if aside else looked_at)
 
     # --- what is on disk ----------------------------------------------------------------------------------------------
 
     def _put(self, checkpoint: Checkpoint) -> None:
-        """It is on disk, in place of any other at its path."""
+        """Record that it is on disk, replacing any other at its path."""
         self._deleted.pop((checkpoint.path, checkpoint.saved_at), None)
         self._on_disk[checkpoint.path] = replace(checkpoint, pruned_at=None)
 
     def _delete(self, path: str, at: float) -> None:
-        """What is at this path was deleted."""
+        """Record that the checkpoint at this path was deleted."""
         checkpoint = self._on_disk.pop(path, None)
         if checkpoint is not None:
             self._deleted[path, checkpoint.saved_at] = replace(checkpoint, pruned_at=at)
 
     def _find(self, record: CheckpointRecord, event: AnyEvent) -> Checkpoint:
-        """The checkpoint of this record: as it is known, even as a deleted one, or else a new one."""
+        """The known checkpoint of this record, even if deleted, or else a new one."""
         saved_at = _saved_at(record, event)
         on_disk = self._on_disk.get(record.path)
         if on_disk is not None and on_disk.saved_at == saved_at:
@@ -136,7 +136,7 @@ class CheckpointHistory:
         return self._deleted.get((record.path, saved_at)) or self._describe(record, event)
 
     def _describe(self, record: CheckpointRecord, event: AnyEvent) -> Checkpoint:
-        """A new checkpoint with what the record says."""
+        """A new checkpoint from the record."""
         saved_at = _saved_at(record, event)
         saver = record.attempt or (attempt_of(event.source) if isinstance(record, CheckpointSaved) else "")
         self._savers[record.path, saved_at] = saver
@@ -154,7 +154,7 @@ class CheckpointHistory:
     # --- kept between two readings ------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it: a row for each checkpoint, the newest on disk last."""
+        """This as JSON: a row for each checkpoint, the newest on disk last."""
         return {"on_disk": self._rows(self._on_disk.values()), "deleted": self._rows(self._deleted.values())}
 
     def _rows(self, checkpoints: Iterable[Checkpoint]) -> list[list[Any]]:
@@ -165,7 +165,7 @@ class CheckpointHistory:
 
     @classmethod
     def from_dict(cls, record: Mapping[str, Any]) -> CheckpointHistory:
-        """Read what :meth:`to_dict` gave."""
+        """Read the result of :meth:`to_dict`."""
         history = cls()
         for saver, *values in record["on_disk"]:
             checkpoint = Checkpoint(**dict(zip(_FIELDS, values, strict=True)))

@@ -1,8 +1,8 @@
-"""A run, from all that is known of it.
+"""Builds a run from all its events.
 
-A :class:`RunBuilder` looks at a set of events, never at the order in which they became known, so reading journals in
-another order, or again from the start, gives the same run. What it knows can be kept as JSON, so that the next reading
-need only add what is new. It takes no decisions: who starts the run again is for
+A :class:`RunBuilder` depends on the set of events, not on the order in which they were read, so reading journals in
+another order, or again from the start, gives the same run. Its state can be stored as JSON, so that the next reading
+only adds new events. It makes no decisions: who starts the run again is decided by
 :func:`slurmtrain.model.interruption.next_start.with_next_start`.
 """
 
@@ -37,22 +37,22 @@ Events = Callable[[], Iterable[AnyEvent]]
 
 
 def fold(run_id: str, events: Iterable[AnyEvent], progress: Mapping[str, Progress]) -> Run:
-    """The run ``run_id`` with these ``events``, in any order; ``progress`` is as :meth:`RunBuilder.build` has it."""
+    """The run ``run_id`` from its ``events``, in any order; ``progress`` is as for :meth:`RunBuilder.build`."""
     builder = RunBuilder(run_id)
     builder.add(events)
     return builder.build(progress)
 
 
 class RunBuilder:
-    """Collects the events of a run, each once and in any order, and makes the run of them."""
+    """Collects the events of a run, each once and in any order, and builds the run from them."""
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self._events: list[AnyEvent] = []
         self._saves: dict[str, SaveLog] = {}
         self._checkpoints = CheckpointHistory()
-        # The history of checkpoints is a sequence: up to where it has been followed, the events still to come in it,
-        # and where those before are to be had, should one belong in between.
+        # The history of checkpoints depends on the order of events: _followed is the last event applied to it,
+        # _unfollowed are events still to apply, and _all_events is for replaying it if one of them comes earlier.
         self._followed: Order = NEVER
         self._unfollowed: list[AnyEvent] = []
         self._added: list[AnyEvent] = []
@@ -60,11 +60,11 @@ class RunBuilder:
 
     @property
     def events(self) -> Sequence[AnyEvent]:
-        """The events that are kept one by one: all but those of saves."""
+        """The events that are kept individually: all but those about saves."""
         return self._events
 
     def add(self, events: Iterable[AnyEvent]) -> None:
-        """Take in more events, none of which was added before."""
+        """Add events, none of which was added before."""
         for event in events:
             if concerns_checkpoints(event):
                 self._unfollowed.append(event)
@@ -75,9 +75,9 @@ class RunBuilder:
                 self._saves.setdefault(folder, SaveLog()).add(event)
 
     def build(self, progress: Mapping[str, Progress]) -> Run:
-        """The run, as all events that were added describe it.
+        """The run that all added events describe.
 
-        ``progress`` holds, for each attempt by the name of its directory, what its metrics say.
+        ``progress``: of each attempt according to its metrics, by the name of its directory.
         """
         self._follow_checkpoints()
         events = sorted(self._events, key=lambda event: event.order)
@@ -128,7 +128,7 @@ class RunBuilder:
         return with_state(run)
 
     def to_dict(self) -> dict[str, Any]:
-        """All that it knows, as JSON has it."""
+        """The builder's state as JSON."""
         self._follow_checkpoints()
         return {
             "events": [
@@ -143,13 +143,13 @@ class RunBuilder:
 
     @classmethod
     def from_dict(cls, run_id: str, record: Mapping[str, Any], all_events: Events) -> RunBuilder:
-        """Read what :meth:`to_dict` gave.
+        """Read the result of :meth:`to_dict`.
 
         Args:
             run_id: The run.
-            record: What was kept of it.
-            all_events: Gives every event of the run, those included that are added next. It is called only if one of a
-                checkpoint turns up that lies before others that are known already: a file system has shown it late.
+            record: The stored state.
+            all_events: Returns every event of the run, including those about to be added. It is called only if an event
+                about a checkpoint comes before ones already applied: a file system may show writes late.
         """
         builder = cls(run_id)
         for each in record["events"]:
@@ -165,7 +165,7 @@ class RunBuilder:
         return builder
 
     def _follow_checkpoints(self) -> None:
-        """Take the history of checkpoints up to the last event; from its start if one belongs before others."""
+        """Bring the history of checkpoints up to date; replay it if an event belongs before ones already applied."""
         events = sorted(self._unfollowed, key=lambda event: event.order)
         if not events:
             return
@@ -179,7 +179,7 @@ class RunBuilder:
 
 
 def with_state(run: Run) -> Run:
-    """The run with the state, the reason and the end that follow from its attempts; ``reason``: why it has none."""
+    """The run with the state, reason and end that follow from its attempts; without attempts, ``reason`` says why."""
     newest = run.newest
     if newest is not None:
         state, reason = _state_after(run.attempts, run.cancelled)
@@ -190,7 +190,7 @@ def with_state(run: Run) -> Run:
 
 
 def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, str]:
-    """The state of the newest attempt, but for a run that starts again though that has ended."""
+    """State and reason of the newest attempt, or ``requeued`` if it has ended and the run will start again."""
     newest, before = attempts[-1], next(reversed(attempts[:-1]), None)
     if newest.restarted_by is not None:
         if newest.restarted_by == "sync" and is_cancelled:
@@ -205,7 +205,7 @@ def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, 
 
 
 def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> bool:
-    """Whether the newest attempt's job ended for good, or a command has ended a later start of it that never began."""
+    """Whether the newest attempt's job ended for good, or a command ended a later start of it that never began."""
     if newest is None:
         return False
     replaced = [
@@ -218,7 +218,7 @@ def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> b
 
 
 def _without_checkpoints(event: AnyEvent) -> AnyEvent:
-    """The event without its list of checkpoints, which is kept in their history."""
+    """The event without its list of checkpoints, which :class:`CheckpointHistory` keeps."""
     if isinstance(event.payload, JobObserved) and event.payload.checkpoints is not None:
         return replace(event, payload=replace(event.payload, checkpoints=None))
     return event

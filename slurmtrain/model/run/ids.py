@@ -18,8 +18,8 @@ def base32(value: int, digits: int) -> str:
 
 
 def run_id(now_ms: int, random_bits: int) -> str:
-    """An id that sorts by ``now_ms`` (milliseconds since 1970); ``random_bits`` tells ids of one millisecond apart.
+    """An id that sorts by ``now_ms`` (milliseconds since 1970); ``random_bits`` distinguish ids of one millisecond.
 
-    Uniqueness is not promised here: whoever creates the run directory tries another one when it exists.
+    Uniqueness is not guaranteed: the code that creates the run directory tries another id if it already exists.
     """
     return base32(max(0, now_ms - EPOCH_MS), _TIME_DIGITS) + base32(random_bits, _RANDOM_DIGITS)

@@ -1,12 +1,12 @@
-"""Slurm's job states, and what they say of an attempt.
+"""Slurm's job states, and what they mean for an attempt.
 
-Source: JOB STATE CODES in the manual pages of squeue and sacct, 22.05 to 25.11. States that are not known here are
-taken for live ones: nothing is given up because a newer Slurm has a new word.
+Source: JOB STATE CODES in the manual pages of squeue and sacct, 22.05 to 25.11. States that are not listed here count
+as live: a run must not be given up because a newer Slurm has a new state.
 """
 
 from __future__ import annotations
 
-# Why an attempt ended that Slurm left in this state, as long as the attempt did not say so itself.
+# The cause of an attempt's end by its final state in Slurm, unless the attempt itself journaled a cause.
 CAUSE_OF_STATE = {
     "BOOT_FAIL": "node_fail",
     "CANCELLED": "cancelled",
@@ -22,12 +22,12 @@ CAUSE_OF_STATE = {
     "REVOKED": "cancelled",
     "TIMEOUT": "timeout",
 }
-# The job waits, and for these it waits for somebody to release it.
+# In WAITING the job is in the queue; in HELD it stays there until a person releases it.
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 HELD = frozenset({"REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-# Nothing is known of the job any more; the scheduler did not say that it ended.
+# The scheduler does not know the job any more, but never reported that it ended.
 ABSENT = "ABSENT"
-# Neither the scheduler nor the machine knows anything of it, and it has had its time to say something.
+# Neither the scheduler nor the machine knows the job, and the time allowed for it to show up again has passed.
 GONE = "gone"
 
 _DESCRIPTIONS = {
@@ -57,5 +57,5 @@ def is_final(state: str) -> bool:
 
 
 def describe_state(state: str) -> str:
-    """A final state as a person would put it."""
+    """A final state in plain words."""
     return _DESCRIPTIONS.get(base(state), f"Slurm says {state}")

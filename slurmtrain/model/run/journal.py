@@ -1,4 +1,4 @@
-"""Reading journals: append-only JSON lines with one writer each, any of which may have died in the middle of a line."""
+"""Reading journals: append-only JSON lines with one writer each, which may have died in the middle of a line."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 _END_OF_TIME = 1e12
 _BLANK = " \t\r\n"
-# json.loads() guesses an encoding and looks for blanks first, which takes as long again as reading a line of metrics.
+# json.loads() first detects the encoding and skips blanks, which doubles the time to parse a line of metrics.
 _read_json = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """A line that is no record: it stays where it is in its journal and is reported."""
+    """A line that is not a valid record: it stays in its journal and is reported."""
 
     source: str
     offset: int
@@ -27,7 +27,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a stretch of a journal holds. ``end`` is the offset after the last whole line."""
+    """The contents of a section of a journal. ``end`` is the offset after the last complete line."""
 
     records: tuple[tuple[int, dict[str, Any]], ...]
     garbage: tuple[Garbage, ...]
@@ -35,9 +35,9 @@ class Reading:
 
 
 def read_lines(chunk: bytes, start: int, source: str) -> Reading:
-    """Records of ``chunk``, which begins at byte ``start`` of ``source``.
+    """The records in ``chunk``, which begins at byte ``start`` of ``source``.
 
-    A last line without its newline is left for the next reading: its writer may still be at it, or died over it.
+    A last line without a newline is left for the next reading: its writer may still be writing it, or has died.
     """
     records, garbage = [], []
     end = start
@@ -72,12 +72,12 @@ def _record(line: bytes) -> dict[str, Any] | None:
 
 
 def _is_time(value: object) -> bool:
-    # Python reads NaN, and whole numbers that no float can hold: neither can be put in order.
+    # Python's JSON parser accepts NaN, and integers too large for a float; neither can be used for sorting.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
 
 
 def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garbage]]:
-    """The events of a reading of the journal ``source``, and its garbage: lines without a kind, or that say nothing."""
+    """The events in a ``reading`` of the journal ``source``, and its garbage, such as lines without a kind."""
     events: list[AnyEvent] = []
     garbage = list(reading.garbage)
     for offset, record in reading.records:
@@ -91,7 +91,7 @@ def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garba
 
 def read_event(record: Mapping[str, Any], source: str, offset: int) -> AnyEvent | None:
     """The event of a ``record`` with a time, at this ``offset`` of the journal ``source``; None for garbage."""
-    # Not above: making forty classes takes as long as a look at the registry that finds nothing new in any journal.
+    # Imported late: creating forty classes takes as long as checking the registry when no journal has changed.
     from slurmtrain.model.run.events.base import Event, is_text
     from slurmtrain.model.run.events.kinds import read_payload
 

@@ -1,4 +1,4 @@
-"""Where everything of a run lies: the only place that knows the names of files. Paths are computed, never touched."""
+"""Where the files of a run are: the only place that knows their names. Paths are computed, never accessed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class RunsRoot:
 
     @property
     def mlflow_db(self) -> Path:
-        """The database of the MLflow store beside the runs."""
+        """The database of the MLflow store next to the runs."""
         return self.path / "mlflow.db"
 
     @property
     def mlflow_uri(self) -> str:
-        """The MLflow store beside the runs."""
+        """The URI of the MLflow store next to the runs."""
         return f"sqlite:///{self.mlflow_db}"
 
     @property
@@ -42,17 +42,17 @@ class RunsRoot:
 
     @property
     def registry(self) -> Path:
-        """The database that holds what commands have read of the runs, unless configured elsewhere."""
+        """The database that caches what commands have read about the runs, unless configured elsewhere."""
         return self.path / "registry.db"
 
     @property
     def scheduler_cache(self) -> Path:
-        """Slurm's last answer, which commands that look again and again share."""
+        """Slurm's last answer, shared by commands that poll."""
         return self.path / ".squeue.json"
 
     @property
     def nodes(self) -> Path:
-        """Journals of what commands say of the cluster's nodes."""
+        """Journals of commands about the cluster's nodes."""
         return self.path / "nodes"
 
     @property
@@ -62,7 +62,7 @@ class RunsRoot:
 
     @property
     def watch_lock(self) -> Path:
-        """Held by the process that watches these runs; says who that is."""
+        """Held by the process that watches these runs, and identifies it."""
         return self.path / ".watch.lock"
 
     def run(self, run_id: str) -> RunDir:
@@ -107,7 +107,7 @@ class RunDir:
 
     @property
     def journals(self) -> Path:
-        """Journals of commands, one for each command that wrote anything."""
+        """Journals of commands, one for each command that wrote any event."""
         return self.path / JOURNALS
 
     @property
@@ -117,7 +117,7 @@ class RunDir:
 
     @property
     def checkpoints(self) -> Path:
-        """The published checkpoints, and beside them what is being built, deleted or was put aside."""
+        """The published checkpoints, and next to them those being built or deleted, and damaged ones moved aside."""
         return self.path / "checkpoints"
 
     @property
@@ -137,16 +137,16 @@ class RunDir:
 
     @property
     def claims(self) -> Path:
-        """A file for each attempt that another submission follows: whoever makes it is the one that submits."""
+        """A file for each attempt that another submission follows: the process that creates it must submit."""
         return self.path / "claims"
 
     @property
     def request(self) -> Path:
-        """Says that a person wants a checkpoint now."""
+        """A person's request for a checkpoint now."""
         return self.path / "checkpoint-request.json"
 
     def attempt(self, job_id: str, restart: int) -> AttemptDir:
-        """The directory of the start of a job that came after so many restarts."""
+        """The directory of one start of a job, which came after ``restart`` earlier ones."""
         return AttemptDir(self.attempts / attempt_key(job_id, restart))
 
     def submission(self, number: int) -> SubmissionDir:
@@ -156,7 +156,7 @@ class RunDir:
 
 @dataclass(frozen=True, slots=True)
 class SubmissionDir:
-    """One handing over of a run to the scheduler, ``submissions/<n>``: one job, which may be started several times."""
+    """One submission of a run to the scheduler, ``submissions/<n>``: one job, which may be started several times."""
 
     path: Path
 
@@ -177,17 +177,17 @@ class SubmissionDir:
 
     @property
     def launch(self) -> Path:
-        """What the node agents need beside the plan."""
+        """What the node agents need in addition to the plan."""
         return self.path / "launch.json"
 
     @property
     def submitit(self) -> Path:
-        """The files of submitit itself: the pickle, the batch script, and what the node agents print."""
+        """The files of submitit itself: the pickle, the batch script, and the output of the node agents."""
         return self.path / "submitit"
 
     @property
     def controller_log(self) -> Path:
-        """What the local executor's controller prints, such as the complaints of a line of setup."""
+        """The output of the local executor's controller, such as errors of setup commands."""
         return self.path / "controller.log"
 
 
@@ -195,7 +195,7 @@ class SubmissionDir:
 class AttemptDir:
     """One attempt's directory, ``attempts/<job id>.<restart>``.
 
-    ``round`` counts how often ranks were started again inside its allocation; they are other writers.
+    ``round`` counts how often the ranks were restarted inside its allocation; each round has its own journals.
     """
 
     path: Path
@@ -203,12 +203,12 @@ class AttemptDir:
 
     @property
     def run(self) -> RunDir:
-        """The run that this is an attempt of."""
+        """The run that this attempt belongs to."""
         return RunDir(self.path.parent.parent)
 
     @property
     def metrics(self) -> Path:
-        """Rank 0's metrics, one line for each step that logged any."""
+        """Rank 0's metrics, one line for each step with logged metrics."""
         return self.path / METRICS
 
     @property
@@ -227,20 +227,20 @@ class AttemptDir:
 
     @property
     def requeue(self) -> Path:
-        """Asks the batch script to put the job back into the queue, where the agent cannot do so itself."""
+        """Tells the batch script to requeue the job if the agent cannot do so itself."""
         return self.path / "requeue"
 
     @property
     def owner(self) -> str:
-        """Whose a checkpoint is that is being built: no two attempts, nor two rounds of one, ever share one."""
+        """The owner of a checkpoint being built: unique for each attempt, and each round of one."""
         return f"{self.path.name}.{self.round}" if self.round else self.path.name
 
     def rank_journal(self, rank: int) -> Path:
-        """A journal has one writer: ranks that are started again inside the allocation have others."""
+        """A rank's journal. A journal has one writer, so ranks restarted inside the allocation get new ones."""
         return self.path / (f"rank-{rank}.{self.round}.jsonl" if self.round else f"rank-{rank}.jsonl")
 
     def rank_log(self, rank: int) -> Path:
-        """What a rank printed."""
+        """A rank's output."""
         return self.logs / f"rank-{rank}.log"
 
 
@@ -262,24 +262,24 @@ def node_of(source: str) -> str:
 
 
 def attempt_of(source: str) -> str:
-    """The name of the attempt's directory that a journal lies in; empty for a journal of a command."""
+    """The name of the attempt's directory that contains this journal; empty for a command's journal."""
     parts = source.split("/")
     return parts[1] if parts[0] == "attempts" and len(parts) > 2 else ""
 
 
 def checkpoint_name(step: int) -> str:
-    """The name of a published checkpoint's directory."""
+    """The directory name of a published checkpoint."""
     return f"step-{step}"
 
 
 def checkpoint_step(name: str) -> int | None:
-    """The step of a published checkpoint by its directory's name; None for anything else, temporary ones included."""
+    """The step of a published checkpoint from its directory name; None for anything else, even temporary ones."""
     match = _STEP.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def staging_name(attempt: str, step: int) -> str:
-    """Where an attempt builds a checkpoint before publishing it: no two attempts ever share it."""
+    """The directory name under which an attempt builds a checkpoint before publishing it; ``attempt``: its owner."""
     return f".{attempt}-step-{step}"
 
 
@@ -290,21 +290,21 @@ def staged_step(name: str) -> int | None:
 
 
 def trash_name(name: str) -> str:
-    """What a checkpoint is called while it is being deleted."""
+    """The directory name of a checkpoint while it is being deleted."""
     return f".trash-{name}"
 
 
 def is_trash(name: str) -> bool:
-    """Whether something is being deleted."""
+    """Whether this is the name of a checkpoint that is being deleted."""
     return name.startswith(".trash-")
 
 
 def damaged_name(step: int, number: int) -> str:
-    """What a checkpoint is called that was put aside because it could not be restored; ``number`` counts such ones."""
+    """The name of a checkpoint moved aside because it could not be restored; ``number`` counts those of this step."""
     return f"damaged-{checkpoint_name(step)}" + (f".{number}" if number else "")
 
 
 def damaged_step(name: str) -> int | None:
-    """The step of a checkpoint that was put aside; None for anything else."""
+    """The step of a checkpoint that was moved aside as damaged; None for anything else."""
     match = _DAMAGED.fullmatch(name)
     return int(match[1]) if match else None

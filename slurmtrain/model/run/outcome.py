@@ -1,20 +1,20 @@
-"""Whether, when and why an attempt ended: what its nodes journaled, and what was observed from outside, merged.
+"""Whether, when and why an attempt ended, from what its nodes journaled and what was observed from outside.
 
-What the job says of itself outranks what was observed. The scheduler decides where the job wrote nothing, and where
-the job knows no more than that a signal asked it to stop: a preemption and a cancel look alike from inside.
+What the job journaled outranks what was observed. The scheduler decides if the job wrote nothing, or if all it knows is
+that a signal stopped it: a preemption and a cancel look alike from inside.
 
 In this order:
 
 1. All nodes journaled ``end: completed``: completed.
-2. Some node ended otherwise: the one with the earliest ``failed_at`` is the cause, unless a person cancelled before
-   that. A rank that only lost its peer (``cascade``) comes after those that failed by themselves, even if it failed
-   first.
+2. Some node ended otherwise: the one with the earliest ``failed_at`` determines the cause, unless a person cancelled
+   before that. A rank that failed only because it lost a peer (``cascade``) comes after those that failed by
+   themselves, even if it failed first.
 3. Slurm's final state, seen before a person cancelled: its cause (``job_state``).
 4. A person cancelled: cancelled.
-5. Nobody wrote anything, and ``observed: gone`` says that nothing is left: lost.
+5. Nothing was journaled, and ``observed: gone`` says that the job no longer exists: lost.
 
 An attempt has ended when all its nodes journaled their ``end``, or when it is gone. With Slurm, an attempt whose job
-was started again is over, whatever was written of it.
+was started again is over, whatever was journaled about it.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.requeue import PREFLIGHT, RequeueRecord, requeue_record
 from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt, replace
 
-# A job that ends this long before its limit did not time out, though Slurm says so of one that leaves in its grace.
+# A job that ends this long before its limit did not time out: Slurm also says TIMEOUT if it exits within its grace.
 _LIMIT_MARGIN_S = 60.0
-# Ends of which it is worth saying how far the attempt had come.
+# Causes for which the reason mentions the last step.
 _AT_A_STEP = frozenset({"preempted", "timeout", "cancelled"})
 
 End = Event[NodeEnded]
@@ -52,17 +52,17 @@ class _Final:
 
     @property
     def is_gone(self) -> bool:
-        """Whether it only says that nothing is left of the job."""
+        """Whether it only says that the job no longer exists."""
         return self.state == GONE
 
     @property
     def is_cancel(self) -> bool:
-        """Whether somebody has ended the job in Slurm."""
+        """Whether somebody cancelled the job in Slurm."""
         return CAUSE_OF_STATE.get(base(self.state)) == "cancelled"
 
     @property
     def ended_at(self) -> float:
-        """When the attempt ended, in seconds since 1970, as well as is known."""
+        """The best estimate of when the attempt ended, in seconds since 1970."""
         return self.observed.ended_at or self.observed.last_seen or self.seen_at
 
 
@@ -70,8 +70,8 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     """The attempt with its end, if it has ended.
 
     Args:
-        attempt: What is known of it otherwise.
-        events: Its own, and those of commands about it, in order.
+        attempt: The attempt without its end.
+        events: Its own events and those of commands about it, in order.
         cancels: When a person cancelled the run, in seconds since 1970.
     """
     # A node that was lost while the others kept running has no say in how the attempt ended.
@@ -82,7 +82,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     all_ended = nodes > 0 and len({end.source for end in ends}) >= nodes - len(lost)
     requeue = requeue_record(events)
     if requeue is not None and requeue.intended:
-        # Putting a job back ends its other nodes, some of them before they have journaled their end.
+        # A requeue ends the job's other nodes, some of them before they have journaled their end.
         last_end = max((end.time for end in ends), default=requeue.at)
         return _put_back(attempt, requeue, select(events, NodeEnded), final, last_end)
     if not (all_ended or final):
@@ -97,10 +97,10 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     root = min((end for end in ends if end.payload.cause != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _failed_at(root) < cancelled_at):
         if final is None and _was_asked(root) and _is_of_slurm(events):
-            # Preempted, cancelled, put back into the queue? Its nodes cannot tell, and Slurm has not said yet.
+            # Preempted, cancelled or requeued? Its nodes cannot know, and Slurm has not said yet.
             return replace(attempt, reason=f"{root.payload.reason}; Slurm has not said why yet")
         return _closed_by_node(attempt, root, final, last_end)
-    # Slurm's times are whole seconds.
+    # Slurm rounds times to whole seconds, so the cancel is rounded as well.
     if final is not None and not final.is_gone and (cancelled_at is None or final.ended_at < int(cancelled_at)):
         cause, reason = _slurms_reason(final)
         return closed(attempt, cause, reason + _at_step(attempt), final.ended_at, confirmed=True)
@@ -113,9 +113,10 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
 
 
 def superseded(attempt: Attempt, facts: AttemptFacts) -> Attempt:
-    """An attempt with these facts whose job Slurm has started again since, as it does with no cancelled job.
+    """The attempt, closed: Slurm has started its job again since, which rules out that it was cancelled.
 
-    That alone confirms nothing: Slurm can still say why, a node's failure for one.
+    That alone does not confirm the cause: Slurm may still report one, such as a node failure. ``facts``: those of the
+    attempt.
     """
     ends = select(facts.events, NodeEnded)
     requeue = requeue_record(facts.events)
@@ -137,25 +138,25 @@ def closed(attempt: Attempt, cause: str, reason: str, at: float, *, confirmed: b
         attempt: As it was.
         cause: One of :data:`~slurmtrain.model.run.run.CAUSES`.
         reason: The same in words.
-        at: When, in seconds since 1970; 0 where nobody knows.
-        confirmed: Whether nothing that the scheduler could still say would change the cause.
+        at: When, in seconds since 1970; 0 if unknown.
+        confirmed: Whether the cause is final, whatever the scheduler may still report.
     """
     state = STATE_OF_CAUSE.get(cause, "failed")
     return replace(attempt, state=state, cause=cause, reason=reason, ended_at=at or None, confirmed=confirmed)
 
 
 def begin(attempt: Attempt) -> float:
-    """From when on a person's cancel means this attempt, in seconds since 1970."""
+    """When the attempt began, in seconds since 1970: a person's cancel from then on applies to it."""
     return attempt.submitted_at or attempt.started_at or 0.0
 
 
 def _put_back(
     attempt: Attempt, requeue: RequeueRecord, ends: Sequence[End], final: _Final | None, last_end: float
 ) -> Attempt:
-    """The attempt whose job is to start again, without the nodes that its agent has named.
+    """The attempt whose job was to be requeued, with the nodes that its agent excluded.
 
-    No cancel of ours closes it: until Slurm says that the job is over, it may be in the queue. Somebody who has ended
-    the job in Slurm wants it ended.
+    Our own cancel does not close it: until Slurm says that the job is over, it may be in the queue. A cancel in Slurm
+    itself does.
     """
     if final is not None and final.is_cancel:
         cause, reason = _slurms_reason(final)
@@ -177,16 +178,16 @@ def _closed_by(requeue: RequeueRecord, attempt: Attempt, at: float) -> Attempt:
 
 
 def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end: float) -> Attempt:
-    """The node that failed first has the reason, unless it only followed something that Slurm knows of."""
+    """Closed with the reason of the node that failed first, unless that only followed something Slurm knows about."""
     end = root.payload
-    # Whoever cancels a job while it is being preempted wants it ended.
+    # A person who cancels a job while it is being preempted wants it ended.
     overruled = final is not None and final.is_cancel and end.cause in _AT_A_STEP
     follows = _was_asked(root) or end.cascade or overruled
     failed = replace(attempt, failures=tuple(end.failures))
     if follows and final is not None and not final.is_gone:
         cause, reason = _slurms_reason(final)
         if cause in ("crash", "lost") and end.signal == "SIGTERM":
-            # Slurm ended it, but for no person, whose cancel it would name: it left within the grace of a preemption.
+            # Slurm ended it, and not by a cancel, which it would report: the job exited within a preemption's grace.
             cause, reason = "preempted", describe_state("PREEMPTED")
         if cause not in ("crash", "lost"):  # exit codes, which the node itself knows better
             return closed(failed, cause, reason + _at_step(attempt), last_end, confirmed=True)
@@ -195,7 +196,7 @@ def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end:
 
 
 def _slurms_reason(final: _Final) -> tuple[str, str]:
-    """Cause and reason by what Slurm says, for an attempt that did not say more itself."""
+    """Cause and reason according to Slurm, for an attempt that did not journal more itself."""
     observed, state = final.observed, base(final.state)
     if state == "TIMEOUT" and _left_early(observed):
         return "preempted", describe_state("PREEMPTED")
@@ -217,7 +218,7 @@ def _left_early(observed: JobObserved) -> bool:
 
 
 def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
-    """The last observation that the attempt is over; one of the scheduler's outranks that nothing is left of it."""
+    """The last observation that the attempt is over; the scheduler's outrank the observation that it is gone."""
     finals = [
         _Final(event.payload, event.time)
         for event in select(events, JobObserved)
@@ -237,7 +238,7 @@ def _is_of_slurm(events: Sequence[AnyEvent]) -> bool:
 
 
 def _blame(end: End) -> tuple[bool, bool, float]:
-    """What failed first is to blame, but for what failed because something else had, or does not know why."""
+    """The first failure sorts first, after it those that followed from another failure or do not know their cause."""
     return (end.payload.cascade, _was_asked(end), _failed_at(end))
 
 

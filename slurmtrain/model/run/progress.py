@@ -12,14 +12,14 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What the lines read so far add up to; folding the same lines in two goes gives the same."""
+    """The progress after the lines read so far; reading the same lines in several parts gives the same result."""
 
     last_step: int | None = None
     last_time: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     def advance(self, records: Iterable[Mapping[str, Any]]) -> Progress:
-        """The progress after these lines too."""
+        """The progress after these further lines."""
         step, time, metrics = self.last_step, self.last_time, dict(self.metrics)
         for record in records:
             if not isinstance(record.get("step"), int):
@@ -31,7 +31,7 @@ class Progress:
 
 
 def steps_per_second(records: Sequence[Mapping[str, Any]]) -> float | None:
-    """The rate over these lines of one attempt; None where they do not tell."""
+    """Steps per second over these lines of one attempt; None if they are too few."""
     points = [(record["t"], record["step"]) for record in records if isinstance(record.get("step"), int)]
     if len(points) < 2 or points[-1][0] <= points[0][0]:
         return None

@@ -1,8 +1,8 @@
-"""A start of a run whose agent puts its job back into the queue, or whose nodes were not fit to train: pure.
+"""A start of a run whose agent requeues its job, or whose preflight failed: pure.
 
-Node 0 journals that it is about to put the job back (:class:`JobRequeue`), without which nodes and why, then ends, then
-does it. It can be killed anywhere in between, so what became of the job is for Slurm to say: there is a later start of
-it, or it is over.
+Node 0 journals that it is about to requeue the job (:class:`JobRequeue`), why, and which nodes to exclude. Then it
+journals its end, then it requeues. It can be killed anywhere in between, so only Slurm knows what became of the job:
+there is a later start of it, or it is over.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from slurmtrain.model.run.events.command import JobObserved, JobReplaced
 from slurmtrain.model.run.job_state import base, is_final
 
 PREFLIGHT = "preflight"
-# Where commands journal, which look at a start only after its agents have written their last.
+# Where commands journal. They examine a start only after its agents have stopped writing.
 _COMMANDS = "journal/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueRecord:
-    """A start that was put back into the queue, or was to be, or whose preflight failed.
+    """A start that was requeued, or was to be, or whose preflight failed.
 
-    ``intended``: whether it was, or was to be, put back. ``excluded``: nodes that the next start goes without.
-    ``problem``: why it could not be put back, as long as nobody has done so since. ``given_up``: why no command will.
+    ``intended``: whether it was, or was to be, requeued. ``excluded``: nodes that the next start excludes.
+    ``problem``: why the requeue failed, unless a command has requeued it since. ``given_up``: why no command will.
     Times are seconds since 1970.
     """
 
@@ -37,20 +37,20 @@ class RequeueRecord:
     problem: str = ""
     given_up: str = ""
     over: bool = False
-    """Whether Slurm says that the job has ended without being put back."""
+    """Whether Slurm says that the job ended without being requeued."""
 
     @property
     def restarted_by(self) -> str | None:
-        """Who is to start the run again: the queue of ``slurm``, where the job may be, or ``sync``, or nobody."""
+        """What is to start the run again: ``slurm``, whose queue may hold the job, or ``sync``; None: nothing."""
         if not self.intended or self.given_up:
             return None
         return "sync" if self.over else "slurm"
 
 
 def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
-    """What the events of a start say of its requeue, or of a preflight that failed; None if of neither.
+    """The requeue or failed preflight of a start, according to its events; None if there was neither.
 
-    A start whose node 0 did not live to journal more than its intention was to be put back, too.
+    If node 0 died right after journaling its intention, the start still counts as one that was to be requeued.
     """
     requeues = select(events, JobRequeue)
     refusals = [event for event in select(events, NodeEnded) if event.payload.cause == PREFLIGHT]
@@ -75,24 +75,24 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
 
 
 def reason_given_up(events: Iterable[AnyEvent]) -> str:
-    """Why no command starts the run again after this start; empty where one may."""
+    """Why no command starts the run again after this start; empty if one may."""
     return _last_reason([event for event in select(events, RequeueFailed) if _is_of_command(event)])
 
 
 def is_over(events: Iterable[AnyEvent]) -> bool:
-    """Whether Slurm has said that the job ended, and was not put back, or a command has ended it to start another."""
+    """Whether Slurm said that the job ended without being requeued, or a command ended it to submit another."""
     return any(isinstance(event.payload, JobReplaced) or _is_final(event) for event in events)
 
 
 def describe_wait(reason: str, excluded: Sequence[str], restarted_by: str, problem: str = "", after: str = "") -> str:
-    """Why a run that was interrupted waits, and who starts it again, in words.
+    """Describe why an interrupted run waits, and what starts it again.
 
     Args:
         reason: Why it was interrupted.
-        excluded: The nodes that it goes without from now on.
+        excluded: The nodes that are excluded from now on.
         restarted_by: ``slurm`` or ``sync``.
-        problem: Why its job could not be put back into the queue; empty if it could.
-        after: From when on it may start, in words.
+        problem: Why its job could not be requeued; empty if it could.
+        after: The earliest time at which it may start, in words.
     """
     without = f" without {', '.join(excluded)}" if excluded else ""
     if restarted_by == "sync":

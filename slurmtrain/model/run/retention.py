@@ -1,4 +1,4 @@
-"""Which checkpoints of a run stay and which may be deleted: pure."""
+"""Which checkpoints of a run are kept and which may be deleted: pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Saved:
 
 
 def reasons(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
-    """Why each checkpoint that stays does so, by its step, the oldest first; the newest always stays.
+    """Why each kept checkpoint is kept, by step, the oldest first. The newest is always kept.
 
-    ``saved``: all that are complete, in any order, each step once.
+    ``saved``: all complete checkpoints, in any order, each step once.
     """
     ordered = sorted(saved, key=lambda checkpoint: checkpoint.step)
     why: dict[int, list[str]] = {checkpoint.step: [] for checkpoint in ordered}
@@ -43,9 +43,9 @@ def disposable(saved: Sequence[Saved], keep: KeepSpec) -> list[int]:
 
 
 def _firsts(ordered: Sequence[Saved], every: int) -> list[int]:
-    """For each multiple of ``every`` above zero the first step from it on, before the next multiple.
+    """For each positive multiple of ``every``, the first saved step at or after it and before the next multiple.
 
-    Saves that are timed by a clock hit a multiple only by chance.
+    Saves at time intervals hit a multiple only by chance.
     """
     firsts: dict[int, int] = {}
     for checkpoint in ordered:
@@ -54,7 +54,7 @@ def _firsts(ordered: Sequence[Saved], every: int) -> list[int]:
 
 
 def _best(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
-    """The steps with the best ``n`` values of those that have the metric as a number; of equal ones the later."""
+    """The steps with the ``n`` best values of the metric, if it is a number; of equal values the later step wins."""
     values = {saved.step: value for saved in ordered if (value := _number(saved.metrics.get(best.metric))) is not None}
     sign = 1 if best.mode == "min" else -1
     ranked = sorted(values, key=lambda step: (sign * values[step], -step))
@@ -62,5 +62,5 @@ def _best(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
 
 
 def _number(value: float | None) -> float | None:
-    """The value, unless it is no number, NaN, infinite, or beyond a float's range."""
+    """The value as a float; None if it is not a number, NaN, infinite, or too large for a float."""
     return float(value) if isinstance(value, int | float) and abs(value) <= sys.float_info.max else None

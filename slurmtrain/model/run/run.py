@@ -1,4 +1,4 @@
-"""The nouns of what is known: a run, its attempts, its checkpoints, and what its job is doing right now."""
+"""The data model: a run, its attempts, its checkpoints, and what its job is doing right now."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CAUSES = (
     "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
 )  # fmt: skip
 
-# How the paths of checkpoints of our own kind begin, relative to the run directory.
+# How the paths of slurmtrain's own checkpoints begin, relative to the run directory.
 PUBLISHED = "checkpoints/step-"
 
-# What an attempt that ended for this cause makes of its run, as long as nobody starts it again.
+# The state of a run whose last attempt ended with this cause, unless it is started again.
 STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "lost"}
 
 
@@ -26,7 +26,7 @@ STATE_OF_CAUSE = {"completed": "completed", "cancelled": "cancelled", "lost": "l
 class Checkpoint:
     """A checkpoint that is on disk, or was. ``path`` is relative to the run directory, or absolute outside it.
 
-    ``seconds`` is how long its save took, ``stall_s`` how long training stood still for it; None: nobody knows.
+    ``seconds``: how long its save took; ``stall_s``: for how many seconds it stalled training; None: unknown.
     """
 
     step: int | None
@@ -38,7 +38,7 @@ class Checkpoint:
     verified: bool = False
     stall_s: float | None = None
     why: str = ""
-    """Why it was saved: ``interval``, ``steps``, ``asked``, ``stop``, ``end``; ``found``: by a script of the user's."""
+    """Why it was saved: ``interval``, ``steps``, ``asked``, ``stop``, ``end``; ``found``: by the user's script."""
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """The latest values when it was saved."""
     attempt: int | None = None
@@ -46,16 +46,16 @@ class Checkpoint:
     pruned_at: float | None = None
     """When it was deleted, in seconds since 1970; None: it is on disk."""
     verified_at: float | None = None
-    """When its files were last looked at, good or not."""
+    """When its files were last verified, whatever the result."""
 
     @property
     def on_disk(self) -> bool:
-        """Whether it was not deleted."""
+        """Whether it has not been deleted."""
         return self.pruned_at is None
 
     @property
     def published(self) -> bool:
-        """Whether it is one of our own kind, at its own place: whole, and not set aside."""
+        """Whether it is one of slurmtrain's own checkpoints, complete and not moved aside."""
         return self.complete and self.path.startswith(PUBLISHED)
 
     @property
@@ -85,9 +85,9 @@ class Attempt:
     master_port: int | None = None
     interfaces: Mapping[str, str] = field(default_factory=dict)
     network: Mapping[str, Any] = field(default_factory=dict)
-    """The networks that it could have trained over, and the elected one, as node 0 has journaled it."""
+    """The networks that it could have trained over, and the elected one, as journaled by node 0."""
     clock: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By host: ``offset_ms`` ahead of node 0's, ``bound_ms`` of its error, ``disciplined`` and its ``source``."""
+    """By host: ``offset_ms`` ahead of node 0's clock, its error ``bound_ms``, ``disciplined``, and its ``source``."""
     checks: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
     """By host: ``check``, ``status`` and ``summary`` of each."""
     failures: Sequence[Mapping[str, Any]] = ()
@@ -99,42 +99,42 @@ class Attempt:
     """Which submission started it: one job may be started several times."""
     submitted_from: str | None = None
     absent_since: float | None = None
-    """Since when the scheduler knows nothing of the job, though nothing says that it ended."""
+    """Since when the scheduler has not known the job, although nothing says that it ended."""
     confirmed: bool = False
-    """Whether nothing that the scheduler could still say would change why it ended."""
+    """Whether its cause is final, whatever the scheduler may still report."""
     without: Sequence[str] = ()
-    """Nodes that it was to be started without, beside those that the spec excludes."""
+    """Nodes excluded from its start, in addition to those that the spec excludes."""
     executor: str = ""
     asked_by: str = "submit"
-    """The command that has started it: ``sync`` for a restart that nobody asked for."""
+    """The command that started it: ``sync`` for an automatic restart."""
     policy: Mapping[str, Any] | None = None
-    """What becomes of it when it is interrupted: the spec's ``requeue``, as plain data. None: nothing."""
+    """The spec's ``requeue`` as plain data: what happens if it is interrupted. None: nothing."""
     excluded: Sequence[str] = ()
-    """Nodes that the next start goes without, as its agent has decided."""
+    """Nodes that its agent excluded from the next start."""
     restarted_by: str | None = None
-    """Who starts the run again: ``slurm``, in whose queue its job may be, or ``sync``; None: nobody."""
+    """What starts the run again: ``slurm``, whose queue may hold its job, or ``sync``; None: nothing."""
     again_at: float | None = None
-    """Before when it is not to start again, in seconds since 1970."""
+    """The earliest time at which it may start again, in seconds since 1970."""
     requeue_problem: str = ""
-    """Why its agent could not put its job back into the queue."""
+    """Why its agent could not requeue its job."""
     interval: Mapping[str, Any] = field(default_factory=dict)
-    """How often it saves, what of a save costs what, and why, as rank 0 has journaled it last."""
+    """How often it saves, what a save costs, and the reason for the interval, as last journaled by rank 0."""
     save_problem: str = ""
-    """Why its last save failed; empty if that succeeded."""
+    """Why its last save failed; empty if it succeeded."""
     restarts: Sequence[Mapping[str, Any]] = ()
-    """Each time its ranks were started again inside the allocation: ``at``, ``round``, ``cause``, ``why``, ``past``."""
+    """Each restart of its ranks inside the allocation: ``at``, ``round``, ``cause``, ``why``, ``past``."""
     last_word: bool = False
     """Whether any of its agents has journaled how it ended."""
     round_step: int | None = None
-    """The step that its ranks have gone on from, when they were last started."""
+    """The step that its ranks resumed from when they were last started."""
     hangs: Sequence[Mapping[str, Any]] = ()
-    """What was seen of ranks that had finished no step for too long."""
+    """What the ranks were doing when no step had been finished for too long."""
     stragglers: Sequence[Mapping[str, Any]] = ()
-    """Ranks that were slower than the others for long."""
+    """Ranks that were slower than the others for a long time."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What the node with the reason knows beside it: memory, GPUs, Slurm's word when the signal came."""
+    """Further observations of its agents: memory, GPUs, Slurm's answer when a signal came."""
     spent: Mapping[str, float] = field(default_factory=dict)
-    """Seconds by what they were spent on, up to its end or the last that is known of it (:mod:`.accounting`)."""
+    """Seconds by what they were spent on, up to its end or the last time known about it (:mod:`.accounting`)."""
 
     @property
     def ended(self) -> bool:
@@ -143,7 +143,7 @@ class Attempt:
 
     @property
     def settled(self) -> bool:
-        """Whether the scheduler has nothing more to say of it that matters."""
+        """Whether nothing that the scheduler may still report matters for it."""
         return self.ended and self.confirmed and self.restarted_by != "slurm"
 
     @property
@@ -162,10 +162,10 @@ if TYPE_CHECKING:
 else:
 
     def replace(attempt: Attempt, **changes: Any) -> Attempt:
-        """The attempt with other values of the fields that ``changes`` names.
+        """The attempt with new values for the fields in ``changes``.
 
-        It is ``dataclasses.replace`` in a third of its time: 45 fields are copied for each event of an attempt, which
-        took half of the time in which a run was built from its events.
+        Takes a third of the time of ``dataclasses.replace``: 45 fields are copied for each event of an attempt, which
+        took half of the time of building a run from its events.
         """
         copy = object.__new__(Attempt)
         for slot, value in zip(_ATTEMPT_SLOTS.values(), _attempt_values(attempt), strict=True):
@@ -177,7 +177,7 @@ else:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What is known of a run."""
+    """What is known about a run."""
 
     id: str
     name: str
@@ -196,18 +196,18 @@ class Run:
     git: Mapping[str, Any] | None = None
     attempts: Sequence[Attempt] = ()
     checkpoints: Sequence[Checkpoint] = ()
-    """All that were ever saved or found, the deleted ones included, by step."""
+    """All checkpoints that were ever saved or found, including deleted ones, by step."""
     cancelled: bool = False
-    """Whether a person asked to end the newest attempt."""
+    """Whether a person cancelled the newest attempt."""
     save_problem: str = ""
-    """Why the newest attempt's last save failed; empty if that succeeded."""
+    """Why the newest attempt's last save failed; empty if it succeeded."""
     goodput: float | None = None
-    """The share, 0 to 1, of its time on nodes in which it trained what it kept; None while it was on none."""
+    """The share, 0 to 1, of its time on nodes that went into training that was kept; None if it has had no nodes."""
 
     job_over: bool = False
-    """Whether the newest attempt's job is over: it ended without being put back into the queue, or was replaced."""
+    """Whether the newest attempt's job is over: it ended without being requeued, or was replaced."""
     given_up: str = ""
-    """Why no command starts the run again after its newest attempt; empty where one may."""
+    """Why no command starts the run again after its newest attempt; empty if one may."""
 
     @property
     def ended(self) -> bool:
@@ -216,28 +216,28 @@ class Run:
 
     @property
     def idle(self) -> bool:
-        """Whether no job of it is left: it has ended, or waits for a command to start it again."""
+        """Whether it has no job: it has ended, or waits for a command to start it again."""
         return self.ended or (self.newest is not None and self.newest.restarted_by == "sync")
 
     @property
     def on_disk(self) -> Sequence[Checkpoint]:
-        """The checkpoints that were not deleted, damaged ones included."""
+        """The checkpoints that have not been deleted, including damaged ones."""
         return [checkpoint for checkpoint in self.checkpoints if checkpoint.on_disk]
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest one that a run can resume from."""
+        """The newest checkpoint that the run can resume from; None if there is none."""
         return next((one for one in reversed(self.checkpoints) if one.on_disk and one.complete), None)
 
     @property
     def newest(self) -> Attempt | None:
-        """The attempt that began last; None before the first."""
+        """The attempt that started last; None before the first."""
         return self.attempts[-1] if self.attempts else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Live:
-    """What Slurm says of a job right now. ``starts_at``: its estimate, in seconds since 1970, for one that waits."""
+    """What Slurm says about a job right now. ``starts_at``: its estimate for a pending job, in seconds since 1970."""
 
     state: str
     code: str = ""

@@ -12,12 +12,12 @@ from slurmtrain.model.run.events.records import FailureRecord, FindingRecord, Pr
 
 @payload
 class AgentStarted(Payload):
-    """The agent of a node is there."""
+    """The agent of a node started."""
 
     KIND: ClassVar[str] = "agent"
 
     node: int = 0
-    """The node's number, from 0 on."""
+    """The node's number, counted from 0."""
     nodes: int = 1
     """How many nodes the attempt has."""
     host: str
@@ -34,7 +34,7 @@ class AgentStarted(Payload):
 
 @payload
 class WaitingForRun(Payload):
-    """The runs of a local sweep train one after the other: this one waits for its turn."""
+    """The runs of a local sweep train one after the other; this one waits for its turn."""
 
     KIND: ClassVar[str] = "waiting"
 
@@ -44,23 +44,23 @@ class WaitingForRun(Payload):
 
 @payload
 class NetworkElected(Payload):
-    """Node 0: the networks that it could train over, and which one it is."""
+    """Node 0: the networks that the ranks could train over, and the one that was elected."""
 
     KIND: ClassVar[str] = "election"
 
     networks: Sequence[Mapping[str, Any]] = ()
-    """Each with its name, interfaces, rate and problems."""
+    """Each network with its name, interfaces, rate and problems."""
     excluded: Sequence[Mapping[str, Any]] = ()
     """Interfaces that were left out, and why."""
     elected: int | None = None
-    """The index of the elected one among ``networks``; None: there is none."""
+    """The index in ``networks`` of the elected one; None: there is none."""
     tests: int = 0
-    """How many connections were tried."""
+    """How many connections were tested."""
 
 
 @payload
 class ClockMeasured(Payload):
-    """This node's clock beside node 0's."""
+    """This node's clock compared with node 0's."""
 
     KIND: ClassVar[str] = "clock"
 
@@ -69,18 +69,18 @@ class ClockMeasured(Payload):
     offset_ms: float | None = None
     """How far it is ahead, in milliseconds; None: not measured."""
     bound_ms: float | None = None
-    """By how much that may be wrong, in milliseconds."""
+    """The maximum error of ``offset_ms``, in milliseconds."""
     samples: int = 0
-    """How many usable exchanges that comes from."""
+    """The number of usable exchanges that it was measured from."""
     disciplined: bool | None = None
-    """Whether a time service keeps it; None: not known."""
+    """Whether a time service synchronizes the clock; None: unknown."""
     source: str | None = None
-    """What keeps it, such as ``chrony``."""
+    """What synchronizes it, such as ``chrony``."""
 
 
 @payload
 class PreflightDone(Payload):
-    """What the checks say of this node."""
+    """The results of this node's preflight checks."""
 
     KIND: ClassVar[str] = "preflight"
 
@@ -91,14 +91,14 @@ class PreflightDone(Payload):
     seconds: float = 0.0
     """How long the preflight took."""
     findings: Sequence[FindingRecord] = ()
-    """Each with ``check``, ``status``, ``summary`` and, where there is any, ``evidence``."""
+    """Each with ``check``, ``status``, ``summary`` and, if there is any, ``evidence``."""
     blamed: bool = False
     """Whether the attempt cannot start because of this node."""
 
 
 @payload
 class RendezvousReady(Payload):
-    """Where the ranks meet, and the interface that this node trains over."""
+    """The rendezvous address of the ranks, and the interface that this node trains over."""
 
     KIND: ClassVar[str] = "rendezvous"
 
@@ -107,26 +107,26 @@ class RendezvousReady(Payload):
     master_addr: str | None = None
     """The address of node 0."""
     master_port: int | None = None
-    """The port there."""
+    """The port on node 0."""
     interface: str | None = None
     """This node's interface."""
 
 
 @payload
 class WorkersStarted(Payload):
-    """The ranks of this node were started."""
+    """This node's ranks were started."""
 
     KIND: ClassVar[str] = "workers"
 
     processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
     """By rank: ``host``, ``boot``, ``pid``, ``start``."""
     resume_from: str | None = None
-    """The checkpoint that a script of the user's own is to resume from."""
+    """The checkpoint to resume from, for a user script that saves its own checkpoints."""
 
 
 @payload
 class SurplusStart(Payload):
-    """The agent was started though the run is over: it does nothing."""
+    """The agent was started although the run is over, so it does nothing."""
 
     KIND: ClassVar[str] = "surplus"
 
@@ -136,21 +136,21 @@ class SurplusStart(Payload):
 
 @payload
 class RanksStopping(Payload):
-    """The ranks of this node are asked to stop, or ended."""
+    """The ranks of this node are told to stop, or are killed."""
 
     KIND: ClassVar[str] = "stopping"
 
     cause: str = ""
-    """The cause of an end, such as ``preempted`` or ``hang``."""
+    """The cause, such as ``preempted`` or ``hang``."""
     why: str = ""
-    """What asks for it."""
+    """The reason for the stop, in words."""
     signal: str | None = None
-    """The signal that asks for it, such as ``SIGTERM``."""
+    """The signal that requested the stop, such as ``SIGTERM``."""
 
 
 @payload
 class HangDetected(Payload):
-    """What the ranks of this node were doing when no step had been finished for too long."""
+    """No step was finished for too long: what the ranks of this node were doing."""
 
     KIND: ClassVar[str] = "hang"
 
@@ -162,7 +162,7 @@ class HangDetected(Payload):
 
 @payload
 class StragglerDetected(Payload):
-    """Node 0: a rank that holds the others up."""
+    """Node 0: a rank that slows the others down."""
 
     KIND: ClassVar[str] = "straggler"
 
@@ -171,27 +171,27 @@ class StragglerDetected(Payload):
     host: str = ""
     """Its node's name."""
     ratio: float | None = None
-    """How many times as long as the median rank it takes for a step."""
+    """The duration of its steps divided by that of the median rank."""
     own_s: float | None = None
-    """Seconds a step, without waiting for others."""
+    """Its seconds per step, without waiting for other ranks."""
     median_s: float | None = None
-    """The same of the median rank."""
+    """The same for the median rank."""
     step: int | None = None
-    """The last step that was finished then."""
+    """The last step finished by then."""
 
 
 @payload
 class RanksRestarted(Payload):
-    """Node 0: the ranks are started again inside the allocation."""
+    """Node 0: the ranks are restarted inside the allocation."""
 
     KIND: ClassVar[str] = "restart"
 
     round: int = 0
-    """How often they were by now."""
+    """The number of restarts so far, including this one."""
     members: Sequence[int] = ()
     """The nodes that have ranks in this round."""
     cause: str | None = None
-    """Why the last round ended, as the cause of an end."""
+    """Why the previous round ended: a cause as in ``end``."""
     why: str = ""
     """The same in words."""
     failures: Sequence[FailureRecord] = ()
@@ -199,45 +199,45 @@ class RanksRestarted(Payload):
     lost: Sequence[int] = ()
     """Nodes that are gone for good."""
     reached: int | None = None
-    """The last step that the round before finished."""
+    """The last step that the previous round finished."""
     past: RoundRecord | None = field(default=None, metadata=OMIT_NONE)
-    """The end of that round, as the policy weighs it."""
+    """The end of that round, as input of the restart policy."""
 
 
 @payload
 class JobRequeue(Payload):
-    """Node 0: about to put the job back into the queue; or a command: it was done for an agent that could not.
+    """Node 0: it is about to requeue the job. From a command: it requeued the job because the agent could not.
 
-    An agent can be killed between writing this and doing it. The journal's place says which start it is about; a
-    command names it.
+    An agent can be killed between writing this and requeueing. The journal's directory says which start of the job it
+    is about; a command names the start.
     """
 
     KIND: ClassVar[str] = "requeue"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
-    """The job, where a command writes this."""
+    """The job, if a command writes this."""
     restart: int | None = field(default=None, metadata=OMIT_NONE)
-    """Which start of it, where a command writes this."""
+    """Which start of it, if a command writes this."""
     cause: str | None = field(default=None, metadata=OMIT_NONE)
-    """Why this start ends, as the cause of an end; None: ``preflight``."""
+    """Why this start ends: a cause as in ``end``; None: ``preflight``."""
     exclude: Sequence[str] = ()
-    """Nodes that the next start goes without."""
+    """Nodes to exclude from the next start."""
     why: str = ""
-    """Why, in words."""
+    """The reason, in words."""
     delay_s: float | None = field(default=None, metadata=OMIT_NONE)
-    """How long it is to wait before it starts again, in seconds."""
+    """How long to wait before the next start, in seconds."""
 
 
 @payload
 class RequeueFailed(Payload):
-    """An agent: the job could not be put back into the queue; or a command: nobody will start the run again."""
+    """From an agent: it could not requeue the job. From a command: the run will not be started again."""
 
     KIND: ClassVar[str] = "requeue_failed"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
-    """The job, where a command writes this."""
+    """The job, if a command writes this."""
     restart: int | None = field(default=None, metadata=OMIT_NONE)
-    """Which start of it, where a command writes this."""
+    """Which start of it, if a command writes this."""
     reason: str = ""
     """Why."""
 
@@ -249,21 +249,21 @@ class NodeEnded(Payload):
     KIND: ClassVar[str] = "end"
 
     cause: str = ""
-    """Why: ``completed``, ``preempted``, ``timeout``, ``node_fail``, ``oom``, ``crash``, ``hang``, ..."""
+    """``completed``, ``preempted``, ``timeout``, ``node_fail``, ``oom``, ``crash``, ``hang``, ..."""
     reason: str = ""
     """The same in words."""
     failed_at: float | None = None
-    """When, in seconds since 1970; None unless the reason lies with this node."""
+    """When, in seconds since 1970; None unless the cause is on this node."""
     cascade: bool = False
-    """Whether it failed because another node had."""
+    """Whether it failed because another node had failed."""
     signal: str | None = None
-    """The signal that asked it to stop, such as ``SIGTERM``."""
+    """The signal that requested the stop, such as ``SIGTERM``."""
     sure: bool = False
-    """Whether the scheduler was asked what the signal stands for."""
+    """Whether the scheduler confirmed what the signal stands for."""
     failures: Sequence[FailureRecord] = ()
     """The ranks that failed: ``rank``, ``pid``, ``exit_code``, ``signal``, ``at``, ``error``, ``last_lines``."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
-    """What the agent saw beside it: memory, GPUs, what Slurm said when the signal came."""
+    """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
 
 
 AGENT_EVENTS: Sequence[type[Payload]] = (

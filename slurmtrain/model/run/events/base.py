@@ -1,13 +1,13 @@
-"""Events: immutable facts with a time and a writer, as lines of journals.
+"""Events: immutable facts with a time and a writer, stored as lines of journals.
 
 A line is one JSON object: ``{"t": seconds since 1970, "kind": ..., ...}``. For each kind there is a dataclass, whose
 fields are the other keys of the object; :mod:`.kinds` lists them all. An :class:`Event` is such a payload with its time
-and its place.
+and its location.
 
-Journals outlive versions of this program, and any process may have died while it wrote one. So reading never raises:
-a key that a class does not have is kept aside (:attr:`Payload.extra`), a missing one has its default, and a value of
-the wrong type, or one that neither JSON nor SQLite can hold, counts as missing. Where that leaves a field without a
-value that has no default, there is no payload: the line is garbage.
+Journals outlive versions of this program, and any process may have died while writing one. So reading never raises:
+a key unknown to the class goes into :attr:`Payload.extra`, a missing key takes its default, and a value of the wrong
+type, or one that JSON or SQLite cannot hold, counts as missing. If a key without a default is missing, the line is
+garbage.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ T = TypeVar("T")
 P = TypeVar("P", bound="Payload")
 P_co = TypeVar("P_co", bound="Payload", covariant=True)
 
-# Metadata of a field that is not written while it is None.
+# Metadata of a field that is omitted from the line if it is None.
 OMIT_NONE: Mapping[str, Any] = {"omit_none": True}
-# What SQLite can keep as an INTEGER.
+# The largest INTEGER of SQLite.
 _LARGEST = 2**63 - 1
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False, field_specifiers=(field,))
 def payload(cls: type[T]) -> type[T]:
-    """Make a frozen dataclass of a payload.
+    """Make ``cls`` a frozen dataclass.
 
-    Comparison and ``repr`` stand in :class:`Payload`: making them for each of forty classes would double what it takes
-    to import them, which commands such as ``status`` wait for.
+    Comparison and ``repr`` are defined in :class:`Payload`: generating them for each of forty classes would double the
+    time to import them, which delays commands such as ``status``.
     """
     return dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)(cls)
 
 
 @payload
 class Payload:
-    """What an event says, its time and place apart."""
+    """The content of an event, without its time and location."""
 
     KIND: ClassVar[str] = ""
 
     extra: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the line that this version does not know, or cannot read, so that nothing of a journal is lost."""
+    """Keys of the line that this version does not know or cannot read, kept so that no data is lost."""
 
     @property
     def kind(self) -> str:
-        """The kind as it stands in journals."""
+        """The kind, as written in journals."""
         return self.KIND
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of the line, but for ``t`` and ``kind``."""
+        """The keys of the line, except ``t`` and ``kind``."""
         return {**self.known_json(), **self.extra}
 
     def known_json(self) -> dict[str, Any]:
-        """The same without what this version does not know, or could not read."""
+        """The same without the keys that this version does not know or could not read."""
         record: dict[str, Any] = {}
         for name, key, omit_none, _, _ in layout(type(self)):
             value = getattr(self, name)
@@ -67,7 +67,7 @@ class Payload:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self | None:
-        """Read what :meth:`to_json` gave, by this version or another; None where a required field is unusable."""
+        """Read the result of :meth:`to_json`, of this version or another; None if a required field is unusable."""
         values: dict[str, Any] = {}
         extra = dict(record)
         for name, key, _, is_required, read in layout(cls):
@@ -93,23 +93,23 @@ class Payload:
 
 @payload
 class UnknownEvent(Payload):
-    """An event of a kind that only a newer version knows: it is kept, and decides nothing."""
+    """An event of a kind that only a newer version knows: it is kept, but has no effect."""
 
     name: str
 
     @property
     def kind(self) -> str:
-        """The kind as it stands in journals."""
+        """The kind, as written in journals."""
         return self.name
 
     def to_json(self) -> dict[str, Any]:
-        """The keys of the line, but for ``t`` and ``kind``."""
+        """The keys of the line, except ``t`` and ``kind``."""
         return dict(self.extra)
 
 
 @dataclass(frozen=True, slots=True)
 class Event(Generic[P_co]):
-    """One fact: a payload with its time, in seconds since 1970, and its place.
+    """One fact: a payload with its time, in seconds since 1970, and its location.
 
     ``source`` is the journal's path relative to the run directory, ``offset`` its byte position there.
     """
@@ -121,12 +121,12 @@ class Event(Generic[P_co]):
 
     @property
     def kind(self) -> str:
-        """The kind as it stands in journals."""
+        """The kind, as written in journals."""
         return self.payload.kind
 
     @property
     def order(self) -> tuple[float, str, int]:
-        """Events of one run sort by this: the same on every rebuild."""
+        """The sort key of a run's events: the same each time the journals are read."""
         return (self.time, self.source, self.offset)
 
 
@@ -134,15 +134,15 @@ AnyEvent: TypeAlias = Event[Payload]
 
 
 def select(events: Iterable[AnyEvent], cls: type[P]) -> list[Event[P]]:
-    """Those of the events whose payload is a ``cls``, in the same order."""
+    """The events whose payload is a ``cls``, in the same order."""
     return [event for event in events if isinstance(event.payload, cls)]  # type: ignore[misc]
 
 
 def encode(time: float, kind: str, record: Mapping[str, Any]) -> bytes:
-    """One line of a journal, its newline included.
+    """One line of a journal, including its newline.
 
-    ``time`` is in seconds since 1970, ``kind`` and ``record`` are as a payload's ``kind`` and ``to_json`` have them.
-    NaN and infinities are written as JSON's null.
+    ``time`` is in seconds since 1970; ``kind`` and ``record`` are a payload's ``kind`` and ``to_json()``.
+    NaN and infinities are written as null.
     """
     line = {"t": round(time, 6), "kind": kind, **record}
     try:
@@ -177,12 +177,12 @@ def _as_json(value: Any) -> Any:
 # --- reading values ---------------------------------------------------------------------------------------------------
 
 UNUSABLE = object()
-"""What a reader of values returns for one that it cannot take."""
+"""What a reader of values returns for a value it does not accept."""
 Reader = Callable[[object], Any]
 
 
 def is_text(value: object) -> bool:
-    """Whether this is text that can be written as UTF-8: JSON may hold halves of surrogate pairs."""
+    """Whether this is text that can be encoded as UTF-8: JSON may contain lone surrogates."""
     if not isinstance(value, str):
         return False
     if value.isascii():
@@ -195,12 +195,12 @@ def is_text(value: object) -> bool:
 
 
 def is_whole(value: object) -> bool:
-    """Whether this is a whole number that SQLite can keep."""
+    """Whether this is an integer that SQLite can store."""
     return type(value) is int and -_LARGEST <= value <= _LARGEST
 
 
 def is_number(value: object) -> bool:
-    """Whether this is a finite number: Python's reader of JSON takes NaN and infinities, too."""
+    """Whether this is a finite number: Python's JSON parser also accepts NaN and infinities."""
     return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
@@ -217,12 +217,12 @@ def _plain(is_usable: Callable[[object], bool]) -> Reader:
 
 
 def _or_none(read: Reader) -> Reader:
-    """A reader that takes null as well."""
+    """A reader that also accepts null."""
     return lambda value: None if value is None else read(value)
 
 
 def list_of(read: Reader, *, leave_out: bool = False) -> Reader:
-    """A reader of lists of what ``read`` takes; ``leave_out``: without what it does not take."""
+    """A reader of lists whose items ``read`` accepts; ``leave_out``: skip items it does not accept."""
 
     def read_list(value: object) -> Any:
         if not isinstance(value, list | tuple):
@@ -235,7 +235,7 @@ def list_of(read: Reader, *, leave_out: bool = False) -> Reader:
 
 
 def values_of(read: Reader) -> Reader:
-    """A reader of objects whose values ``read`` takes."""
+    """A reader of objects whose values ``read`` accepts."""
 
     def read_mapping(value: object) -> Any:
         if not isinstance(value, dict):
@@ -246,7 +246,7 @@ def values_of(read: Reader) -> Reader:
     return read_mapping
 
 
-# By the annotation of a field: evaluating annotations would take longer than everything else here.
+# By a field's annotation as text: evaluating annotations would take longer than everything else here.
 READERS: dict[str, Reader] = {
     "str": _plain(is_text),
     "int": _plain(is_whole),
@@ -263,13 +263,13 @@ READERS: dict[str, Reader] = {
 
 
 def reader_of(annotation: str) -> Reader:
-    """The reader of values of a field with this annotation. Raises KeyError for a type that has none."""
+    """The reader for a field with this annotation. Raises KeyError for a type without a reader."""
     bare = annotation.removesuffix(" | None")
     return READERS[bare] if bare == annotation else _or_none(READERS[bare])
 
 
 class FieldLayout(NamedTuple):
-    """A field of a payload: its ``name`` and its ``key`` in journals, and how it is written and read."""
+    """A field of a payload: its ``name``, its ``key`` in journals, and how it is written and read."""
 
     name: str
     key: str
@@ -283,7 +283,7 @@ _LAYOUTS: dict[type[Payload], Layout] = {}
 
 
 def layout(cls: type[Payload]) -> Layout:
-    """The fields of a class, :attr:`Payload.extra` apart."""
+    """The fields of a class, except :attr:`Payload.extra`."""
     if cls not in _LAYOUTS:
         _LAYOUTS[cls] = tuple(
             FieldLayout(

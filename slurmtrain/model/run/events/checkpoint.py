@@ -1,4 +1,4 @@
-"""Events about checkpoints: mostly of rank 0; those of scripts' own are noted by agents, and some by commands."""
+"""Events about checkpoints: mostly from rank 0, some from commands; from agents for a script's own checkpoints."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from slurmtrain.model.run.events.base import OMIT_NONE, READERS, UNUSABLE, Paylo
 
 @payload
 class CheckpointRecord(Payload):
-    """What names a checkpoint, and what is known of its save."""
+    """A checkpoint's identity, and what is known about its save."""
 
     step: int | None = None
-    """Finished steps; None for one of a script's own whose name does not tell."""
+    """Finished steps; None for a script's own checkpoint whose name does not contain the step."""
     path: str
     """Where it is: relative to the run directory, or absolute outside it."""
     bytes: int = 0
     """Its size."""
     saved_at: float | None = field(default=None, metadata=OMIT_NONE)
-    """When it was published, in seconds since 1970; None: not known."""
+    """When it was published, in seconds since 1970; None: unknown."""
     seconds: float | None = field(default=None, metadata=OMIT_NONE)
-    """How long the save took."""
+    """How long the save took, in seconds."""
     stall_s: float | None = field(default=None, metadata=OMIT_NONE)
-    """For how many seconds training stood still for it."""
+    """How long it stalled training, in seconds."""
     why: str | None = field(default=None, metadata=OMIT_NONE)
     """Why it was saved: ``interval``, ``steps``, ``asked``, ``stop``, ``end``."""
     metrics: Mapping[str, float | None] | None = field(default=None, metadata=OMIT_NONE)
-    """The latest values when it was saved; None for one that is no number."""
+    """The latest values when it was saved; None for a value that is not a number."""
     attempt: str | None = field(default=None, metadata=OMIT_NONE)
     """The directory of the attempt that saved it."""
 
@@ -53,14 +53,14 @@ class CheckpointSaved(CheckpointRecord):
 
 @payload
 class SaveFailed(Payload):
-    """A save has failed; earlier checkpoints are as they were."""
+    """A save failed; earlier checkpoints are unaffected."""
 
     KIND: ClassVar[str] = "save_failed"
 
     step: int | None = None
     """Finished steps."""
     why: str | None = None
-    """Why it was to be saved, as of :class:`CheckpointSaved`."""
+    """Why it was to be saved, as in ``saved``."""
     reason: str | None = None
     """Why it failed."""
     request: str | None = None
@@ -69,25 +69,25 @@ class SaveFailed(Payload):
 
 @payload
 class CheckpointRestored(CheckpointRecord):
-    """Where training continues from."""
+    """The checkpoint that training continues from."""
 
     KIND: ClassVar[str] = "restored"
 
     world_size: int | None = None
     """The number of ranks that saved it."""
     hashed: bool = True
-    """Whether its files were compared with their hashes, or only their sizes."""
+    """Whether its files were checked against their hashes; otherwise only their sizes were."""
     lost_steps: int | None = None
     """How many steps the newest checkpoint was ahead of it."""
     rederived: Sequence[str] = ()
-    """The registered objects whose state had to be made anew for another number of ranks."""
+    """The registered objects whose state had to be derived again for a different number of ranks."""
     took_s: float = 0.0
     """How long the restore took, in seconds."""
 
 
 @payload
 class CheckpointRejected(Payload):
-    """A damaged checkpoint was passed over."""
+    """A damaged checkpoint was skipped."""
 
     KIND: ClassVar[str] = "rejected"
 
@@ -98,12 +98,12 @@ class CheckpointRejected(Payload):
     reason: str | None = None
     """What is wrong with it."""
     aside: str | None = None
-    """Where it has been put; None: it could not be moved."""
+    """Where it was moved; None: it could not be moved."""
 
 
 @payload
 class CheckpointVerified(Payload):
-    """A command has looked at a checkpoint's files."""
+    """A command verified a checkpoint's files."""
 
     KIND: ClassVar[str] = "verified"
 
@@ -131,7 +131,7 @@ class CheckpointPruned(Payload):
 
 @payload
 class CheckpointFound(CheckpointRecord):
-    """An agent: the newest checkpoint of a script of the user's own."""
+    """From an agent: the newest checkpoint of a user script that saves its own."""
 
     KIND: ClassVar[str] = "found"
 
@@ -145,33 +145,33 @@ class SaveIntervalChosen(Payload):
     seconds: float | None = None
     """Seconds between the end of one stall and the next save."""
     optimum_s: float | None = None
-    """The same before bounds."""
+    """The same before bounds are applied."""
     stall_s: float | None = None
-    """What a save stops training for, in seconds; None: not measured."""
+    """How long a save stalls training, in seconds; None: not measured."""
     save_s: float | None = None
     """How long a save takes, in seconds; None: not measured."""
     mtbf_s: float | None = None
-    """The time between unnoticed interruptions that the job can expect, in seconds."""
+    """The expected time between interruptions without notice, in seconds."""
     interruptions: int = 0
-    """How many were seen that say so."""
+    """The number of interruptions that this estimate is based on."""
     bounded_by: str | None = None
-    """The bound that holds: ``shortest``, ``longest``, ``save``, ``overhead``, ``first``; None: none."""
+    """The bound that applies: ``shortest``, ``longest``, ``save``, ``overhead``, ``first``; None: none."""
     why: str = ""
     """The same in words."""
 
 
 @payload
 class QuotaExceeded(Payload):
-    """What is to be saved goes beyond ``checkpoint.quota``."""
+    """The next checkpoint would exceed ``checkpoint.quota``."""
 
     KIND: ClassVar[str] = "over_quota"
 
     bytes: int = 0
     """The size of the next checkpoint."""
     taken_bytes: int = field(default=0, metadata={"key": "taken"})
-    """The bytes that checkpoints take now."""
+    """The bytes that checkpoints occupy now."""
     quota: int = 0
-    """The bytes that they may take."""
+    """The bytes that they may occupy."""
 
 
 CHECKPOINT_EVENTS: Sequence[type[Payload]] = (

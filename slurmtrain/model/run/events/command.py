@@ -18,7 +18,7 @@ class RunCreated(Payload):
     KIND: ClassVar[str] = "created"
 
     name: str | None = None
-    """The run's name, as the spec has it."""
+    """The run's name in the spec."""
     plan_hash: str | None = None
     """The hash of the resolved plan."""
     executor: str = "local"
@@ -26,7 +26,7 @@ class RunCreated(Payload):
     by: str | None = None
     """Who submitted it: ``user@host``."""
     git: Mapping[str, Any] | None = None
-    """The commit of the working directory, and whether it was changed; None outside a checkout."""
+    """The commit of the working directory, and whether it has changes; None outside a checkout."""
     overrides: Sequence[str] = ()
     """The overrides of the command line, each ``key=value``."""
 
@@ -38,9 +38,9 @@ class Submitting(Payload):
     KIND: ClassVar[str] = "submitting"
 
     submission: int = 0
-    """Its number, from 1 on."""
+    """Its number, counted from 1."""
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
-    """The job's id where it is known beforehand, as that of a local job is."""
+    """The job's id if it is known in advance, as for a local job."""
     attempt: int = 0
     """The number of the attempt that it starts."""
     executor: str = ""
@@ -50,24 +50,24 @@ class Submitting(Payload):
     overrides: Sequence[str] = ()
     """What this submission changes in the spec, each ``key=value``."""
     from_start: bool = False
-    """Whether it is to train from step 0, whatever checkpoints there are."""
+    """Whether it is to train from step 0 even if there are checkpoints."""
     by: str = "submit"
     """The command: ``submit``, ``resume``, ``sync``."""
     requeue: Mapping[str, Any] | None = None
-    """The spec's ``requeue``: what becomes of the attempt when it is interrupted. None: nothing."""
+    """The spec's ``requeue``: what happens if the attempt is interrupted. None: nothing."""
     nodes: Sequence[int] | None = field(default=None, metadata=OMIT_NONE)
-    """The least and the largest number of nodes that it may get."""
+    """The minimum and maximum number of nodes that it may get."""
     follows: str | None = field(default=None, metadata=OMIT_NONE)
     """The directory of the attempt that it takes over from."""
     without: Sequence[str] | None = field(default=None, metadata=OMIT_NONE)
-    """Nodes that it is to be started without, beside those that the spec excludes."""
+    """Nodes to exclude, in addition to those that the spec excludes."""
     partition: str | None = field(default=None, metadata=OMIT_NONE)
-    """The partition that it goes to."""
+    """The partition that it is submitted to."""
 
 
 @payload
 class Submitted(Payload):
-    """The scheduler has the job."""
+    """The scheduler accepted the job."""
 
     KIND: ClassVar[str] = "submitted"
 
@@ -78,48 +78,48 @@ class Submitted(Payload):
     process: ProcessRecord | None = field(default=None, metadata=OMIT_NONE)
     """The controller of a local job: ``host``, ``boot``, ``pid``, ``start``."""
     adopted: bool | None = field(default=None, metadata=OMIT_NONE)
-    """Whether a later command found the job of a submission that was killed."""
+    """Whether a later command found the job, because the submitting command was killed."""
 
 
 @payload
 class Unstarted(Payload):
-    """Handing the run over failed: nothing runs, or will."""
+    """The submission failed: nothing runs, or will."""
 
     KIND: ClassVar[str] = "unstarted"
 
     submission: int = 0
     """Which submission."""
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
-    """The job's id where it was known beforehand."""
+    """The job's id if it was known in advance."""
     reason: str = ""
     """Why."""
 
 
 @payload
 class CancelRequested(Payload):
-    """A person wants the run ended."""
+    """A person cancelled the run."""
 
     KIND: ClassVar[str] = "cancel"
 
 
 @payload
 class JobObserved(Payload):
-    """What the scheduler, or the machine, says of one start of a job."""
+    """What the scheduler or the machine says about one start of a job."""
 
     KIND: ClassVar[str] = "observed"
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
-    """The job; None where only the checkpoints were looked at."""
+    """The job; None if only the checkpoints were examined."""
     restart: int = field(default=0)
-    """How often the job had been put back into the queue before this start."""
+    """How often the job had been requeued before this start."""
     source: str = ""
-    """Who says so: ``squeue``, ``sacct``, or ``host`` for the machine itself."""
+    """The source: ``squeue``, ``sacct``, or ``host`` for the machine itself."""
     state: str | None = field(default=None, metadata=OMIT_NONE)
-    """Slurm's state; ``ABSENT``: nobody knows the job; ``gone``: it has had its time to show up again."""
+    """Slurm's state; ``ABSENT``: the job is unknown; ``gone``: and has not shown up again in time."""
     reason: str | None = field(default=None, metadata=OMIT_NONE)
-    """What Slurm, or the job's log, gives as the reason."""
+    """The reason according to Slurm or the job's log."""
     nodes: str | None = field(default=None, metadata=OMIT_NONE)
-    """The nodes, as Slurm writes lists of hosts."""
+    """The nodes, as a Slurm host list."""
     started_at: float | None = field(default=None, metadata=OMIT_NONE)
     """When it began, in seconds since 1970."""
     ended_at: float | None = field(default=None, metadata=OMIT_NONE)
@@ -131,14 +131,14 @@ class JobObserved(Payload):
     signal: int | None = field(default=None, metadata=OMIT_NONE)
     """The signal that ended it."""
     last_seen: float | None = field(default=None, metadata=OMIT_NONE)
-    """When any of its files was last written, in seconds since 1970."""
+    """When one of its files was last written, in seconds since 1970."""
     checkpoints: Sequence[CheckpointRecord] | None = field(default=None, metadata=OMIT_NONE)
     """The checkpoints that were on disk then."""
 
 
 @payload
 class JobReplaced(Payload):
-    """A job that Slurm holds for good is ended, to submit another one."""
+    """A job that Slurm holds indefinitely is ended, to submit another one."""
 
     KIND: ClassVar[str] = "replaced"
 
@@ -152,31 +152,31 @@ class JobReplaced(Payload):
 
 @payload
 class SaveRequested(Payload):
-    """A person wants a checkpoint now."""
+    """A person requested a checkpoint now."""
 
     KIND: ClassVar[str] = "asked"
 
     request: str
-    """The id of the request, which the save that answers it names."""
+    """The id of the request; the save that answers it names this id."""
     by: str = ""
     """Who: ``user@host``."""
 
 
 @payload
 class MlflowRunLinked(Payload):
-    """The MLflow run that mirrors this run was made."""
+    """The MLflow run that mirrors this run was created."""
 
     KIND: ClassVar[str] = "mlflow"
 
     mlflow_run_id: str | None = None
-    """Its id there."""
+    """Its id in MLflow."""
     uri: str = ""
-    """The tracking store."""
+    """The URI of the tracking store."""
 
 
 @payload
 class NodeForgiven(Payload):
-    """A person has forgiven what preflights found of a node (in ``nodes/`` of the runs root)."""
+    """A person forgave preflight findings about a node (in ``nodes/`` of the runs root)."""
 
     KIND: ClassVar[str] = "forgiven"
 
@@ -185,7 +185,7 @@ class NodeForgiven(Payload):
     by: str = ""
     """Who: ``user@host``."""
     findings: Sequence[Sequence[str]] = ()
-    """What is forgiven: for each finding the run's id and the name of the attempt's directory."""
+    """What is forgiven: for each finding, the run's id and the name of the attempt's directory."""
 
 
 COMMAND_EVENTS: Sequence[type[Payload]] = (

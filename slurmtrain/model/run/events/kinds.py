@@ -1,4 +1,4 @@
-"""All kinds of events, and how a journal's record becomes one."""
+"""All kinds of events, and how to read one from a journal's record."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ KINDS: Mapping[str, type[Payload]] = {
 
 
 def read_payload(kind: str, record: Mapping[str, Any]) -> Payload | None:
-    """The payload of this kind from the keys of its line; None where it cannot be read.
+    """The payload of this ``kind`` from the keys of its line (``record``); None if it cannot be read.
 
-    One of a kind that is not known here is an :class:`UnknownEvent`.
+    An unknown kind is read as an :class:`UnknownEvent`.
     """
     cls = KINDS.get(kind)
     return cls.from_json(record) if cls is not None else UnknownEvent(name=kind, extra=dict(record))

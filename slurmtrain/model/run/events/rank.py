@@ -1,6 +1,6 @@
 """Events that ranks write, into ``attempts/*/rank-<r>.jsonl``, or ``rank-<r>.<round>.jsonl`` after restarts in place.
 
-Those about checkpoints stand in :mod:`.checkpoint`.
+Those about checkpoints are in :mod:`.checkpoint`.
 """
 
 from __future__ import annotations
@@ -13,41 +13,41 @@ from slurmtrain.model.run.events.base import Payload, payload
 
 @payload
 class SessionStarted(Payload):
-    """The training script has begun its session."""
+    """The training script started its session."""
 
     KIND: ClassVar[str] = "session"
 
     step: int = 0
-    """Finished steps: 0 before anything is restored."""
+    """Finished steps: 0 before a checkpoint is restored."""
     world_size: int = 0
-    """How many ranks there are."""
+    """The number of ranks."""
     device: str = ""
     """The rank's device, as torch names it."""
 
 
 @payload
 class StateRegistered(Payload):
-    """What a checkpoint consists of was registered."""
+    """The script registered the objects that checkpoints contain."""
 
     KIND: ClassVar[str] = "registered"
 
     objects: Sequence[str] = ()
-    """The names that the script gave."""
+    """Their names in the script."""
 
 
 @payload
 class TrainingStarted(Payload):
-    """The loop over steps has begun."""
+    """The loop over steps started."""
 
     KIND: ClassVar[str] = "total"
 
     total_steps: int | None = None
-    """How many steps make up the whole run."""
+    """The number of steps in the whole run."""
 
 
 @payload
 class RankStopped(Payload):
-    """The rank leaves, as it was asked to."""
+    """The rank exits because a stop was requested."""
 
     KIND: ClassVar[str] = "stopped"
 
@@ -57,14 +57,14 @@ class RankStopped(Payload):
 
 @payload
 class ExceptionRaised(Payload):
-    """The script has raised an exception."""
+    """The script raised an exception."""
 
     KIND: ClassVar[str] = "raised"
 
     type: str = ""
     """The name of its class."""
     message: str = ""
-    """What it says, secrets taken out."""
+    """Its message, with secrets removed."""
 
 
 RANK_EVENTS: Sequence[type[Payload]] = (

@@ -1,6 +1,6 @@
-"""Records inside events: plain mappings, as JSON has them, whose keys have the right types once they were read.
+"""Records inside events: plain JSON mappings whose known keys have the right types once they have been read.
 
-They are read as events are: a value of the wrong type counts as missing, unknown keys are kept, and a record without a
+They are read like events: a value of the wrong type counts as missing, unknown keys are kept, and a record without a
 required key is left out.
 """
 
@@ -12,20 +12,20 @@ from typing import Any, TypeAlias
 from slurmtrain.model.run.events.base import READERS, UNUSABLE, Reader, list_of, reader_of, values_of
 
 ProcessRecord: TypeAlias = Mapping[str, Any]
-"""A process: ``host``, ``boot`` (id of the machine's boot), ``pid``, and ``start``, its time in clock ticks since."""
+"""A process: ``host``, ``boot`` (the machine's boot id), ``pid``, and ``start`` (in clock ticks since boot)."""
 FailureRecord: TypeAlias = Mapping[str, Any]
 """A rank that failed: ``rank``, ``pid``, ``exit_code`` or ``signal``, ``at`` (seconds since 1970), ``error``,
 ``last_lines`` of its log."""
 FindingRecord: TypeAlias = Mapping[str, Any]
-"""What a check found: ``check``, ``status``, ``summary`` and, where there is any, ``evidence``."""
+"""What a check found: ``check``, ``status``, ``summary`` and, if there is any, ``evidence``."""
 RankRecord: TypeAlias = Mapping[str, Any]
-"""A rank of a run that hangs: ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state``, ``stack``."""
+"""A rank of a hanging run: ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state``, ``stack``."""
 RoundRecord: TypeAlias = Mapping[str, Any]
 """The end of a round of ranks: ``cause``, ``began_at_step``, ``committed`` (step), ``reached`` (step), ``where``,
 ``foreign``."""
 
 
-# For each: the keys that it must have, and others, with the types of their values as annotations have them.
+# For each record: its required and its optional keys, with the types of their values as annotations.
 RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
     "ProcessRecord": ({"host": "str", "boot": "str", "pid": "int", "start": "int"}, {}),
     "FailureRecord": (

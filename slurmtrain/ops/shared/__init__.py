@@ -1,1 +1,1 @@
-"""What the verbs share."""
+"""Code shared by the verbs."""

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run a command is about."""
+"""Choosing the checkpoints of a run that a command applies to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
 
-# So many steps are listed where there is no checkpoint of the step that was given.
+# How many steps an error lists if the requested one has no checkpoint.
 _SHOWN = 10
 
 
@@ -22,11 +22,11 @@ def choose_checkpoints(workspace: Workspace, run: Run, step: int | None, *, to: 
         workspace: where the run is.
         run: the run.
         step: the step; None for all checkpoints.
-        to: what is to be done with them, a verb for messages.
+        to: what will be done with them: a verb for messages.
 
     Raises:
         NoCheckpoint: there is none.
-        NotAvailable: the run's script writes checkpoints of its own.
+        NotAvailable: the run's script writes its own checkpoints.
     """
     directory = workspace.root.run(run.id)
     refuse_external(directory, run, f"this version cannot {to} what it writes")
@@ -48,12 +48,12 @@ def choose_checkpoints(workspace: Workspace, run: Run, step: int | None, *, to: 
 def refuse_external(directory: RunDir, run: Run, why: str) -> None:
     """Raise NotAvailable if the script of ``run``, in ``directory``, writes its own checkpoints.
 
-    ``why``: why that matters to the command, the end of the message.
+    ``why``: why that matters to the command; it ends the message.
     """
     try:
         pattern = current_plan(directory, run).spec.checkpoint.glob
     except PathError:
-        return  # its plan is gone; what is on disk can be dealt with all the same
+        return  # its plan is gone, but what is on disk can still be handled
     if pattern is not None:
         raise NotAvailable(
             f"the script of run {run.id} brings its own checkpoints ('checkpoint.glob: {pattern}'): {why}"

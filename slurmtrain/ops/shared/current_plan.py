@@ -1,4 +1,4 @@
-"""What the next attempt of a run goes by: the plan that the run has now, and what came before."""
+"""What the next attempt of a run is based on: the run's current plan, and what came before."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurmtrain.runtime.job.plan_file import read_plan
 
 
 def current_plan(directory: RunDir, run: Run) -> Plan:
-    """The plan of the newest attempt, or of the run where there is none. Raises PathError where it cannot be read."""
+    """The plan of the newest attempt, or of the run if it has none. Raises PathError if it cannot be read."""
     newest = run.newest
     plan = read_plan(directory.submission(newest.submission).plan) if newest else None
     plan = plan or read_plan(directory.plan)
@@ -28,6 +28,6 @@ def last_fresh_start(run: Run) -> float | None:
 
 
 def predecessor(directory: RunDir, run: Run) -> AttemptDir | None:
-    """The attempt that the next one comes after: the newest one that has a job; None if there is none."""
+    """The attempt that precedes the next one: the newest that has a job; None if there is none."""
     newest = next((attempt for attempt in reversed(run.attempts) if attempt.job_id), None)
     return directory.attempt(newest.job_id, newest.restart) if newest is not None else None

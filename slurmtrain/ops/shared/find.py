@@ -1,4 +1,4 @@
-"""Which run a person means."""
+"""Finding the run that a user names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHOWN = 5
 
 
 class Named(Protocol):
-    """Whatever says what a run is called."""
+    """Anything that has the name of a run."""
 
     @property
     def name(self) -> str:
@@ -23,9 +23,9 @@ class Named(Protocol):
 
 
 def choose(runs: Mapping[str, Named], name: str) -> str:
-    """The id of the run that ``name`` means: its id, its name (then the newest), a unique prefix of its id, or @last.
+    """The id of the run that ``name`` refers to: an id, a name (the newest such run), a unique prefix of an id, or @last.
 
-    Raises RunNotFound for a name that matches nothing, or several ids.
+    Raises RunNotFound if it matches no run, or is a prefix of several ids.
     """
     if not runs:
         raise RunNotFound(f"there is no run {name!r}: there are no runs here at all; 'slurmtrain submit' starts one")
@@ -48,12 +48,12 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
 
 
 def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
-    """The ids that names mean, and all runs as they are known now.
+    """The ids that the names refer to, and the current state of all runs.
 
     Args:
         workspace: Where the runs are.
-        names: Each as :func:`choose` takes it.
-        ask_slurm: Ask Slurm, if there is a run that it may know more of.
+        names: Names that :func:`choose` accepts.
+        ask_slurm: Ask Slurm, if it may know more about any run.
     """
     observed = observe(workspace, ask_slurm=ask_slurm)
     return [choose(observed.runs.index, name) for name in names], observed

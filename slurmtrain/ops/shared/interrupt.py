@@ -12,16 +12,16 @@ from types import FrameType, TracebackType
 class StopSignal:
     """While this is entered, the first SIGTERM or SIGINT is only recorded in ``raised``; a second has its usual effect.
 
-    To be entered in the main thread, as Python's handlers must be set there. A command that has something left to do
-    when it is interrupted needs this: an exception that comes anywhere may leave a transaction of the registry open,
-    which locks out the rest of it.
+    Enter it in the main thread, since Python's handlers must be set there. A command that has work left to do when it
+    is interrupted needs this: an exception raised at an arbitrary point may leave a registry transaction open, which
+    locks the rest of the command out.
     """
 
     def __init__(self) -> None:
         self.raised: signal.Signals | None = None
 
     def __enter__(self) -> StopSignal:
-        # A wakeup descriptor: a signal that comes between the look at ``raised`` and select() would not end select(),
+        # A wakeup descriptor: a signal that arrives between the check of ``raised`` and select() would not end select(),
         # since Python retries it (PEP 475); a byte in the pipe does.
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
@@ -39,7 +39,7 @@ class StopSignal:
         os.close(self._writer)
 
     def wait(self, seconds: float) -> bool:
-        """Sleep for ``seconds``, or until the signal comes; returns whether it has come."""
+        """Sleep for ``seconds``, or until the signal arrives; returns whether it has."""
         deadline = time.monotonic() + seconds
         while self.raised is None and (left := deadline - time.monotonic()) > 0:
             if select.select([self._reader], [], [], left)[0]:

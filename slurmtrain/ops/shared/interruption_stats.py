@@ -1,4 +1,4 @@
-"""What a submission tells its job of interruptions: what attempts have seen where it goes, and what saving has cost."""
+"""What a submission tells its job about interruptions: how often its partition had them, and what saves cost."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from slurmtrain.model.interruption.statistics import add_attempts
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 
-# Nodes are repaired and replaced: what was longer ago says little.
+# Nodes are repaired and replaced, so anything older says little.
 _WINDOW_S = 90 * 24 * 3600.0
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStats:
-    """What is known of the partition that a run goes to, and what a person should know of that.
+    """What is known about the partition that a run goes to, and notes on it for the user.
 
-    ``partition`` is empty on this machine, and where Slurm does not tell its default.
+    ``partition`` is empty for local runs, and if Slurm does not report its default.
     """
 
     partition: str
@@ -28,11 +28,11 @@ class PartitionStats:
 
 
 def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> PartitionStats:
-    """What this registry knows of interruptions where a run is about to go. Slurm is asked nothing new.
+    """What this registry knows about interruptions where a run is about to go. Slurm is not queried again.
 
     Args:
         workspace: Where the registry is.
-        run_id: The run, which may be new.
+        run_id: The run, possibly a new one.
         plan: Its plan.
         executor: ``slurm`` or ``local``.
     """
@@ -50,7 +50,7 @@ def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> Par
 
 
 def _partition(workspace: Workspace, plan: Plan) -> tuple[str, float | None]:
-    """The partition's name, and its grace, from the answer that checking the request has already asked for."""
+    """The partition's name and grace, from the answer that Slurm gave when the request was checked."""
     from slurmtrain.slurm import limits
 
     try:

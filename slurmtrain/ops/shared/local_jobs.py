@@ -1,8 +1,8 @@
-"""Runs whose jobs are processes of a machine: which of them live, and what a dead one leaves to be noted.
+"""Runs whose jobs are processes on a machine: which are alive, and what must be journaled for a dead one.
 
-A job whose submission was killed is looked for among processes whose command line holds the submission's directory. A
-controller is adopted with a ``submitted`` event of its own; a launcher is waited for; if there is neither, and no agent
-has written a journal, the attempt never started (``unstarted``).
+If a submission was killed, its job is searched for among the processes whose command line has the submission's
+directory. A controller is adopted with its own ``submitted`` event; a launcher is waited for; if there is neither, and
+no agent has written a journal, the attempt never started (``unstarted``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from slurmtrain.system.process import Process
 
 
 def alive(run: Run) -> bool | None:
-    """Whether any process of the newest attempt runs; None if that cannot be told from this machine."""
+    """Whether any process of the newest attempt runs; None if this machine cannot tell."""
     if run.newest is None:
         return False
     lives = [Process.from_dict(process).alive() for process in run.newest.processes]
@@ -28,12 +28,12 @@ def alive(run: Run) -> bool | None:
 
 
 def is_dead(run: Run) -> bool:
-    """Whether the newest attempt was handed over, and no process of it is left."""
+    """Whether the newest attempt was submitted and none of its processes is left."""
     return run.newest is not None and run.newest.handed_over and alive(run) is False
 
 
 def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
-    """Finish the bookkeeping of a submission that was killed while it handed its job over.
+    """Finish the bookkeeping of a submission that was killed while it started its job.
 
     Args:
         workspace: Where the run is.
@@ -43,7 +43,7 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     Returns:
         Whether anything may have been journaled.
     """
-    # Here, not above: making the classes of events takes longer than a look that finds nothing new.
+    # Imported here: defining the event classes takes longer than a check that finds nothing new.
     from slurmtrain.model.run.events.command import Submitted, Unstarted
 
     attempt = run.newest
@@ -52,10 +52,10 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     from slurmtrain.local.launch import find_controller
 
     if attempt.submitted_from not in (None, socket.gethostname()):
-        return False  # its processes are to be looked for on that machine
+        return False  # its processes must be searched for on that machine
     with contextlib.ExitStack() as stack:
         if stack.enter_context(locked(directory.lock, wait=False)) is None:
-            return False  # the submission is still at it
+            return False  # the submission is still in progress
         process, starting = find_controller(directory.submission(attempt.submission))
         if process is None and starting:
             return False
@@ -70,7 +70,7 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
 
 
 def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> bool:
-    """Journal that the newest attempt's processes are gone, if it did not say itself that it ended.
+    """Journal that the newest attempt's processes are gone, unless it journaled its own end.
 
     Args:
         workspace: Where the run is.

@@ -1,4 +1,4 @@
-"""Sending runs to the tracking stores that their plans, or the configuration, name."""
+"""Sending runs to the tracking stores named by their plans or the configuration."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 def tracking_uri(workspace: Workspace, plan: Plan) -> str:
-    """The MLflow store of a run: the plan's, or the configured one, or the file beside the runs."""
+    """The MLflow store of a run: the plan's, the configured one, or the file next to the runs."""
     return plan.spec.tracking.mlflow.uri or workspace.config.mlflow_uri or workspace.root.mlflow_uri
 
 
 def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str, str]:
-    """Variables by which a script reaches its own run on an MLflow server; none where the store is a file.
+    """Variables with which a script reaches its own run on an MLflow server; none if the store is a file.
 
     Args:
         workspace: Where the run is.
@@ -32,7 +32,7 @@ def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str,
         plan: Its plan.
 
     Raises:
-        TrackingError: There should be a server, and it does not answer.
+        TrackingError: The store is a server that does not answer.
     """
     uri = tracking_uri(workspace, plan)
     if not plan.spec.tracking.mlflow.enabled or not uri.startswith(("http://", "https://")):
@@ -42,7 +42,7 @@ def server_variables(workspace: Workspace, run_id: str, plan: Plan) -> dict[str,
 
 
 class Mirror:
-    """One sync's dealings with tracking stores: each is opened once, and given up when it fails once."""
+    """The tracking stores that one sync uses: each is opened once, and not used again after its first failure."""
 
     def __init__(self, workspace: Workspace, mirrored: Mapping[str, Mirrored]) -> None:
         """``mirrored``: what has been sent before, by run."""
@@ -51,7 +51,7 @@ class Mirror:
         self._trackers: dict[str, Tracker | TrackingError] = {}
 
     def send(self, run_id: str) -> bool:
-        """Send what is new of a run and remember how far that went; False if its plan wants no such thing.
+        """Send what is new in a run and record how far that went; False if its plan has tracking switched off.
 
         Raises TrackingError.
         """
@@ -62,7 +62,7 @@ class Mirror:
         uri = tracking_uri(workspace, plan)
         mlflow_id = self.identify(run_id, plan, uri)
         before = self._mirrored.get(run_id)
-        # Read before anything is sent: what is new meanwhile is sent the next time.
+        # Read before anything is sent: what is added meanwhile is sent next time.
         revision = observe(workspace, [run_id], ask_slurm=False).runs[run_id].revision
         offsets = before.offsets if before is not None and before.uri == uri else {}
         sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
@@ -71,7 +71,7 @@ class Mirror:
         return True
 
     def identify(self, run_id: str, plan: Plan, uri: str) -> str:
-        """The id of the MLflow run that mirrors a run, made and journaled if it is new.
+        """The id of the MLflow run that mirrors a run, created and journaled if it is new.
 
         Args:
             run_id: The run.
@@ -79,7 +79,7 @@ class Mirror:
             uri: The MLflow store.
 
         Raises:
-            TrackingError: The store cannot be reached, or refuses.
+            TrackingError: The store cannot be reached, or refuses the request.
         """
         run = self._load(run_id)
         before = self._mirrored.get(run_id)

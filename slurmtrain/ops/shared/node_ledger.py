@@ -1,4 +1,4 @@
-"""The node ledger of one runs root: what it holds, forgiving, and the nodes that a submission goes without."""
+"""The node ledger of one runs root: its entries, forgiving them, and the nodes that a submission excludes."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Exclusions:
-    """Nodes that a submission goes without, and what a person should know of that."""
+    """Nodes that a submission excludes, and notes on that for the user."""
 
     nodes: Sequence[str] = ()
     notes: list[str] = field(default_factory=list)
 
 
 def listed(workspace: Workspace) -> list[tuple[LedgerEntry, str]]:
-    """Every entry with its state (``active``, ``expired``, ``forgiven``), the oldest first."""
+    """Every entry with its state (``active``, ``expired``, ``forgiven``), oldest first."""
     pardons, now = _pardons(workspace), time.time()
     return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _entries(workspace)]
 
 
 def counting(workspace: Workspace) -> dict[str, LedgerEntry]:
-    """By host, the newest finding of each node that is not to be used now; the newest one first."""
+    """The newest finding of each node that must not be used now, by host, newest first."""
     entries = _entries(workspace)
     return active_entries(entries, _pardons(workspace), time.time(), expiry_s(workspace)) if entries else {}
 
 
 def nodes_json(workspace: Workspace, *, inactive_too: bool) -> list[dict[str, Any]]:
-    """Findings of the node ledger, the newest first: the last one of each node that counts, or every one."""
+    """Findings in the node ledger, newest first: the last that counts for each node, or all if ``inactive_too``."""
     counts_for_s = expiry_s(workspace)
     if inactive_too:
         return [_entry_json(entry, state, counts_for_s) for entry, state in reversed(listed(workspace))]
@@ -71,14 +71,14 @@ def _entry_json(entry: LedgerEntry, state: str, counts_for_s: float) -> dict[str
 
 
 def expiry_s(workspace: Workspace) -> float:
-    """For how many seconds an entry counts."""
+    """How many seconds an entry counts for."""
     return workspace.config.node_expiry_hours * _HOUR_S
 
 
 def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
-    """Forget what counts against these nodes, or lists of nodes; returns them. What is found later counts again.
+    """Forgive the findings against these nodes, or lists of nodes; returns them. Later findings count again.
 
-    Raises UserError, with nothing changed, for a node that nothing counts against.
+    Raises UserError, with nothing changed, if a node has no finding that counts.
     """
     active = counting(workspace)
     try:
@@ -99,19 +99,19 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
 
 
 def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: bool) -> Exclusions:
-    """Which nodes a submission goes without: those it must not get, and those of the ledger that it can spare.
+    """Which nodes a submission excludes: those it must not get, and those in the ledger that it can do without.
 
-    Where it cannot spare all of them, those with the oldest findings are used. A plan that does not want nodes to be
-    excluded gets all. Slurm is asked only if there is any such node.
+    If it needs some of the latter, those with the oldest findings are used. If the plan switches exclusion off, none of
+    them is excluded. Slurm is asked only if there is any such node.
 
     Args:
         workspace: Where the ledger is.
-        plan: What is to be submitted.
+        plan: What will be submitted.
         must: Nodes that it must not get.
-        slurm: Whether it is submitted to Slurm; nothing is left out elsewhere.
+        slurm: Whether it is submitted to Slurm; otherwise nothing is excluded.
 
     Raises:
-        RequestRefused: It cannot do without what it must not get.
+        RequestRefused: It needs nodes that it must not get.
         LaunchError: Slurm does not answer.
     """
     if not slurm:
@@ -128,7 +128,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
             raise LaunchError(f"Slurm does not answer; try again later ({error})") from error
         return Exclusions(notes=[f"{error}; nodes that failed a preflight are not left out"])
     choice = choose_nodes(plan, partitions, nodes, [*must, *against])
-    if not choice.is_decidable:  # the job itself has asked Slurm whether it can do without those
+    if not choice.is_decidable:  # the job itself has already asked Slurm whether it can do without those
         return Exclusions(tuple(must), _notes([], against, choice.needed))
     lacking = [host for host in must if host in choice.needed]
     if lacking:
@@ -160,7 +160,7 @@ def _ago(seconds: float) -> str:
 
 
 def _entries(workspace: Workspace) -> list[LedgerEntry]:
-    """All entries; none, and no registry made for it, where no command has needed one yet."""
+    """All entries; none if there is no registry yet, and none is created for this."""
     return workspace.store.ledger() if workspace.config.registry.exists() else []
 
 
@@ -169,7 +169,7 @@ def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
 
 
 def _pardon_events(workspace: Workspace) -> Iterable[AnyEvent]:
-    """What people have said of nodes: few and short files, read anew each time."""
+    """What users have said about nodes: few and short files, read again each time."""
     for path in sorted(workspace.root.nodes.glob("*.jsonl")):
         events, _ = events_of(read_lines(path.read_bytes(), 0, path.name), path.name)
         yield from events

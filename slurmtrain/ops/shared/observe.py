@@ -1,9 +1,9 @@
-"""Bringing the registry up to date: what journals say, which processes are still there, and what Slurm knows.
+"""Bringing the registry up to date: what journals say, which processes are alive, and what Slurm knows.
 
-It starts and ends nothing. Every run is read that is not settled: ended, all its processes dead, and its directories
-unchanged for two seconds. A settled one is read again only when the modification time of one of its directories
-changes, or, with ``thorough``, when the size of a file has. ``gone`` is journaled only after the journals were read
-once more since the processes were found dead, for a process may write its end just before it exits.
+It starts and ends nothing. It reads every run that is not settled, that is: ended, with all processes dead and its
+directories unchanged for two seconds. A settled run is read again only if the modification time of one of its
+directories changes or, with ``thorough``, the size of a file. ``gone`` is journaled only after the journals were read
+once more after the processes were found dead, because a process may write its end event just before it exits.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 
 class ListedRuns(Mapping[str, "Listed"]):
-    """All runs by id, oldest first. Their rows are read when the first of them is used: all in one statement.
+    """All runs by id, oldest first. Their rows are read on first use, all in one statement.
 
-    Most commands use few of thousands of runs: :meth:`fetch` reads no more than those. ``index`` has what it takes to
-    choose among them.
+    Most commands use a few of thousands of runs: :meth:`fetch` reads only those. ``index`` has what choosing among them
+    needs.
     """
 
     def __init__(self, index: Mapping[str, IndexRow], read: Callable[[Collection[str] | None], Mapping[str, Listed]]):
-        """``read`` gives the rows of these runs, or of all."""
+        """``read`` returns the rows of the given runs, or of all."""
         self.index = index
         self._read = read
         self._rows: dict[str, Listed] = {}
 
     def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
-        """These runs in this order, those left out that nobody knows."""
+        """These runs in this order, without unknown ones."""
         ids = [run_id for run_id in run_ids if run_id in self.index]
         missing = [run_id for run_id in ids if run_id not in self._rows]
         if missing:
@@ -61,9 +61,9 @@ class ListedRuns(Mapping[str, "Listed"]):
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """All runs as they are now known.
+    """All runs as known now.
 
-    ``garbage``: lines of journals that turned out to be no records. ``problems``: what could not be asked.
+    ``garbage``: journal lines that are not records. ``problems``: what could not be asked.
     """
 
     runs: ListedRuns
@@ -74,14 +74,14 @@ class Observed:
 def observe(
     workspace: Workspace, only: Collection[str] | None = None, *, thorough: bool = False, ask_slurm: bool = True
 ) -> Observed:
-    """Read what is new, and note which runs have ended without a word.
+    """Read what is new, and journal which runs have ended without an end event.
 
     Args:
         workspace: Where the runs are.
-        only: Look at these runs alone; the others are listed as they were last known.
-        thorough: Look at the size of each file of a run that has ended, and whose processes are gone, too: it is
-            passed over otherwise unless its folders have changed.
-        ask_slurm: Ask Slurm, if there is a run that it may know more of.
+        only: Look only at these runs; the others are listed as last known.
+        thorough: For settled runs, check the size of each file too; otherwise they are skipped unless their directories
+            have changed.
+        ask_slurm: Ask Slurm, if it may know more about any run.
     """
     present = workspace.run_ids()
     if not present and not workspace.config.registry.exists():
@@ -106,12 +106,12 @@ def observe(
 
 
 def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
-    """Observe one run, which is known, and return it with its attempts.
+    """Observe one known run, and return it with its attempts.
 
     Args:
         workspace: Where the run is.
         run_id: Its id.
-        ask_slurm: Ask Slurm, if it may know more of the run.
+        ask_slurm: Ask Slurm, if it may know more about the run.
     """
     observe(workspace, [run_id], ask_slurm=ask_slurm)
     run = workspace.store.load(run_id)
@@ -120,7 +120,7 @@ def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
 
 
 def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
-    """A run with what the registry does not keep."""
+    """A run, completed with what the registry does not store."""
     if not has_directory:
         reason = f"its directory was deleted ({listed.reason or listed.state})"
         return replace(listed, row={**listed.row, "reason": reason})
@@ -130,7 +130,7 @@ def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
 def _suspects(
     workspace: Workspace, index: Mapping[str, IndexRow], run_ids: Sequence[str], thorough: bool
 ) -> list[RunDir]:
-    """The runs of which there may be something new."""
+    """The runs that may have something new."""
     root, path = workspace.root, str(workspace.root.path)
     changed: list[str] = []
     unchanged: list[str] = []
@@ -143,7 +143,7 @@ def _suspects(
 
 
 def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
-    """Ingest, then ingest again what has died since: a process may write its last word just before it is found dead."""
+    """Ingest, then ingest runs found dead again: a process may write its end event just before it is found dead."""
     from slurmtrain.ops.shared import local_jobs
 
     workspace = look.workspace
@@ -167,14 +167,14 @@ def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> 
         look.live.update(answer.live)
         look.problems += answer.problems
         look.ingest(answer.changed, dead=False)
-    # Its nodes may still write while Slurm ends the job: nothing is settled before Slurm, or all its nodes, said so.
+    # Nodes may still write while Slurm ends the job: a run is not settled until Slurm, or all its nodes, reported the end.
     over = [d for d, run in look.runs(runs).items() if run.newest is not None and run.newest.settled]
     look.ingest(look.workspace.store.unread(over), dead=True)
     look.settle(over)
 
 
 class _Look:
-    """The runs of one look, each loaded once, and what was noticed besides."""
+    """The runs of one observation, each loaded once, and what else was noticed."""
 
     def __init__(self, workspace: Workspace, index: Mapping[str, IndexRow]) -> None:
         self.workspace = workspace
@@ -186,12 +186,12 @@ class _Look:
         self._runs: dict[str, Run] = {}
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
-        """Those of these runs that nobody has read yet, or not to the end."""
+        """Those of these runs that have not been read yet, or not to the end."""
         unknown = [directory for directory in directories if directory.id not in self._index]
         return [*unknown, *self.workspace.store.unread([d for d in directories if d.id in self._index])]
 
     def runs(self, directories: Iterable[RunDir]) -> dict[RunDir, Run]:
-        """Those of these runs that are known, as they were last read."""
+        """Those of these runs that are known, as last read."""
         by_id = {directory.id: directory for directory in directories}
         missing = [run_id for run_id in by_id if run_id not in self._runs]
         if missing:
@@ -202,7 +202,7 @@ class _Look:
         return {directory: run for directory, run in self.runs(directories).items() if run.executor == executor}
 
     def ingest(self, directories: Sequence[RunDir], *, dead: bool) -> None:
-        """Read what is new of these runs, in one transaction: the registry has all of it or nothing."""
+        """Read what is new in these runs, in one transaction: the registry gets all of it or nothing."""
         if not directories:
             return
         from slurmtrain.registry.ingest import ingest
@@ -214,7 +214,7 @@ class _Look:
                 self.garbage += [(ingested.run.id, bad) for bad in ingested.garbage]
 
     def settle(self, dead: Sequence[RunDir]) -> None:
-        """Note which runs need no further look: ended, processes gone, folders unchanged for a while."""
+        """Mark the runs that need not be read again: ended, processes gone, directories unchanged for a while."""
         now = time.time_ns()
         times = {d.id: folder_times(d.path) for d, run in self.runs(dead).items() if run.ended}
         quiet = {run_id: at for run_id, at in times.items() if at and is_quiet(at, now)}

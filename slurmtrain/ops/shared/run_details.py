@@ -1,4 +1,4 @@
-"""All that is known of one run, as the JSON contract has it: attempts, checkpoints, findings of its preflight."""
+"""Everything known about one run, as in the JSON contract: attempts, checkpoints, findings of its preflight."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from slurmtrain.registry.store import Listed
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
-    """RUN with its attempts, what their time was spent on, and its checkpoints that are on disk.
+    """RUN with its attempts, what their time was spent on, and its checkpoints on disk.
 
     Args:
         workspace: Where the run is.
-        listed: The run as lists show it.
-        run: The same run with everything.
+        listed: The run as shown in lists.
+        run: The same run with all details.
     """
     directory = workspace.root.run(run.id)
     return {
@@ -74,12 +74,12 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
 
 
 def _seconds(spent: Mapping[str, float]) -> dict[str, float]:
-    """Seconds by kind, in the order in which an attempt comes to them, to the millisecond."""
+    """Seconds by kind, in the order in which an attempt reaches them, to the millisecond."""
     return {kind: round(spent[kind], 3) for kind in KINDS if kind in spent}
 
 
 def _moments(moments: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What happened at some time; ``past`` is for the policy, which weighs a run's history by it."""
+    """What happened, with its time; leaves ``past`` out, which only the policy uses to weigh a run's history."""
     return [
         {name: iso(value) if name == "at" else value for name, value in moment.items() if name != "past"}
         for moment in moments
@@ -87,7 +87,7 @@ def _moments(moments: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
-    """Each time ranks hung, what all nodes saw of it, and who was to blame. Ranks hang at most once a round."""
+    """Each hang: what all nodes saw, and which ranks were to blame. Ranks hang at most once a round."""
     rounds: dict[int, list[Mapping[str, Any]]] = {}
     for hang in attempt.hangs:
         rounds.setdefault(sum(restart["at"] <= hang["at"] for restart in attempt.restarts), []).append(hang)
@@ -103,7 +103,7 @@ def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
 
 
 def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The networks of an attempt, and the name of the elected one; null before it was elected."""
+    """The networks of an attempt, and the name of the elected one; null before the election."""
     if not election:
         return None
     networks = [dict(network) for network in election.get("networks", ())]
@@ -117,15 +117,15 @@ def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> dict[str, Any]:
-    """What ``checkpoints`` prints: each with ``kept``, why it stays.
+    """What ``checkpoints`` prints: each checkpoint with ``kept``, the reason it is kept.
 
-    ``kept`` is null for what the next pruning deletes, and for what no pruning looks at: what is damaged, what a script
-    of the user's own has saved, and what is deleted already.
+    ``kept`` is null for what the next pruning deletes, and for what pruning ignores: checkpoints that are damaged,
+    already deleted, or saved by the user's script itself.
 
     Args:
         workspace: Where the run is.
         run: The run.
-        deleted_too: All that there ever were, not only those on disk.
+        deleted_too: Include deleted ones, not only those on disk.
     """
     directory = workspace.root.run(run.id)
     kept = _kept(directory, run)
@@ -141,7 +141,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
 
 
 def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
-    """Why checkpoints stay, by path and time of the save; empty where there is no plan to tell."""
+    """Why checkpoints are kept, by path and time of the save; empty if there is no plan that says so."""
     from slurmtrain.model.run.retention import Saved, reasons
     from slurmtrain.ops.shared.current_plan import current_plan
 
@@ -168,7 +168,7 @@ def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, An
 
 
 def _rank_states(hangs: Iterable[Mapping[str, Any]]) -> Iterator[RankState]:
-    """The ranks of these hangs; those of which a journal does not say enough are left out."""
+    """The ranks of these hangs, without those that a journal does not say enough about."""
     for hang in hangs:
         for record in hang.get("ranks", ()):
             with contextlib.suppress(KeyError, ValueError):

@@ -1,4 +1,4 @@
-"""What the files of a run show of an attempt that was killed before it could journal it."""
+"""What the files of a run show about an attempt that was killed before it could journal it."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from slurmtrain.model.run.run import Attempt
 if TYPE_CHECKING:
     from slurmtrain.model.run.events.checkpoint import CheckpointRecord
 
-# Of a log, so much of its end is read; of a line of it, so many characters are shown.
+# How much of the end of a log is read, and how many characters of a line are shown.
 _TAIL_BYTES = 4096
 _LINE_CHARACTERS = 300
 
 
 def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
-    """When the attempt last wrote anything, in seconds since 1970; when it began, if it has written nothing."""
+    """When the attempt last wrote anything, in seconds since 1970; its start if it has written nothing."""
     times = [0.0] if attempt is None else [attempt.started_at or attempt.submitted_at or 0.0]
     for path in directory.path.rglob("*"):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
-    # A node's clock, or a file server's, may be ahead of ours.
+    # The clock of a node or file server may be ahead of ours.
     return min(max(times), time.time())
 
 
 def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
-    """All published checkpoints: some may have no line in a journal, since a kill came in between."""
+    """All published checkpoints, including those whose save was killed before it was journaled."""
     from slurmtrain.model.run.events.checkpoint import CheckpointRecord
     from slurmtrain.runtime.checkpoint.files import bytes_of, published, read_manifest, relative_path
 
@@ -47,9 +47,9 @@ def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
 
 
 def last_error_line(log: Path) -> str:
-    """The last line of a log that says what went wrong, or else anything, secrets taken out; empty where there is none.
+    """The last line of a log that says what went wrong, else the last line; without secrets, empty if there is none.
 
-    What srun says comes last: it only repeats that a task failed.
+    Lines of srun are used only if there are no others: they only repeat that a task failed.
     """
     from slurmtrain.model.diagnosis.redact import redact
 

@@ -1,10 +1,9 @@
-"""Runs whose jobs are Slurm's: what it is asked, and what of its answers is worth a line in a journal.
+"""Runs whose jobs are in Slurm: what it is asked, and which of its answers are journaled.
 
-A job whose submission was killed is looked for by its name, which ends with the run's id, among those jobs of squeue
-and sacct that no submission has claimed. The process that calls sbatch (``slurm/launcher``) inherits the run's lock,
-so nobody looks while it lives. If it was killed too, the sbatch that it may have left is looked for by its command
-line. Only then is Slurm asked: an older answer, from a cache, can prove that there is a job, but never that there is
-none.
+If a submission was killed, its job is searched for by name (which ends with the run's id) among the jobs of squeue and
+sacct that no submission has claimed. The process that calls sbatch (``slurm/launcher``) inherits the run's lock, so no
+search starts while it lives. If it was killed too, an sbatch that it may have left is searched for by its command line.
+Only then is Slurm asked: an older, cached answer can prove that there is a job, but never that there is none.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class SlurmLook:
-    """One look: which runs have news in their journals now, what is live, and which questions had no answer."""
+    """The result of asking Slurm: which runs have new journal entries, what is live, and what had no answer."""
 
     changed: list[RunDir] = field(default_factory=list)
     live: dict[str, Live] = field(default_factory=dict)
@@ -44,7 +43,7 @@ class SlurmLook:
 
 @dataclass(frozen=True, slots=True)
 class _Answers:
-    """What Slurm has answered. ``asked_at``: not before when, in seconds since 1970."""
+    """What Slurm has answered. ``asked_at``: the earliest time it was asked, in seconds since 1970."""
 
     queue: Queue
     accounting: Accounting | None
@@ -52,13 +51,13 @@ class _Answers:
 
 
 def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:
-    """Ask Slurm about all runs that are open, at once, and journal what is new."""
+    """Ask Slurm about all open runs at once, and journal what is new."""
     look = SlurmLook()
     open_runs = {directory: run for directory, run in runs.items() if may_change(run)}
     if not open_runs:
         return look
     with ExitStack() as locks:
-        # Before Slurm is asked: what was not being submitted then, and is unknown to Slurm afterwards, never was.
+        # Before Slurm is asked: a job that is not being submitted now and is unknown to Slurm afterwards does not exist.
         orphans = _orphans(workspace, open_runs, locks)
         asked_at = time.time()
         queue = workspace.scheduler.queue()
@@ -81,7 +80,7 @@ def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook
 def _accounting(
     workspace: Workspace, open_runs: Mapping[RunDir, Run], queue: Queue, orphans: Collection[RunDir]
 ) -> Accounting | None:
-    """The answer of sacct, where anything is left that it may know."""
+    """The answer of sacct; it is asked only if there is anything left that it may know."""
     asking = [run for d, run in open_runs.items() if (run.newest and run.newest.job_id) or d in orphans]
     asking = [run for run in asking if needs_accounting(run, queue)]
     if not asking or not queue.answered:
@@ -93,12 +92,12 @@ def _accounting(
 
 
 def _orphans(workspace: Workspace, runs: Mapping[RunDir, Run], locks: ExitStack) -> frozenset[RunDir]:
-    """Runs whose submission died without a word of its job, and which nothing here can still hand over.
+    """Runs whose submission died without journaling a job, and which no process here can still submit.
 
-    ``locks`` holds the locks of these runs, so that no submission begins meanwhile.
+    ``locks`` receives the locks of these runs, so that no submission begins meanwhile.
     """
     unlocked = [directory for directory, run in runs.items() if _has_no_job(run) and _take_lock(directory, locks)]
-    # A submission whose journal has more than was read has come to its end since.
+    # If a submission's journal has more than was read, the submission has ended since.
     ended = set(workspace.store.unread(unlocked))
     return frozenset(directory for directory in unlocked if directory not in ended and not _lives(directory, runs))
 
@@ -111,11 +110,11 @@ def _take_lock(directory: RunDir, locks: ExitStack) -> bool:
     try:
         return directory.path.exists() and locks.enter_context(locked(directory.lock, wait=False)) is not None
     except PathError:
-        return False  # a run that cannot be written to is for its owner to look after
+        return False  # a run that cannot be written to is left to its owner
 
 
 def _lives(directory: RunDir, runs: Mapping[RunDir, Run]) -> bool:
-    """Whether a process here is just handing the run's newest submission to Slurm."""
+    """Whether a process on this machine is submitting the run's newest submission to Slurm."""
     from slurmtrain.slurm.launch import is_submitting
 
     newest = runs[directory].newest
@@ -136,7 +135,7 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
         return True
-    # An answer that is older than the look for the submission, from a cache, proves a job but never that there is none.
+    # A cached answer, older than the search for the submission, can prove that there is a job, never that there is none.
     both = queue.answered and accounting is not None and accounting.answered
     sure = both and accounting is not None and min(queue.at, accounting.at) >= answers.asked_at
     if not sure or not (_from_here(newest) or time.time() - (newest.submitted_at or 0.0) > GIVEN_UP_S):
@@ -152,7 +151,7 @@ def _from_here(attempt: Attempt) -> bool:
 
 
 def _note(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
-    """Journal what Slurm's answers add to what is known of a run."""
+    """Journal what Slurm's answers add to what is known about a run."""
     observations = new_observations(run, answers.queue, answers.accounting, time.time())
     if not observations:
         return False
@@ -163,13 +162,13 @@ def _note(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) 
         if any(CAUSE_OF_STATE.get(state) == "cancelled" for state in states) and run.newest:
             from slurmtrain.runtime.job import lease
 
-            # Who cancels a job wants the run ended, also if somebody has Slurm start it again.
+            # A user who cancels the job wants the run ended, even if Slurm is later told to start the job again.
             lease.close(directory, run.newest.submission, "cancelled")
     return True
 
 
 def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserved:
-    """The observation with, for a start that is over, what its files say that nobody may have journaled."""
+    """The observation; for a start that has ended, completed with what its files show, as it may not be journaled."""
     if not is_final(observed.state or ""):
         return observed
     place = directory.attempt(observed.job_id or "", observed.restart)
@@ -182,7 +181,7 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
 
 
 def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
-    """The last thing that a job printed whose agents never spoke."""
+    """The last output of a job whose agents journaled nothing."""
     if base(observed.state or "") in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL"):
         return ""
     submission = directory.submission(run.newest.submission if run.newest else 0)
@@ -203,7 +202,7 @@ def _live(run: Run, queue: Queue) -> Live | None:
 
 
 def is_held(live: Live) -> bool:
-    """Whether a job waits for its user to release it."""
+    """Whether a job is held until its user releases it."""
     return live.state in HELD or (live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_USER)
 
 
@@ -213,7 +212,7 @@ def is_given_up(live: Live) -> bool:
 
 
 def live_of(job: Job) -> Live:
-    """What a person wants to know of a job that is not over."""
+    """What a user wants to know about a job that is not over."""
     state = base(job.state)
     if state == "PENDING" or state in HELD:
         reason = describe_reason(job.reason, job.id)

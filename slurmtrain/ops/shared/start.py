@@ -1,16 +1,16 @@
-"""Starting an attempt of a run, such that it can be killed anywhere and nothing is started twice or lost.
+"""Starting an attempt of a run. If it is killed at any point, nothing is started twice or lost.
 
-A submission makes one job, whose starts are the attempts: Slurm keeps the id of a job across a requeue. All of it
-happens under the run's lock (``.lock``, flock), which the kernel drops when this process, and whatever submits for it,
-is dead. What is written, in this order, and what the next command makes of a kill right after it:
+A submission creates one job, and each start of the job is an attempt: Slurm keeps the id of a job across a requeue.
+Everything happens under the run's lock (``.lock``, flock), which the kernel releases once this process and any process
+that submits for it are dead. What is written, in this order, and what the next command does after a kill right then:
 
 1. ``.new-<id>/`` with spec, plan and ``created`` event: its lock is free, so ``sync`` deletes it.
 2. The rename to ``<id>/``: a run in state ``created``, which ``sync`` starts. ``resume`` begins after this.
-3. ``submissions/<n>/plan.json`` and ``launch.json``: the same, since only an event makes it a submission.
-4. The ``submitting`` event: a free lock and no ``submitted``, so the job is looked for (``local_jobs``,
-   ``slurm_jobs``).
-5. ``lease.json`` names the submission: the same.
-6. The job is submitted: the same; it is found, and adopted.
+3. ``submissions/<n>/plan.json`` and ``launch.json``: as in 2, since it is a submission only once an event names it.
+4. The ``submitting`` event: the lock is free and there is no ``submitted``, so the job is searched for
+   (``local_jobs``, ``slurm_jobs``).
+5. ``lease.json`` names the submission: as in 4.
+6. The job is submitted: as in 4; it is found and adopted.
 7. The ``submitted`` event with the job's id, or the controller's process: nothing is left to do.
 """
 
@@ -48,20 +48,20 @@ from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, make_dire
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
-# Under this name commands claim the next attempt, so that their claims stand apart from those of agents.
+# The name under which commands claim the next attempt, to distinguish their claims from those of agents.
 _COMMANDS = "submission"
-# A command journals its submission within moments of claiming it; an older claim without one is a killed command's.
+# A command journals its submission moments after its claim; an older claim without one is from a killed command.
 _CLAIM_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAttempt:
-    """An attempt to be started.
+    """An attempt to start.
 
-    ``number``: counts from 1. ``secrets``: environment variables that reach the job and are written nowhere.
-    ``after``: the id of the run, and its controller, that must end first. ``since``: in seconds since 1970, a script's
-    own checkpoints count only if they are newer. ``excluded_nodes``: nodes that it must not get. ``predecessor``: the
-    attempt that it comes after.
+    ``number``: counts from 1. ``secrets``: environment variables that reach the job but are never written.
+    ``after``: the id of the run, and its controller, that must end first. ``since``: the script's own checkpoints count
+    only if they are newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get.
+    ``predecessor``: the attempt before it.
     """
 
     plan: Plan
@@ -78,23 +78,23 @@ class NewAttempt:
 
 @dataclass(frozen=True, slots=True)
 class StartedAttempt:
-    """An attempt whose job was submitted: its controller, if it is local, and notes for whoever started it."""
+    """An attempt whose job was submitted: its controller, if it is local, and notes for the user."""
 
     process: Process | None
     notes: list[str]
 
 
 def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan]) -> None:
-    """Raise, before anything is created, for what cannot be started.
+    """Check, before anything is created, that the plans can be started.
 
     Args:
-        workspace: whose scheduler is asked.
+        workspace: provides the scheduler to ask.
         executor: ``slurm`` or ``local``.
-        plans: what is to be started.
+        plans: what will be started.
 
     Raises:
-        NotAvailable: the executor, or something that a plan needs, is not there.
-        RequestRefused: no partition could ever run a plan.
+        NotAvailable: the executor, or something that a plan needs, is missing.
+        RequestRefused: no partition could ever run one of the plans.
         LaunchError: Slurm does not answer.
     """
     if executor == "slurm":
@@ -114,26 +114,26 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     Args:
         workspace: where the run is.
         run: its directory.
-        lock: the handle of the run's lock, which the caller holds.
+        lock: the file descriptor of the run's lock, which the caller holds.
         attempt: what to start.
-        command: who starts it, for the journal.
+        command: the command that starts it, for the journal.
 
     Raises:
-        LaunchError: the job could not be submitted; the run is as if nothing had been tried.
+        LaunchError: the job could not be submitted; the run is as it was before.
         SubmissionUncertain: the job may exist, and the run waits for ``sync`` to find out.
-        RequestRefused: Slurm does not accept the job; the run is as if nothing had been tried.
+        RequestRefused: Slurm does not accept the job; the run is as it was before.
         RunBusy: another command has claimed the next attempt.
     """
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
     variables, notes = _server_variables(workspace, run, attempt.plan)
     submission = _prepare(run, attempt, stats)
-    # Slurm gives its jobs their ids; of a local one it is known before the job exists.
+    # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     job_id = _new_job_id() if attempt.executor == "local" else None
     placed = replace(attempt, excluded_nodes=excluded.nodes)
     with workspace.journal(run, command) as journal:
         journal.write(_submitting(placed, submission, job_id, stats.partition, command))
-        # Before the job exists: an agent whose submission the lease does not name ends at once.
+        # Before the job exists, since an agent ends at once if the lease does not name its submission.
         lease.grant(submission)
         try:
             submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
@@ -144,16 +144,16 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
                     lease.release_claim(attempt.predecessor, by=_COMMANDS)
             raise
         journal.write(submitted)
-    # What it has answered so far is from before this job.
+    # Its answers so far are from before this job.
     workspace.scheduler.forget()
     process = submitted.process
     return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
 
 
 def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> SubmissionDir:
-    """Claim the start, and write what the job reads. Raises RunBusy where another command has claimed it.
+    """Claim the start, and write what the job reads. Raises RunBusy if another command has claimed it.
 
-    A submission is one only once an event names it: until then its directory is litter that does no harm.
+    A submission exists only once an event names it: until then its directory is harmless litter.
     """
     submission = _new_submission(run)
     try:
@@ -201,7 +201,7 @@ def _submit(
     lock: int,
     variables: Mapping[str, str],
 ) -> Submitted:
-    """Submit the job; returns the event to be journaled. ``job_id``: a local job's."""
+    """Submit the job; returns the event to journal. ``job_id``: the id of a local job."""
     if attempt.executor == "slurm":
         from slurmtrain.slurm.launch import LaunchRequest
         from slurmtrain.slurm.launch import launch as launch_slurm
@@ -217,9 +217,9 @@ def _submit(
 
 
 def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
-    """Claim the start after this attempt's predecessor. Raises RunBusy where another command has claimed it.
+    """Claim the start after this attempt's predecessor. Raises RunBusy if another command has claimed it.
 
-    With the run's lock held nobody else is here; the claim is for file systems without locks.
+    The run's lock keeps other commands out; the claim is for file systems without locks.
     """
     after = attempt.predecessor
     if after is None:
@@ -232,11 +232,11 @@ def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
 
 
 def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
-    """Whether nothing came of a claim: its command was killed before it journaled a submission."""
+    """Whether a claim is void: its command was killed before it journaled a submission."""
     from slurmtrain.runtime.job.run_reader import read_run
 
     process = claim.get("process")
-    # Of a process on another machine nothing is known: there the claim's age decides, whichever clock is ahead.
+    # A process on another machine cannot be checked: the claim's age decides then, whichever clock is ahead.
     dead = process is not None and Process.from_dict(process).alive() is False
     if not dead and abs(time.time() - float(claim.get("t", 0.0))) < _CLAIM_S:
         return False
@@ -245,10 +245,10 @@ def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
 
 
 def _new_submission(run: RunDir) -> SubmissionDir:
-    """A directory that no other submission has, even where locks fail and another command makes one just now."""
+    """A directory that no other submission has, even if locks fail and another command creates one right now."""
     make_directory(run.submissions)
     numbers = [int(entry.name) for entry in run.submissions.glob("*") if entry.name.isdigit()]
-    # mkdir() is atomic also where locks are not: who comes second takes the next number.
+    # mkdir() is atomic even where locks do not work: the second command takes the next number.
     for number in itertools.count(max(numbers, default=0) + 1):
         submission = run.submission(number)
         try:
@@ -262,7 +262,7 @@ def _new_submission(run: RunDir) -> SubmissionDir:
 
 
 def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[dict[str, str], list[str]]:
-    """What a script needs to reach an MLflow server. One that is down is worth a note, and no reason not to train."""
+    """What a script needs to reach an MLflow server. If that is down, there is a note, but the run still starts."""
     from slurmtrain.ops.shared.mirror import server_variables
 
     try:
@@ -272,9 +272,9 @@ def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[di
 
 
 def secret_values(plan: Plan, overrides: Mapping[str, str]) -> dict[str, str]:
-    """Values of the variables that the plan names but does not record: from ``overrides``, or else this environment.
+    """Values of the variables that the plan names but does not record: from ``overrides``, else this environment.
 
-    Raises UserError that names all that are missing.
+    Raises a UserError that names all missing ones.
     """
     names = [name for name, value in plan.spec.env.items() if value == REDACTED]
     values = {name: overrides.get(name, os.environ.get(name)) for name in names}

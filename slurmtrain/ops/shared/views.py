@@ -1,4 +1,4 @@
-"""Runs as the JSON contract has them: what lists show. :mod:`.run_details` has the rest."""
+"""Runs in the form of the JSON contract, as shown in lists. :mod:`.run_details` has the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.store import Listed
 
 SCHEMA = 1
-# The rate is that of the last lines of the metrics: this much of the file.
+# The rate is computed from the last lines of the metrics: this much of the file, in bytes.
 _TAIL_BYTES = 16_384
 
 
@@ -28,7 +28,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
-    """RUN of the JSON contract. ``steps_per_second`` and ``eta_seconds`` are null unless the run trains right now."""
+    """RUN of the JSON contract. ``steps_per_second`` and ``eta_seconds`` are null unless the run is training."""
     row, directory = listed.row, workspace.root.run(listed.id)
     rate = _rate(directory, listed) if listed.state == "running" else None
     return {
@@ -59,9 +59,9 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
 
 
 def _reason(listed: Listed) -> str:
-    """What is known of the run, and, for one that has not begun to train, what Slurm says of its job.
+    """What is known about the run and, if it has not begun to train, what Slurm says about its job.
 
-    A run that trains says if it cannot save.
+    For a run that trains, this includes a problem with saving.
     """
     reason, live = listed.reason, listed.live
     if listed.state == "running":
@@ -74,7 +74,7 @@ def _reason(listed: Listed) -> str:
 
 
 def _pending(listed: Listed) -> dict[str, Any] | None:
-    """Why a job waits, and until when, as far as Slurm says."""
+    """Why a job waits, and until when, if Slurm says so."""
     live = listed.live
     if live is None or listed.state not in ("pending", "requeued"):
         return None
@@ -106,17 +106,17 @@ def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]
 
 
 def runs_json(workspace: Workspace, runs: Mapping[str, Listed]) -> dict[str, Any]:
-    """What ``submit``, ``resume`` and ``status`` print, ``as_of`` apart."""
+    """What ``submit``, ``resume`` and ``status`` print, except ``as_of``."""
     return {"schema": SCHEMA, "runs": [run_json(workspace, listed) for listed in runs.values()]}
 
 
 def now_iso() -> str:
-    """This moment."""
+    """The current time."""
     return str(iso(time.time()))
 
 
 def _rate(directory: RunDir, listed: Listed) -> float | None:
-    """Steps a second of the newest job, by the last lines of its metrics."""
+    """Steps per second of the newest job, from the last lines of its metrics."""
     from slurmtrain.model.run.progress import steps_per_second
 
     if listed.job_id is None:

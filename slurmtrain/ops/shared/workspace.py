@@ -1,4 +1,4 @@
-"""One runs root with its configuration and its registry: what every verb works on."""
+"""One runs root with its configuration and registry: what every verb works on."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Workspace:
-    """The runs of one root, with its registry and its scheduler, both made when they are first used."""
+    """The runs of one root, with its registry and its scheduler, both created on first use."""
 
     def __init__(self, config: Config, *, looks_again: bool = False, scheduler: Scheduler | None = None) -> None:
         """Open the root that ``config`` names.
 
-        ``looks_again``: for a command that looks at the runs until something happens, and so asks Slurm anew every
-        ``slurm_interval``. ``scheduler``: who is asked instead of Slurm.
+        ``looks_again``: for a command that polls the runs until something happens, and so asks Slurm again every
+        ``slurm_interval``. ``scheduler``: asked instead of Slurm.
         """
         self.config = config
         self.looks_again = looks_again
@@ -50,7 +50,7 @@ class Workspace:
 
     @property
     def scheduler(self) -> Scheduler:
-        """Slurm: asked once, or every ``slurm_interval`` by a command that looks again."""
+        """Slurm: asked once, or every ``slurm_interval`` by a command that polls."""
         if self._scheduler is None:
             from slurmtrain.slurm.scheduler import Scheduler
 
@@ -61,11 +61,11 @@ class Workspace:
         return self._scheduler
 
     def looking_again(self) -> Workspace:
-        """The same runs, for a loop. What the scheduler has answered so far is not taken along: it may be old."""
+        """The same runs, for a loop. The scheduler's earlier answers are not carried over: they may be old."""
         return Workspace(self.config, looks_again=True)
 
     def run_ids(self) -> list[str]:
-        """Ids of all run directories, oldest first. Raises PathError where the root cannot be read."""
+        """Ids of all run directories, oldest first. Raises PathError if the root cannot be read."""
         return sorted(name for name in self._names() if is_run_id(name))
 
     def unborn(self) -> list[RunDir]:
@@ -82,8 +82,8 @@ class Workspace:
 
     @contextlib.contextmanager
     def journal(self, run: RunDir, command: str) -> Iterator[Journal]:
-        """A journal of this command's own in a run."""
-        # Not above: most commands write no journal, and its imports take longer than all others here.
+        """A journal for this command in a run."""
+        # Imported here: most commands write no journal, and its imports take longer than all others here.
         from slurmtrain.system.journal import command_journal
 
         with command_journal(run.journals, command) as journal:
@@ -99,7 +99,7 @@ class Workspace:
 
 
 def person() -> str:
-    """Who gives this command, and where."""
+    """The user who runs this command, and the machine."""
     try:
         name = getpass.getuser()
     except (KeyError, OSError):

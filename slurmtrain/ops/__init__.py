@@ -1,1 +1,1 @@
-"""The verbs: what each command does; how it is shown is up to the command line."""
+"""The verbs: what each command does. The command line decides how it is shown."""

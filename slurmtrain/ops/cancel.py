@@ -16,23 +16,23 @@ from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, descendants
 
-# Seconds that a run gets to end by itself: longer than node agents give their ranks, so that killing is the exception.
+# Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
-# For how many seconds to wait for Slurm to end a job that it was told to kill, and how often to ask whether it has.
+# How many seconds to wait for Slurm to end a job that it was told to kill, and how often to ask whether it has.
 _KILL_TIMEOUT_S = 30.0
 _KILL_POLL_S = 3.0
 
 
 def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
-    """End runs, from any terminal of the machine, or the cluster, that they run on; returns them as they then are.
+    """End runs, from any terminal of the machine or cluster that they run on; returns their final state.
 
-    Runs that have ended already are left as they are. The request is journaled first: if this is killed, ``sync``
-    carries on.
+    Runs that have already ended are left unchanged. The request is journaled first: if this is killed, ``sync``
+    finishes it.
 
     Args:
         workspace: where the runs are.
-        run_ids: the runs.
+        run_ids: the runs to end.
         force: kill at once, without letting the runs save.
 
     Raises:
@@ -52,7 +52,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
 
 
 def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
-    """End runs whose cancelling was requested: ask first, then kill those that have not ended in time.
+    """End runs whose cancellation was requested: ask first, then kill those that have not ended in time.
 
     Args:
         workspace: where the runs are.
@@ -64,7 +64,7 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
     if not under_way:
         return runs
     for run in under_way:
-        # An agent of a job that starts again nevertheless sees that the run is over, and ends at once.
+        # If the job is started again nevertheless, its agents see that the run is over, and end at once.
         lease.close(workspace.root.run(run.id), None, "cancelled")
     _ask_processes(under_way)
     _ask_slurm(workspace, under_way, force=force)
@@ -72,7 +72,7 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
     while any(alive(run) for run in _local(runs.values())):
         for run in _local(runs.values()):
             _kill_processes(run)
-        # Again: a rank may have started another process between the look at its descendants and its end.
+        # Again: a rank may have started another process after its descendants were listed and before it ended.
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
     if all(run.ended for run in runs.values()):
         return runs
@@ -80,7 +80,7 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
 
 
 def _wait_for_slurm(workspace: Workspace, run_ids: Sequence[str], *, timeout_s: float) -> dict[str, Run]:
-    """Ask Slurm until all runs have ended, for so long at most: what was killed journals no end of its own."""
+    """Ask Slurm until all runs have ended or ``timeout_s`` is over: killed agents journal no end."""
     deadline = time.monotonic() + timeout_s
     while True:
         runs = _load(workspace, run_ids, ask_slurm=True)
@@ -104,7 +104,7 @@ def _check_reachable(run: Run) -> None:
 
 def _request(workspace: Workspace, run_id: str) -> None:
     directory = workspace.root.run(run_id)
-    # Under the lock, after another look: a run that has just ended by itself must not be called cancelled.
+    # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
     with locked(directory.lock):
         if not _load(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
@@ -120,7 +120,7 @@ def _processes(run: Run) -> list[Process]:
 
 
 def _ask_processes(runs: Sequence[Run]) -> None:
-    """SIGTERM to the agents. The first process is submitit's controller, which passes it to agents still starting."""
+    """Send SIGTERM to the agents. The first process is submitit's controller, which passes it to starting agents."""
     for run in _local(runs):
         for process in _processes(run):
             process.send(signal.SIGTERM)
@@ -144,7 +144,7 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
 
 
 def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict[str, Run]:
-    """Wait until what runs has ended and its processes are gone, from the journals alone: Slurm is asked afterwards."""
+    """Wait, by the journals alone, until active runs have ended and their processes are gone. Slurm is asked later."""
     while True:
         runs = _load(workspace, run_ids)
         if time.monotonic() >= until or not any(_is_under_way(run) for run in runs.values()):

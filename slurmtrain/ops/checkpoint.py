@@ -1,4 +1,4 @@
-"""Asking a run that trains to save now."""
+"""Asking a training run to save now."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _POLL_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """A checkpoint that somebody wants of a run now.
+    """A request for a checkpoint of a run now.
 
-    ``step``: where the run was then. ``before``: what had been journaled of saves by then, by its place in a journal:
-    times do not tell, since the clocks of nodes differ.
+    ``step``: the run's step at the time. ``before``: the save events journaled by then, by their place in a journal, as
+    times do not decide: the clocks of nodes differ.
     """
 
     run_id: str
@@ -44,8 +44,8 @@ class SaveRequest:
 class RequestOutcome:
     """What became of a request.
 
-    ``outcome``: ``asked``: nobody has waited; ``saved``; ``failed``; ``ended``: the attempt ended first, with a
-    checkpoint if it saved in leaving; ``late``: not known in time.
+    ``outcome``: ``asked``: it was not waited for; ``saved``; ``failed``; ``ended``: the attempt ended first, with a
+    checkpoint if it saved on exit; ``late``: not known in time.
     """
 
     outcome: str
@@ -66,10 +66,10 @@ class RequestOutcome:
 
 
 def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
-    """Ask a run that trains for a checkpoint. It saves at the end of a step: see :func:`wait_for_checkpoint`.
+    """Ask a training run for a checkpoint. It saves at the end of a step: see :func:`wait_for_checkpoint`.
 
-    Killed at any moment, this has asked or has not. Raises RunBusy for a run that does not train, NotAvailable for one
-    whose script writes its own checkpoints, PathError where the run directory cannot be written.
+    The request is atomic: a kill leaves all of it or nothing. Raises RunBusy if the run does not train, NotAvailable if
+    its script writes its own checkpoints, PathError if the run directory cannot be written.
     """
     directory = workspace.root.run(run_id)
     run = observe_run(workspace, run_id, ask_slurm=True)
@@ -87,7 +87,7 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
 
 
 def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
-    """The attempt that can be asked. Rank 0 looks for requests once its script has registered what to save."""
+    """The attempt to ask. Rank 0 checks for requests once its script has registered what to save."""
     refuse_external(directory, run, "it cannot be asked to save")
     newest = run.newest
     if run.state != "running" or newest is None:
@@ -114,24 +114,24 @@ def _has_journaled(workspace: Workspace, run_id: str, attempt: Attempt, cls: typ
 
 
 def _save_events(workspace: Workspace, run_id: str) -> dict[tuple[str, int], AnyEvent]:
-    """Events of saves of a run, good and bad, by their place in a journal."""
+    """A run's save events, successful and failed, by their place in a journal."""
     saved, failed = workspace.store.events(run_id, CheckpointSaved), workspace.store.events(run_id, SaveFailed)
     return {(event.source, event.offset): event for event in [*saved, *failed]}
 
 
 def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: float) -> RequestOutcome:
-    """Wait until a request is fulfilled, or cannot be any more. Slurm is not asked.
+    """Wait until a request is fulfilled or no longer can be. Slurm is not asked.
 
     Args:
         workspace: where the run is.
-        request: what :func:`request_checkpoint` gave.
-        timeout_s: for how many seconds to wait at most.
+        request: the result of :func:`request_checkpoint`.
+        timeout_s: how many seconds to wait at most.
     """
     workspace = workspace.looking_again()
     deadline = time.monotonic() + timeout_s
     ids = {request.id}
     while True:
-        # First the file, then the journals: a later request replaces this one, and the save that fulfils both names
+        # The file first, then the journals: a later request replaces this one, and the save that fulfils both names
         # only the later one.
         ids |= _current_request(workspace.root.run(request.run_id))
         run = observe_run(workspace, request.run_id, ask_slurm=False)
@@ -145,14 +145,14 @@ def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: f
 
 
 def _current_request(directory: RunDir) -> set[str]:
-    """The request that the run sees when it next looks: the last one, which has replaced those before it."""
+    """The request that the run will see when it next checks: the last one, which replaced any earlier ones."""
     with contextlib.suppress(PathError):
         return {str(request)} if (request := (read_json(directory.request) or {}).get("request")) else set()
     return set()
 
 
 def _outcome(workspace: Workspace, run: Run, request: SaveRequest, ids: set[str]) -> RequestOutcome | None:
-    """What became of a request that a save may name by any of these ids; None while that is open."""
+    """What became of a request that a save may name by any of these ids; None while it is pending."""
     new = [event for place, event in _save_events(workspace, run.id).items() if place not in request.before]
     own = [event for event in new if attempt_of(event.source) == request.attempt]
     events = sorted(own, key=lambda event: event.order)
@@ -177,6 +177,6 @@ def _describe_end(run: Run) -> str:
 
 
 def _checkpoint(run: Run, saved: CheckpointSaved, time: float) -> Checkpoint | None:
-    """The checkpoint that a save has made, journaled at ``time`` (seconds since 1970), in the ``run``."""
+    """The checkpoint that a save in the ``run`` made, journaled at ``time`` (seconds since 1970)."""
     key = (saved.path, time if saved.saved_at is None else saved.saved_at)
     return next((each for each in run.checkpoints if (each.path, each.saved_at) == key), None)

@@ -1,4 +1,4 @@
-"""Whether a run survives interruptions here, by its spec and the configuration of the site."""
+"""Whether a run survives interruptions here, judged by its spec and the configuration of the site."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
     from slurmtrain.slurm.site import Site
 
-# A place holder for the id of a run: nothing is submitted.
+# A placeholder for a run id: nothing is submitted.
 _NO_RUN = "RUN-ID"
 
 
@@ -30,8 +30,8 @@ _NO_RUN = "RUN-ID"
 class DoctorReport:
     """The outlook for a run in each partition that it may go to.
 
-    ``name``: of the run; empty if there is no spec. ``findings``: those about no single partition. ``config``: the
-    settings of the site that matter, as Slurm prints them. ``unknown``: what could not be asked, and why.
+    ``name``: of the run; empty if there is no spec. ``findings``: those not about a single partition. ``config``: the
+    relevant settings of the site, as Slurm prints them. ``unknown``: what could not be asked, and why.
     """
 
     executor: str
@@ -66,12 +66,12 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
 
     Args:
         workspace: Where the run would live; its registry knows how long earlier saves took.
-        path: The spec, of whose sweep the first run counts; None: any run, in each partition that this user may use.
-        overrides: Those of the spec.
+        path: The spec; of a sweep, only the first run counts. None: any run, in each partition that this user may use.
+        overrides: ``KEY=VALUE`` overrides of the spec.
         executor: ``local`` or ``slurm``.
 
     Raises:
-        UserError: The spec cannot be used, as for ``submit``.
+        UserError: The spec cannot be used, as in ``submit``.
         SlurmDown: Slurm does not answer.
     """
     plan = _plan(path, overrides) if path is not None else None
@@ -83,14 +83,14 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     from slurmtrain.slurm import limits
     from slurmtrain.slurm.site import read_site
 
-    # Not before here: a local run needs no Slurm, and this asks it several questions.
+    # Only here: a local run needs no Slurm, and this asks it several questions.
     site = read_site(workspace.scheduler, _user())
     findings = []
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job_facts(workspace, plan, executor, site)
-    # sbatch takes a list of partitions, and starts the job in whichever can run it first.
+    # sbatch accepts a list of partitions, and the job starts in the one that can run it first.
     names = limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
     all_partitions = list(site.partitions.values())
     outlooks = [
@@ -108,7 +108,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     )
 
 
-# The settings that ``doctor --json`` repeats.
+# The settings that ``doctor --json`` includes.
 _SHOWN = (
     "SLURM_VERSION", "JobRequeue", "PreemptType", "PreemptMode", "PreemptParameters", "PreemptExemptTime", "KillWait",
     "MaxBatchRequeue", "MinJobAge", "AuthInfo", "SlurmdTimeout", "SlurmctldParameters", "OverTimeLimit", "RequeueExit",
@@ -123,7 +123,7 @@ def _plan(path: Path, overrides: Sequence[str]) -> Plan:
 
 
 def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Site | None) -> JobFacts:
-    """What the plan asks for, and how long its last save took; without a plan, the defaults of a spec."""
+    """What the plan requests, and how long its last save took; without a plan, the defaults of a spec."""
     watched = is_watched(workspace.root)
     qos = _default_qos(site, None)
     if plan is None:
@@ -147,14 +147,14 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
 
 
 def _lead(workspace: Workspace, plan: Plan) -> float:
-    """How many seconds before its time limit a job is warned, as its request asks for."""
+    """How many seconds before its time limit a job is warned, according to its request."""
     from slurmtrain.slurm.request import make_request
 
     return float(make_request(plan, workspace.root.run(_NO_RUN).submission(1)).parameters["signal_delay_s"])
 
 
 def _default_qos(site: Site | None, account: object) -> str | None:
-    """The QOS of a job that names none; None if accounting does not answer, or knows several."""
+    """The QOS of a job that names none; None if accounting does not answer or lists several."""
     if site is None or not site.associations:
         return None
     own = [each for each in site.associations if account is None or each.account == account]
@@ -163,7 +163,7 @@ def _default_qos(site: Site | None, account: object) -> str | None:
 
 
 def _user() -> str:
-    """This user's name as accounting has it; the number if the user has no name, as in some containers."""
+    """This user's name in accounting; the number if the user has no name, as in some containers."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -187,7 +187,7 @@ def _group_name(number: int) -> str:
 
 
 def is_watched(root: RunsRoot) -> bool:
-    """Whether a ``watch`` starts runs of this root again. One on another machine counts: it cannot be checked."""
+    """Whether a ``watch`` restarts runs of this root. One on another machine counts, as it cannot be checked."""
     from slurmtrain.ops.watch.lock import read_holder
 
     holder = read_holder(root.watch_lock)

@@ -1,4 +1,4 @@
-"""One file of a checkpoint's model, for programs that know nothing of slurmtrain."""
+"""Exporting a checkpoint's model to a single file, for programs that know nothing about slurmtrain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
 from slurmtrain.system.files import describe_os_error, fsync_directory
 from slurmtrain.version import __version__
 
-# What a file needs beside its tensors at most: names, shapes and types.
+# The most that a file needs in addition to its tensors: names, shapes and types.
 _HEADER_BYTES = 1 << 20
 
 
@@ -28,8 +28,8 @@ _HEADER_BYTES = 1 << 20
 class ExportRequest:
     """What to export, and where to.
 
-    ``to``: the file, whose suffix says the format. ``step``: the checkpoint's; None for the newest. ``object``: the
-    module, needed where the checkpoint has several. ``force``: replace a file that is there.
+    ``to``: the file, whose suffix selects the format. ``step``: the checkpoint's; None for the newest. ``object``: the
+    module, needed if the checkpoint has several. ``force``: replace an existing file.
     """
 
     to: Path
@@ -40,7 +40,7 @@ class ExportRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A file that was written. ``left_out``: names of what its format has no place for."""
+    """A file that was written. ``left_out``: names of values that its format cannot hold."""
 
     run: Run
     step: int
@@ -68,7 +68,7 @@ class Exported:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """A module's state by the names that the module itself knows; ``others``: what is no dense tensor."""
+    """A module's state by the module's own names; ``others``: what is not a dense tensor."""
 
     tensors: Mapping[str, Any]
     others: Mapping[str, Any]
@@ -81,13 +81,13 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
         workspace: where the run is.
         run_id: the run.
         request: what to export, and where to.
-        show: is called with the progress of verifying.
+        show: called with the progress of verifying.
 
     Raises:
         UserError: the request cannot be met.
         NoCheckpoint: there is none.
-        CheckpointError: the checkpoint is damaged, or the file cannot be written; then there is no file, or the one
-            that was there.
+        CheckpointError: the checkpoint is damaged, or the file cannot be written; then there is no file, or the
+            previous one.
     """
     to = request.to.absolute()
     write = _format_of(to)
@@ -118,7 +118,7 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
     )
 
 
-# --- what can be checked before anything is read ----------------------------------------------------------------------
+# --- checks before anything is read -----------------------------------------------------------------------------------
 
 
 def _format_of(to: Path) -> Callable[[Path, _State, Mapping[str, str]], None]:
@@ -140,7 +140,7 @@ def _check_target(to: Path, *, force: bool) -> None:
 
 
 def _choose_module(directory: Path, manifest: Manifest, name: str | None) -> str:
-    """The name of the module to export. Raises UserError where it is not clear which."""
+    """The name of the module to export. Raises UserError if the choice is not clear."""
     modules = [each for each, kind in manifest.objects.items() if kind.get("kind") == "module"]
     if name is None and len(modules) == 1:
         return modules[0]
@@ -159,8 +159,8 @@ def _choose_module(directory: Path, manifest: Manifest, name: str | None) -> str
 
 
 def _read(directory: Path, name: str, to: Path) -> _State:
-    """A module's state, all of it in memory. Raises CheckpointError, also where there is no room for it at ``to``."""
-    # Here, not above: torch takes a second to import, and a wrong command should not take that long.
+    """A module's state, all of it in memory. Raises CheckpointError, also if there is no space for it at ``to``."""
+    # Imported here: torch takes a second to import, and a wrong command should fail faster than that.
     from torch.distributed.checkpoint.api import CheckpointException
 
     from slurmtrain.runtime.checkpoint.index import Index
@@ -178,7 +178,7 @@ def _read(directory: Path, name: str, to: Path) -> _State:
     except CheckpointException as error:
         [problem, *_] = [problem for problem, _ in error.failures.values()]
         raise CheckpointError(f"{directory} cannot be read: {problem}") from error
-    except Exception as error:  # torch.load raises anything
+    except Exception as error:  # torch.load may raise anything
         raise CheckpointError(f"{directory} cannot be read: {' '.join(str(error).split())[:500]}") from error
     return _State(_renamed(tensors, start), _renamed(others, start))
 
@@ -189,14 +189,14 @@ def _renamed(values: Mapping[str, Any], start: str) -> dict[str, Any]:
 
 def _check_room(to: Path, size: int) -> None:
     filesystem = os.statvfs(to.parent)
-    # What is left for users other than root (statvfs(3)).
+    # The space left for users other than root (statvfs(3)).
     free = filesystem.f_bavail * filesystem.f_frsize
     if size + _HEADER_BYTES > free:
         raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
 
 
 def _write_pt(path: Path, state: _State, _about: Mapping[str, str]) -> None:
-    """A state_dict that ``torch.load(weights_only=True)`` takes: the saver refuses states that it would not."""
+    """A state_dict that ``torch.load(weights_only=True)`` accepts: the saver refuses any other state."""
     import torch
 
     with path.open("wb") as file:
@@ -204,7 +204,7 @@ def _write_pt(path: Path, state: _State, _about: Mapping[str, str]) -> None:
 
 
 def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> None:
-    """``about`` goes to the file's metadata. Raises CheckpointError for types of numbers that the format lacks."""
+    """``about`` becomes the file's metadata. Raises CheckpointError for number types that the format lacks."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -218,9 +218,9 @@ def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> N
 
 @contextlib.contextmanager
 def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
-    """A file beside ``to`` to write to, which takes its name once it is durable. Its mode is any new file's.
+    """A file next to ``to`` to write to, renamed to it once durable. Its mode is that of any new file.
 
-    Raises CheckpointError where that fails, UserError where somebody has made ``to`` meanwhile.
+    Raises CheckpointError if that fails, UserError if ``to`` was created meanwhile.
     """
     temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
     try:
@@ -228,7 +228,7 @@ def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
             mode = os.fstat(file.fileno()).st_mode
         yield temporary
         with temporary.open("rb+") as file:
-            # safetensors replaces it by a file that only its owner may read.
+            # safetensors replaces it with a file that only its owner may read.
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         _check_target(to, force=force)

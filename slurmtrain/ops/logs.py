@@ -14,14 +14,14 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 
-# How often files are looked at while following, in seconds.
+# How often files are checked while following, in seconds.
 _POLL_S = 0.3
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a log. ``origin`` is the rank, or what else wrote it."""
+    """One line of a log. ``origin``: the rank or other process that wrote it."""
 
     attempt: int
     origin: str
@@ -29,7 +29,7 @@ class Line:
 
 
 class _Tail:
-    """What one file has gained since it was last read."""
+    """What was added to one file since it was last read."""
 
     def __init__(self, path: Path, attempt: int, origin: str) -> None:
         self.path = path
@@ -39,7 +39,7 @@ class _Tail:
         self._rest = b""
 
     def lines(self, *, last: bool) -> Iterator[Line]:
-        """Whole lines; with ``last`` also one without a line break at the end."""
+        """Complete lines; with ``last`` also a final one without a line break."""
         with contextlib.suppress(OSError), self.path.open("rb") as file:
             file.seek(self._offset)
             while chunk := file.read(_CHUNK_BYTES):
@@ -68,11 +68,11 @@ def read_logs(
     Args:
         workspace: where the run is.
         run_id: the run.
-        rank: only this rank's.
-        attempt: only this attempt's, counted from 1; by default the newest one's, and with ``follow`` later ones' too.
-        follow: wait for more until the run has ended.
-        waits: is called with the reason, once for each later attempt that does not start by itself: a command, such as
-            ``sync``, has to start it.
+        rank: only lines of this rank.
+        attempt: only lines of this attempt, counted from 1; by default the newest, and with ``follow`` later ones too.
+        follow: wait for more lines until the run has ended.
+        waits: called with the reason, once for each later attempt that does not start by itself: a command such as
+            ``sync`` must start it.
 
     Raises:
         RunNotFound: there is no such attempt or rank.
@@ -87,7 +87,7 @@ def read_logs(
             directory = workspace.root.run(run_id).attempt(each.job_id, each.restart)
             for path, origin in _files(directory, each, rank):
                 tails.setdefault(path, _Tail(path, each.number, origin))
-        # The run was looked at before its files are read: once it has ended, this reads all that it has written.
+        # The run's state is read before its files: if it has ended, this reads everything that it has written.
         ended = run.ended or not follow
         for tail in list(tails.values()):
             yield from tail.lines(last=ended)
@@ -104,7 +104,7 @@ def read_logs(
 
 
 def _choose(run: Run, number: int | None, *, follow: bool, started: bool) -> Sequence[Attempt]:
-    """The attempts whose logs to read. Once following has ``started`` with the newest, none after it is left out."""
+    """The attempts whose logs to read. Once following has ``started`` with the newest, all later ones are included."""
     if number is None:
         return run.attempts if follow and started else run.attempts[-1:]
     chosen = [attempt for attempt in run.attempts if attempt.number == number]
@@ -114,16 +114,16 @@ def _choose(run: Run, number: int | None, *, follow: bool, started: bool) -> Seq
 
 
 def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
-    """The logs of the ranks; where no rank ever started, or the attempt failed, what the node agents printed too."""
+    """The logs of the ranks and, if no rank ever started or the attempt failed, the output of the node agents."""
     ranks = sorted(directory.logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
     for path in ranks:
         number = int(path.stem.split("-")[1])
         if rank is None or number == rank:
             yield path, f"rank {number}"
-    # While the attempt starts, what the agents print is of no interest yet.
+    # While the attempt starts, the output of the agents is of no interest yet.
     if rank is None and attempt.ended and not ranks:
         submission = directory.run.submission(attempt.submission)
         yield submission.controller_log, "job"
         for path in sorted(submission.submitit.glob("*_log.out")):
-            # submitit's name for it: JOB_TASK_log.out.
+            # submitit names it JOB_TASK_log.out.
             yield path, f"agent {path.stem.split('_')[-2]}"

@@ -1,4 +1,4 @@
-"""The checks of nodes alone, as a run that trains nothing."""
+"""Only the node checks, as a run that trains nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
 
 NAME = "preflight"
-# More than the checks ever take, and so little that Slurm's backfill starts the job in a gap between others.
+# Longer than the checks ever take, but so short that Slurm's backfill starts the job in a gap between others.
 _MAX_TIME_S = 600
 
 
@@ -25,11 +25,11 @@ def submit_preflight(
 ) -> tuple[str, list[str]]:
     """Submit a run that ends after its preflight.
 
-    It excludes no node of the ledger, so that it can show which of them work again; its findings enter the ledger.
+    It excludes no node in the ledger, to show which of them work again. Its findings are added to the ledger.
 
     Args:
         workspace: Where the run is kept.
-        path: A spec that says which nodes to ask for, and how they are to be checked.
+        path: A spec that says which nodes to request, and how to check them.
         overrides: ``KEY=VALUE`` overrides of the spec.
         nodes: How many nodes; by default as many as the spec says.
         executor: local or slurm.
@@ -50,7 +50,7 @@ def submit_preflight(
 
 
 def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
-    """The run of a spec file, the first of a sweep; or without a file one with defaults."""
+    """The run of a spec file (the first of a sweep); without a file, one with defaults."""
     if path is not None:
         return load(path, overrides, ()).runs[0]
     spec = Spec(name=NAME, command=_command())
@@ -61,7 +61,7 @@ def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
 
 def _checks_only(spec: Spec, nodes: int | None) -> Spec:
     resources = replace(spec.resources, time=min(spec.resources.time or _MAX_TIME_S, _MAX_TIME_S))
-    # All that would outlive the checks is switched off: requeues, the node ledger, checkpoints, MLflow.
+    # Everything that would outlive the checks is switched off: requeues, the node ledger, checkpoints, MLflow.
     return replace(
         spec,
         name=NAME,

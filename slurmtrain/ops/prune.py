@@ -28,16 +28,16 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import describe_os_error, locked
 from slurmtrain.system.journal import Journal
 
-# Temporary directories carry the name of their attempt, which the sweep leaves alone if it is under way; in a run that
-# is over none is.
+# Temporary directories are named after their attempt, and the sweep skips those of the active attempt; a run that
+# is over has no active attempt.
 _NO_ATTEMPT = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A checkpoint that an attempt which died left half-written or half-deleted.
+    """A checkpoint that a dead attempt left half-written or half-deleted.
 
-    ``complete``: only its final name is missing; it gets that, and is not deleted.
+    ``complete``: only the final rename is missing; it is renamed, not deleted.
     """
 
     path: Path
@@ -47,7 +47,7 @@ class Leftover:
 
 @dataclass(slots=True)
 class Pruned:
-    """What was deleted of a run, or, with ``dry``, would be. ``problems``: what could not be deleted or journaled."""
+    """What was deleted in a run or, with ``dry``, would be. ``problems``: what could not be deleted or journaled."""
 
     run: Run
     dry: bool
@@ -57,7 +57,7 @@ class Pruned:
 
     @property
     def bytes(self) -> int:
-        """How many bytes that freed, or would free."""
+        """How many bytes were, or would be, freed."""
         deleted = [leftover.bytes for leftover in self.leftovers if not leftover.complete]
         return sum([*deleted, *(checkpoint.bytes for checkpoint in self.checkpoints)])
 
@@ -81,7 +81,7 @@ class Pruned:
 
 
 def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
-    """Delete the checkpoints that a run's own policy does not keep, also while it trains, and what dead attempts left.
+    """Delete checkpoints that a run's own policy does not keep, even while it trains, and leftovers of dead attempts.
 
     Args:
         workspace: where the run is.
@@ -89,7 +89,7 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
         dry: change nothing.
 
     Raises:
-        NotAvailable: the run's script writes checkpoints of its own.
+        NotAvailable: the run's script writes its own checkpoints.
         PathError: the policy cannot be read.
     """
     directory = workspace.root.run(run_id)
@@ -99,7 +99,7 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
     if dry:
         leftovers = _leftovers(directory) if _is_over(run) else []
         return Pruned(run, True, _disposable(directory, run, keep), leftovers)
-    # While this is held, no command starts the next attempt. Without it the policy alone is applied.
+    # While this is held, no command starts the next attempt. Without it, only the policy is applied.
     with locked(directory.lock, wait=False) as lock, workspace.journal(directory, "prune") as journal:
         run = observe_run(workspace, run_id, ask_slurm=False)
         pruned = Pruned(run, False)
@@ -108,8 +108,8 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
             _sweep(directory, pruned)
         for checkpoint in _disposable(directory, run, keep):
             if _delete(checkpoint, pruned):
-                # Journaled after deleting: a line about what could then not be deleted would stay for ever. A line that
-                # is missing, if this is killed here, is added by _catch_up() the next time.
+                # Journaled after deleting: an event about a checkpoint that then cannot be deleted would stay forever.
+                # If this is killed here, _catch_up() adds the missing event next time.
                 path = files.relative_path(checkpoint.path)
                 _journal(journal, pruned, CheckpointPruned(path=path, step=checkpoint.step, why=checkpoint.why))
         if idle:
@@ -118,11 +118,11 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
 
 
 def _delete(checkpoint: files.Disposable, pruned: Pruned) -> bool:
-    """Delete a checkpoint; returns whether this has, and not the run itself meanwhile."""
+    """Delete a checkpoint; returns False if that failed, or if the run itself deleted it meanwhile."""
     try:
         files.delete(checkpoint.path)
     except FileNotFoundError:
-        return False  # the run was faster, and journals it
+        return False  # the run deleted it first, and journals that
     except OSError as error:
         pruned.problems.append(f"{checkpoint.path} cannot be deleted: {describe_os_error(error)}")
         return False
@@ -138,9 +138,9 @@ def _journal(journal: Journal, pruned: Pruned, event: Payload) -> None:
 
 
 def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[files.Disposable]:
-    """What the policy does not keep. It chooses among the checkpoints that are not known to be bad.
+    """What the policy does not keep. It considers only checkpoints not known to be bad.
 
-    A bad one is at its place until the run puts it aside; the policy must not keep it in place of a good one.
+    A bad one stays in place until the run moves it aside; the policy must not keep it instead of a good one.
     """
     disposable = files.disposable(directory.checkpoints, keep)
     bad = {each.path for each in run.on_disk if each.path.startswith(PUBLISHED) and not each.complete}
@@ -177,7 +177,7 @@ def _sweep(directory: RunDir, pruned: Pruned) -> None:
 
 
 def _leftovers(directory: RunDir) -> list[Leftover]:
-    """What :func:`slurmtrain.runtime.checkpoint.files.sweep` removes or completes while no attempt is under way."""
+    """What :func:`slurmtrain.runtime.checkpoint.files.sweep` removes or completes while no attempt is active."""
     with contextlib.suppress(OSError):
         entries = [
             entry for entry in os.scandir(directory.checkpoints) if entry.name.startswith(".") and entry.is_dir()
@@ -194,9 +194,9 @@ def _leftover(directory: RunDir, name: str) -> Leftover:
 
 
 def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> None:
-    """Journal where the disk differs from the journals: some command or attempt was killed before it wrote its line.
+    """Journal where the disk differs from the journals: a command or attempt was killed before it wrote its event.
 
-    Only for a run that nothing else writes to.
+    Call this only for a run that nothing else writes to.
     """
     deleted = {files.relative_path(checkpoint.path) for checkpoint in pruned.checkpoints}
     journaled = {each.path: each for each in run.on_disk if each.path.startswith(f"{directory.checkpoints.name}/")}
@@ -204,6 +204,6 @@ def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> 
         _journal(journal, pruned, CheckpointPruned(path=path, step=journaled[path].step, why="it was gone"))
     published = files.published(directory.checkpoints)
     described = checkpoints_on_disk(directory)
-    # The event lists all that there are: one whose manifest cannot be read would be taken to be gone.
+    # The event lists all checkpoints: one whose manifest cannot be read would be taken as gone.
     if len(described) == len(published) and any(record.path not in journaled for record in described):
         _journal(journal, pruned, JobObserved(source="host", checkpoints=described))

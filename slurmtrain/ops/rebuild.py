@@ -1,4 +1,4 @@
-"""Making the registry anew from the run directories."""
+"""Rebuilding the registry from the run directories."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from slurmtrain.system.files import locked
 def rebuild(workspace: Workspace) -> Observed:
     """Read everything again; other commands see the old registry until the new one is complete.
 
-    A file that is no registry of this version is moved aside, with its journal, as ``registry.db.old``.
+    A file that is not a registry of this version is moved aside, with its journal, as ``registry.db.old``.
     """
     path = workspace.config.registry
     try:

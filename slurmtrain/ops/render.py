@@ -1,4 +1,4 @@
-"""What would be submitted: plans and batch scripts, with no effect at all."""
+"""What would be submitted: plans and batch scripts, without side effects."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.slurm.request import agent_command, make_request
 
-# In place of the id that a run gets when it is submitted.
+# A placeholder for the id that a run gets when it is submitted.
 RUN_ID = "RUN-ID"
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """One run as it would be submitted. ``overrides``: ``KEY=VALUE``, a sweep's included. ``script``: for sbatch."""
+    """One run as it would be submitted. ``overrides``: ``KEY=VALUE``, with the sweep's. ``script``: for sbatch."""
 
     plan: Plan
     overrides: Sequence[str]
@@ -35,7 +35,7 @@ def render(workspace: Workspace, path: Path, overrides: Sequence[str], sweep: Se
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
 
     Raises:
-        SpecError: the spec is wrong.
+        SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
     rendered = []

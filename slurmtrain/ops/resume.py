@@ -19,30 +19,30 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import locked, make_directory
 
-# For so long processes of an attempt that has ended may still be exiting.
+# How many seconds the processes of an ended attempt may take to exit.
 _EXIT_S = 10.0
 
 
 def resume(
     workspace: Workspace, name: str, overrides: Sequence[str] = (), *, from_start: bool = False
 ) -> tuple[str, list[str]]:
-    """Start the next attempt of a run; returns the run's id, and notes for whoever starts it.
+    """Start the next attempt of a run; returns the run's id, and notes for the user.
 
     Args:
         workspace: where the run is.
-        name: its id, the beginning of that, its name, or ``@last``.
+        name: its id, a prefix of the id, its name, or ``@last``.
         overrides: ``KEY=VALUE``, for this attempt and all later ones.
-        from_start: put the run's checkpoints aside and begin again.
+        from_start: move the run's checkpoints aside and begin again.
 
     Raises:
-        RunBusy: the run is under way.
+        RunBusy: the run is active.
         NoCheckpoint: there is none to continue from.
         UserError: an override is wrong, or a secret's value is missing.
         LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`.
     """
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
-    # Not waited for: whoever holds it is about to start the run, or to end it, and this start would come on top.
+    # Not waited for: the holder is about to start the run, or to end it, and this would be a second start.
     with locked(directory.lock, wait=False) as lock:
         if lock is None:
             raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
@@ -55,7 +55,7 @@ def resume(
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         secret_env = secret_values(planned.plan, planned.secrets)
-        # After all that can be checked beforehand: a resume that is refused must leave the checkpoints where they are.
+        # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
         attempt = NewAttempt(
@@ -93,7 +93,7 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
         return
     from slurmtrain.runtime.checkpoint.files import newest_published, sweep
 
-    # The sweep renames a complete one whose publisher was killed before it could: it counts.
+    # A complete one counts even if its publisher was killed before the rename: the sweep renames it.
     sweep(directory.checkpoints, attempt="")
     if newest_published(directory.checkpoints) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
@@ -116,7 +116,7 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
     aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
     if aside.exists():
         raise UserError(f"{aside} exists already; move it away and try again")
-    # Journaled first: if this is killed before the rename, an observation of what is on disk takes the lines back.
+    # Journaled first: if this is killed before the rename, the next observation of the disk reverts these events.
     with workspace.journal(directory, "resume") as journal:
         for checkpoint in run.on_disk:
             why = "the run begins anew"

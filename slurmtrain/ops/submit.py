@@ -36,14 +36,14 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
-# git on a slow file system is not worth waiting longer for: the revision is a help, no need.
+# The revision is useful but not required: git on a slow file system is not worth a longer wait.
 _GIT_TIMEOUT_S = 10.0
-# File systems in memory: of one machine alone.
+# File systems in memory: local to one machine.
 _OWN_FILESYSTEMS = frozenset({"tmpfs", "ramfs", "devtmpfs"})
 
 
 def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
-    """Read a spec for this directory, and with the ``python`` on this PATH.
+    """Read a spec, using this working directory and the ``python`` on this PATH.
 
     Args:
         path: the spec's file.
@@ -51,14 +51,14 @@ def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile
         sweep: ``KEY=VALUE,VALUE``: a run for each value.
 
     Raises:
-        SpecError: the spec is wrong.
+        SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
     return load_spec(path, overrides, sweep, cwd=Path.cwd(), python=which_python())
 
 
 def which_python() -> str:
-    """What the word ``python`` means here: the one on PATH, or else the one that runs this."""
+    """The interpreter that ``python`` refers to: the one on PATH, else the one that runs this."""
     return shutil.which("python") or sys.executable
 
 
@@ -75,7 +75,7 @@ def submit(
         executor: ``slurm`` or ``local``.
 
     Returns:
-        The runs' ids, and notes for whoever submits them.
+        The runs' ids, and notes for the user.
 
     Raises:
         UserError: something is wrong with the input; nothing was created.
@@ -92,14 +92,14 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
     check_executor(workspace, executor, [planned.plan for planned in spec.runs])
     workspace.prepare()
     if executor == "slurm":
-        # The node ledger: what the journals of other runs say of nodes by now.
+        # Updates the node ledger: what the journals of other runs say about nodes by now.
         observe(workspace, ask_slurm=False)
     git = _git_facts(Path(spec.runs[0].plan.workdir))
     submitted: list[str] = []
     notes = _notes(workspace, spec.runs[0].plan, executor)
     after: tuple[str, Process] | None = None
     with ExitStack() as locks:
-        # All directories first, so that a sweep is there as a whole or not at all where the disk is full.
+        # All directories first, so that a sweep is created as a whole or not at all if the disk is full.
         runs = [(*_create(workspace, spec, planned, executor, git, locks), planned) for planned in spec.runs]
         for run, lock, planned in runs:
             adopted = _adopted_checkpoint(run, planned.plan)
@@ -109,7 +109,7 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
                 started = start(workspace, run, lock, attempt, command="submit")
             except (LaunchError, RequestRefused) as error:
                 left = [other for other, _, _ in runs[len(submitted) :]]
-                # Of a run whose job may exist the directory must stay: 'sync' adopts the job.
+                # If the run's job may exist, its directory must stay: 'sync' adopts the job.
                 _take_back(
                     workspace, [other for other in left if other != run or not isinstance(error, SubmissionUncertain)]
                 )
@@ -121,7 +121,7 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
 
 
 def _notes(workspace: Workspace, plan: Plan, executor: str) -> list[str]:
-    """What may go wrong with runs of this plan, before there are any."""
+    """Notes on what may go wrong with runs of this plan, before any is created."""
     variables = {**os.environ, **plan.spec.env}
     return [
         *_other_python(plan),
@@ -131,7 +131,7 @@ def _notes(workspace: Workspace, plan: Plan, executor: str) -> list[str]:
 
 
 def _take_back(workspace: Workspace, runs: Sequence[RunDir]) -> None:
-    """Remove runs that were created but have no job. Killed half-way, ``sync`` removes the rest."""
+    """Remove runs that were created but have no job. If this is killed halfway, ``sync`` removes the rest."""
     for run in runs:
         unborn = workspace.root.unborn(run.id)
         run.path.rename(unborn.path)
@@ -145,7 +145,7 @@ def _with_submitted(error: LaunchError | RequestRefused, submitted: Sequence[str
 
 
 def _other_python(plan: Plan) -> list[str]:
-    """A note where ``python`` in the command, the one on PATH, is not the one that slurmtrain was installed for."""
+    """A note if ``python`` in the command, the one on PATH, is not the one that slurmtrain was installed for."""
     if plan.spec.command.split()[0] != "python" or Path(plan.python).parent == Path(sys.executable).parent:
         return []
     return [
@@ -155,7 +155,7 @@ def _other_python(plan: Plan) -> list[str]:
 
 
 def _not_shared(root: Path) -> list[str]:
-    """A note where compute nodes cannot see the runs root: in memory, or in /tmp, each machine has its own."""
+    """A note if compute nodes cannot see the runs root: each machine has its own memory file systems and /tmp."""
     import psutil
 
     mounts = {mount.mountpoint: mount.fstype for mount in psutil.disk_partitions(all=True)}
@@ -171,7 +171,7 @@ def _not_shared(root: Path) -> list[str]:
 
 
 def _adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
-    """A note where a new run's pattern for checkpoints already matches one, which another run may have written."""
+    """A note if a new run's checkpoint pattern already matches a checkpoint, maybe written by another run."""
     if plan.spec.checkpoint.glob is None:
         return []
     from slurmtrain.runtime.checkpoint.external import absolute, newest
@@ -198,7 +198,7 @@ def _create(
     git: dict[str, Any] | None,
     locks: ExitStack,
 ) -> tuple[RunDir, int]:
-    """Build a run directory aside and rename it into place, with its lock held from before it is seen."""
+    """Build a run directory under a temporary name and rename it into place, its lock held before it is visible."""
     # Two submissions in one millisecond may draw the same id: the one whose mkdir() fails draws again.
     while True:
         name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
@@ -212,8 +212,8 @@ def _create(
         except OSError as error:
             raise _unwritable(workspace, error) from error
         try:
-            # The lock belongs to the file, which the rename keeps: no command ever sees the run unlocked before it has
-            # a job.
+            # The lock belongs to the file, which the rename keeps: no command can see the run unlocked before it has a
+            # job.
             lock = locks.enter_context(locked(unborn.lock))
             assert lock is not None
             make_directory(unborn.journals)
@@ -251,7 +251,7 @@ def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:
 
 
 def _git_facts(directory: Path) -> dict[str, Any] | None:
-    """The revision of the code that runs, where it is kept in git."""
+    """The revision of the code that runs, if it is in git."""
 
     def ask(*arguments: str) -> str | None:
         try:

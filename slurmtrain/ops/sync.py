@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
 
 
-# From making its directory to locking it a submission takes no time to speak of.
+# A submission takes far less than this from creating its directory to locking it.
 _UNBORN_S = 5.0
-# Slurm's default of MaxBatchRequeue: it holds no job that was started less often.
+# Slurm's default for MaxBatchRequeue: it does not hold a job that was started less often.
 _STARTS = 5
 
 
@@ -49,12 +49,12 @@ class Synced:
 
 
 def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bool = True) -> Synced:
-    """Bring registry, runs and tracking store into line. Doing it again changes nothing.
+    """Bring registry, runs and tracking store into agreement. This is idempotent.
 
     Args:
         workspace: Where the runs are.
-        only: Look at and act for these runs alone.
-        track: Send what is new to the tracking store, too.
+        only: Observe and act on these runs only.
+        track: Also send what is new to the tracking store.
     """
     synced = Synced(observe(workspace, only, thorough=True))
     _sweep_unborn(workspace)
@@ -70,9 +70,9 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
 
 
 def _sweep_unborn(workspace: Workspace) -> None:
-    """Remove run directories whose submission died before they were finished: their lock is free.
+    """Remove run directories whose submission died before they were complete: their lock is free.
 
-    Young ones are left alone: their submission may be just about to take the lock.
+    Recent ones are left alone: their submission may be about to take the lock.
     """
     for directory in workspace.unborn():
         with contextlib.suppress(FileNotFoundError, PathError):
@@ -83,7 +83,7 @@ def _sweep_unborn(workspace: Workspace) -> None:
 
 
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """Start runs whose submission was killed between making the run and starting its job, one after the other."""
+    """Start runs whose submission was killed between creating the run and starting its job, one after the other."""
     after: tuple[str, Process] | None = None
     for run_id, listed in _chosen(synced, only):
         if listed.state != "created" or listed.row["cancelled"]:
@@ -112,7 +112,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
 
 
 def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
-    """The newest run of this name that still runs, as the runs of one sweep do, with its controller."""
+    """The newest run with this name, as runs of one sweep have, that is still running, with its controller."""
     for run_id in reversed([run_id for run_id, row in synced.observed.runs.index.items() if row.name == name]):
         run = workspace.store.load(run_id)
         if run is not None and run.newest is not None and not run.ended and run.newest.processes:
@@ -121,7 +121,7 @@ def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Pr
 
 
 def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """End runs that somebody wished to cancel, where the command was killed over it."""
+    """End runs whose cancellation was requested by a command that was then killed."""
     wished = [run_id for run_id, listed in _chosen(synced, only) if listed.row["cancelled"] and not listed.ended]
     try:
         synced.cancelled += finish_cancel(workspace, wished)
@@ -131,7 +131,7 @@ def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: 
 
 
 def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
-    """Start runs again that were interrupted, and whose agents could not put their jobs back."""
+    """Restart interrupted runs whose agents could not requeue their jobs."""
     acted = []
     for run_id, listed in _chosen(synced, only):
         if listed.state != "requeued" or listed.row["cancelled"]:
@@ -149,7 +149,7 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
 
 
 def _held(listed: Listed) -> str:
-    """By whom a job that waits is held: ``user``, ``admin``, which is Slurm too where it had enough; else empty."""
+    """Who holds a waiting job: ``user``; ``admin``, also for Slurm itself after too many starts; else empty."""
     if listed.live is None:
         return ""
     from slurmtrain.ops.shared.slurm_jobs import is_given_up, is_held
@@ -158,7 +158,7 @@ def _held(listed: Listed) -> str:
 
 
 def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -> bool:
-    """Do for one run what is to be done; returns whether anything was. Raises a SlurmtrainError where that failed."""
+    """Restart or release one run if due; returns whether anything was done. Raises a SlurmtrainError on failure."""
     directory = workspace.root.run(run_id)
     with locked(directory.lock, wait=False) as lock:
         if lock is None or not workspace.scheduler.should_retry(run_id):
@@ -180,18 +180,18 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
 
 
 def _is_due(run: Run) -> bool:
-    """Whether a command is to start the run again, and it has waited long enough after what went wrong."""
+    """Whether a command must restart the run, and the delay after the failure is over."""
     newest = run.newest
     return newest is not None and newest.restarted_by == "sync" and time.time() >= (newest.again_at or 0.0)
 
 
 def _is_gone(run: Run) -> bool:
-    """Whether nothing of the last attempt is left here: a local one says that it ended a moment before it does."""
+    """Whether nothing of the last attempt is left here: a local one journals its end a moment before it exits."""
     return run.executor != "local" or alive(run) is False
 
 
 def _elsewhere(run: Run | None) -> list[str]:
-    """Where a local run that is to be started again would have to be, if that is another machine."""
+    """A note that a local run can only be restarted on another machine; empty if that is not so."""
     if run is None or run.executor != "local" or not _is_due(run) or alive(run) is not None or run.newest is None:
         return []
     host = next(str(process["host"]) for process in run.newest.processes)
@@ -199,15 +199,15 @@ def _elsewhere(run: Run | None) -> list[str]:
 
 
 def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:
-    """End a job that Slurm holds for having been started too often, which its user cannot let go, for another one.
+    """End a job, to replace it, that Slurm holds after too many starts and that its user cannot release.
 
-    Source: MaxBatchRequeue of slurm.conf(5); that ``scontrol release`` is refused was seen on 26.05.
+    Source: MaxBatchRequeue in slurm.conf(5); that ``scontrol release`` is refused was observed on 26.05.
     """
     newest, before = run.newest, next(reversed(run.attempts[:-1]), None)
     if newest is None or newest.hosts or before is None or before.job_id != newest.job_id:
         return False
     if newest.restart < _STARTS:
-        return False  # it is an administrator who holds it
+        return False  # an administrator holds it
     if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
         return False
     why = "Slurm holds its job, which was started too often"
@@ -218,9 +218,9 @@ def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:
 
 
 def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, synced: Synced) -> None:
-    """Submit the next attempt of a run, without the nodes that the last ones want to be left out; or give it up.
+    """Submit the next attempt of a run, without the nodes that earlier ones excluded; or give the run up.
 
-    Raises a SlurmtrainError where a later try may succeed.
+    Raises a SlurmtrainError if a later try may succeed.
     """
     newest = run.newest
     assert newest is not None
@@ -252,9 +252,9 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
 
 
 def _end_last_job(workspace: Workspace, run: Run) -> None:
-    """See that the last job does not wait any more: the next one would for ever wait for it (``singleton``).
+    """Cancel the last job if it still waits: the next one would wait for it forever (``singleton``).
 
-    One that was to be replaced is still there where Slurm did not answer, or the command was killed. Raises SlurmDown.
+    A replaced job is still there if Slurm did not answer, or if the command was killed. Raises SlurmDown.
     """
     if run.executor != "slurm" or run.newest is None:
         return
@@ -267,7 +267,7 @@ def _end_last_job(workspace: Workspace, run: Run) -> None:
 
 
 def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
-    """Release a job that was held because it could not be put back into the queue as it should be."""
+    """Release a job that was held because it could not be requeued properly."""
     refused = _refused_start(run)
     if refused is None:
         return False
@@ -302,7 +302,7 @@ def _chosen(synced: Synced, only: Collection[str] | None) -> Sequence[tuple[str,
 
 
 def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
-    """Send what is new to the tracking store. A store that is down is a problem to report, never a failure."""
+    """Send what is new to the tracking store. A store that is down is reported as a problem, never a failure."""
     mirrors = workspace.store.mirrors()
     waiting = [
         (run_id, listed)
@@ -328,5 +328,5 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
 
 
 def _again(workspace: Workspace, run_ids: Collection[str], synced: Synced) -> Observed:
-    """The runs as they are after something was done; what was found before stays told."""
+    """The runs as they are after an action; earlier findings stay reported."""
     return replace(synced.observed, runs=observe(workspace, run_ids, ask_slurm=False).runs)

@@ -20,19 +20,19 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.system.files import describe_os_error
 
-# Files are hashed in parallel: one reader gets little out of a parallel file system. Login nodes are shared, though.
+# Files are hashed in parallel: one reader gets little from a parallel file system. But login nodes are shared.
 _THREADS = min(4, os.cpu_count() or 1)
 
 ShowProgress = Callable[[int, int], None]
-"""Takes how many bytes of how many have been compared."""
+"""Called with the number of bytes compared so far, and the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checked:
     """The result for one checkpoint.
 
-    ``result``: ``good``; ``bad``; ``aside``: a run has seen before that it is damaged, and put it aside; ``gone``: it
-    was deleted, renamed or saved anew meanwhile. ``reason`` says more of all but good ones.
+    ``result``: ``good``; ``bad``; ``aside``: a run found it damaged earlier, and moved it aside; ``gone``: it was
+    deleted, renamed or saved again meanwhile. ``reason`` explains all but good ones.
     """
 
     path: Path
@@ -63,17 +63,17 @@ class Verified:
 
     @property
     def bad(self) -> list[Checked]:
-        """Those that are not what was written."""
+        """Those that differ from what was written."""
         return [checked for checked in self.checked if checked.result == "bad"]
 
     @property
     def all_good(self) -> bool:
-        """Whether all that are at their place are what was written, and there is one."""
+        """Whether all that are in place match what was written, and there is at least one."""
         return self.newest_good is not None and not self.bad
 
     @property
     def newest_good(self) -> int | None:
-        """The step that the run would continue from, as far as its checkpoints were compared."""
+        """The step that the run would continue from, considering only the compared checkpoints."""
         return max((checked.step for checked in self.checked if checked.result == "good"), default=None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,18 +97,18 @@ def verify(
 ) -> Verified:
     """Compare the files of a run's checkpoints with their manifests, and journal the results.
 
-    Nothing is renamed: a run that continues from its checkpoints puts damaged ones aside itself.
+    Nothing is renamed: a run that continues from its checkpoints moves damaged ones aside itself.
 
     Args:
         workspace: where the run is.
         run_id: the run.
-        step: the step of the only checkpoint to look at; None for all.
-        hashes: read the files; without, only their sizes are compared.
-        show: is called with the progress.
+        step: the step of the only checkpoint to check; None for all.
+        hashes: read the files; otherwise only their sizes are compared.
+        show: called with the progress.
 
     Raises:
         NoCheckpoint: there is none.
-        NotAvailable: the run's script writes checkpoints of its own.
+        NotAvailable: the run's script writes its own checkpoints.
     """
     run = observe_run(workspace, run_id, ask_slurm=False)
     directory = workspace.root.run(run_id)
@@ -120,7 +120,7 @@ def verify(
         for pending in [verifier.begin(path) for path in paths]:
             checked = pending.result()
             results.append(checked)
-            # A checkpoint with the right sizes alone is not called verified.
+            # A checkpoint of which only the sizes were compared does not count as verified.
             if checked.result == "bad" or (checked.result == "good" and hashes):
                 try:
                     path = files.relative_path(checked.path)
@@ -149,17 +149,17 @@ class _Verifier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # After Ctrl-C nobody wants to wait for files that no thread has begun to read.
+        # After Ctrl-C, do not wait for files that no thread has begun to read.
         self._pool.shutdown(cancel_futures=True)
 
     def begin(self, path: Path) -> _PendingCheck:
-        """Begin to compare a checkpoint's files."""
+        """Start comparing a checkpoint's files."""
         try:
             manifest = files.read_manifest(path)
         except CheckpointError as error:
             return _PendingCheck(path, None, [str(error)])
         self._total_bytes += manifest.bytes
-        # The largest first, so that no thread begins with one when the others have ended.
+        # The largest first, so that no thread starts on one after the others have ended.
         names = sorted(manifest.files, key=lambda name: -manifest.files[name][0])
         futures = [self._pool.submit(self._check, path, manifest, name) for name in names]
         return _PendingCheck(path, manifest, [], futures, self._add)
@@ -180,7 +180,7 @@ class _Verifier:
 class _PendingCheck:
     """A checkpoint whose files are being compared.
 
-    ``futures``: for each file, (bytes, what is wrong with it). ``on_file``: gets the bytes of each file that is done.
+    ``futures``: for each file, (bytes, what is wrong with it). ``on_file``: gets the bytes of each finished file.
     """
 
     path: Path
@@ -190,7 +190,7 @@ class _PendingCheck:
     on_file: Callable[[int], None] = lambda _: None
 
     def result(self) -> Checked:
-        """Wait until all files were compared, and sum up."""
+        """Wait until all files are compared, and summarize."""
         for future in self.futures:
             size, problem = future.result()
             self.problems += [problem] if problem else []
@@ -205,7 +205,7 @@ class _PendingCheck:
         return Checked(self.path, step, size, "bad", "; ".join(self.problems))
 
     def _is_another(self) -> bool:
-        """Whether the path has another checkpoint now, or none: a run that trains deletes and replaces them."""
+        """Whether the path now has another checkpoint, or none: a training run deletes and replaces them."""
         if not (self.path / MANIFEST).exists():
             return True
         try:
@@ -215,7 +215,7 @@ class _PendingCheck:
 
 
 def _aside(workspace: Workspace, run: Run, path: Path) -> Checked:
-    """The result for a checkpoint that was put aside, with the reason that was journaled then."""
+    """The result for a checkpoint that was moved aside, with the reason that was journaled then."""
     step = damaged_step(path.name)
     assert step is not None
     rejected = workspace.store.events(run.id, CheckpointRejected)

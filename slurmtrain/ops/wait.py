@@ -10,8 +10,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.store import Listed
 
-# Seconds between two looks: short at first, for runs that are over soon, and then longer, since a look at a local run
-# takes CPU time from it.
+# Seconds between two checks: short at first, for runs that end soon, then longer, since checking a local run takes CPU
+# time from it.
 FIRST_PAUSE_S = 0.2
 LAST_PAUSE_S = 1.0
 
@@ -27,16 +27,16 @@ def wait(
     Args:
         workspace: where the runs are.
         run_ids: the runs to wait for.
-        show: is called with them, by id, after each look.
-        stop: ends the waiting early, between two looks.
+        show: called with them, by id, after each check.
+        stop: ends the waiting early, between two checks.
 
     Returns:
-        Whether all completed, and the last sync, with the notes of all of them unless it was ended early.
+        Whether all runs completed, and the last sync, with the notes of all syncs unless it was ended early.
     """
     notes: list[str] = []
     pause = FIRST_PAUSE_S
     while True:
-        # Without MLflow: importing it takes seconds, in which nothing would be shown.
+        # Without MLflow: importing it takes seconds, during which nothing would be shown.
         synced = sync(workspace, run_ids, track=False)
         chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
         notes += synced.notes

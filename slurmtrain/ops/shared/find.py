@@ -23,7 +23,7 @@ class Named(Protocol):
 
 
 def choose(runs: Mapping[str, Named], name: str) -> str:
-    """The id of the run that ``name`` refers to: an id, a name (the newest such run), a unique prefix of an id, or @last.
+    """The id of the run that ``name`` refers to: id, name (the newest such run), unique prefix of an id, or @last.
 
     Raises RunNotFound if it matches no run, or is a prefix of several ids.
     """

@@ -21,8 +21,8 @@ class StopSignal:
         self.raised: signal.Signals | None = None
 
     def __enter__(self) -> StopSignal:
-        # A wakeup descriptor: a signal that arrives between the check of ``raised`` and select() would not end select(),
-        # since Python retries it (PEP 475); a byte in the pipe does.
+        # A wakeup descriptor: a signal that arrives between the check of ``raised`` and select() would not end the
+        # latter, since Python retries it (PEP 475); a byte in the pipe does.
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
             os.set_blocking(end, False)

@@ -167,7 +167,7 @@ def _read_slurm(look: _Look, runs: Mapping[RunDir, Run], *, ask_slurm: bool) -> 
         look.live.update(answer.live)
         look.problems += answer.problems
         look.ingest(answer.changed, dead=False)
-    # Nodes may still write while Slurm ends the job: a run is not settled until Slurm, or all its nodes, reported the end.
+    # Nodes may still write while Slurm ends the job: a run is settled only once Slurm, or all its nodes, said so.
     over = [d for d, run in look.runs(runs).items() if run.newest is not None and run.newest.settled]
     look.ingest(look.workspace.store.unread(over), dead=True)
     look.settle(over)

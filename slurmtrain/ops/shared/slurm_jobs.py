@@ -57,7 +57,7 @@ def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook
     if not open_runs:
         return look
     with ExitStack() as locks:
-        # Before Slurm is asked: a job that is not being submitted now and is unknown to Slurm afterwards does not exist.
+        # Before Slurm is asked: a job not being submitted now, and unknown to Slurm afterwards, does not exist.
         orphans = _orphans(workspace, open_runs, locks)
         asked_at = time.time()
         queue = workspace.scheduler.queue()
@@ -135,7 +135,7 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
         return True
-    # A cached answer, older than the search for the submission, can prove that there is a job, never that there is none.
+    # A cached answer, older than the search for the submission, can prove that a job exists, never that none does.
     both = queue.answered and accounting is not None and accounting.answered
     sure = both and accounting is not None and min(queue.at, accounting.at) >= answers.asked_at
     if not sure or not (_from_here(newest) or time.time() - (newest.submitted_at or 0.0) > GIVEN_UP_S):

@@ -1,7 +1,7 @@
-"""What the earlier starts of a job that Slurm has put back into its queue tell of interruptions.
+"""What the earlier starts of a requeued job say about interruptions.
 
-A submission hands over what the registry knew then; a job that is restarted in place, many times perhaps, finds the
-rest in its run's directory. Node 0's journal is enough: Slurm starts no job again that ended by itself.
+A submission passes on what the registry knew at the time. A job that is requeued, perhaps many times, finds the rest in
+its run's directory. Node 0's journal is enough: Slurm never restarts a job that ended by itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from slurmtrain.model.run.layout import AttemptDir, split_attempt
 from slurmtrain.model.run.requeue import PREFLIGHT
 from slurmtrain.runtime.job.run_reader import read_events
 
-# Of a job that was started more often, the last starts.
+# At most this many starts are read, the latest ones.
 _STARTS = 50
 
 
 def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> InterruptionStats:
-    """The history that a submission handed over, with what the earlier starts of this attempt's job have seen since."""
+    """The submission's ``history``, with what the earlier starts of the job of this ``attempt`` have seen since."""
     job_id, restart = split_attempt(attempt.path.name) or ("", 0)
     for number in range(max(0, restart - _STARTS), restart):
         earlier = attempt.run.attempt(job_id, number)
@@ -38,7 +38,7 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
 
 
 def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
-    """The start, unless node 0 never journaled its beginning."""
+    """The spans of one start; none if node 0 never journaled its beginning."""
     events = _events(attempt.node_journal(0))
     began = next(iter(select(events, AgentStarted)), None)
     if began is None:
@@ -54,7 +54,7 @@ def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
 
 
 def _in_place(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:
-    """Each end of ranks that were started again inside the allocation; how long they lived counts with the start."""
+    """Each end of ranks that were restarted inside the allocation; their lifetime is part of the start's."""
     for event in select(events, RanksRestarted):
         yield AttemptSpan(0.0, event.payload.cause, event.payload.failures)
 
@@ -64,7 +64,7 @@ def _events(path: Path) -> list[AnyEvent]:
 
 
 def _last_written(attempt: AttemptDir) -> float:
-    """When any file of an attempt was last written, in seconds since 1970: until then it certainly lived."""
+    """When any file of an attempt was last written, in seconds since 1970: it was alive at least until then."""
     with contextlib.suppress(OSError), os.scandir(attempt.path) as entries:
         return max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
     return 0.0

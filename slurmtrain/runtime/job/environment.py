@@ -18,13 +18,13 @@ from slurmtrain.runtime.job import network_profile
 from slurmtrain.system.files import read_json
 from slurmtrain.system.process import Process
 
-# Commands that only ask Slurm something import this module too, for scrubbed(); these take longer than the rest of it.
+# Commands that only query Slurm import this module too, for scrubbed(); these imports take longer than all the others.
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.interval import InterruptionStats
     from slurmtrain.model.spec.plan import Plan
     from slurmtrain.model.spec.spec import Spec
 
-# Seconds after a stop signal at which a rank ends itself: later than a living agent kills it.
+# Seconds after a stop signal at which a rank ends itself: later than an agent that is alive would kill it.
 FORCED_EXIT_S = 120.0
 
 _JOB = "SLURMTRAIN_JOB_ID"
@@ -41,10 +41,10 @@ _STOP_SIGNAL = "SLURMTRAIN_STOP_SIGNAL"
 _FORCED_EXIT = "SLURMTRAIN_FORCED_EXIT_S"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
-# The salt by which the port of the preflight is chosen, so that it is another one than that of training.
+# The salt with which the port of the preflight is chosen, so that it differs from that of training.
 BOOTSTRAP = "bootstrap"
 
-# Variables of a job that must not leak into a job that is submitted from within it.
+# Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
          _STOP_SIGNAL, _FORCED_EXIT, _HOME, _HOME_SECRET,
          "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
@@ -52,14 +52,14 @@ _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARA
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
-# What tells Slurm's commands where the cluster is, and who asks.
+# These tell Slurm's commands where the cluster is, and who the user is.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
 
 
 def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what belongs to a job that this process may itself be part of.
+    """The environment without the variables of a job that this process may be part of.
 
-    A person's own SBATCH_* defaults stay, but not those that a job has from its own sbatch.
+    A person's own SBATCH_* defaults stay, but not those that a job inherits from its own sbatch.
     """
     prefixes = (*_FOREIGN_PREFIXES, "SBATCH_") if "SLURM_JOB_ID" in environ else _FOREIGN_PREFIXES
     return {
@@ -71,10 +71,11 @@ def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a submission tells its node agents beside the plan. ``attempt`` is the number of its first attempt.
+    """What a submission tells its node agents besides the plan. ``attempt`` is the number of its first attempt.
 
     ``after``: the run, and its controller, that must end first. ``since``: a script's own checkpoints count only if
-    they are newer (seconds since 1970). ``history``: what is known by now of interruptions where it will run.
+    they are newer (seconds since 1970). ``history``: what was known at submission about interruptions where the job
+    will run.
     """
 
     attempt: int
@@ -84,7 +85,7 @@ class Launch:
     history: InterruptionStats | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return {
             "attempt": self.attempt,
             "after": {"run": self.after[0], "process": self.after[1].to_dict()} if self.after else None,
@@ -95,7 +96,7 @@ class Launch:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Launch:
-        """Read what :meth:`to_dict` gave, by this version or one that knew of no history."""
+        """Read what :meth:`to_dict` returned, in this version or in one that had no history."""
         from slurmtrain.model.interruption.interval import InterruptionStats
 
         after, history = plain["after"], plain.get("history")
@@ -110,12 +111,12 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorEndpoints:
-    """Where node 0, the coordinator of a preflight, listens.
+    """The addresses where node 0, the coordinator of a preflight, listens.
 
     Attributes:
         addresses: All of its addresses; which of them the other nodes can reach is not known.
         port: The port on each.
-        secret: The attempt's own, which both sides of a connection must prove that they know.
+        secret: The attempt's secret, which both sides of a connection must prove that they know.
     """
 
     addresses: tuple[str, ...]
@@ -123,21 +124,21 @@ class CoordinatorEndpoints:
     secret: bytes
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return {"addresses": list(self.addresses), "port": self.port, "secret": self.secret.hex()}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> CoordinatorEndpoints:
-        """Read what :meth:`to_dict` gave."""
+        """Read what :meth:`to_dict` returned."""
         return cls(tuple(plain["addresses"]), int(plain["port"]), bytes.fromhex(plain["secret"]))
 
     def variables(self) -> dict[str, str]:
-        """As environment variables of the tasks."""
+        """This as environment variables for the tasks."""
         return {_HOME: " ".join([str(self.port), *self.addresses]), _HOME_SECRET: self.secret.hex()}
 
 
 def pop_coordinator_endpoints() -> CoordinatorEndpoints | None:
-    """Where node 0 listens, if the batch script exported that and it reached this task.
+    """The endpoints of node 0; None unless the batch script exported them and they reached this task.
 
     The variables are removed, so that no rank inherits the secret.
     """
@@ -152,7 +153,7 @@ def pop_coordinator_endpoints() -> CoordinatorEndpoints | None:
 
 
 def expected_hosts(nodes: int) -> dict[int, str]:
-    """The names of an attempt's nodes as Slurm has them, where it says so; for nodes that never report one."""
+    """Slurm's names for an attempt's nodes, for those that never report one; empty if Slurm does not give them."""
     try:
         hosts = expand_hostlist(os.environ.get("SLURM_STEP_NODELIST", ""))
     except ValueError:
@@ -175,34 +176,34 @@ class Node:
 
     @property
     def attempt(self) -> int:
-        """The number of this attempt, as far as is known here."""
+        """The number of this attempt, as far as this node knows."""
         return self.launch.attempt + self.restart
 
     def name(self, nodes: int) -> str:
-        """The host's; the nodes of a local run share one, and differ by their index."""
+        """The host's name. The nodes of a local run share one host, so their index is appended."""
         return f"{self.host}/{self.index}" if self.executor == "local" and nodes > 1 else self.host
 
     @property
     def from_start(self) -> bool:
-        """Whether to begin anew: a job that was put back into the queue continues from what it has saved."""
+        """Whether to start from the beginning: a requeued job continues from what it has saved."""
         return self.launch.from_start and self.restart == 0
 
 
 def read_launch(submission: SubmissionDir) -> Launch | None:
-    """What the submission tells its agents beside the plan; None where it has no such file. Raises PathError."""
+    """What the submission tells its agents besides the plan; None if it has no such file. Raises PathError."""
     data = read_json(submission.launch)
     return Launch.from_dict(data) if data is not None else None
 
 
 def this_node(submission: SubmissionDir) -> Node:
-    """Who this agent is: from the environment, which the job's scheduler sets, and from its submission's files.
+    """This agent's node: from the environment, which the job's scheduler sets, and from its submission's files.
 
-    Raises LaunchError outside a job, and where the submission cannot be read.
+    Raises LaunchError outside a job, and if the submission cannot be read.
     """
     environ = os.environ
     local = "SUBMITIT_LOCAL_GLOBALID" in environ
     if not (local or "SLURM_NODEID" in environ):
-        raise LaunchError("the node agent runs inside a job only; start one with 'slurmtrain submit'")
+        raise LaunchError("the node agent runs only inside a job; start one with 'slurmtrain submit'")
     launch = read_launch(submission)
     if launch is None:
         raise LaunchError(f"there is no {submission.launch}; is the run directory visible on this node?")
@@ -216,7 +217,7 @@ def this_node(submission: SubmissionDir) -> Node:
     return Node(
         index=int(index),
         count=int(count),
-        # What Slurm calls a node need not be its host name, but is the name by which it can be excluded.
+        # Slurm's name for a node may differ from its host name, and only Slurm's name can be excluded.
         host=(None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname(),
         job_id=job_id,
         restart=int(restart),
@@ -240,7 +241,7 @@ def this_slurm_job() -> tuple[str, int]:
 
 
 def local_job(job_id: str) -> dict[str, str]:
-    """How a local job learns its id, which no scheduler gives it."""
+    """The variable that gives a local job its id, since no scheduler does."""
     return {_JOB: job_id}
 
 
@@ -253,9 +254,9 @@ def set_worker_environment(
     resume_from: str | None,
     heartbeat: str | None = None,
 ) -> None:
-    """Set what the workers of this ``node`` inherit: the variables of the ``plan``, ours, and the network's.
+    """Set what the workers of this ``node`` inherit: the variables of the ``plan``, slurmtrain's, and the network's.
 
-    ``attempt``: names the round. ``network``: what :func:`network_variables` gives. ``resume_from``: the path of the
+    ``attempt``: names the round. ``network``: what :func:`network_variables` returns. ``resume_from``: the path of the
     checkpoint to continue from. ``heartbeat``: the path of the node's board.
     """
     run = attempt.run
@@ -281,7 +282,7 @@ def set_worker_environment(
             _FORCED_EXIT: str(FORCED_EXIT_S),
             _ATTEMPT: str(node.attempt),
             _SUBMISSION: str(node.submission),
-            # Only once: ranks that are started again continue from what the first ones have saved.
+            # Only in the first round: restarted ranks continue from what the first ones saved.
             _FROM_START: "1" if node.from_start and attempt.round == 0 else "",
             **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
             "SLURMTRAIN_RUN_ID": run.id,
@@ -289,12 +290,12 @@ def set_worker_environment(
             "SLURMTRAIN_RESUME_FROM": resume_from or "",
         }
     )
-    # The handlers of torch elastic raise inside whatever runs; ours only set a flag, and must not be replaced.
+    # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
 
 
 def network_variables(interface: str, address: str) -> dict[str, str]:
-    """What makes the libraries use an interface, by its exact name, in the family of this address of the node's."""
+    """Variables that make the libraries use exactly this ``interface``, in the family of the node's ``address``."""
     family = {"NCCL_SOCKET_FAMILY": "AF_INET6"} if ":" in address else {}
     return {
         "NCCL_SOCKET_IFNAME": f"={interface}",
@@ -305,40 +306,40 @@ def network_variables(interface: str, address: str) -> dict[str, str]:
 
 
 def environment_of_ranks(plan: Plan, node: Node) -> dict[str, str]:
-    """The environment of the ranks of this node, as far as it is the user's, and the GPUs they will see."""
+    """The part of the environment of this node's ranks that comes from the user, and the GPUs that they will see."""
     return {**os.environ, **_env_of(plan.spec), **(_shared_gpus(plan, node.index) if node.executor == "local" else {})}
 
 
 def _env_of(spec: Spec) -> dict[str, str]:
-    """The spec's ``env``, without the secrets that its file does not show: the job has those already."""
+    """The spec's ``env``, without the secrets that its file hides: the job's environment already has those."""
     from slurmtrain.model.spec.plan import REDACTED
 
     return {name: value for name, value in spec.env.items() if value != REDACTED}
 
 
 def for_all_reduce(spec: Spec, interface: str, address: str) -> dict[str, str]:
-    """The environment of processes that try the network as the ranks of ``spec`` will use it.
+    """The environment of processes that test the network as the ranks of ``spec`` will use it.
 
-    ``interface``, ``address``: this node's own in the network.
+    ``interface``, ``address``: this node's own in that network.
     """
     return {**os.environ, **network_variables(interface, address), **_env_of(spec), "OMP_NUM_THREADS": "1"}
 
 
 def environment_of_writer() -> dict[str, str]:
-    """The environment of a checkpoint writer process: this process's, which finds slurmtrain where this one did."""
+    """The environment of a checkpoint writer process: this process's, so that it finds slurmtrain in the same place."""
     package_parent = str(Path(__file__).parents[3])
     path = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": package_parent + (os.pathsep + path if path else "")}
 
 
 def environment_of_tools() -> dict[str, str]:
-    """The environment of system tools whose output is parsed: their messages are not translated."""
+    """The environment of system tools whose output is parsed, in which their messages are not translated."""
     # A process may have been started without a PATH.
     return {"PATH": os.defpath, **os.environ, "LC_ALL": "C"}
 
 
 def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
-    """Each node of this machine has GPUs of its own; ``SLURMTRAIN_GPUS`` lists what the submitter could see."""
+    """Assign each node of a local run its own GPUs, from ``SLURMTRAIN_GPUS``, those that the submitter could see."""
     count = plan.spec.resources.gpus_per_node
     visible = os.environ.get("SLURMTRAIN_GPUS", "").split(",")
     return {"CUDA_VISIBLE_DEVICES": ",".join(visible[node * count : (node + 1) * count])}
@@ -346,11 +347,11 @@ def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Worker:
-    """What a training process knows of where it runs. ``attempt`` is None outside a job.
+    """What a training process knows about where it runs. ``attempt`` is None outside a job.
 
-    ``heartbeat``: the path of the board on which its agent reads how far it is; None where there is none.
-    ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that in which it must have left;
-    None outside a job.
+    ``heartbeat``: the path of the board on which its agent reads its progress; None if there is none. ``stop_signal``:
+    what its agent sends to stop it. ``forced_exit_s``: seconds after that within which it must exit; None outside a
+    job.
     """
 
     rank: int
@@ -368,7 +369,7 @@ class Worker:
 
 
 def this_worker() -> Worker:
-    """Read the worker's environment; outside any job, and under plain torchrun, it tells as much as there is."""
+    """Read the worker's environment; outside any job, and under plain torchrun, most of it is missing."""
     environ = os.environ
     # Torch elastic counts the rounds of ranks in an attempt.
     rounds = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
@@ -390,7 +391,7 @@ def this_worker() -> Worker:
 
 
 def use_loopback() -> None:
-    """Keep gloo from looking up this machine's name where one process talks only to itself."""
+    """Keep gloo from looking up this machine's name if a single process only talks to itself."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 

@@ -1,11 +1,12 @@
-"""Heartbeats of a node's ranks, for its agent: in memory that they share, and that outlives none of them.
+"""Heartbeats of a node's ranks, for its agent: in shared memory that does not outlive them.
 
-The agent makes a :class:`Board` without a name in any file system (memfd_create(2)) and tells the ranks its path below
-/proc, which the same user may open; each rank has a record there, which its :class:`Pulse` writes. A beat is a store to
-memory: no system call, no lock, and nothing that a rank could wait for.
+The agent creates a :class:`Board` without a name in any file system (memfd_create(2)) and passes its path below /proc
+to the ranks, which the same user may open. Each rank has a record there, which its :class:`Pulse` writes. A beat is a
+store to memory: no system call, no lock, and nothing that a rank could wait for.
 
-A record has a checksum. One that is read while it is written does not match, on any processor, and is read again; where
-it stays so, as of a rank that was stopped or killed halfway through a beat, the one before it stands.
+A record has a checksum. If it is read while being written, the checksum does not match, on any processor, and it is
+read again. If the mismatch persists, because the rank was stopped or killed halfway through a beat, the previous beat
+stays valid.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _TRIES = 5
 
 
 class Board:
-    """The agent's side: the beats of all ranks of this node."""
+    """The agent's side: the beats of all ranks on this node."""
 
     def __init__(self, count: int) -> None:
-        """``count``: ranks of this node. Raises OSError where the kernel has no memory for it."""
+        """``count``: the number of ranks on this node. Raises OSError if the kernel has no memory for it."""
         self._count = count
         self._handle = os.memfd_create("slurmtrain-heartbeat")
         size = _SIZE * (1 + count)
@@ -45,7 +46,7 @@ class Board:
         self._memory[:_SIZE] = _HEADER
         self._beats = [NEVER] * count
         self.path = f"/proc/{os.getpid()}/fd/{self._handle}"
-        """Where ranks of the same user find it, as long as this process lives."""
+        """The path where ranks of the same user find the board as long as this process lives."""
 
     def read(self) -> list[Beat]:
         """The last beat of each rank, by local rank."""
@@ -54,12 +55,12 @@ class Board:
         return list(self._beats)
 
     def reset(self) -> None:
-        """Forget all beats, before other processes become the ranks."""
+        """Forget all beats, before the ranks of another round start."""
         self._memory[_SIZE:] = bytes(_SIZE * self._count)
         self._beats = [NEVER] * self._count
 
     def close(self) -> None:
-        """Let go of the memory; ranks that have it open keep it."""
+        """Release the memory; ranks that have it open keep it."""
         self._memory.close()
         os.close(self._handle)
 
@@ -77,7 +78,7 @@ class Board:
 
 
 class Pulse:
-    """A rank's side: it notes what it does. Where there is no board, beats go into memory that nobody reads."""
+    """A rank's side, on which it records what it does. Without a board, beats go to memory that is never read."""
 
     def __init__(self, memory: mmap.mmap | bytearray, index: int) -> None:
         self._memory = memory
@@ -86,13 +87,14 @@ class Pulse:
         self._pid = os.getpid()
         self._save_s = 0.0
         self.phase = Phase.NONE
-        """What was noted last."""
+        """The last phase that was recorded."""
 
     @classmethod
     def open(cls, path: str | None, index: int) -> Pulse:
-        """The pulse of the rank with this local number, on the board at this path. Raises nothing.
+        """The pulse of the rank with local rank ``index``, on the board at ``path``. Never raises.
 
-        A board may be out of reach, as in a container with process ids of its own; that is no reason not to train.
+        A board may be unreachable, as in a container with its own process ids; that must not keep the rank from
+        training.
         """
         memory: mmap.mmap | None = None
         if path is not None:
@@ -107,7 +109,7 @@ class Pulse:
         return cls(bytearray(_SIZE * 2), 0)
 
     def beat(self, step: int, phase: Phase, step_s: float = 0.0, own_s: float = 0.0) -> None:
-        """Note that ``step`` steps are finished, and the ``phase`` that begins.
+        """Record that ``step`` steps are finished, and the ``phase`` that begins.
 
         ``step_s``: seconds that a step takes; ``own_s``: the same without waiting for other ranks; 0: not known. Takes
         about a microsecond.
@@ -117,5 +119,5 @@ class Pulse:
         self._memory[self._begin : self._end] = body + _CHECKSUM.pack(zlib.adler32(body))
 
     def saved(self, took_s: float) -> None:
-        """Note that a save has taken ``took_s`` seconds; the next beats carry the longest."""
+        """Record that a save took ``took_s`` seconds; the next beats carry the longest so far."""
         self._save_s = max(self._save_s, took_s)

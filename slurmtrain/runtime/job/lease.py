@@ -1,9 +1,10 @@
 """The lease of a run: which submission may start attempts, and which of its attempts may train and publish.
 
-Commands grant it to a submission, under the run's lock. The agent of node 0 acquires it for its attempt. So a job that
-starts late, and a rank that outlives the requeue of its job, can neither train nor publish anything.
+Commands grant it to a submission, under the run's lock. The agent of node 0 acquires it for its attempt. Thus a job
+that starts late, or a rank that outlives the requeue of its job, can neither train nor publish anything.
 
-Beside it there are claims: whoever starts a run again after an attempt takes one first, so that nobody else does.
+In addition there are claims: a process that restarts a run after an attempt takes one first, so that no other process
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from slurmtrain.system.process import this_process
 
 
 def grant(submission: SubmissionDir) -> None:
-    """Give the lease to a submission; whatever held it before is fenced off. Raises OSError."""
+    """Give the lease to a submission; its previous holder is fenced off. Raises OSError."""
     write_json(submission.run.lease, {"submission": submission.number})
 
 
@@ -32,23 +33,23 @@ def granted_to(run: RunDir) -> int | None:
 
 
 def acquire(attempt: AttemptDir, submission: int) -> bool:
-    """Take the lease for an attempt of this submission; False where another one, or a later start, has it."""
+    """Take the lease for an attempt of this submission; False if another submission, or a later start, has it."""
     held = read_json(attempt.run.lease) or {}
     if held.get("submission") != submission or _restart(str(held.get("attempt"))) > _restart(attempt.path.name):
         return False
-    # If the run was closed meanwhile, it stays so.
+    # If the run was closed meanwhile, it stays closed.
     write_json(attempt.run.lease, {**held, "attempt": attempt.path.name})
     return True
 
 
 def close(run: RunDir, submission: int | None, state: str) -> None:
-    """Let no job of this ``run`` start again, whoever puts it back. Another grant opens it again.
+    """Keep every job of this ``run`` from training again, even if it is requeued, until the lease is granted again.
 
-    ``state``: ``completed`` or ``cancelled``. ``submission``: the one that ended like that, which closes nothing if a
-    later one has the lease by now; None to close the run anyway.
+    ``state``: ``completed`` or ``cancelled``. ``submission``: the one that ended like that: nothing is closed if a
+    later one has the lease by now; None to close the run in any case.
     """
     held = read_json(run.lease) or {}
-    # Without a lease nothing was ever submitted, and nothing can start.
+    # Without a lease nothing was ever submitted, so nothing can start.
     if held and (submission is None or held.get("submission") == submission):
         write_json(run.lease, {**held, "over": state})
 
@@ -60,17 +61,17 @@ def final_state(run: RunDir, submission: int) -> str | None:
 
 
 def claim_restart(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None = None) -> bool:
-    """Claim to start the run again after an ``attempt``; False where somebody has claimed it as ``by`` already.
+    """Claim the right to restart the run after an ``attempt``; False if it is already claimed as ``by``.
 
-    A hard link to a file is made or refused as a whole, also on NFS (open(2), O_EXCL), so that of several that try one
-    succeeds, where locks do not work too. What an agent has claimed is for commands to claim as well, once Slurm says
-    that nothing has come of it: each ``by`` has a claim of its own. ``about``: what else the claim is to hold.
+    Creating a hard link either succeeds or fails, even on NFS (open(2), O_EXCL), so exactly one of several contenders
+    succeeds, even where locks do not work. Each ``by`` has its own claim, so that commands can claim a restart that an
+    agent has claimed, once Slurm says that it did not happen. ``about``: what else to store in the claim.
     """
     run = attempt.run
     make_directory(run.claims)
     draft = run.claims / f".{secrets.token_hex(8)}"
     write_json(draft, {"t": time.time(), "process": this_process().to_dict(), **(about or {})})
-    # Written first and linked whole: nobody ever reads half a claim.
+    # Written first and linked when complete, so that half a claim is never read.
     try:
         os.link(draft, _claim_file(attempt, by))
     except FileExistsError:
@@ -81,14 +82,14 @@ def claim_restart(attempt: AttemptDir, by: str, about: Mapping[str, Any] | None 
 
 
 def read_claim(attempt: AttemptDir, by: str) -> dict[str, Any] | None:
-    """What a claim holds: ``t``, when it was made, ``process``, and what its owner gave; None where there is none."""
+    """The content of a claim: ``t``, when it was made, ``process``, and what its owner added; None if there is none."""
     return read_json(_claim_file(attempt, by))
 
 
 def release_claim(attempt: AttemptDir, by: str) -> bool:
-    """Give up a claim that led to no start; False where somebody else just did, and may have made another.
+    """Give up a claim that led to no start; False if another process just did, and may have made a new one.
 
-    Renamed first, so that of several that try exactly one removes this claim, and not a newer one.
+    The file is renamed first, so that exactly one of several contenders removes this claim, and none a newer one.
     """
     claim = _claim_file(attempt, by)
     aside = claim.with_name(f".{secrets.token_hex(8)}")

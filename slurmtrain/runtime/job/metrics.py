@@ -19,21 +19,21 @@ _PLAIN = frozenset((int, float))
 class MetricsFile:
     """Appends to ``metrics.jsonl``. A line costs microseconds: no fsync, no network.
 
-    Training has emptied the processor's caches when a line is written, so that what counts is how much code it touches:
-    one formatting of a template that is kept takes half the time of putting a line together from its parts.
+    Training has evicted everything from the processor's caches when a line is written, so what counts is how much code
+    that touches: formatting a cached template takes half the time of assembling a line from its parts.
     """
 
     def __init__(self, path: Path) -> None:
         self._handle = open_appending(path)
 
     def write(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Append one line: ``step`` finished steps, and the ``metrics`` logged since the line before.
+        """Append one line: ``step`` finished steps, and the ``metrics`` logged since the previous line.
 
-        Raises OSError, and TypeError where a metric is no number.
+        Raises OSError, and TypeError if a metric is not a number.
         """
         values = metrics.values()
         try:
-            # Python writes these as JSON does. A sum is finite only if all of its parts are.
+            # Python formats these numbers as JSON does. A sum is finite only if all of its terms are.
             plain = _PLAIN.issuperset(map(type, values)) and math.isfinite(sum(values))
         except OverflowError:
             plain = False
@@ -50,14 +50,14 @@ class MetricsFile:
 
 
 def are_plain(values: Iterable[object]) -> bool:
-    """Whether all ``values`` are ints or floats themselves, neither of a subclass nor anything to be read first."""
+    """Whether all ``values`` are exactly ints or floats, not of a subclass and not tensors that must be read first."""
     return _PLAIN.issuperset(map(type, values))
 
 
 def as_number(name: str, value: Any) -> float | int:
-    """The metric called ``name`` as a plain number; tensors and NumPy values of one element are read.
+    """The metric called ``name`` as a plain number; one-element tensors and NumPy values are read.
 
-    Raises TypeError where ``value`` is not one number.
+    Raises TypeError if ``value`` is not one number.
     """
     if type(value) in _PLAIN:
         number: float | int = value
@@ -72,9 +72,9 @@ def _json_number(name: str, value: Any) -> bytes:
     return json.dumps(as_number(name, value)).encode()
 
 
-# Scripts log the same few sets of names again and again; the bound is for those that make up names as they go.
+# Scripts log the same few sets of names repeatedly; the bound is for those that keep inventing names.
 @lru_cache(maxsize=64)
 def _template(names: tuple[str, ...], value: bytes = b"%a") -> bytes:
-    """A line with places for the time, the step and a value for each of the ``names``."""
+    """A line with placeholders for the time, the step and a value for each of the ``names``."""
     pairs = b",".join(json.dumps(name).encode().replace(b"%", b"%%") + b":" + value for name in names)
     return b'{"t":%.4f,"step":%d' + (b',"metrics":{' + pairs + b"}" if names else b"") + b"}\n"

@@ -1,4 +1,4 @@
-"""Network profiles: the few variables that suit a kind of network, from templates/network."""
+"""Network profiles: a few environment variables that suit a kind of network, from templates/network."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A profile: ``about`` in a sentence, variables of every rank, and shell lines for the job's ``setup``."""
+    """A profile: a sentence ``about`` it, variables for every rank, and shell lines for the job's ``setup``."""
 
     name: str
     about: str
@@ -26,7 +26,7 @@ class Profile:
 
 
 def load(name: str) -> Profile:
-    """Read a profile. Raises SlurmtrainError where there is none of this name, or its file is not as it should be."""
+    """Read a profile. Raises SlurmtrainError if there is none of this name, or its file is invalid."""
     folder = templates.directory() / "network"
     names = sorted(path.stem for path in folder.glob("*.yaml"))
     if name not in names:
@@ -67,7 +67,7 @@ def _read_variables(path: Path, entries: Any) -> dict[str, str]:
         if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
             raise _wrong(path, f"variables: {name!r} cannot name a variable")
         if not isinstance(entry, dict) or entry.keys() != {"value", "why"}:
-            raise _wrong(path, f"variables.{name} does not have a value and a why, and these alone")
+            raise _wrong(path, f"variables.{name} must have exactly a value and a why")
         _text(path, f"variables.{name}.why", entry["why"])
         variables[name] = _text(path, f"variables.{name}.value", entry["value"])
     return variables
@@ -80,11 +80,11 @@ def _read_setup(path: Path, lines: Any) -> tuple[str, ...]:
 
 
 def _text(path: Path, key: str, value: Any) -> str:
-    """One line of text, which a number in quotes is too."""
+    """Check that a value is one line of text, which a quoted number is too, and return it."""
     if not isinstance(value, str) or not value.strip() or re.search(r"[\n\r\0]", value):
         raise _wrong(path, f"{key} is {value!r}, not a line of text")
     return value
 
 
 def _wrong(path: Path, problem: str) -> SlurmtrainError:
-    return SlurmtrainError(f"{path} is no network profile: {problem}; install slurmtrain anew if you did not change it")
+    return SlurmtrainError(f"{path} is not a network profile: {problem}; reinstall slurmtrain if you did not change it")

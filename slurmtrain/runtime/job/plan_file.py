@@ -10,7 +10,7 @@ from slurmtrain.system.files import read_json
 
 
 def read_plan(path: Path) -> Plan | None:
-    """The plan in this file; None where there is no such file. Raises PathError where it cannot be read."""
+    """The plan in this file; None if there is no such file. Raises PathError if it cannot be read."""
     data = read_json(path)
     if data is None:
         return None

@@ -1,9 +1,9 @@
-"""The ranks of a run as one: a process group of its own for agreeing, apart from the one that trains.
+"""Agreement between the ranks of a run, in a process group of its own, separate from the one that trains.
 
-All ranks must stop, save and vote after the same step, or a collective hangs. So they agree by one all-reduce (MAX) of
-a :class:`~slurmtrain.model.interruption.interval.Vote`, every 0.25 s or so by the measured time of a step: a fast step
-does not pay for a collective, a slow one is followed by a vote each time. It goes over a gloo group of its own, which
-neither waits for training nor disturbs it.
+All ranks must stop, save and vote after the same step, or a collective hangs. So they agree by a single all-reduce
+(MAX) of a :class:`~slurmtrain.model.interruption.interval.Vote`, about every 0.25 s, judged by the measured step time:
+fast steps are not slowed by a collective, slow ones are each followed by a vote. The all-reduce uses its own gloo
+group, which neither waits for training nor disturbs it.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ T = TypeVar("T")
 
 
 class RankGroup:
-    """Collectives of slurmtrain's own, on gloo. With one rank nothing is communicated."""
+    """slurmtrain's own collectives, on gloo. With one rank nothing is communicated."""
 
     def __init__(self, rank: int, world_size: int, device: torch.device) -> None:
-        """Make the group, on all ranks alike: this is ``rank`` of ``world_size``, and computes on ``device``."""
+        """Create the group, on all ranks alike: this is ``rank`` of ``world_size``, and computes on ``device``."""
         self.rank = rank
         self.world_size = world_size
         self.device = device
@@ -31,14 +31,14 @@ class RankGroup:
 
     @property
     def group(self) -> dist.ProcessGroup | None:
-        """For libraries that communicate themselves; None with one rank."""
+        """The group, for libraries that communicate themselves; None with one rank."""
         return self._group
 
     def close(self) -> None:
-        """Give up the group and end its threads; nothing can be agreed after that.
+        """Destroy the group and end its threads; the ranks cannot agree on anything after that.
 
-        A thread of gloo that drops the last reference to a tensor takes the interpreter's lock, and aborts the process
-        when the interpreter has begun to end by then: the threads must be gone before.
+        A gloo thread that drops the last reference to a tensor takes the interpreter's lock, and aborts the process if
+        the interpreter is already shutting down: the threads must be gone before.
         """
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
@@ -62,9 +62,9 @@ class RankGroup:
         return received
 
     def at_first(self, value: T, decide: Callable[[list[T]], list[T]]) -> T:
-        """Rank 0 gets every rank's value, and decides what each gets back; this rank's part of that.
+        """Have rank 0 receive every rank's value and decide what each gets back; returns this rank's part.
 
-        What ``decide`` raises there is raised on all ranks.
+        What ``decide`` raises on rank 0 is raised on all ranks.
         """
         if self._group is None:
             return decide([value])[0]
@@ -74,7 +74,7 @@ class RankGroup:
         if values is not None:
             try:
                 answers = [(value, None) for value in decide(values)]
-            except Exception as error:  # noqa: BLE001 (whatever it is: the other ranks are waiting)
+            except Exception as error:  # noqa: BLE001 (any error: the other ranks are waiting)
                 answers = [(None, error)] * self.world_size
         box: list[Any] = [None]
         dist.scatter_object_list(box, answers, src=0, group=self._group)
@@ -85,11 +85,11 @@ class RankGroup:
         return answer
 
     def agree(self, vote: Vote) -> Vote:
-        """What all ranks act on: of each field of their votes the greatest value."""
+        """The result that all ranks act on: the maximum of each field of their votes."""
         return vote if self._group is None else Vote.from_numbers(*self.greatest(*vote.numbers()))
 
     def greatest(self, *numbers: int) -> list[int]:
-        """Of each number the greatest that any rank gives."""
+        """The maximum of each number over all ranks."""
         if self._group is None:
             return list(numbers)
         tensor = torch.tensor(numbers, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""What a run has been through, from the files of its directory: for the agent, which has no registry."""
+"""A run's history, from the files in its directory: for the agent, which has no registry."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
 
-# Of ranks, rank 0 alone says what the state of a run depends on: there may be thousands of others.
+# Among ranks, only rank 0 journals what the state of a run depends on, and there may be thousands of others.
 _OTHER_RANK = re.compile(r"attempts/[^/]+/rank-(?!0\.).*\.jsonl")
 _TAIL_BYTES = 65_536
 
 
 def read_run(run: RunDir) -> Run:
-    """The run as its journals have it now, before the policy is asked. What cannot be read is passed over."""
+    """The run as its journals have it now, before the policy is asked. What cannot be read is skipped."""
     builder, progress = RunBuilder(run.id), {}
     for file in journal_files(run):
         if file.metrics_of is not None:
@@ -32,14 +32,14 @@ def read_run(run: RunDir) -> Run:
 
 
 def read_events(path: Path, source: str) -> list[AnyEvent]:
-    """The events of the journal at ``path``, called ``source``, which may not be there yet."""
+    """The events of the journal at ``path``, called ``source``; empty if there is no such file yet."""
     with contextlib.suppress(OSError):
         return _events(JournalFile(source, str(path), path.stat().st_size))
     return []
 
 
 def last_step(attempt: AttemptDir) -> int | None:
-    """The last step that an attempt's metrics have; None where there are none."""
+    """The last step in an attempt's metrics; None if there are none."""
     return _last(attempt.metrics).last_step
 
 
@@ -48,7 +48,7 @@ def _events(file: JournalFile) -> list[AnyEvent]:
 
 
 def _last(metrics: Path) -> Progress:
-    """Progress by the end of a metrics file, which may be long."""
+    """Progress according to the end of a metrics file, which may be long."""
     with contextlib.suppress(OSError), metrics.open("rb") as file:
         file.seek(max(0, metrics.stat().st_size - _TAIL_BYTES))
         records = []

@@ -1,4 +1,4 @@
-"""Signals that ask a process to stop. Handlers only set a flag: what to do about it is decided at a safe point."""
+"""Signals that ask a process to stop. Handlers only set a flag: the program reacts at a safe point."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from functools import cache
 from types import FrameType
 
-# SIGTERM: preemption, scancel, `slurmtrain cancel`. SIGUSR2: what submitit asks Slurm to send before the time limit.
+# SIGTERM: preemption, scancel, `slurmtrain cancel`. SIGUSR2: what submitit has Slurm send before the time limit.
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2)
-# The exit code of a process that did not leave in time: EX_PROTOCOL of sysexits.h. It counts as a failure, and follows
-# from the request to stop where there was one.
+# The exit code of a process that did not exit in time: EX_PROTOCOL in sysexits.h. It counts as a failure, and as a
+# consequence of the stop request if there was one.
 FORCED = 76
 
 # SCM_CREDENTIALS of unix(7): the pid, user and group of the writer.
@@ -27,9 +27,9 @@ _STDERR = 2
 
 
 class StopFlag:
-    """Remembers stop signals: the first one counts, and whether there were more.
+    """Remembers stop signals: the first one, and how many there were.
 
-    ``raised`` is the first, ``raised_at`` its time in seconds since 1970; both are None as long as there was none.
+    ``raised`` is the first, ``raised_at`` its time in seconds since 1970; both are None if there was none.
     """
 
     def __init__(self) -> None:
@@ -42,23 +42,23 @@ class StopFlag:
 
     @property
     def name(self) -> str | None:
-        """The signal's name; None as long as there was none."""
+        """The signal's name; None if there was none."""
         return None if self.raised is None else self.raised.name
 
     @property
     def count(self) -> int:
-        """How many stop signals came, as far as the kernel did not merge them."""
-        # The thread reads of each, in their order; but of none where it could not get the wakeup fd.
+        """How many stop signals came; the kernel may have merged some."""
+        # The thread reads about each, in order; but about none if it could not get the wakeup fd.
         return max(len(self._heard), len(self._handled))
 
     def install(self, *others: signal.Signals, forced_exit_s: float | None = None) -> None:
-        """Take over the stop signals and these others, in the main thread; SIGCONT before a SIGTERM is ignored.
+        """Handle the stop signals and these ``others``, in the main thread, and ignore the SIGCONT before a SIGTERM.
 
-        Signals are noticed while the main thread is in a call of C code too, where Python runs no handlers; unless
-        somebody else has set a wakeup fd (signal.set_wakeup_fd), which stays. ``forced_exit_s``: so many seconds after
+        Signals are noticed even while the main thread is in C code, where Python runs no handlers, unless other code
+        has already set a wakeup fd (signal.set_wakeup_fd), which is kept. ``forced_exit_s``: this many seconds after
         the first signal the process writes the stacks of its threads to stderr and exits with FORCED. A thread does
-        so: a call of C code that keeps the interpreter's lock keeps it from that. Calls of the system that a signal
-        interrupts are taken up again (SA_RESTART), as libraries may take an interruption for a failure.
+        this, so C code that holds the interpreter's lock prevents it. System calls that a signal interrupts are
+        restarted (SA_RESTART), since libraries may take an interruption for a failure.
         """
         numbers = (*STOP_SIGNALS, *others)
         self._watch = _Watch(self, numbers, forced_exit_s)
@@ -71,14 +71,14 @@ class StopFlag:
         atexit.register(self._ignore_late, numbers)
 
     def put_off_forced_exit(self) -> None:
-        """Count the seconds until the forced exit anew, as there is progress."""
+        """Restart the countdown to the forced exit, since there is progress."""
         if self._watch is not None:
             self._watch.put_off()
 
     def release(self) -> None:
-        """Force no exit any more, and give back the thread and the wakeup fd.
+        """Cancel the forced exit, end the thread, and restore the wakeup fd.
 
-        The handlers stay, since a late signal must not kill what has done its work.
+        The handlers stay, since a late signal must not kill a process that has done its work.
         """
         if self._watch is not None:
             self._watch.end()
@@ -90,29 +90,29 @@ class StopFlag:
             self._watch.nudge()
 
     def hear(self, number: int) -> None:
-        """Note a signal that the watching thread has read of."""
+        """Note a signal that the watching thread has read."""
         self._note(number, self._heard)
 
     def _note(self, number: int, signals: list[signal.Signals]) -> None:
-        # The handler and the thread come here at the same time: setdefault() lets one of them be the first, and needs
-        # no lock, which a handler must not wait for.
+        # The handler and the thread may get here at the same time: setdefault() lets one of them be first without a
+        # lock, which a handler must not wait for.
         self.raised, self.raised_at = self._first.setdefault("first", (signal.Signals(number), time.time()))
         signals.append(signal.Signals(number))
 
     def _ignore_late(self, numbers: Iterable[signal.Signals]) -> None:
-        """At exit: the end of the interpreter gives signals their default action back, and would not end with 0."""
+        """Ignore signals at exit: the interpreter restores their default action, and they would kill the process."""
         for each in numbers:
             if signal.getsignal(each) == self._handle:
                 signal.signal(each, signal.SIG_IGN)
 
 
 class _Watch:
-    """A thread that learns of signals at once: the handler in C writes their numbers to a socket.
+    """A thread that learns about signals at once: the C-level handler writes their numbers to a socket.
 
-    The kernel adds who writes, since a child has the socket, and the handler, from fork() to exec().
+    The kernel adds the writer's pid, since a child has the socket and the handler too from fork() to exec().
     """
 
-    # The one that has the wakeup fd.
+    # The watch that has the wakeup fd.
     current: _Watch | None = None
 
     def __init__(self, flag: StopFlag, numbers: Iterable[signal.Signals], forced_exit_s: float | None) -> None:
@@ -138,7 +138,7 @@ class _Watch:
         threading.Thread(target=self._run, name="slurmtrain-signals", daemon=True).start()
 
     def end(self) -> None:
-        """Give back the wakeup fd and end the thread; outside the main thread, which has the fd, only force no exit."""
+        """Restore the wakeup fd and end the thread; outside the main thread, which owns the fd, only cancel() it."""
         self.cancel()
         if _Watch.current is self:
             try:
@@ -147,29 +147,29 @@ class _Watch:
                 return
             _Watch.current = None
         if os.getpid() == self._pid:
-            # Not close(): children have the socket too. The thread may have ended before.
+            # Not close(): children have the socket too. The thread may already have ended.
             with contextlib.suppress(OSError):
                 self._writer.shutdown(socket.SHUT_RDWR)
 
     def detach(self) -> None:
-        """Take the wakeup fd away, if it is still this one. Raises ValueError outside the main thread."""
+        """Unset the wakeup fd, if it is still this one. Raises ValueError outside the main thread."""
         fd = signal.set_wakeup_fd(-1)
         if fd not in (-1, self._writer.fileno()):
             signal.set_wakeup_fd(fd)
 
     def put_off(self) -> None:
-        """Count from now."""
+        """Restart the countdown to the forced exit."""
         if self._since is not None:
             self._since = time.monotonic()
             self.nudge()
 
     def cancel(self) -> None:
-        """Force no exit."""
+        """Cancel the forced exit."""
         self._seconds = None
         self.nudge()
 
     def nudge(self) -> None:
-        """Have the thread look again."""
+        """Wake the thread, so that it checks again."""
         with contextlib.suppress(OSError):
             self._writer.send(b"\0")
 
@@ -183,7 +183,7 @@ class _Watch:
                     self._since = time.monotonic()
 
     def _listen(self) -> bytes | None:
-        """What was written next by this process; b"" where it is time to look again, None at the end."""
+        """What this process wrote next; b"" if it is time to check again, None at the end."""
         left = self._left()
         if left is not None and left <= 0:
             self._leave()
@@ -198,13 +198,13 @@ class _Watch:
         return data if writers == {self._pid} else b""
 
     def _left(self) -> float | None:
-        """Seconds until the forced exit, if there will be one."""
+        """Seconds until the forced exit; None if there will be none."""
         seconds = self._seconds
         return None if self._since is None or seconds is None else self._since + seconds - time.monotonic()
 
     def _leave(self) -> None:
-        message = f"slurmtrain: still here {self._seconds:g} s after {self._flag.name}; the stacks of all threads:\n"
-        # Straight to the descriptor: the script may have replaced sys.stderr, and others may hold its lock.
+        message = f"slurmtrain: still running {self._seconds:g} s after {self._flag.name}; the stacks of all threads:\n"
+        # Directly to the descriptor: the script may have replaced sys.stderr, and another thread may hold its lock.
         with contextlib.suppress(OSError):
             os.write(_STDERR, message.encode())
             faulthandler.dump_traceback(_STDERR, all_threads=True)
@@ -213,7 +213,7 @@ class _Watch:
 
 @cache
 def _detach_children() -> None:
-    """Have forked children, now and later, let go of the wakeup fd."""
+    """Make forked children release the wakeup fd, from now on."""
     os.register_at_fork(after_in_child=_detach)
 
 

@@ -1,8 +1,9 @@
 """Where the ranks of a node are: the stacks of their threads, for their logs and for judging which one hangs.
 
-py-spy reads them from outside without stopping a rank, where it is installed and may: with a ``ptrace_scope`` of 1
-(Yama), as Ubuntu has it, it may not. Otherwise the rank writes them itself on a signal, by Python's faulthandler,
-whatever its threads do, be it in C code; a process that is stopped or cannot be interrupted does not answer.
+py-spy reads them from outside without stopping a rank, if it is installed and permitted: with a ``ptrace_scope`` of 1
+(Yama), Ubuntu's default, it is not. Otherwise the rank writes them itself on a signal, with Python's faulthandler,
+whatever its threads are doing, even in C code; a process that is stopped or in an uninterruptible sleep does not
+answer.
 """
 
 from __future__ import annotations
@@ -23,22 +24,23 @@ from pathlib import Path
 
 from slurmtrain.model.diagnosis.hang import Beat, RankState
 
-# Real-time signals have no other use unless a program gives them one; the first are the C library's and debuggers'.
+# Real-time signals are unused unless a program uses them; the first few belong to the C library and debuggers.
 SIGNAL = signal.SIGRTMIN + 12
-# All of it together, for logs may lie on a file server that hangs itself.
+# For all ranks together: logs may be on a file server that hangs too.
 _PATIENCE_S = 12.0
 _PY_SPY_S = 5.0
 _ANSWER_S = 2.0
-# A log that has not grown for this long holds the whole answer.
+# A log that has not grown for this long contains the whole answer.
 _QUIET_S = 0.2
 _POLL_S = 0.02
 _STDERR = 2
-# By its letter in proc(5): stopped by a signal or a debugger, uninterruptible, ended.
+# Process states that do not answer, by their letters in proc(5): stopped by a signal or a debugger, uninterruptible,
+# ended.
 _MUTE = frozenset("TtDZX")
 
 
 def answer() -> None:
-    """Have this process write the stacks of its threads to standard error on :data:`SIGNAL`. Raises nothing."""
+    """Make this process write the stacks of its threads to standard error on :data:`SIGNAL`. Never raises."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         faulthandler.register(SIGNAL, file=_STDERR, all_threads=True, chain=False)
 
@@ -49,10 +51,10 @@ def answer() -> None:
 def rank_states(
     node: int, beats: Mapping[int, Beat], pids: Mapping[int, int], logs: Mapping[int, Path]
 ) -> list[RankState]:
-    """What is known of the ranks of this ``node``, by global rank; writes their stacks to their logs.
+    """What is known about the ranks of this ``node``, by global rank; writes their stacks to their logs.
 
-    ``beats``: their last ones. ``pids``: what the node agent started. ``logs``: the ranks' files. Takes seconds. Raises
-    nothing.
+    ``beats``: their last heartbeats. ``pids``: the processes that the node agent started. ``logs``: the ranks' log
+    files. Takes seconds. Never raises.
     """
     stacks, now = collect(pids, logs, beats), time.monotonic()
     return [
@@ -70,10 +72,10 @@ def rank_states(
 
 
 def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[int, Beat]) -> dict[int, list[str]]:
-    """The stack of each rank's main thread, innermost first, each "file:line function"; empty where it is not known.
+    """The stack of each rank's main thread, innermost first, each "file:line function"; empty if unknown.
 
     A rank's process is that of its last beat (``beats``), or else what was started for it (``pids``), which may be a
-    shell. The stacks of all threads are appended to ``logs``. Takes seconds. Raises nothing.
+    shell. The stacks of all threads are appended to ``logs``. Takes seconds. Never raises.
     """
     stacks: dict[int, list[str]] = {rank: [] for rank in pids}
 
@@ -82,7 +84,7 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[in
         with contextlib.suppress(OSError, ValueError):
             stacks[rank] = _stack_of(rank, (beat.pid if beat else 0) or pids[rank], logs[rank])
 
-    # Not an executor: one of its threads that never comes back would keep this process from ending.
+    # Not an executor: if one of its threads never returned, this process could not end.
     threads = [threading.Thread(target=look, args=(rank,), daemon=True) for rank in pids if rank in logs]
     for thread in threads:
         thread.start()
@@ -102,14 +104,14 @@ def _stack_of(rank: int, pid: int, log: Path) -> list[str]:
         stack = main_thread(threads, pid)
     else:
         stack = _by_faulthandler(pid, state, log)
-    # Of one that waits for a file server that is all there is; of others it says nothing.
+    # For a rank that waits for a file server this is all there is; for others it says nothing.
     return stack or ([f"kernel:0 {waits_in}"] if waits_in and state == "D" else [])
 
 
 # --- py-spy -------------------------------------------------------------------------------------------------------
 
 Threads = list[tuple[str, int | None, list[str]]]
-"""Of each thread its name, its id by the kernel if that is known, and its stack."""
+"""The name of each thread, its kernel id if known, and its stack."""
 
 
 def _by_py_spy(pid: int) -> Threads | None:
@@ -131,7 +133,7 @@ def _by_py_spy(pid: int) -> Threads | None:
 
 
 def read_py_spy(text: str) -> Threads | None:
-    """What ``py-spy dump --json`` has printed; None if it is not that."""
+    """Parse the output of ``py-spy dump --json``; None if it is not that."""
     try:
         return [
             (
@@ -146,7 +148,7 @@ def read_py_spy(text: str) -> Threads | None:
 
 
 def main_thread(threads: Threads, pid: int) -> list[str]:
-    """The stack of the main thread, whose id is the process's; of the first one if none is known to be that."""
+    """The stack of the main thread, whose id is the process's; of the first thread if no id matches."""
     for name, number, stack in threads:
         if number == pid or name == "MainThread":
             return stack
@@ -154,7 +156,7 @@ def main_thread(threads: Threads, pid: int) -> list[str]:
 
 
 def format_threads(threads: Threads) -> str:
-    """Threads as they stand in a log."""
+    """The threads as text for a log."""
     lines = []
     for name, number, stack in threads:
         lines.append(f"Thread {number} {name} (most recent call first):")
@@ -166,7 +168,7 @@ def format_threads(threads: Threads) -> str:
 
 
 def _by_faulthandler(pid: int, state: str, log: Path) -> list[str]:
-    """Have the process write its stacks to its log, and read the main thread's back from there."""
+    """Make the process write its stacks to its log, and read the main thread's back from there."""
     if not state or state in _MUTE or not _answers(pid):
         return []
     size = begin = log.stat().st_size
@@ -187,9 +189,9 @@ _FRAME = re.compile(r'  File "(.*)", line (\d+|\?\?\?) in (.*)')
 
 
 def read_faulthandler(text: str) -> list[str]:
-    """The stack of the thread that took the signal, which is the main thread unless that blocks it.
+    """The stack of the thread that received the signal, which is the main thread unless it blocks that.
 
-    Other threads of the process may write between the lines. Of several answers the last one counts.
+    Other threads of the process may write between the lines. If there are several answers, the last one counts.
     """
     stack: list[str] = []
     is_current = False
@@ -206,17 +208,17 @@ def read_faulthandler(text: str) -> list[str]:
 
 
 def state_of(pid: int) -> str:
-    """The state of a process by its letter in proc(5), that of its main thread; empty if there is none."""
+    """The state of a process, that of its main thread, as its letter in proc(5); empty if there is no such process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return ""
-    # The command's name stands in brackets and may hold anything, brackets included.
+    # The command's name is in parentheses and may contain anything, even parentheses.
     return stat.rpartition(b")")[2].strip()[:1].decode()
 
 
 def kernel_function(pid: int) -> str:
-    """The function of the kernel that a process sleeps in, where the kernel tells; else empty."""
+    """The kernel function in which a process sleeps; empty if the kernel does not show it."""
     try:
         name = Path(f"/proc/{pid}/wchan").read_text(errors="replace").strip("\0\n ")
     except OSError:
@@ -225,7 +227,7 @@ def kernel_function(pid: int) -> str:
 
 
 def _answers(pid: int) -> bool:
-    """Whether the process has a handler for the signal, which ends any other."""
+    """Whether the process has a handler for the signal, which kills any process that has none."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("SigCgt:"):

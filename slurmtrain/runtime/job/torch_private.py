@@ -1,8 +1,8 @@
-"""What slurmtrain uses of torch that torch does not promise to keep: here, and nowhere else.
+"""The private parts of torch that slurmtrain uses, which torch may change: only in this file.
 
-Known to work with torch 2.13, with torchdata 0.11 beside it. Whoever takes in a newer torch looks through this file
-first. What torch names as points of extension (``torch.distributed.elastic``, the planners, readers and writers of
-``torch.distributed.checkpoint``, hooks) is used where it is needed.
+Known to work with torch 2.13, and torchdata 0.11. Check this file first when upgrading torch. What torch documents as
+extension points (``torch.distributed.elastic``, the planners, readers and writers of ``torch.distributed.checkpoint``,
+hooks) is used where it is needed.
 
 Modules of torch that take long to import are imported by the functions that need them.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     StorageInfo = _StorageInfo
 
-# The modules of the functions that workers of data loaders run: torch's, and torchdata's.
+# The modules of the functions that data-loader workers run: torch's and torchdata's.
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 
 
@@ -39,7 +39,7 @@ def compiles_hooks(module: nn.Module) -> bool:
 
 
 def import_compiler() -> None:
-    """Import what torch's checkpoints import when they are first used, most of a second in the middle of training."""
+    """Import now what torch's checkpoints import on first use, most of a second in the middle of training."""
     import_module("torch._dynamo")
 
 
@@ -47,26 +47,26 @@ def import_compiler() -> None:
 
 
 def storage_info(path: str, offset: int, length: int) -> StorageInfo:
-    """An entry of a checkpoint's index: ``length`` bytes from ``offset`` on, of the file at this relative ``path``."""
+    """An entry of a checkpoint's index: ``length`` bytes from ``offset``, in the file at this relative ``path``."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(path, offset, length)
 
 
 def index_classes() -> tuple[Any, ...]:
-    """The private classes whose instances an index, which is a pickle, consists of."""
+    """The private classes whose instances are in an index, which is a pickle."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return (_StorageInfo, memory_formats())
 
 
 def memory_formats() -> Any:
-    """The enumeration of formats of memory, whose members older versions of Python pickle by getattr."""
+    """The enumeration of memory formats, whose members older versions of Python pickle by getattr."""
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
     return _MEM_FORMAT_ENCODING
 
 
 def find_in_index(module: str, name: str) -> Any:
-    """The function that an index looks up layouts of tensors with, if this is its ``name`` in its ``module``."""
+    """The function with which an index looks up tensor layouts, if ``module`` and ``name`` are its; else None."""
     return torch.serialization._get_layout if (module, name) == ("torch.serialization", "_get_layout") else None

@@ -83,7 +83,7 @@ def test_a_local_job_within_a_job_of_slurms_is_a_local_one(monkeypatch: pytest.M
 
 
 def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="runs inside a job only"):
+    with pytest.raises(LaunchError, match="runs only inside a job"):
         this_node(RunDir(tmp_path).submission(1))
 
 

@@ -95,8 +95,8 @@ def test_where_the_profiles_are_missing_it_says_so(tmp_path: Path, monkeypatch: 
         ("{about: One., variables: {}, more: 1, extra: 1}", "extra, more: a profile has"),
         ("{about: One., variables: {a-b: {value: x, why: y}}}", "'a-b' cannot name a variable"),
         ("{about: One., variables: {1: {value: x, why: y}}}", "1 cannot name a variable"),
-        ("{about: One., variables: {A: x}}", "variables.A does not have a value and a why"),
-        ("{about: One., variables: {A: {value: x}}}", "variables.A does not have a value and a why"),
+        ("{about: One., variables: {A: x}}", "variables.A must have exactly a value and a why"),
+        ("{about: One., variables: {A: {value: x}}}", "variables.A must have exactly a value and a why"),
         ("{about: One., variables: {A: {value: x, why: ' '}}}", "variables.A.why is ' '"),
         ("{about: One., variables: {A: {value: 1, why: y}}}", "variables.A.value is 1, not a line of text"),
         ('{about: One., variables: {A: {value: "a\\nb", why: y}}}', "variables.A.value"),
@@ -111,13 +111,13 @@ def test_a_profile_that_is_wrong_is_refused_with_its_file_and_what_is_wrong(
     (folder / "own.yaml").write_text(text)
     with pytest.raises(SlurmtrainError) as raised:
         load("own")
-    assert str(raised.value).startswith(f"{folder / 'own.yaml'} is no network profile: ")
+    assert str(raised.value).startswith(f"{folder / 'own.yaml'} is not a network profile: ")
     assert problem in str(raised.value)
 
 
 def test_a_profile_that_is_no_text_is_refused(folder: Path) -> None:
     (folder / "own.yaml").write_bytes(b"about: \xff")
-    with pytest.raises(SlurmtrainError, match="is no network profile"):
+    with pytest.raises(SlurmtrainError, match="is not a network profile"):
         load("own")
 
 

@@ -242,7 +242,7 @@ stuck_here()
         process.send(signal.SIGTERM)
         code, errors = process.ended()
         assert code == FORCED
-        assert "still here 0.2 s after SIGTERM" in errors
+        assert "still running 0.2 s after SIGTERM" in errors
         assert "in stuck_here" in errors
 
 

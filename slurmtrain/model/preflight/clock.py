@@ -1,7 +1,7 @@
-"""How far the nodes' clocks are apart, and whose is wrong. Pure.
+"""How far apart the nodes' clocks are, and whose is wrong. Pure.
 
 Every node but node 0 exchanges stamps with node 0, as NTP does (RFC 5905, section 8). Times are in seconds; an offset
-is positive where the clock is ahead.
+is positive if the clock is ahead.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class ClockOffset:
 
 
 def offset_from_stamps(samples: Sequence[Stamps]) -> ClockOffset:
-    """The offset by the sample with the least delay: its error is at most half of that delay (RFC 5905, section 8).
+    """The offset from the sample with the least delay: its error is at most half of that delay (RFC 5905, section 8).
 
-    Samples in which a clock ran backwards, or an answer came before it was asked for, are dropped: a clock was set
-    meanwhile. Raises ValueError where no sample is left.
+    Samples in which a clock ran backwards, or an answer came before it was asked for, are dropped: a clock was set in
+    between. Raises ValueError where no sample is left.
     """
     if not samples:
         raise ValueError("no stamps were exchanged with node 0")
@@ -69,15 +69,15 @@ def judge_clocks(
 ) -> dict[int, Finding]:
     """Judge each node's clock, by node.
 
-    An offset counts as far as it is certain: its size less its bound. Clocks are compared with node 0's, unless that is
-    the one that is wrong: most of the nodes agree against it, or it differs from the only other one and alone reports
-    that it is not synchronised. A clock that no time service keeps is a warning, and so is an offset so uncertain that
-    it may be over the limit.
+    Only the certain part of an offset counts: its size minus its bound. Clocks are compared with node 0's, unless that
+    is the one that is wrong: most of the nodes agree against it, or it differs from the only other one and alone
+    reports that it is not synchronised. A clock that no time service synchronises is a warning, and so is an offset so
+    uncertain that it may be over the limit.
 
     Args:
-        offsets: None for a node that was not measured; node 0 has ``ClockOffset(0, 0, 0)``.
+        offsets: By node; None for a node that was not measured; node 0 has ``ClockOffset(0, 0, 0)``.
         disciplines: What :func:`slurmtrain.runtime.preflight.facts.clock.read_discipline` returned on each node.
-        limits: The spec's.
+        limits: The spec's limits.
         hosts: The names of the nodes.
     """
     measured = {node: offset for node, offset in offsets.items() if offset is not None}
@@ -106,12 +106,12 @@ def _finding(node: int, comparison: _Comparison, discipline: Mapping[str, Any]) 
         "samples": 0 if span is None else comparison.measured[node].samples,
         "disciplined": disciplined,
         "source": str(discipline.get("source", "none")),
-        # The key stands in journals.
+        # Journals contain this key.
         "said": description,
     }
     if status != "pass":
         evidence["advice"] = ADVICE
-    # What keeps a clock is worth mentioning where nothing does, and where nothing else is known.
+    # Mention what keeps a clock if nothing does, or if nothing else is known.
     mention = disciplined is not True or span is None or not compared
     return Finding(CHECK, status, "; ".join([*compared, description] if mention else compared), evidence)
 
@@ -131,7 +131,7 @@ class _Span:
         return cls(offset.offset_s - offset.bound_s, offset.offset_s + offset.bound_s)
 
     def minus(self, other: _Span) -> _Span:
-        """How far this clock is ahead of another one, where both are known against a third."""
+        """How far this clock is ahead of another one, given the offsets of both from a third."""
         return _Span(self.low - other.high, self.high - other.low)
 
     @property
@@ -144,7 +144,7 @@ class _Span:
 
     @property
     def certain(self) -> float:
-        """How far it is from zero at least, in either direction."""
+        """Its least distance from zero, in either direction."""
         return max(self.low, -self.high, 0.0)
 
 
@@ -172,7 +172,7 @@ def _choose_reference(
         if span.certain > limits.warn_ms / 1e3 and unsynchronised == [0]:
             return _Reference(span, frozenset({other}))
         return _NODE_0
-    # A majority that agrees closely says more than one that agrees roughly.
+    # Prefer a majority that agrees closely to one that agrees roughly.
     majorities = (_majority(measured, limit / 1e3) for limit in (limits.warn_ms, limits.fail_ms))
     return next((majority for majority in majorities if majority is not None and 0 not in majority.nodes), _NODE_0)
 
@@ -201,7 +201,7 @@ class _Comparison:
     limits: ClockCheck
 
     def span(self, node: int) -> _Span | None:
-        """How far a node's clock is ahead of the reference; None where it was not measured."""
+        """How far a node's clock is ahead of the reference; None if it was not measured."""
         if node not in self.measured:
             return None
         if self.reference.nodes == {node}:
@@ -209,14 +209,14 @@ class _Comparison:
         return _Span.from_offset(self.measured[node]).minus(self.reference.span)
 
     def status(self, span: _Span) -> str:
-        """Pass, warn or fail, by the part of the offset that is certain."""
+        """Pass, warn or fail, by the certain part of the offset."""
         if span.certain > self.limits.fail_ms / 1e3:
             return "fail"
         uncertain = span.bound > self.limits.fail_ms / 1e3
         return "warn" if uncertain or span.certain > self.limits.warn_ms / 1e3 else "pass"
 
     def describe(self, node: int) -> list[str]:
-        """How far a clock is from the others, as a phrase; none for the clock of the only node."""
+        """How far a clock is from the others, as phrases; none for the clock of the only node."""
         span, others = self.span(node), len(self.measured) - 1
         if span is None:
             return [f"not compared with {self.names[0]}"] if len(self.names) > 1 else []
@@ -277,7 +277,7 @@ def _describe_discipline(discipline: Mapping[str, Any]) -> str:
 
 
 def _length(seconds: float) -> str:
-    """A length of time in ms, s, h or days, whichever is easily read."""
+    """A length of time in ms, s, h or days, whichever reads best."""
     if seconds < 0.9995:
         return f"{round(seconds * 1e3, 3):.3g} ms"
     if seconds < 7200:

@@ -12,7 +12,7 @@ STATUSES = ("skip", "pass", "warn", "fail")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found on one node. ``summary``: a phrase with figures. ``evidence``: JSON's own types only."""
+    """What one check found on one node. ``summary``: a phrase with figures. ``evidence``: plain JSON types only."""
 
     check: str
     status: str
@@ -20,17 +20,17 @@ class Finding:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is journaled; empty evidence is left out."""
+        """The finding as journaled; empty evidence is omitted."""
         plain: dict[str, Any] = {"check": self.check, "status": self.status, "summary": self.summary}
         return {**plain, "evidence": dict(self.evidence)} if self.evidence else plain
 
 
 def apply_level(finding: Finding, level: str) -> Finding:
-    """The finding, whose failure becomes a warning where the spec's ``level`` is ``warn``."""
+    """The finding; a failure becomes a warning if the spec's ``level`` is ``warn``."""
     return replace(finding, status="warn") if finding.status == "fail" and level == "warn" else finding
 
 
 def worst_status(findings: Iterable[Finding]) -> str:
-    """The worst status among these; ``pass`` where there are none."""
+    """The worst status among these; ``pass`` if there are none."""
     statuses = [finding.status for finding in findings]
     return max((status for status in statuses if status != "skip"), key=STATUSES.index, default="pass")

@@ -1,7 +1,7 @@
 """The node ledger: which nodes failed the preflight of a run on Slurm, and for how long that counts against them. Pure.
 
-A person forgives findings, not a node: what later preflights find of it counts again. So a pardon and a finding need
-not be ordered in time, which the clocks of two machines could get wrong.
+Users forgive findings, not nodes: what later preflights find counts again. So pardons and findings need not be ordered
+in time, which the clocks of two machines could get wrong.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LedgerEntry:
         run_id: The run.
         attempt_key: The name of the attempt's directory.
         attempt: The attempt's number.
-        checks: Those that failed.
+        checks: The checks that failed.
         reason: How they failed.
         evidence: What they measured, by check.
         seen_at: Seconds since 1970.
@@ -51,7 +51,7 @@ class LedgerEntry:
 
 
 def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str, int]) -> list[LedgerEntry]:
-    """The nodes that failed the preflights of a run; none where it did not run on Slurm.
+    """The nodes that failed the preflights of a run; none if it did not run on Slurm.
 
     Args:
         run_id: The run.
@@ -102,9 +102,9 @@ def _attempt_entries(run_id: str, key: str, number: int, events: Sequence[AnyEve
 
 
 def _preflight_time(preflights: Sequence[Event[PreflightDone]], silent: Sequence[float]) -> float:
-    """When the preflight ended, which is at the same time on all nodes: not by the clock of a node that is blamed.
+    """When the preflight ended (at the same time on all nodes), not by the clock of a blamed node.
 
-    That clock may be what the node is blamed for. ``silent``: when node 0 has named the nodes that never reported.
+    That clock may be what the node is blamed for. ``silent``: when node 0 named the nodes that never reported.
     """
     trusted = [event.time for event in preflights if not event.payload.blamed] + list(silent)
     times = trusted or [event.time for event in preflights]
@@ -112,7 +112,7 @@ def _preflight_time(preflights: Sequence[Event[PreflightDone]], silent: Sequence
 
 
 def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:
-    """The findings that people have forgiven."""
+    """The findings that users have forgiven."""
     return frozenset(
         (finding[0], finding[1], event.payload.host)
         for event in select(events, NodeForgiven)
@@ -124,7 +124,7 @@ def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:
 def entry_state(entry: LedgerEntry, pardons: frozenset[FindingKey], now: float, expiry_s: float) -> str:
     """The state of an ``entry``: ``forgiven``, ``expired`` or ``active``.
 
-    ``pardons`` are the findings that people have forgiven, ``now`` is in seconds since 1970, and a finding counts for
+    ``pardons`` are the findings that users have forgiven, ``now`` is in seconds since 1970, and a finding counts for
     ``expiry_s`` seconds.
     """
     if entry.key in pardons:
@@ -135,7 +135,7 @@ def entry_state(entry: LedgerEntry, pardons: frozenset[FindingKey], now: float, 
 def active_entries(
     entries: Iterable[LedgerEntry], pardons: frozenset[FindingKey], now: float, expiry_s: float
 ) -> dict[str, LedgerEntry]:
-    """By host, the newest active entry of each node, the newest one first.
+    """The newest active entry of each node by host, newest first.
 
     ``entries`` are in any order; ``pardons``, ``now`` and ``expiry_s`` are those of :func:`entry_state`.
     """

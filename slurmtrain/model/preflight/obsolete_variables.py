@@ -1,4 +1,4 @@
-"""Variables of old recipes that have no effect today or do harm, and those that undo slurmtrain's own choices. Pure.
+"""Variables from old recipes that are useless or harmful today, and those that override slurmtrain's own choices. Pure.
 
 Sources: NCCL's user guide (2.32), "Environment Variables" and "Networking Troubleshooting"; ProcessGroupNCCL.hpp of
 torch 2.13; doc/efa-env-var.md of aws-ofi-nccl. docs/network-profiles.md has the same table for users.
@@ -73,7 +73,7 @@ def describe_obsolete(environ: Mapping[str, str]) -> list[str]:
 
 
 def describe_overruled(environ: Mapping[str, str], set_by_us: Mapping[str, str]) -> list[str]:
-    """A sentence for each variable of a spec's ``env`` that is not what slurmtrain itself sets, as in ``set_by_us``."""
+    """A sentence for each variable of a spec's ``env`` that differs from slurmtrain's own setting in ``set_by_us``."""
     sentences = []
     for name, advice in _OURS.items():
         value, ours = environ.get(name), set_by_us.get(name)

@@ -13,7 +13,7 @@ from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.preflight.network import ElectionResult, judge_networks
 from slurmtrain.model.spec.spec import Spec
 
-# Failures, and hosts of each, that a verdict's problem names.
+# How many failures, and how many hosts of each, a verdict's problem names.
 _MAX_NAMED = 3
 
 
@@ -22,13 +22,13 @@ class PreflightReports:
     """What all nodes reported, each by node.
 
     Attributes:
-        hosts: Their names.
+        hosts: The nodes' names.
         addresses: What they could train over.
-        facts: What they measured of themselves, by check.
+        facts: What they measured about themselves, by check.
         offsets: How far their clocks are ahead of node 0's; None for a node that could not compare it.
-        disciplines: What keeps their clocks.
-        probed: The networks; None where none is needed, for one node or all on one machine.
-        elected: The index of the network to train over; None where there is none.
+        disciplines: What synchronises their clocks.
+        probed: The networks; None if none is needed, for one node or all on one machine.
+        elected: The index of the network to train over; None if there is none.
     """
 
     hosts: Mapping[int, str]
@@ -50,7 +50,7 @@ class Verdict:
     @property
     def problem(self) -> str | None:
         """Why no worker may start: the first few failures, each with its hosts; None if there is none."""
-        # By the text of the failure: one that hundreds of nodes share is one line.
+        # Grouped by text: a failure that hundreds of nodes share is one line.
         failures: dict[str, list[str]] = {}
         for node, findings in self.findings.items():
             for finding in findings:
@@ -66,7 +66,7 @@ class Verdict:
         return sorted(blamed_nodes(self.findings))
 
     def adding(self, more: Mapping[int, Finding]) -> Verdict:
-        """The verdict with one more finding of each of some nodes."""
+        """The verdict with one more finding for each node in ``more``."""
         added = {
             node: [*findings, *([more[node]] if node in more else [])] for node, findings in self.findings.items()
         }  # fmt: skip
@@ -79,7 +79,7 @@ def _name_some(hosts: Sequence[str]) -> str:
 
 def judge_nodes(reports: PreflightReports, spec: Spec) -> Verdict:
     """Judge every check of every node: the clock and the network first."""
-    # In the order in which they are shown: first what is between nodes, then what each has by itself.
+    # In display order: first what concerns several nodes, then what concerns each node alone.
     findings: dict[int, list[Finding]] = {node: [] for node in reports.facts}
     if spec.preflight.clock.level != "off":
         clocks = judge_clocks(reports.offsets, reports.disciplines, spec.preflight.clock, reports.hosts)
@@ -106,27 +106,27 @@ def _network_findings(reports: PreflightReports, spec: Spec) -> Mapping[int, Fin
 
 
 def absence_verdict(nodes: Sequence[int], hosts: Mapping[int, str], reason: str) -> Verdict:
-    """The verdict when some nodes have not done their part: nothing else is known.
+    """The verdict if some nodes have not done their part: nothing else is known.
 
     Args:
         nodes: Those that have not.
         hosts: The names of all nodes.
         reason: What they have not done.
     """
-    # Not ambiguous: a node whose agent does not report is one that the attempt can do without.
+    # Not ambiguous: the attempt can do without a node whose agent does not report.
     missing = Finding("agent", "fail", reason)
     return Verdict({node: [missing] if node in nodes else [] for node in hosts}, hosts)
 
 
 def judge_bandwidth(facts: Mapping[int, Mapping[str, Any]], spec: Spec) -> dict[int, Finding]:
-    """Judge the all-reduce of all ranks: one figure, so that no single node is to blame for it."""
+    """Judge the all-reduce of all ranks: one figure, so no single node is to blame."""
     findings = {node: _bandwidth_finding(of_node, spec) for node, of_node in facts.items()}
     return {node: apply_level(finding, spec.preflight.bandwidth.level) for node, finding in findings.items()}
 
 
 def _bandwidth_finding(facts: Mapping[str, Any], spec: Spec) -> Finding:
     if "skip" in facts or "error" in facts:
-        # Ambiguous: ranks of one node fail because those of another did.
+        # Ambiguous: ranks of one node may fail because those of another did.
         status = "skip" if "skip" in facts else "fail"
         return Finding("bandwidth", status, str(facts.get("skip") or facts["error"]), {"ambiguous": True})
     bus_gb_per_s, limit = facts["busbw_gb_s"], spec.preflight.bandwidth.min_gb_per_s

@@ -1,8 +1,8 @@
 """Choose where node 0 will listen, on the first node of a job before its tasks start, and export it to all of them.
 
-``python -m slurmtrain.runtime.preflight.announce`` prints lines for a shell to evaluate. So the nodes find each other
-without name resolution, and without waiting for a shared filesystem. Tasks that do not receive these variables read the
-same from a file that node 0 writes (:mod:`slurmtrain.runtime.preflight.discovery`).
+``python -m slurmtrain.runtime.preflight.announce`` prints lines for a shell to evaluate. This way the nodes find each
+other without name resolution and without waiting for a shared filesystem. Tasks that do not receive these variables
+read the same values from a file that node 0 writes (:mod:`slurmtrain.runtime.preflight.discovery`).
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.sockets import listen_on_first, source_towards
 
-# By IP version, addresses reserved for documentation (RFC 5737, RFC 3849): never local, so that their route is the
-# default route.
+# By IP version, addresses reserved for documentation (RFC 5737, RFC 3849): they are never local, so the route to them
+# is the default route.
 _OUTSIDE_ADDRESSES = {4: "192.0.2.1", 6: "2001:db8::1"}
 
 
 def main() -> None:
-    """Print the variables as ``export`` lines; nothing, and why on standard error, where there is no network."""
+    """Print the variables as ``export`` lines; if there is no network, print only why, on standard error."""
     addresses = list(_addresses())
     if not addresses:
         sys.exit("this node has no network address that others could reach; they will look for a file")
@@ -35,14 +35,14 @@ def main() -> None:
 
 
 def _addresses() -> Iterator[str]:
-    """All addresses of this node, that of the default route first: it is the likeliest to be reached by all."""
+    """All addresses of this node, starting with that of the default route, which all nodes can most likely reach."""
     addresses = [candidate.address for candidate in find_candidates(0)[0]]
     routes = (source_towards(_OUTSIDE_ADDRESSES[version]) for version in (4, 6))
     yield from dict.fromkeys([*(source for source in routes if source in addresses), *addresses])
 
 
 def _find_free_port(job_id: str, restart: int) -> int:
-    """A port that nobody listens on now. Should it be in use when node 0's agent starts, that chooses another one."""
+    """A port that is free now. If it is in use when node 0's agent starts, the agent chooses another one."""
     with listen_on_first(ports.job_ports(job_id, restart, salt=BOOTSTRAP)) as listener:
         return int(listener.getsockname()[1])
 

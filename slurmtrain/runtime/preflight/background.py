@@ -1,4 +1,4 @@
-"""Run functions that may hang beside an event loop."""
+"""Run functions that may hang without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ _T = TypeVar("_T")
 
 
 async def in_background(function: Callable[..., _T], *args: object) -> _T:
-    """Run a function in a daemon thread of its own, and return or raise what it does.
+    """Run a function in its own daemon thread, and return its result or raise its exception.
 
-    Not by asyncio.to_thread: the threads of its pool are joined when the loop ends, and again when the interpreter
-    does, so that one that hangs, as on a filesystem whose server is down, would keep the agent from acting on a signal.
+    asyncio.to_thread will not do: the threads of its pool are joined when the loop ends, and again when the interpreter
+    exits, so a thread that hangs, for example on a filesystem whose server is down, would keep the agent from acting on
+    a signal.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[_T] = loop.create_future()
@@ -24,9 +25,9 @@ async def in_background(function: Callable[..., _T], *args: object) -> _T:
     def run() -> None:
         try:
             settle = partial(future.set_result, function(*args))
-        except BaseException as error:  # noqa: BLE001 (whatever it raises is raised where it is waited for)
+        except BaseException as error:  # noqa: BLE001 (re-raised where the result is awaited)
             settle = partial(future.set_exception, error)
-        # A RuntimeError means that the loop has ended, and nobody waits any more.
+        # A RuntimeError means that the loop has ended and nothing awaits the result.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(lambda: None if future.done() else settle())
 

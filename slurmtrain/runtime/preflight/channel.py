@@ -2,8 +2,8 @@
 
 The handshake: both sides send a random nonce, and prove by an HMAC (SHA-256, RFC 2104) of both nonces that they know
 the attempt's secret. Another HMAC of the nonces is the key of the connection, under which every message is numbered and
-signed. So a connection from outside the attempt is refused before anything of it is read, and nothing can be replayed.
-Nothing is encrypted: the secret itself is never sent, and the messages hold no other.
+signed. Connections from outside the attempt are therefore refused before any of their messages is read, and nothing can
+be replayed. Nothing is encrypted: the secret itself is never sent, and the messages contain no other secret.
 
 =====  =================================================  ======================================
 Order  Connecting side                                    Accepting side
@@ -26,12 +26,12 @@ import secrets
 import struct
 from typing import Any
 
-# Tells another service that listens on the port from an agent, and versions of the protocol from each other.
+# Distinguishes an agent from another service on the port, and versions of the protocol from each other.
 _MAGIC = b"slurmtrain/1"
 _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
-# The report of 1,000 nodes has a few MB. Only who knows the secret can have a message read at all, so the limit is no
-# defence, but stops at once where the two sides disagree about where a message begins.
+# The report of 1,000 nodes takes a few MB. Messages from peers without the secret are never read, so this limit is not
+# a defence: it fails fast if the two sides disagree about where a message begins.
 _MAX_MESSAGE_BYTES = 1 << 26
 _LENGTH = struct.Struct(">I")
 # How long the other side may take over the handshake: an agent on a busy node may need seconds.
@@ -39,7 +39,7 @@ _HANDSHAKE_S = 30.0
 
 
 class AuthenticationError(Exception):
-    """The other side is no agent of this attempt: it does not know its secret, or does not speak this protocol."""
+    """The other side is not an agent of this attempt: it does not know the secret, or does not speak this protocol."""
 
 
 class ChannelClosed(Exception):
@@ -52,11 +52,11 @@ class Channel:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, accepted: bool
     ) -> None:
-        """Use ``reader`` and ``writer`` after a handshake that came to a ``key``; ``accepted``: this side accepted."""
+        """Use ``reader`` and ``writer`` after a handshake agreed on ``key``; ``accepted``: this side accepted."""
         self._reader = reader
         self._writer = writer
         self._key = key
-        # Each direction signs differently, so that no message can be sent back to its sender.
+        # Each direction signs differently, so a message cannot be reflected to its sender.
         self._own_side, self._other_side = (b"s", b"c") if accepted else (b"c", b"s")
         self.sent = self._received = 0
 
@@ -71,11 +71,11 @@ class Channel:
         return _address(self._writer, "peername")
 
     async def send(self, message: object) -> None:
-        """Send one message of JSON's types. Raises ChannelClosed."""
+        """Send one message that JSON can represent. Raises ChannelClosed."""
         text = json.dumps(message, separators=(",", ":")).encode()
         try:
             self._writer.write(_LENGTH.pack(len(text)) + text + self._sign(self._own_side, self.sent, text))
-            # Before waiting: another task may send meanwhile, and its message needs the next number.
+            # Counted before waiting: another task may send in the meantime, and its message needs the next number.
             self.sent += 1
             await self._writer.drain()
         except OSError as error:
@@ -117,7 +117,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
         secret: The attempt's secret.
 
     Raises:
-        AuthenticationError: The other side is no agent of this attempt; the connection is then closed.
+        AuthenticationError: The other side is not an agent of this attempt; the connection is then closed.
     """
     own_nonce = secrets.token_bytes(_NONCE_BYTES)
     try:
@@ -141,7 +141,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
 async def connect(address: str, port: int, secret: bytes, source: str | None = None) -> Channel:
     """Connect to an agent, and do the connecting side's part of the handshake.
 
-    It takes as long as the kernel allows: the caller bounds it.
+    This takes as long as the kernel allows; the caller sets a time limit.
 
     Args:
         address: A numeric address.
@@ -150,8 +150,8 @@ async def connect(address: str, port: int, secret: bytes, source: str | None = N
         source: The address to connect from; by default the kernel chooses.
 
     Raises:
-        OSError: Nobody answers.
-        AuthenticationError: Somebody answers who is no agent of this attempt.
+        OSError: Nothing answers.
+        AuthenticationError: What answers is not an agent of this attempt.
     """
     try:
         reader, writer = await asyncio.open_connection(address, port, local_addr=(source, 0) if source else None)
@@ -180,7 +180,7 @@ async def connect(address: str, port: int, secret: bytes, source: str | None = N
 
 
 def _proof(secret: bytes, side: bytes, accepting_nonce: bytes, connecting_nonce: bytes) -> bytes:
-    """That a side knows the secret, or with ``b"k"`` as side the key of the connection."""
+    """The proof that a side knows the secret; with ``b"k"`` as ``side``, the key of the connection."""
     return hmac.digest(secret, side + accepting_nonce + connecting_nonce, "sha256")
 
 
@@ -190,9 +190,9 @@ def _abort(writer: asyncio.StreamWriter) -> None:
 
 
 def _address(writer: asyncio.StreamWriter, info: str) -> str:
-    """An address of ``sockname`` or ``peername``, without IPv6's scope.
+    """The address in ``sockname`` or ``peername``, without an IPv6 scope.
 
-    On a socket for both families an IPv4 address has the prefix ``::ffff:``, which is taken away.
+    On a socket for both families an IPv4 address has the prefix ``::ffff:``, which is removed.
     """
     address = str(writer.get_extra_info(info)[0])
     return address.removeprefix("::ffff:").partition("%")[0]

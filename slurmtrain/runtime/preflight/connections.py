@@ -17,7 +17,7 @@ Topic          Who sends it          When, and with which payload
 ``stopped``    both sides            before they disconnect because of a signal: the signal's name
 =============  ====================  ===========================================================================
 
-The coordinator works in rounds: it collects one report of every node (:meth:`ParticipantConnections.gather`), then
+The coordinator works in rounds: it collects one report from every node (:meth:`ParticipantConnections.gather`), then
 sends every node its next command. A peer that disconnects, or sends nothing for 15 s, is lost (:class:`PeerLost`).
 """
 
@@ -37,7 +37,7 @@ from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, C
 from slurmtrain.runtime.preflight.sockets import BACKLOG
 
 # Seconds without a message after which a peer counts as dead: several heartbeats, since a node that imports torch from
-# a busy filesystem may stand still for some seconds.
+# a busy filesystem may stall for some seconds.
 HEARTBEAT_TIMEOUT_S = 15.0
 _HEARTBEAT_S = 2.0
 # How often to check for peers whose heartbeats have stopped.
@@ -46,25 +46,25 @@ _POLL_S = 1.0
 _FIRST_RETRY_S, _LAST_RETRY_S = 0.02, 0.5
 # How long one attempt to connect may take: a firewall may drop packets silently, and the kernel retries for minutes.
 _CONNECT_TIMEOUT_S = 3.0
-# How often to ask for endpoints that have become known meanwhile.
+# How often to check for newly discovered endpoints.
 _DISCOVERY_POLL_S = 0.1
 
 
 class PeerLost(Exception):
     """Another node has disconnected, or no longer sends heartbeats; the message says how.
 
-    ``node`` is its number. ``signal``: the name of the signal that it was stopped by, if it reported one.
+    ``node`` is its number. ``signal``: the name of the signal that stopped it, if it reported one.
     """
 
     def __init__(self, node: int, reason: str, signal: str | None = None) -> None:
-        """``node`` is lost for a ``reason``, such as a ``signal`` that it reported."""
+        """``node`` is lost for ``reason``; ``signal``: what stopped it, if it reported one."""
         super().__init__(reason)
         self.node = node
         self.signal = signal
 
 
 class ResponseTimeout(Exception):
-    """Some nodes have not sent the message that was expected in time; ``nodes`` are their numbers."""
+    """Some nodes did not send the expected message in time; ``nodes`` are their numbers."""
 
     def __init__(self, nodes: Sequence[int]) -> None:
         super().__init__(f"nodes {', '.join(map(str, nodes))}")
@@ -78,22 +78,22 @@ class ParticipantConnections:
     """
 
     def __init__(self, secret: bytes, nodes: int, now: Callable[[], float] = time.time) -> None:
-        """Serve an attempt of so many nodes.
+        """Serve one attempt.
 
         Args:
             secret: The attempt's secret, which every participant must know.
-            nodes: How many nodes the attempt has, node 0 among them.
+            nodes: How many nodes the attempt has, including node 0.
             now: This node's clock, in seconds since 1970.
         """
         self._secret = secret
         self._participants = range(1, nodes)
         self._now = now
         self._channels: dict[int, Channel] = {}
-        # By the monotonic clock, when the last message of each participant arrived.
+        # When the last message of each participant arrived, by the monotonic clock.
         self._last_message: dict[int, float] = {}
         self._reports: dict[str, dict[int, Any]] = {}
         self._lost: dict[int, PeerLost] = {}
-        # Set at each report and each disconnect, for whoever waits for either.
+        # Set at each report and each disconnect, to wake whatever waits for either.
         self._changed = asyncio.Event()
         self._server: asyncio.Server | None = None
         self._serving: set[asyncio.Task[None]] = set()
@@ -104,7 +104,7 @@ class ParticipantConnections:
         self._server = await asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG)
 
     async def gather(self, topic: str, own_report: Any, timeout_s: float) -> dict[int, Any]:
-        """Wait for the report of every node under a topic, and return them by node.
+        """Wait for every node's report under a topic, and return the reports by node.
 
         Args:
             topic: The topic of the reports.
@@ -119,7 +119,7 @@ class ParticipantConnections:
         reports = self._reports.setdefault(topic, {})
         reports[0] = own_report
         while True:
-            # Cleared before looking: what arrives after this is not missed.
+            # Cleared before checking, so that nothing that arrives afterwards is missed.
             self._changed.clear()
             if self._lost:
                 raise next(iter(self._lost.values()))
@@ -137,18 +137,18 @@ class ParticipantConnections:
         await self.send_each(topic, dict.fromkeys(self._channels, payload))
 
     async def send_each(self, topic: str, payloads: Mapping[int, Any]) -> None:
-        """Send each participant a message of its own; ``payloads`` by node."""
-        # A copy: while one message is on its way, another participant may connect.
+        """Send each participant its own message; ``payloads`` are by node."""
+        # Iterate over a copy: another participant may connect while a message is being sent.
         for node, channel in list(self._channels.items()):
-            # Whoever is lost is noticed by the next gather.
+            # The next gather notices lost participants.
             with contextlib.suppress(ChannelClosed):
                 await channel.send({"topic": topic, "payload": payloads[node]})
 
     async def wait_for_disconnects(self, timeout_s: float) -> None:
-        """Wait until all participants have disconnected, as they do after the last command, but no longer.
+        """Wait up to ``timeout_s`` seconds for all participants to disconnect, as they do after the last command.
 
-        Closing first might destroy that command: a connection that is closed while something arrives is reset, and
-        what is in transit on it is lost (RFC 1122, section 4.2.2.13).
+        Closing first might destroy that command: a connection that is closed while data arrives is reset, and data in
+        transit on it is lost (RFC 1122, section 4.2.2.13).
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -157,7 +157,7 @@ class ParticipantConnections:
                     await self._changed.wait()
 
     async def close(self, signal: str | None = None) -> None:
-        """Disconnect all. ``signal``: what this node was stopped by, which the participants are then told."""
+        """Disconnect all participants. ``signal``: what stopped this node, reported to them first."""
         if signal is not None:
             await self.broadcast("stopped", signal)
         for channel in self._channels.values():
@@ -192,7 +192,7 @@ class ParticipantConnections:
             node = int((await channel.receive())["node"])
             if node not in self._participants:
                 raise AuthenticationError(f"there is no node {node}")
-            # The newest connection counts, should a participant connect again.
+            # If a participant connects again, its newest connection counts.
             if node in self._channels:
                 self._channels[node].close()
             self._channels[node], self._last_message[node] = channel, time.monotonic()
@@ -200,14 +200,14 @@ class ParticipantConnections:
                 await self._handle(node, channel, await channel.receive())
         except ChannelClosed as error:
             if self._channels.get(node) is channel:
-                # Unless it reported a signal before.
+                # setdefault: a signal that it reported before takes precedence.
                 self._lost.setdefault(node, PeerLost(node, str(error)))
                 self._changed.set()
         finally:
             channel.close()
 
     async def _handle(self, node: int, channel: Channel, message: Mapping[str, Any]) -> None:
-        # First of all: whatever is done before the arrival is noted makes the clock's offset less certain.
+        # Taken first: any delay before this stamp makes the clock's offset less certain.
         arrived = self._now()
         self.received += 1
         self._last_message[node] = time.monotonic()
@@ -245,7 +245,7 @@ class CoordinatorConnection:
 
     @property
     def route(self) -> tuple[str, str]:
-        """The address of this node and that of node 0, between which the connection runs."""
+        """The two ends of the connection: this node's address and node 0's."""
         return self._channel.local_address, self._channel.remote_address
 
     @property
@@ -258,7 +258,7 @@ class CoordinatorConnection:
         try:
             await self._channel.send({"topic": topic, "payload": payload})
         except ChannelClosed as error:
-            # A signal that the coordinator reported says more than the connection's end that followed.
+            # A signal that the coordinator reported explains more than the disconnect that followed.
             raise self._lost or PeerLost(0, str(error)) from error
 
     async def receive(self, topic: str, timeout_s: float) -> Any:
@@ -290,7 +290,7 @@ class CoordinatorConnection:
         return sent, received, answered, returned
 
     async def close(self, signal: str | None = None) -> None:
-        """Disconnect. ``signal``: what this node was stopped by, which the coordinator is then told."""
+        """Disconnect. ``signal``: what stopped this node, reported to the coordinator first."""
         if signal is not None:
             with contextlib.suppress(PeerLost):
                 await self.report("stopped", signal)
@@ -307,7 +307,7 @@ class CoordinatorConnection:
             self._changed.set()
 
     def _handle(self, message: Mapping[str, Any]) -> None:
-        # The last stamp of an exchange of the time, so before anything else.
+        # Taken first: this is the last stamp of a clock exchange.
         arrived, self._last_message = self._now(), time.monotonic()
         topic, payload = message["topic"], message["payload"]
         if topic == "stopped":
@@ -338,19 +338,19 @@ async def connect_to_coordinator(
     timeout_s: float,
     now: Callable[[], float] = time.time,
 ) -> tuple[CoordinatorConnection, bytes]:
-    """Try all endpoints side by side, and keep the first connection whose other side knows the secret.
+    """Try all endpoints in parallel, and keep the first connection whose other side knows the secret.
 
     Args:
-        known_endpoints: Where node 0 may listen; asked again and again, since more may become known.
+        known_endpoints: Where node 0 may listen; called repeatedly, since more may become known.
         node: This node's number.
-        timeout_s: Seconds until it is given up.
+        timeout_s: Seconds after which to give up.
         now: This node's clock, in seconds since 1970.
 
     Returns:
         The connection, and the secret that both sides know.
 
     Raises:
-        LaunchError: Nobody who knows the secret has answered in time.
+        LaunchError: Nothing that knows the secret answered in time.
         PeerLost: The connection ended at once.
     """
     deadline = time.monotonic() + timeout_s
@@ -373,7 +373,7 @@ async def connect_to_coordinator(
         for task in attempts.values():
             task.cancel()
         await asyncio.gather(*attempts.values(), return_exceptions=True)
-        # Several endpoints may be addresses of the same node 0: the connections over all but the first are superfluous.
+        # Several endpoints may be addresses of the same node 0: only the first connection is needed.
         while not connected.empty():
             connected.get_nowait()[0].close()
     reasons = "; ".join(dict.fromkeys(problems.values())) or "nobody said where it is"
@@ -407,9 +407,9 @@ def _heartbeat_lost(node: int) -> PeerLost:
 
 
 async def _wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
-    """Wait for an event, but no longer.
+    """Wait for an event for at most ``timeout_s`` seconds.
 
-    Not by asyncio.wait_for, which before Python 3.12 may swallow a cancellation that comes together with the event.
+    asyncio.wait_for will not do: before Python 3.12 it may swallow a cancellation that arrives together with the event.
     """
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(timeout_s):

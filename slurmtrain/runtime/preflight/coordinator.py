@@ -5,9 +5,9 @@ Round  All nodes                                   Node 0, when all have reporte
 =====  ==========================================  =============================================================
 1      ``join``: host, candidate addresses, and    guesses which of them are networks, and sends each node those
        the port that answers its probes            it is to probe (command ``measure``)
-2      compare clocks with node 0, then measure    elects a network; where several are alike, it has their rate
+2      compare clocks with node 0, then measure    elects a network; if several are alike, it has their rates
        and probe side by side (``measure``)        measured first (command ``rate``)
-3      ``rate``: bytes a second, if asked for      judges every check, and binds the port of training's rendezvous
+3      ``rate``: bytes a second, if requested      judges every check, and binds the port of training's rendezvous
 4      ``bandwidth``: an all-reduce over the       judges it
        elected network, if the spec asks for it
 5                                                  command ``end``: findings, blamed hosts, address and port
@@ -64,7 +64,7 @@ from slurmtrain.runtime.preflight.participant import (
 )
 from slurmtrain.runtime.preflight.probe import Prober
 
-# How long to wait until all nodes have received the last command and disconnected.
+# How long to wait for all nodes to receive the last command and disconnect.
 _DISCONNECT_S = 2.0
 
 # Reports of a round, by node.
@@ -77,7 +77,7 @@ async def coordinate(participant: Participant, secret: bytes, listener: socket.s
     Args:
         participant: Node 0 itself.
         secret: The attempt's secret.
-        listener: Where the other nodes connect to; None where there are none.
+        listener: The socket that the other nodes connect to; None if there are none.
 
     Returns:
         Node 0's own outcome.
@@ -93,7 +93,7 @@ async def coordinate(participant: Participant, secret: bytes, listener: socket.s
             await connections.listen(listener)
         return await _Coordinator(participant, connections, prober).run(secret)
     except PeerLost as lost:
-        # Passed on to all: a job that is stopped is stopped on every node, though some learn of it late.
+        # Passed on to all nodes: a job that is stopped is stopped on every node, though some learn of it late.
         signal = lost.signal
         raise
     finally:
@@ -115,7 +115,7 @@ class _Coordinator:
         self._excluded: list[ExcludedAddress] = []
 
     async def run(self, secret: bytes) -> PreflightOutcome:
-        """All rounds. Raises PeerLost."""
+        """Run all rounds. Raises PeerLost."""
         try:
             task = await self._collect_joins(secret)
             reports = await self._collect_measurements(task)
@@ -133,7 +133,7 @@ class _Coordinator:
         )
 
     async def _collect_joins(self, secret: bytes) -> ProbeTask:
-        """Wait until all nodes have joined, and make up the networks to probe. Raises ResponseTimeout."""
+        """Wait until all nodes have joined, and choose the networks to probe. Raises ResponseTimeout."""
         own_report, _ = await asyncio.gather(
             make_join_report(self._participant, self._prober, None), in_background(self._participant.warm_up)
         )
@@ -148,7 +148,7 @@ class _Coordinator:
             )
             self._excluded += [ExcludedAddress(**address) for address in report["excluded"]]
         ports = {node: int(report["port"]) for node, report in joined.items()}
-        # The token becomes the name of a file in the run directory: whoever sees it learns nothing of the secret.
+        # The token ends up in the name of a file in the run directory, so it must reveal nothing about the secret.
         token = hashlib.sha256(f"token of {secret.hex()}".encode()).hexdigest()
         return ProbeTask(self._candidate_networks(), ports, token)
 
@@ -170,7 +170,7 @@ class _Coordinator:
         return networks
 
     async def _add_rates(self, probed: Sequence[ProbedNetwork], task: ProbeTask) -> list[ProbedNetwork]:
-        """The same networks, with measured rates where nothing else tells them apart."""
+        """The same networks, with measured rates if nothing else distinguishes them."""
         indices = election.networks_to_rate(probed)
         if not indices:
             return list(probed)
@@ -204,7 +204,7 @@ class _Coordinator:
         )
 
     def _elected_members(self, probed: Sequence[ProbedNetwork]) -> Mapping[int, Candidate]:
-        """Each node's address for training, by node; empty where the nodes have no network in common."""
+        """Each node's address for training, by node; empty if the nodes have no network in common."""
         if not self._participant.needs_network:
             return dict.fromkeys(range(self._participant.nodes), LOOPBACK)
         elected = election.elect(probed)
@@ -225,17 +225,17 @@ class _Coordinator:
                 raise LaunchError("the nodes have no network in common")
             listener = self._participant.listen(members[0].address)
         except LaunchError as error:
-            # Ambiguous: that ports are taken is no fault of the node. Whatever the level, training needs one.
+            # Ambiguous: taken ports are not the node's fault. A failure whatever the level: training needs a port.
             return verdict.adding({0: Finding("port", "fail", str(error), {"ambiguous": True})}), None
         summary = f"port {listener.getsockname()[1]} on {members[0].address}"
         return verdict.adding({0: Finding("port", "pass", summary)} if level != "off" else {}), listener
 
     async def _measure_bandwidth(self, members: Mapping[int, Candidate]) -> dict[int, Finding]:
-        """Have all nodes do an all-reduce over the elected network, whose store has a port of its own."""
+        """Have all nodes run an all-reduce over the elected network; its store uses a separate port."""
         address = members[0].address
         try:
-            # Released at once: the child process on node 0 binds it again. Nobody takes it meanwhile, since it is
-            # outside the range that the kernel gives ports from.
+            # Released at once: the child process on node 0 binds it again. No other process is assigned it in between,
+            # since it is outside the kernel's ephemeral range.
             with self._participant.listen(address) as reserved:
                 port = int(reserved.getsockname()[1])
         except LaunchError as error:
@@ -256,15 +256,15 @@ class _Coordinator:
     def _election_record(
         self, reports: _Reports, probed: Sequence[ProbedNetwork], merged: PreflightReports
     ) -> NetworkElected | None:
-        """What is journaled of the election; None where there was nothing to elect."""
+        """The journal record of the election; None if there was nothing to elect."""
         if not probed:
             return None
         tests = sum(int(report["tests"]) for report in reports.values())
         return election_record(probed, merged.elected, self._excluded, self._hosts, tests)
 
     async def _end(self, ending: _Ending) -> PreflightOutcome:
-        """Send each node what concerns it, and wait until all have disconnected."""
-        # A node whose name nobody knows cannot be left out by it.
+        """Send each node its last command, and wait until all have disconnected."""
+        # A node cannot be excluded by name if its name is unknown.
         blamed = [self._hosts[node] for node in ending.verdict.blamed if node in self._named]
         commands = ending.commands(self._participant.nodes, blamed)
         await self._connections.send_each("command", commands)
@@ -280,7 +280,7 @@ class _Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """What a preflight came to: everything that the last commands hold, by node where nodes differ."""
+    """The result of a preflight: everything that the last commands contain, by node where nodes differ."""
 
     verdict: Verdict
     members: Mapping[int, Candidate] = field(default_factory=dict)
@@ -289,7 +289,7 @@ class _Ending:
     election: NetworkElected | None = None
 
     def commands(self, nodes: int, blamed: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """The last command to each of so many nodes, which :func:`.participant.read_outcome` reads."""
+        """The last command to each of ``nodes`` nodes, as :func:`.participant.read_outcome` reads it."""
         shared = {
             "do": "end",
             "blamed": blamed,
@@ -324,7 +324,7 @@ def _probed_networks(networks: Sequence[Network], reports: _Reports) -> list[Pro
 
 
 def _clock_records(reports: PreflightReports) -> dict[int, dict[str, Any]]:
-    """What is journaled of each node's clock."""
+    """The journal record of each node's clock."""
     records = {}
     for node, discipline in reports.disciplines.items():
         offset = reports.offsets.get(node)

@@ -1,6 +1,6 @@
-"""How the agents of an attempt find node 0: by what the batch script exported, or else by a file in the run directory.
+"""How the agents of an attempt find node 0: by variables that the batch script exported, or by a file.
 
-Either holds node 0's addresses, a port, and the secret of the attempt.
+The file is in the run directory. Either source holds node 0's addresses, a port, and the secret of the attempt.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from slurmtrain.runtime.preflight.connections import Endpoint
 from slurmtrain.runtime.preflight.sockets import listen, listen_on_first
 from slurmtrain.system.files import read_json, write_json
 
-# Where endpoints were exported, the file is not looked for until they have not worked for so long,
+# If endpoints were exported, the file is read only after they have not worked for this long,
 _EXPORTED_ONLY_S = 3.0
-# and then only so often: a shared filesystem is slow.
+# and then only at this interval: a shared filesystem is slow.
 _FILE_POLL_S = 0.5
 
 
@@ -31,9 +31,9 @@ def listen_for_participants(
 
     Args:
         attempt: Where the file is written.
-        job_id: The job's id, by which other ports are chosen.
-        restart: How often the job was restarted, which counts for that too.
-        exported: What the batch script exported; None where it has not.
+        job_id: The job's id, from which other ports are derived.
+        restart: How often the job was restarted, which affects the choice too.
+        exported: What the batch script exported; None if it exported nothing.
         addresses: This node's.
 
     Returns:
@@ -44,20 +44,20 @@ def listen_for_participants(
     """
     secret = exported.secret if exported is not None else secrets.token_bytes(32)
     candidates = ports.job_ports(job_id, restart, salt=BOOTSTRAP)
-    if list(addresses) == ["127.0.0.1"]:  # all nodes are on this machine: nobody else need connect
+    if list(addresses) == ["127.0.0.1"]:  # all nodes are on this machine: no other machine connects
         listener = listen("127.0.0.1", 0)
     else:
         listener = listen_on_first(itertools.chain([exported.port] if exported is not None else [], candidates))
-    # Written in any case: a task may not have received the variables, and the port may be another one.
+    # Always written: a task may not have received the variables, and the port may differ from the exported one.
     endpoints = CoordinatorEndpoints(tuple(addresses), int(listener.getsockname()[1]), secret)
     write_json(attempt.rendezvous, endpoints.to_dict())
     return listener, secret
 
 
 def watch_endpoints(attempt: AttemptDir, exported: CoordinatorEndpoints | None) -> Callable[[], Sequence[Endpoint]]:
-    """A function that returns node 0's endpoints as far as they are known when it is called.
+    """A function that returns those endpoints of node 0 that are known when it is called.
 
-    They are those that were ``exported``, and after a while those of the file, too.
+    These are the ``exported`` ones and, after a while, those in the file.
     """
     from_environment = _endpoints(exported)
     next_look = time.monotonic() + (_EXPORTED_ONLY_S if from_environment else 0.0)
@@ -68,7 +68,7 @@ def watch_endpoints(attempt: AttemptDir, exported: CoordinatorEndpoints | None) 
         if not from_file and time.monotonic() >= next_look:
             content = read_json(attempt.rendezvous)
             from_file.extend(_endpoints(CoordinatorEndpoints.from_dict(content) if content is not None else None))
-            # Without exported endpoints the file is the only way, and is looked for at each call.
+            # Without exported endpoints the file is the only source, so each call reads it.
             next_look = time.monotonic() + (_FILE_POLL_S if from_environment else 0.0)
         return from_environment + [endpoint for endpoint in from_file if endpoint not in from_environment]
 

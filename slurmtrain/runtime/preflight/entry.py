@@ -1,4 +1,4 @@
-"""The preflight as the node agent runs it: with this machine's measurements, until a signal comes, and journaled."""
+"""The preflight as the node agent runs it: it measures this machine, stops at a signal, and writes to the journal."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ from slurmtrain.system.interpreter import importing
 from slurmtrain.system.journal import Journal
 
 _SIGNAL_POLL_S = 0.05
-# A signal to all nodes may reach another node first, whose disconnect is noticed before the signal is.
+# A signal to all nodes may reach another node first; this node then notices the disconnect before the signal.
 _SIGNAL_SKEW_S = 0.3
 
 
 class _Stopped(Exception):
-    """A signal came before the preflight ended."""
+    """A signal arrived before the preflight ended."""
 
 
 def run_preflight(
     attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag
 ) -> PreflightOutcome | ExitReport:
-    """Run this node's part of the preflight with all other nodes, and journal what it came to.
+    """Run this node's part of the preflight with all other nodes, and journal the outcome.
 
     Args:
         attempt: The attempt that is about to start.
-        node: Which of its nodes this is.
+        node: This node of the attempt.
         plan: The run's plan.
-        journal: This node's.
-        flag: Is raised when a signal comes.
+        journal: This node's journal.
+        flag: Raised when a signal arrives.
 
     Returns:
-        The outcome; or how this agent should exit, where the nodes never came to a verdict.
+        The outcome; or how this agent should exit if the nodes never reached a verdict.
 
     Raises:
         LaunchError: Node 0 cannot be found.
@@ -79,7 +79,7 @@ class _LocalNode:
         self._node = node
         self._plan = plan
         self._exported = pop_coordinator_endpoints()
-        # Set once the checks have begun, for their files to be removed.
+        # Set once the checks have begun, so that their files can be removed.
         self._context: NodeContext | None = None
         interface = plan.spec.network.interface
         self.participant = Participant(
@@ -103,7 +103,7 @@ class _LocalNode:
         if self._node.index != 0:
             return participate(self.participant, watch_endpoints(self._attempt, self._exported))
         if self.participant.nodes == 1:
-            # Nobody connects: there is no secret to share, unless one was exported.
+            # No other node connects: there is no secret to share, unless one was exported.
             return coordinate(self.participant, self._exported.secret if self._exported else b"", None)
         candidates = [LOOPBACK] if self.participant.single_machine else find_candidates(0)[0]
         addresses = [candidate.address for candidate in candidates]
@@ -113,11 +113,11 @@ class _LocalNode:
         return coordinate(self.participant, secret, listener)
 
     def host_of(self, node: int) -> str:
-        """The name of another node, as far as this one knows it."""
+        """The name of another node, or its number if the name is unknown."""
         return self.participant.expected_hosts.get(node, f"node {node}")
 
     def remove_files(self) -> None:
-        """Remove what was written for the checks."""
+        """Remove the files that the checks wrote."""
         if self._context is not None:
             with contextlib.suppress(OSError):
                 measure.remove_shared_file(self._context)
@@ -141,10 +141,10 @@ class _LocalNode:
 
 
 async def _unless_stopped(part: Coroutine[Any, Any, PreflightOutcome], flag: StopFlag) -> PreflightOutcome:
-    """Run this node's part to its end, or until a signal comes. Raises _Stopped."""
+    """Run this node's part to its end, or until a signal arrives. Raises _Stopped."""
     task = asyncio.create_task(part)
     while not task.done():
-        # Polled: the flag is raised by a signal handler that knows nothing of this loop.
+        # Polled: the flag is raised by a signal handler that knows nothing about this loop.
         await asyncio.wait({task}, timeout=_SIGNAL_POLL_S)
         if flag.raised is not None and not task.done():
             task.cancel()
@@ -160,8 +160,8 @@ def _peer_lost_report(lost: PeerLost, host: str, flag: StopFlag) -> ExitReport:
         time.sleep(_SIGNAL_POLL_S)
     signal = lost.signal or flag.name
     if signal is not None:
-        # Where only this node got the signal, it may come from srun, which ends all tasks when one node is lost: what
-        # Slurm records of the job decides which it was.
+        # If only this node got the signal, it may come from srun, which ends all tasks when one node is lost: Slurm's
+        # record of the job decides which it was.
         return report_signal(signal, at=None, before_start=True, missing=() if lost.signal else [host])
     return ExitReport(cause="node_fail", reason=f"{host} is gone: {lost}", failed_at=time.time(), cascade=True)
 
@@ -184,6 +184,6 @@ def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, ho
 
 
 def _import_torch() -> None:
-    """Import what the workers are started with: it takes seconds, so it is done while other nodes are waited for."""
+    """Import what starts the workers: it takes seconds, so it is done while waiting for the other nodes."""
     with importing():
         import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401

@@ -1,6 +1,6 @@
 """What every node does in a preflight: report its addresses, measure itself, probe networks, obey node 0's commands.
 
-Node 0 does all of that too, and coordinates beside it: :mod:`slurmtrain.runtime.preflight.coordinator`. The messages
+Node 0 does all of that too, and also coordinates: :mod:`slurmtrain.runtime.preflight.coordinator`. The messages
 are listed in :mod:`slurmtrain.runtime.preflight.connections`.
 """
 
@@ -22,20 +22,21 @@ from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
 from slurmtrain.runtime.preflight.probe import Prober
 
-# Until all nodes have joined: their tasks may start minutes apart where Python lies on a busy filesystem.
+# Until all nodes have joined: their tasks may start minutes apart if Python is on a busy filesystem.
 JOIN_S = 300.0
-# Beside the time that a check may take: until the last report has arrived.
+# Added to the time that a check may take, until the last report has arrived.
 MARGIN_S = 5.0
-# The longest that one node's measuring of a rate may take.
+# The longest that one node may take to measure a rate.
 RATE_S = 5.0
 # Until the all-reduce has ended on all nodes: NCCL alone may take tens of seconds to begin.
 BANDWIDTH_S = 120.0
-# Exchanges of the time, of which the one with the least delay counts; fewer where node 0 has many nodes to answer.
+# Clock exchanges; the one with the least delay counts. Fewer if node 0 has many nodes to answer.
 _EXCHANGES, _EXCHANGES_OF_MANY = 32, 12
 _CLOCK_ANSWER_S = 10.0
-# Until node 0's next command, which may wait for the slowest node to join; heartbeats tell meanwhile that node 0 lives.
+# Until node 0's next command, which may wait for the slowest node to join; meanwhile, heartbeats show that node 0 is
+# alive.
 _COMMAND_S = 2 * JOIN_S
-# Added to the time-out of a probe for each node of the attempt: all nodes probe node 0, which answers them in turn.
+# Added to the timeout of a probe for each node of the attempt: all nodes probe node 0, which answers them in turn.
 _PROBE_S_PER_NODE = 0.005
 LOOPBACK = Candidate(interface="lo", address="127.0.0.1", prefix=8)
 
@@ -44,7 +45,7 @@ LOOPBACK = Candidate(interface="lo", address="127.0.0.1", prefix=8)
 class Participant:
     """One node as the preflight needs it: who it is, and functions that look at its machine.
 
-    That they are passed in lets a test run 64 nodes as 64 coroutines.
+    Passing them in lets a test run 64 nodes as 64 coroutines.
 
     Attributes:
         node: The node's number; node 0 coordinates.
@@ -53,13 +54,13 @@ class Participant:
         spec: The run's spec.
         candidates: Lists the addresses that training could use, and those that it cannot.
         measure: Measures this machine for all checks, given this node's addresses and the token of the attempt.
-        discipline: Asks what keeps this machine's clock.
-        warm_up: Does what has to be done before training anyway, while the other nodes are waited for.
+        discipline: Returns what synchronises this machine's clock.
+        warm_up: Does work that training needs anyway, while waiting for the other nodes.
         listen: Binds the port of training's rendezvous on an address of node 0.
         bandwidth: Takes part in an all-reduce of all nodes, given node 0's address and port, and this node's interface.
-        stopped: The name of the signal that has stopped this node; None while it goes on.
+        stopped: The name of the signal that has stopped this node; None while it runs.
         single_machine: Whether all nodes are on one machine, and need no network.
-        expected_hosts: The names that Slurm gives the nodes; for those that never report one themselves.
+        expected_hosts: The names that Slurm gives the nodes; used for nodes that never report their own.
         now: This node's clock, in seconds since 1970.
         join_s: How long to wait until all nodes have joined.
         bind_source: Probe from the node's own address, whatever the kernel's routes say: for tests with the addresses
@@ -94,14 +95,14 @@ class PreflightOutcome:
     """The result of a preflight for one node.
 
     Attributes:
-        findings: This node's.
+        findings: This node's findings.
         blamed: The hosts without which the attempt could start.
         problem: Why no worker may start; None if they may.
-        master: Address and port of training's rendezvous on node 0; None where it is not bound.
-        address: This node's own in the elected network.
-        interface: The one with that address.
-        clock: What is journaled of this node's clock.
-        election: What is journaled of the election, on node 0 only.
+        master: Address and port of training's rendezvous on node 0; None if it is not bound.
+        address: This node's address in the elected network.
+        interface: The interface with that address.
+        clock: The journal record of this node's clock.
+        election: The journal record of the election, on node 0 only.
         listener: The socket that is bound to ``master``, on node 0 only.
         sent: Messages that this node sent.
         tests: Connections that this node made to probe networks.
@@ -133,7 +134,7 @@ async def participate(participant: Participant, known_endpoints: Callable[[], Se
         ResponseTimeout: Node 0 sends no command.
         LaunchError: Node 0 cannot be found.
     """
-    # Importing torch takes longer than finding node 0: both begin at once.
+    # Importing torch takes longer than finding node 0, so both start at once.
     warming_up = asyncio.create_task(in_background(participant.warm_up))
     coordinator, secret = await connect_to_coordinator(
         known_endpoints, participant.node, participant.join_s, participant.now
@@ -162,9 +163,9 @@ async def _execute(
     task: ProbeTask,
     command: Mapping[str, Any],
 ) -> Any:
-    """Do what node 0 asks for, and return the report."""
+    """Execute a command of node 0, and return the report."""
     if command["do"] == "measure":
-        # The clock first: measuring keeps this machine busy, and delays are what makes an offset uncertain.
+        # The clock first: measuring keeps this machine busy, and delays make an offset uncertain.
         clock = await _compare_clocks(participant, coordinator)
         return {**await measure_and_probe(participant, prober, task), "clock": clock}
     if command["do"] == "rate":
@@ -173,7 +174,7 @@ async def _execute(
 
 
 def read_outcome(command: Mapping[str, Any]) -> PreflightOutcome:
-    """What node 0's last command means for a node."""
+    """The outcome that node 0's last command contains."""
     return PreflightOutcome(
         findings=[Finding(**{"evidence": {}, **finding}) for finding in command["findings"]],
         blamed=command["blamed"],
@@ -186,12 +187,12 @@ def read_outcome(command: Mapping[str, Any]) -> PreflightOutcome:
 
 
 async def make_join_report(participant: Participant, prober: Prober, route: tuple[str, str] | None) -> dict[str, Any]:
-    """What a node reports of itself when it joins.
+    """What a node reports about itself when it joins.
 
     Args:
         participant: The node.
         prober: Answers the probes of other nodes from now on.
-        route: The addresses of this node and of node 0 between which it has connected; None on node 0.
+        route: The two ends of its connection to node 0: this node's address and node 0's; None on node 0.
     """
     candidates, excluded = ([], []) if not participant.needs_network else await in_background(participant.candidates)
     return {
@@ -206,12 +207,12 @@ async def make_join_report(participant: Participant, prober: Prober, route: tupl
 
 @dataclass(frozen=True, slots=True)
 class ProbeTask:
-    """What a node is to probe.
+    """What a node must probe.
 
     Attributes:
         networks: The candidate networks, with at least the node itself and those that it connects to as members.
         ports: Where these nodes answer probes.
-        token: What only the nodes of this attempt know, for checks that need a shared name.
+        token: Text that only the nodes of this attempt know, for checks that need a shared name.
     """
 
     networks: Sequence[Network]
@@ -219,7 +220,7 @@ class ProbeTask:
     token: str
 
     def to_dict(self, nodes: int) -> dict[int, dict[str, Any]]:
-        """The task of each of so many nodes, as JSON has it: no more than it needs, since there may be hundreds."""
+        """The task of each of ``nodes`` nodes as JSON: only what that node needs, since there may be hundreds."""
         # Converted once, since the same member is part of many tasks.
         members = [
             {node: asdict(member) for node, member in network.members.items()} for network in self.networks
@@ -239,7 +240,7 @@ class ProbeTask:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ProbeTask:
-        """Read what :meth:`to_dict` gave; JSON has made text of the nodes' numbers."""
+        """Read what :meth:`to_dict` returned; JSON has turned the nodes' numbers into text."""
         networks = [
             Network(name, {int(node): Candidate(**member) for node, member in members.items()})
             for name, members in plain["networks"]
@@ -276,16 +277,16 @@ async def measure_and_probe(participant: Participant, prober: Prober, task: Prob
 async def measure_rates(
     participant: Participant, prober: Prober, task: ProbeTask, network_indices: Sequence[int]
 ) -> list[float | None]:
-    """Measure the rate to the next node over some networks, one after the other so that they do not share it.
+    """Measure the rate to the next node over some networks, one after the other so that they do not compete.
 
     Args:
         participant: This node.
         prober: Makes its connections.
-        task: Has the networks.
+        task: Contains the networks.
         network_indices: Which of them.
 
     Returns:
-        Bytes a second over each; None where too little got through in time.
+        Bytes a second over each; None if too little got through in time.
     """
     target = (participant.node + 1) % participant.nodes
     return [
@@ -305,7 +306,7 @@ async def _probe_networks(participant: Participant, prober: Prober, task: ProbeT
 
 
 async def _compare_clocks(participant: Participant, coordinator: CoordinatorConnection) -> dict[str, Any] | None:
-    """How far this node's clock is ahead of node 0's; None where they could not be compared."""
+    """How far this node's clock is ahead of node 0's; None if they could not be compared."""
     count = _EXCHANGES if participant.nodes <= ALL_PAIRS else _EXCHANGES_OF_MANY
     stamps = [await coordinator.exchange_clock_stamps(_CLOCK_ANSWER_S) for _ in range(count)]
     try:

@@ -1,6 +1,6 @@
-"""The port of training's rendezvous: one that neither outgoing connections nor other runs on the node may have.
+"""The port of training's rendezvous: one that neither outgoing connections nor other runs on the node can take.
 
-The batch script imports it before a job's tasks start: it needs the standard library only.
+The batch script imports this module before a job's tasks start, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EPHEMERAL = range(32768, 61000)
 _PREFERRED = 10000
 _LOWEST = 1024
 _END = 65536
-# Where fewer than this are left from _PREFERRED on, those below it are used as well.
+# If fewer than this are left from _PREFERRED on, those below it are used as well.
 _ENOUGH = 1000
 _TRIES = 50
 # Ports of other services on a cluster's nodes, which may start a moment later.
@@ -40,10 +40,10 @@ _KNOWN_SERVICES = {
 
 
 def usable_ports(range_text: str, reserved_text: str) -> list[range]:
-    """The ports that may be used, ascending; empty where the ephemeral range covers them all.
+    """The ports that may be used, ascending; empty if the ephemeral range covers them all.
 
     The texts are those of ``ip_local_port_range`` and ``ip_local_reserved_ports`` (ip(7)); if
-    the first cannot be read, the default of Linux holds, and if the second cannot, nothing is reserved.
+    the first cannot be read, Linux's default applies, and if the second cannot, nothing is reserved.
     """
     avoided = [_ephemeral(range_text), *_reserved(reserved_text), *_KNOWN_SERVICES]
     preferred = _without(range(_PREFERRED, _END), avoided)
@@ -56,9 +56,9 @@ def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range]
     Args:
         job_id: The job's id, with the array task.
         restart: How often the job was restarted. The next restart begins elsewhere, at a port that this one tries late
-            or never: what it left behind may still listen.
-        salt: With a salt these are other ports than without one, for a second purpose.
-        ranges: By default those of this machine.
+            or never: processes that it left behind may still listen.
+        salt: Selects different ports, for a second purpose.
+        ranges: The usable ports; by default those of this machine.
     """
     ports = [port for span in (_usable_ports_here() if ranges is None else ranges) for port in span]
     # Odd and even positions: the two purposes never compete for a port.
@@ -74,7 +74,7 @@ def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range]
 def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket:
     """A socket that listens at the first of the job's ports that is free.
 
-    It is handed on as it is: nobody else can bind the port until it is closed.
+    It is handed on open: no other process can bind the port until it is closed.
 
     Args:
         address: A numeric address of this machine.
@@ -103,7 +103,7 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
 
 
 def _usable_ports_here() -> list[range]:
-    """The usable ports of this machine; where all are ephemeral, those: a port that is bound is not given away."""
+    """The usable ports of this machine; if all are ephemeral, those: the kernel never assigns a bound port."""
     ephemeral, reserved = _read("ip_local_port_range"), _read("ip_local_reserved_ports")
     return usable_ports(ephemeral, reserved) or usable_ports("0 0", reserved)
 
@@ -141,6 +141,6 @@ def _without(whole: range, removed: Iterable[range]) -> list[range]:
 
 
 def _describe_error(error: OSError) -> str:
-    """The system's message: create_server adds the address to it, which the caller names itself."""
+    """The system's message, without the address that create_server adds: the caller names it itself."""
     code = error.errno or 0
     return os.strerror(code) if code in errno.errorcode else str(error.strerror or error)

@@ -1,6 +1,6 @@
-"""Probes of a network: real connections between its exact addresses, both ways, with more than a packet's load.
+"""Probes of a network: real connections between its exact addresses, both ways, with more data than fits in a packet.
 
-What training does later is tried here first: connect to the other node's address and let the kernel choose the way. It
+This tries what training does later: connect to the other node's address and let the kernel choose the route. It
 must choose this node's own address in the same network, the node that answers must be the expected one, and a message
 larger than the largest packet must get through both ways: smaller ones also pass where jumbo frames are lost.
 """
@@ -16,9 +16,9 @@ from slurmtrain.model.preflight.election import Network, NetworkProblem
 from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight.sockets import BACKLOG, listen, listen_anywhere, source_towards
 
-# Probes at a time: each holds a file descriptor, of which a process may have as few as 1,024.
+# Concurrent probes: each holds a file descriptor, and a process may be limited to 1,024 of them.
 _MAX_CONCURRENT = 64
-# What is sent to learn the rate between two nodes, in messages of one chunk.
+# What is sent to measure the rate between two nodes, in messages of one chunk.
 RATE_BYTES = 2 << 20
 _CHUNK_BYTES = 1 << 16
 
@@ -26,8 +26,8 @@ _CHUNK_BYTES = 1 << 16
 class Prober:
     """Answers the probes of other nodes, and makes this node's own.
 
-    A probe sends ``{"from": node, "pad": text}``, before which text alone is load for measuring a rate; the answer is
-    ``{"node": number, "you": address, "pad": text}`` with the address that the answering node sees.
+    A probe sends ``{"from": node, "pad": text}``; messages of text alone before it are load for measuring a rate. The
+    answer is ``{"node": number, "you": address, "pad": text}`` with the address that the answering node sees.
     """
 
     def __init__(self, node: int, secret: bytes, *, bind_source: bool = False) -> None:
@@ -60,7 +60,7 @@ class Prober:
 
         Args:
             network: Has the addresses.
-            ports: Where each node answers.
+            ports: The port on which each node answers.
             targets: The nodes to connect to.
             timeout_s: Seconds for each of them.
         """
@@ -74,12 +74,12 @@ class Prober:
 
         Args:
             network: Has the addresses.
-            port: Where the node answers.
+            port: The port on which the node answers.
             target: The node.
-            timeout_s: Seconds for all of it.
+            timeout_s: Seconds in total.
 
         Returns:
-            Bytes a second; None where the load did not get through in time.
+            Bytes a second; None if the load did not get through in time.
         """
         address = network.members[target].address
         load = "x" * _CHUNK_BYTES
@@ -97,7 +97,7 @@ class Prober:
             return None
 
     async def close(self) -> None:
-        """Answer no more probes."""
+        """Stop answering probes."""
         if self._server is not None:
             self._server.close()
         for task in self._serving:
@@ -134,7 +134,7 @@ class Prober:
                 channel.close()
         if answer["node"] != target:
             return f"at {address} node {answer['node']} answers"
-        # Another address where something in between translates addresses, which training would not survive.
+        # The addresses differ if something in between translates them, which training would not survive.
         if answer["you"] != own_address:
             return f"it is seen as {answer['you']} at {address}, not as {own_address}"
         return None
@@ -146,7 +146,7 @@ class Prober:
         try:
             await self._serve(await accept(reader, writer, self._secret))
         except (AuthenticationError, ChannelClosed):
-            # Connections from outside the attempt do not concern it; a node that is lost is noticed by node 0.
+            # Connections from outside the attempt are ignored; node 0 notices lost nodes.
             pass
         except asyncio.CancelledError:
             writer.close()

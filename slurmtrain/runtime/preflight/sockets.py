@@ -9,8 +9,8 @@ from collections.abc import Iterable
 
 from slurmtrain.errors import LaunchError
 
-# Connections that wait to be accepted: all nodes may connect at once. asyncio's servers call listen() again, with 100
-# unless they are given it, too.
+# Connections that wait to be accepted: all nodes may connect at once. asyncio's servers call listen() again, with a
+# backlog of 100 unless they are given this one too.
 BACKLOG = 1024
 _TRIES = 50
 # Any port: nothing is sent there.
@@ -24,11 +24,11 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def listen_anywhere(port: int) -> socket.socket:
-    """A socket that listens on all addresses of this machine, of both families where it has both. Raises OSError."""
+    """A socket that listens on all addresses of this machine, IPv4 and IPv6 if it has both. Raises OSError."""
     if socket.has_dualstack_ipv6():
         with contextlib.suppress(OSError):
             return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
-    return socket.create_server(("0.0.0.0", port), backlog=BACKLOG)  # noqa: S104 (who connects must know the secret)
+    return socket.create_server(("0.0.0.0", port), backlog=BACKLOG)  # noqa: S104 (peers must know the secret)
 
 
 def listen_on_first(ports: Iterable[int]) -> socket.socket:
@@ -43,7 +43,7 @@ def listen_on_first(ports: Iterable[int]) -> socket.socket:
 
 
 def source_towards(address: str) -> str | None:
-    """The address that the kernel's routes choose for packets to another address; None where there is no route.
+    """The address that the kernel's routes choose for packets to another address; None if there is no route.
 
     Nothing is sent: connecting a datagram socket only looks up the route.
     """

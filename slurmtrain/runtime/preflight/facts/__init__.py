@@ -1,1 +1,1 @@
-"""What a node measures of itself before training."""
+"""What a node measures about itself before training."""

@@ -1,7 +1,7 @@
-"""An all-reduce over the elected network, by child processes, as nccl-tests measure it.
+"""An all-reduce over the elected network, run by child processes and measured as in nccl-tests.
 
-``python -m slurmtrain.runtime.preflight.facts.allreduce JSON`` is one rank: one a GPU over NCCL, or one a node over
-gloo. Nothing of it stays in the agent: no CUDA context, which would hold GPU memory, and no threads.
+``python -m slurmtrain.runtime.preflight.facts.allreduce JSON`` is one rank: one per GPU over NCCL, or one per node over
+gloo. It leaves nothing in the agent: no CUDA context, which would hold GPU memory, and no threads.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.job.environment import for_all_reduce
 
 _WARM_UPS, _REPEATS = 2, 5
-# Less than what node 0 waits for the report (participant.BANDWIDTH_S), so that the report says what went wrong.
+# Less than node 0 waits for the report (participant.BANDWIDTH_S), so that the report says what went wrong.
 _TIMEOUT_S = 100.0
 _POLL_S = 0.05
 
 
 def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: int, interface: str) -> dict[str, Any]:
-    """Run this node's ranks of an all-reduce of all nodes.
+    """Run this node's ranks of an all-reduce across all nodes.
 
     Args:
         spec: Says how many GPUs a node has, and how much to reduce.
         node: This node's number.
         nodes: How many nodes there are.
-        address: Node 0's, where the ranks meet.
+        address: Node 0's address, where the ranks meet.
         port: The port there.
-        interface: This node's, which the libraries are to use.
+        interface: The interface of this node that the libraries must use.
 
     Returns:
-        What was measured, or ``skip`` or ``error`` with the reason. ``algbw_gb_s`` is the size over the time;
+        What was measured, or ``skip`` or ``error`` with the reason. ``algbw_gb_s`` is the size divided by the time;
         ``busbw_gb_s`` is that times 2 (n - 1) / n, which the slowest link has carried in each direction (PERFORMANCE.md
         of nccl-tests). GB are 1e9 bytes.
     """
@@ -60,7 +60,7 @@ def _run_ranks(
 ) -> tuple[list[int | None], list[tuple[str, str]]]:
     """Run a child process for each rank, and return their exit codes and what each wrote to its two streams."""
     with contextlib.ExitStack() as files:
-        # Files, not pipes: libraries with NCCL_DEBUG=INFO fill a pipe, and then wait until somebody reads it.
+        # Files, not pipes: libraries with NCCL_DEBUG=INFO fill a pipe, and then block until it is read.
         streams = [[files.enter_context(tempfile.TemporaryFile("w+")) for _ in ("out", "err")] for _ in configs]
         children = [
             subprocess.Popen(
@@ -87,7 +87,7 @@ def _read_all(file: IO[str]) -> str:
 
 
 def _wait(children: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Exit codes, None for a child that still runs: when all have ended, one has failed, or the time is up.
+    """Wait until all children have ended, one has failed, or the time is up; return exit codes, None if still running.
 
     When one has failed, the others would wait for it until the time is up.
     """
@@ -106,7 +106,7 @@ def _read_facts(codes: Sequence[int | None], outputs: Sequence[tuple[str, str]])
             return {"error": _describe_failure(code, (errors.strip().splitlines() or [""])[-1])}
     if None in codes:
         return {"error": f"the all-reduce has not ended within {_TIMEOUT_S:.0f} s"}
-    # Libraries may have printed lines of their own before.
+    # Libraries may have printed their own lines first.
     figures = [line for line in outputs[0][0].splitlines() if line.startswith("{")][-1]
     facts: dict[str, Any] = json.loads(figures)
     return facts
@@ -120,7 +120,7 @@ def _describe_failure(code: int, last_line: str) -> str:
 
 
 def _run_rank(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Take part as one rank, and return the figures, which all ranks agree on: the time is that of the slowest."""
+    """Run one rank, and return the figures, which are the same on all ranks: the time is that of the slowest."""
     import torch
     import torch.distributed as dist
 

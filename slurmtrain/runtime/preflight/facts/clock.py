@@ -1,4 +1,4 @@
-"""What keeps this node's clock synchronised: the kernel and the time services are asked, and nothing is ever set."""
+"""What keeps this node's clock synchronised: this queries the kernel and the time services, and never sets anything."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from slurmtrain.runtime.job.environment import environment_of_tools
 
 # ``disciplined`` (None: unknown), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``description`` (a phrase with
-# figures) and ``bound_ms`` (the largest error of the clock by true time, or None).
+# figures) and ``bound_ms`` (the largest error of the clock against true time, or None).
 Discipline = dict[str, Any]
 
 # adjtimex(2): what it returns for a clock that is not synchronised.
@@ -28,9 +28,9 @@ _CHRONY_FIELDS = 14
 
 
 def read_discipline(timeout_s: float = 2.0) -> Discipline:
-    """What keeps this node's clock, by the first that knows: the kernel, chrony, systemd's timedated, ntpd.
+    """What synchronises this node's clock, by the first that knows: the kernel, chrony, systemd's timedated, ntpd.
 
-    A service is asked only where the kernel does not call the clock synchronised; each has ``timeout_s`` seconds.
+    A service is asked only if the kernel does not call the clock synchronised; each has ``timeout_s`` seconds.
     Raises nothing.
     """
     kernel = ask_kernel()
@@ -46,10 +46,10 @@ def read_discipline(timeout_s: float = 2.0) -> Discipline:
 
 
 def combine(kernel: Discipline | None, denied: Discipline | None) -> Discipline:
-    """What keeps the clock where neither the ``kernel`` nor any service calls it synchronised; ``denied`` by a service.
+    """What keeps the clock if neither the ``kernel`` nor any service calls it synchronised; ``denied`` by a service.
 
-    A kernel whose flag and bound contradict each other has a bound that somebody has set since the clock was last
-    called unsynchronised: chronyd without ``rtcsync`` does so, and leaves the flag alone. So the clock is disciplined.
+    If the kernel's flag and bound contradict each other, a program has set the bound since the clock was last called
+    unsynchronised: chronyd without ``rtcsync`` does this, and leaves the flag alone. So the clock is disciplined.
     """
     if denied is not None:
         return denied
@@ -82,7 +82,7 @@ class Timex(ctypes.Structure):
 
 
 def ask_kernel() -> Discipline | None:
-    """The kernel's answer; None where it may not be asked, as in some containers, or is not 64-bit Linux."""
+    """The kernel's answer; None if asking is not allowed, as in some containers, or this is not 64-bit Linux."""
     try:
         adjtimex = ctypes.CDLL(None).adjtimex
     except (OSError, AttributeError):
@@ -96,9 +96,9 @@ def ask_kernel() -> Discipline | None:
 
 
 def read_kernel(state: int, maxerror_us: int) -> Discipline | None:
-    """What adjtimex(2) returned, -1 being an error, and its bound of the clock's error in microseconds.
+    """Interpret what adjtimex(2) returned, -1 being an error, and its bound of the clock's error in microseconds.
 
-    ``disciplined`` is None where flag and bound contradict each other.
+    ``disciplined`` is None if flag and bound contradict each other.
     """
     if state < 0:
         return None
@@ -117,7 +117,7 @@ def read_kernel(state: int, maxerror_us: int) -> Discipline | None:
 def read_chrony(text: str) -> Discipline | None:
     """The answer of ``chronyc -c tracking``, fourteen fields with commas between them, in seconds (chronyc(1)).
 
-    The error is at most the correction that is left, the root dispersion and half of the root delay.
+    The error is at most the sum of the remaining correction, the root dispersion and half of the root delay.
     """
     fields = next((line.split(",") for line in text.splitlines() if line.count(",") == _CHRONY_FIELDS - 1), None)
     if fields is None:
@@ -185,7 +185,7 @@ def _number(text: str) -> float | None:
 
 
 def _output(command: Sequence[str], timeout_s: float) -> str:
-    """What a command prints; empty where it is not installed, fails or takes too long."""
+    """What a command prints; empty if it is not installed, fails or takes too long."""
     environ = environment_of_tools()
     # Time services live in sbin directories, which are rarely on the PATH of a job.
     program = shutil.which(command[0], path=os.pathsep.join([environ["PATH"], *_SYSTEM_PATHS]))

@@ -1,6 +1,7 @@
 """The GPUs of this node's part of the job, by NVML, the kernel log and a matrix product.
 
-NVML comes with the package nvidia-ml-py, which need not be installed; the product by torch then has to do.
+NVML comes with the package nvidia-ml-py, which need not be installed; without it, only torch's matrix product is
+checked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ KERNEL_LOG = Path("/dev/kmsg")
 _RECORD = 8192
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)[^\n]*")
 _BUS = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)")
-# Answers that mean that there is no figure, not that the GPU is broken: invalid argument (of parts of a GPU), not
+# Answers that mean that there is no figure, not that the GPU is broken: invalid argument (for parts of a GPU), not
 # supported, no permission, function not found (in an older driver). Source: nvmlReturn_t of the NVML reference.
 _NO_FIGURE = frozenset({2, 3, 4, 13})
 # How long a child that was killed may take to end; one that hangs in the driver never does.
@@ -33,7 +34,7 @@ _REAP_S = 1.0
 
 
 def load_nvml() -> Any | None:
-    """The module of nvidia-ml-py; None where it is not installed."""
+    """The module of nvidia-ml-py; None if it is not installed."""
     try:
         return importlib.import_module("pynvml")
     except ImportError:
@@ -41,7 +42,7 @@ def load_nvml() -> Any | None:
 
 
 def driver_version(nvml: Any | None) -> str | None:
-    """The version of NVIDIA's driver; None where NVML does not answer."""
+    """The version of NVIDIA's driver; None if NVML does not answer."""
     if nvml is None:
         return None
     try:
@@ -55,7 +56,7 @@ def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvm
     """Facts of the GPUs that this job can see.
 
     Args:
-        requested: How many GPUs of this node the job asked for.
+        requested: How many GPUs of this node the job requested.
         environ: The environment of the ranks, which says what they can see.
         limit_s: Seconds for the matrix product.
         nvml: The module of nvidia-ml-py, or None.
@@ -77,8 +78,8 @@ def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvm
 def visible_devices(value: str | None, count: int) -> list[int | str]:
     """The GPUs that CUDA_VISIBLE_DEVICES shows of ``count``, in its order: indices, or UUIDs as written.
 
-    ``value`` is that variable's; None shows all. Like CUDA it stops at the first entry that names no GPU, and shows
-    none at all where one is named twice. Source: CUDA Programming Guide, environment variables.
+    ``value`` is that variable's; None shows all. Like CUDA, it stops at the first entry that names no GPU, and shows
+    none at all if one is named twice. Source: CUDA Programming Guide, environment variables.
     """
     if value is None:
         return list(range(count))
@@ -95,7 +96,7 @@ def visible_devices(value: str | None, count: int) -> list[int | str]:
 
 
 def _query_nvml(nvml: Any | None, visible: str | None) -> Facts:
-    """Facts of the visible GPUs by NVML; their item ``nvml`` is None, or why there are none.
+    """Facts of the visible GPUs by NVML; their item ``nvml`` is None, or says why there are none.
 
     ``visible`` is the value of CUDA_VISIBLE_DEVICES.
     """
@@ -122,7 +123,7 @@ def _session(nvml: Any) -> Iterator[None]:
 
 
 def _gpu(nvml: Any, entry: int | str) -> Facts | None:
-    """Facts of one GPU, with an item ``error`` alone where it does not answer; None where a UUID names none."""
+    """Facts of one GPU, with an item ``error`` alone if it does not answer; None if a UUID names none."""
     try:
         handle = nvml.nvmlDeviceGetHandleByIndex(entry) if isinstance(entry, int) else _by_uuid(nvml, entry)
         if handle is None:
@@ -150,7 +151,7 @@ def _by_uuid(nvml: Any, uuid: str) -> Any | None:
 
 
 def _pending(nvml: Any, handle: Any) -> bool | None:
-    """Whether failed memory awaits a reset to be replaced, by rows or on older GPUs by pages; None where unknown."""
+    """Whether failed memory awaits a reset to be replaced, by rows or (on older GPUs) by pages; None if unknown."""
     rows = _query(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
     if rows is not None:
         # Corrected and uncorrected errors, whether rows are pending, whether a replacement has failed.
@@ -160,7 +161,7 @@ def _pending(nvml: Any, handle: Any) -> bool | None:
 
 
 def _query(nvml: Any, function: Any, *arguments: Any) -> Any:
-    """NVML's answer to a query; None where this GPU has no such figure. Raises NVMLError where it does not answer."""
+    """NVML's answer to a query; None if this GPU has no such figure. Raises NVMLError if it does not answer."""
     try:
         return function(*arguments)
     except nvml.NVMLError as error:
@@ -177,7 +178,7 @@ def _text(value: str | bytes | None) -> str | None:
 
 
 def find_xids(text: str, buses: set[str]) -> list[Facts]:
-    """The Xid messages in a kernel log's ``text`` of the GPUs on these PCI ``buses``, or of all where none is given.
+    """The Xid messages in a kernel log's ``text`` about the GPUs on these PCI ``buses``, or about all if none is given.
 
     Each kind once for each GPU: ``bus``, ``code``, ``times`` and its last ``line``.
     """
@@ -232,9 +233,9 @@ def read_kernel_log(path: Path) -> str:
 
 def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
     """Run :mod:`.matmul` on all GPUs; returns ``count`` and ``gpus`` as it prints them, or ``error``, or ``skip``."""
-    # -P: its own directory is not searched, whose files could be taken for modules of the standard library.
+    # -P: do not search the script's directory, whose files could shadow modules of the standard library.
     command = [sys.executable, "-P", matmul.__file__, str(limit_s)]
-    # The child imports what this process imports, even where the ranks are to have another Python.
+    # The child imports what this process imports, even if the ranks use another Python.
     env = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
@@ -243,7 +244,7 @@ def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
         last_line = errors.decode(errors="replace").strip().rpartition("\n")[2]
         return parse_gemm_output(output.decode(errors="replace"), f"{ending}: {last_line}" if last_line else ending)
     except subprocess.TimeoutExpired as timeout:
-        # The GPUs that were done in time have printed their lines.
+        # GPUs that finished in time have printed their lines.
         return parse_gemm_output((timeout.output or b"").decode(errors="replace"), f"no answer within {limit_s:g} s")
     finally:
         child.kill()

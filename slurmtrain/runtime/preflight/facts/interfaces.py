@@ -25,7 +25,7 @@ _UNUSABLE_FLAGS = 0x01 | 0x08 | 0x20 | 0x40
 def find_candidates(node: int, pinned: str | None = None) -> tuple[list[Candidate], list[ExcludedAddress]]:
     """The addresses of this machine that training could use, in the order of the interfaces' names, and all others.
 
-    ``node`` is this node's number. ``pinned``: an interface that counts whatever it is, as long as it is up.
+    ``node`` is this node's number. ``pinned``: an interface to accept whatever its kind, as long as it is up.
     """
     usable, excluded = [], []
     for interface in sorted(psutil.net_if_addrs(), key=natural_sort_key):
@@ -33,7 +33,8 @@ def find_candidates(node: int, pinned: str | None = None) -> tuple[list[Candidat
             reason = _exclusion_reason(interface, address, interface == pinned)
             if reason is None:
                 usable.append(_candidate(interface, address, prefix))
-            # Every interface has a link-local address, which nobody expects to be used: no need to explain that.
+            # Every interface has a link-local address, which no user expects to be used: no need to explain its
+            # exclusion.
             elif interface != "lo" and not ipaddress.ip_address(address).is_link_local:
                 excluded.append(ExcludedAddress(node=node, interface=interface, address=address, reason=reason))
     return usable, excluded

@@ -3,7 +3,7 @@
 A CUDA context holds GPU memory for as long as its process lives, so the node agent, which lives as long as the run,
 never makes one. ``python matmul.py SECONDS`` prints ``{"count": GPUs, "built_for": version or null}``, then a line for
 each GPU as soon as it is done: ``{"gpu": index, "name", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After
-SECONDS it is killed by its own alarm, should its parent be gone.
+SECONDS it is killed by its own alarm, in case its parent is gone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 # Powers of two: the sum of that many ones is exact in float16, so that any other result is an error of the hardware.
 _GPU_SIZE, _CPU_SIZE = 4096, 256
 _GPU_ROUNDS, _CPU_ROUNDS = 5, 50
-# Products between two looks at the clock, so that starting one on a GPU weighs little.
+# Products between two clock readings, so that the cost of launching one on a GPU matters little.
 _GPU_BATCH = 10
 
 # Held for each line: threads print at the same time.
@@ -28,8 +28,8 @@ _output = threading.Lock()
 def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> float:
     """Seconds of a product of matrices of ``size`` x ``size`` ones: the least of ``rounds`` means over ``batch``.
 
-    ``device`` and ``dtype`` are names of torch. Raises ArithmeticError where the product is wrong, RuntimeError where
-    torch cannot compute it.
+    ``device`` and ``dtype`` are torch's names. Raises ArithmeticError if the product is wrong, RuntimeError if torch
+    cannot compute it.
     """
     import torch
 
@@ -40,7 +40,7 @@ def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> 
         raise ArithmeticError(f"the product of {size} x {size} ones is wrong")
     # A product on a GPU is only queued when torch returns.
     wait = torch.cuda.synchronize if matrix.is_cuda else lambda _: None
-    # The least mean is the one that other work of the machine has disturbed least.
+    # The least mean is the one least disturbed by other work on the machine.
     least = float("inf")
     for _ in range(rounds):
         wait(matrix.device)

@@ -1,7 +1,7 @@
-"""What a node measures of itself before training: the facts that :mod:`slurmtrain.model.preflight.checks` judges.
+"""What a node measures about itself before training: the facts that :mod:`slurmtrain.model.preflight.checks` judges.
 
-Each check measures in a daemon thread of its own, and none is waited for beyond its time: a filesystem whose server is
-down hangs the thread that touches it, not the agent.
+Each check measures in its own daemon thread, and has a time limit: a filesystem whose server is down hangs the thread
+that touches it, not the agent.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from slurmtrain.version import __version__
 Facts = dict[str, Any]
 Measurement = Callable[[], Facts | None]
 
-# Checks with a time limit of their own: a look-up that takes longer than it may has failed already.
+# Checks with their own time limit: a lookup that exceeds it has already failed.
 _LIMITS: dict[str, Callable[[PreflightSpec], float]] = {
     "shared": lambda preflight: preflight.shared.timeout_s,
     "dns": lambda preflight: preflight.dns.max_ms / 1e3 + 1.0,
 }
-# Beyond the time limit, which some measurements keep by themselves, before a thread counts as hanging.
+# Added to the time limit, which some measurements enforce themselves, before a thread counts as hung.
 _GRACE_S = 0.5
 # The share of a check's time limit that the matrix product of GPUs may take: the rest is for NVML, which comes first.
 _PRODUCT_SHARE = 0.9
@@ -57,9 +57,9 @@ class NodeContext:
         executor: local or slurm.
         attempt: The attempt, whose directory all nodes should see.
         plan: The run's plan.
-        addresses: This node's own, numeric.
+        addresses: This node's numeric addresses.
         token: Hex text that all nodes of the attempt share and no other attempt has.
-        environ: The environment that the ranks of this node are to have.
+        environ: The environment of this node's ranks.
     """
 
     node: int
@@ -74,10 +74,10 @@ class NodeContext:
 
 
 def measure_all(context: NodeContext) -> dict[str, Facts]:
-    """Facts of every check that is not off, by name, half a second after ``preflight.timeout_s`` at the latest.
+    """Facts of every check that is not off, by name, at most half a second after ``preflight.timeout_s``.
 
-    Facts are JSON's own types. Where there are none they hold the reason: ``{"skip": reason}`` where the check does not
-    apply, ``{"error": text}`` where it could not be made, ``{"timeout": seconds}`` where it did not end in time.
+    Facts are plain JSON types. If there are none, they hold the reason: ``{"skip": reason}`` if the check does not
+    apply, ``{"error": text}`` if it could not run, ``{"timeout": seconds}`` if it did not end in time.
     """
     preflight = context.plan.spec.preflight
     measurements = _ParallelMeasurements()
@@ -91,9 +91,10 @@ def measure_all(context: NodeContext) -> dict[str, Facts]:
 
 
 class _ParallelMeasurements:
-    """Measurements side by side, each in a daemon thread that is left behind if it hangs.
+    """Concurrent measurements, each in a daemon thread that is abandoned if it hangs.
 
-    Not a pool of concurrent.futures: its threads are joined when the interpreter exits, and one that hangs never ends.
+    A pool of concurrent.futures will not do: its threads are joined when the interpreter exits, and one that hangs
+    never ends.
     """
 
     def __init__(self) -> None:
@@ -126,7 +127,7 @@ class _ParallelMeasurements:
     def facts(self) -> dict[str, Facts]:
         """Wait for the measurements, and return their facts by name."""
         with self._changed:
-            # A measurement may start others while it runs, as that of the plug-ins does.
+            # A measurement may start others while it runs, as the one of the plug-ins does.
             while running := self._limits.keys() - self._facts.keys():
                 deadline = self._began + max(self._limits[name] for name in running) + _GRACE_S
                 remaining_s = deadline - time.monotonic()
@@ -138,7 +139,7 @@ class _ParallelMeasurements:
 
 
 class _CachedMeasurement:
-    """A measurement whose facts several checks use; it is made when the first of them asks."""
+    """A measurement whose facts several checks use; it runs when the first of them asks."""
 
     def __init__(self, measure: Callable[[], Facts]) -> None:
         self._measure = measure
@@ -153,7 +154,7 @@ class _CachedMeasurement:
 
 
 def _measurements(context: NodeContext) -> dict[str, Measurement]:
-    """The measurement of every check of slurmtrain's own, by name."""
+    """The measurement of each of slurmtrain's own checks, by name."""
     preflight, gpus_per_node = context.plan.spec.preflight, context.plan.spec.resources.gpus_per_node
     nvml = gpus.load_nvml() if gpus_per_node else None
     inspect_gpus = _CachedMeasurement(
@@ -170,7 +171,7 @@ def _measurements(context: NodeContext) -> dict[str, Measurement]:
         "dns": lambda: _measure_dns(context.addresses),
         "straggler": partial(_measure_speed, context, inspect_gpus if gpus_per_node else None),
         "environment": lambda: {
-            # The key stands in journals, as evidence of the check.
+            # Journals contain this key, as evidence of the check.
             "said": [*describe_obsolete(context.environ), *describe_overruled(context.plan.spec.env, {})]
         },
     }
@@ -180,7 +181,7 @@ def _measurements(context: NodeContext) -> dict[str, Measurement]:
 
 
 def remove_shared_file(context: NodeContext) -> None:
-    """Remove the file that node 0 wrote for the others to see; to be called once all nodes have measured."""
+    """Remove the file that node 0 wrote for the others to see; call this once all nodes have measured."""
     with suppress(OSError):
         _test_file(context, "shared").unlink(missing_ok=True)
 
@@ -266,7 +267,7 @@ def _read_versions(nvml: Any | None) -> Facts:
 
 
 def _measure_space(path: Path) -> Facts:
-    """``free`` bytes and ``inodes`` for this user in a directory; inodes are None where the filesystem has no limit."""
+    """``free`` bytes and ``inodes`` for this user in a directory; inodes are None if the filesystem has no limit."""
     try:
         filesystem = os.statvfs(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -291,7 +292,7 @@ def _read_limits() -> Facts:
 
 
 def _measure_dns(addresses: Sequence[str]) -> Facts:
-    """Milliseconds of a reverse look-up, by address. An address without a name is fine: that answer counts, too."""
+    """Milliseconds of a reverse lookup, by address. An address without a name is fine: that answer counts, too."""
     if not addresses:
         return {"skip": "this node uses no network"}
     durations_ms: Facts = {}
@@ -311,7 +312,7 @@ def _measure_dns(addresses: Sequence[str]) -> Facts:
 
 
 def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None) -> Facts:
-    """``seconds`` of a matrix product: of the slowest GPU where there are GPUs, else of one CPU core."""
+    """``seconds`` of a matrix product: of the slowest GPU if there are GPUs, else of one CPU core."""
     if context.nodes == 1:
         return {"skip": "there is one node only"}
     if context.executor == "local":
@@ -326,7 +327,7 @@ def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None
 
 
 def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) -> Facts | None:
-    """Start the measurement of each plug-in, as a check of its own; returns the error of names that clash."""
+    """Start the measurement of each plug-in, as a separate check; returns the error of names that clash."""
     spec = context.plan.spec
     limit_s = spec.preflight.timeout_s
     points, facts, clashes = plugins.find_plugins(

@@ -1,4 +1,4 @@
-"""Checks of other packages: entry points of the group ``slurmtrain.checks``.
+"""Checks from other packages: entry points of the group ``slurmtrain.checks``.
 
 An entry point is a callable that gets a :class:`CheckedNode` and returns ``(status, summary)`` or
 ``(status, summary, evidence)``.
@@ -22,7 +22,7 @@ _SUMMARY_LIMIT = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedNode:
-    """What a plug-in gets.
+    """What a plug-in receives.
 
     Attributes:
         index: The node's number, from 0.
@@ -30,7 +30,7 @@ class CheckedNode:
         host: The node's name.
         executor: local or slurm.
         run_dir: The run's directory.
-        params: A copy of the spec's.
+        params: A copy of the spec's parameters.
         gpus_per_node: How many GPUs of a node the job has.
     """
 
@@ -49,11 +49,11 @@ def find_plugins(
     """Find the plug-ins of this node that are not off; nothing is loaded yet.
 
     Args:
-        levels: The spec's, by name.
+        levels: The spec's levels, by name.
         reserved: Names that no plug-in may have: those of slurmtrain's own checks.
 
     Returns:
-        Entry points by name; facts with the error of those that cannot be used; and what is wrong with other names.
+        Entry points by name; facts with the error of those that cannot be used; and a description of names that clash.
     """
     offered: dict[str, list[EntryPoint]] = {}
     for point in entry_points(group=GROUP):
@@ -67,7 +67,7 @@ def find_plugins(
     clashes = []
     for name, points in offered.items():
         packages = ", ".join(sorted({_package(point) for point in points}))
-        # Reported under the name "plugins": the check of this name is slurmtrain's own, and is made as usual.
+        # Reported under the name "plugins": the check of this name is slurmtrain's own, and runs as usual.
         if name in reserved:
             clashes.append(f"the entry point {name!r} of {packages} has the name of a check of slurmtrain's own")
         elif len(points) > 1:
@@ -79,7 +79,7 @@ def find_plugins(
 def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
     """Load a plug-in and run its check on a node; returns ``status``, ``summary`` and ``evidence``.
 
-    Raises TypeError or ValueError where it returns something else, and whatever it raises itself.
+    Raises TypeError or ValueError if it returns something else, and whatever it raises itself.
     """
     check: Callable[[CheckedNode], object] = point.load()
     returned = check(node)
@@ -90,7 +90,7 @@ def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
         raise ValueError(f"{point.value} returned the status {status!r:.100}; use one of {', '.join(STATUSES)}")
     if not isinstance(summary, str) or not isinstance(evidence, Mapping):
         raise TypeError(f"{point.value} returned a summary that is no text, or evidence that is no mapping")
-    # Through JSON, as it is journaled: what JSON cannot hold raises here, where the plug-in is known.
+    # Converted to JSON and back, as in the journal: what JSON cannot hold raises here, where the plug-in is known.
     plain = json.loads(json.dumps(dict(evidence), allow_nan=False))
     return {"status": status, "summary": " ".join(summary.split())[:_SUMMARY_LIMIT], "evidence": plain}
 

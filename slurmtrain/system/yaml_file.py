@@ -1,4 +1,4 @@
-"""YAML with the line of every key, in which values that YAML 1.1 reads in a surprising way are mistakes."""
+"""YAML with the line of every key; values that YAML 1.1 reads in a surprising way are reported as mistakes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurmtrain.system.files import describe_os_error
 KeyPath = tuple[str, ...]
 # A number in base 60: YAML 1.1 reads 12:00:00 as 43200.
 SEXAGESIMAL = re.compile(r"[-+]?[1-9][0-9_]*(?::[0-5]?[0-9])+")
-# Limits against files in which aliases multiply ("billion laughs"): values after aliases are expanded, and their depth.
+# Limits against files whose aliases multiply ("billion laughs"): number of values after expanding aliases, and depth.
 _MAX_VALUES = 100_000
 _MAX_DEPTH = 60
 
@@ -26,7 +26,7 @@ _MAX_DEPTH = 60
 class YamlDocument:
     """A YAML mapping as plain data.
 
-    ``lines``: the line of each key, counted from 1. ``spans``: where its value begins and ends, in characters.
+    ``lines``: the line of each key, counted from 1. ``spans``: where its value begins and ends, as character offsets.
     ``mistakes``: those that did not prevent reading.
     """
 
@@ -37,7 +37,7 @@ class YamlDocument:
     mistakes: list[Mistake] = field(default_factory=list)
 
     def line_of(self, path: KeyPath) -> int:
-        """The line of a key, or of the innermost section around it that the file has; 1 if it has none."""
+        """The line of a key, or of the innermost enclosing section that the file contains; 1 if there is none."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.lines:
                 return self.lines[path[:length]]
@@ -53,15 +53,15 @@ def read_text(path: Path) -> str:
     except IsADirectoryError:
         raise PathError(f"{path}: this is a directory; name the YAML file in it") from None
     except UnicodeDecodeError as error:
-        raise PathError(f"{path}: this is no text in UTF-8 (byte {error.start}); is it a YAML file?") from None
+        raise PathError(f"{path}: this is not UTF-8 text (byte {error.start}); is it a YAML file?") from None
     except OSError as error:
         raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
 
 def parse_yaml(text: str, name: str) -> YamlDocument:
-    """Parse a YAML mapping, ``name`` being the file's name in messages.
+    """Parse a YAML mapping; ``name`` is the file's name in messages.
 
-    Raises SpecError for text that is no YAML mapping; lesser mistakes are in the document.
+    Raises SpecError if ``text`` is not a YAML mapping; lesser mistakes are listed in the document.
     """
     try:
         loader = _file_loader()(text)
@@ -90,9 +90,9 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
 
 
 def parse_value(raw: str) -> Any:
-    """A value of a command line: as in a file, but ``12:00:00`` is text, since the shell removes quotes.
+    """A value from the command line: as in a file, but ``12:00:00`` is text, since the shell removes quotes.
 
-    Raises ValueError with a sentence.
+    Raises ValueError with a message for the user.
     """
     try:
         loader = _command_line_loader()(raw)
@@ -111,14 +111,14 @@ def parse_value(raw: str) -> Any:
 
 
 class FileLoader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2; PyYAML itself wants ``1.0e-3``."""
+    """YAML 1.1 as PyYAML reads it, but ``1e-3`` is a number, as in YAML 1.2; PyYAML itself requires ``1.0e-3``."""
 
 
 class CommandLineLoader(FileLoader):
     """A :class:`FileLoader` without numbers in base 60."""
 
 
-# Resolvers are class attributes that PyYAML's own methods change, so they are set up once, when one is first needed.
+# Resolvers are class attributes that PyYAML's own methods modify, so they are set up once, when first needed.
 @cache
 def _file_loader() -> type[FileLoader]:
     FileLoader.add_implicit_resolver(
@@ -138,17 +138,17 @@ def _command_line_loader() -> type[CommandLineLoader]:
 
 @dataclass(frozen=True, slots=True)
 class _WithoutColon:
-    """The pattern of a resolver, but without matches that hold a colon."""
+    """The pattern of a resolver, but without matches that contain a colon."""
 
     pattern: re.Pattern[str]
 
     def match(self, value: str) -> re.Match[str] | None:
-        """As ``re.Pattern.match``, which is all that PyYAML calls."""
+        """Like ``re.Pattern.match``, the only method that PyYAML calls."""
         return None if ":" in value else self.pattern.match(value)
 
 
 class _Reader:
-    """Turns YAML nodes into plain data, and notes in the document where each is and what is wrong with it."""
+    """Converts YAML nodes to plain data, and records in the document where each is and what is wrong with it."""
 
     def __init__(self, loader: yaml.SafeLoader, document: YamlDocument) -> None:
         self._loader = loader
@@ -156,9 +156,9 @@ class _Reader:
         self._count = 0
 
     def read(self, node: yaml.Node, at: KeyPath, above: tuple[int, ...] = ()) -> Any:
-        """The data of ``node``, which is the value of the key ``at``; ``above``: ids of the nodes around it.
+        """The data of ``node``, which is the value of the key ``at``; ``above``: ids of the enclosing nodes.
 
-        Raises SpecError for more nodes, or deeper ones, than a spec may have.
+        Raises SpecError if there are more nodes, or more deeply nested ones, than a spec may have.
         """
         self._count += 1
         if len(above) > _MAX_DEPTH:
@@ -180,11 +180,11 @@ class _Reader:
         for key_node, _ in node.value:
             key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
             if key in first_lines and key != "<<":
-                message = f"this key stands twice, first on line {first_lines[key]}; keep one of them"
+                message = f"this key appears twice, first on line {first_lines[key]}; keep one of them"
                 self._report(key_node, (*at, str(key)), message)
             elif key is not None:
                 first_lines[key] = key_node.start_mark.line + 1
-        # Merge keys (<<) add keys of other mappings only after the search for duplicates: overriding is no mistake.
+        # Merge keys (<<) are expanded only after the search for duplicates: overriding a merged key is not a mistake.
         self._loader.flatten_mapping(node)
         data = {}
         for key_node, value_node in node.value:
@@ -205,20 +205,20 @@ class _Reader:
         try:
             value = self._loader.construct_object(node)
             if isinstance(value, str):
-                # Raises for a lone surrogate ("\ud800"), which no file that slurmtrain writes could hold.
+                # Raises for a lone surrogate ("\ud800"), which no file that slurmtrain writes could contain.
                 value.encode()
         # PyYAML's constructors raise whatever their conversions raise: KeyError for !!bool x, IndexError for !!int ''.
         except (yaml.YAMLError, ValueError, LookupError, OverflowError, AttributeError, TypeError) as error:
             reason = " ".join(str(error).split())[:200]
             self._report(node, at, f"this value cannot be read: {type(error).__name__}: {reason}")
             return None
-        # Only without quotes: in quotes, 12:00:00 is text to YAML as well.
+        # Only unquoted values: YAML too reads a quoted 12:00:00 as text.
         plain = isinstance(node, yaml.ScalarNode) and node.style is None
         if plain and isinstance(value, int | float) and SEXAGESIMAL.fullmatch(node.value):
             quoted = f'put it in quotes: "{node.value}"'
             self._report(node, at, f"YAML reads an unquoted {node.value} as the number {value}; {quoted}")
             return node.value
-        # Dates and binary data: JSON, in which plans are kept, has neither.
+        # Dates and binary data: plans are stored as JSON, which has neither.
         if not (value is None or isinstance(value, bool | int | float | str)):
             self._report(node, at, f"YAML reads this as a {type(value).__name__}; put it in quotes")
             return None

@@ -159,13 +159,13 @@ def _check_schema(path: Path, schema: object) -> None:
             f"{path} has schema {schema}, and this version reads {SCHEMA}: a newer slurmtrain has written it"
         )
     if schema != SCHEMA:
-        raise CheckpointError(f"{path} has schema {schema!r}, this version reads {SCHEMA}: it is no manifest of ours")
+        raise CheckpointError(f"{path} has schema {schema!r}, this version reads {SCHEMA}: it is not slurmtrain's")
 
 
 def _plain(name: str) -> str:
     """The name of a checkpoint's file. Raises ValueError for a name that would lead out of its directory."""
     if Path(name).name != name or name == MANIFEST:
-        raise ValueError(f"{name!r} is no name of a checkpoint's file")
+        raise ValueError(f"{name!r} is not the name of a checkpoint's file")
     return name
 
 

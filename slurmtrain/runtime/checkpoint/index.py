@@ -44,7 +44,7 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 def _member(enumeration: Any, name: str) -> Any:
     """Replaces getattr, with which some versions of Python pickle the members of an enumeration."""
     if enumeration is not memory_formats() or name not in enumeration.__members__:
-        raise pickle.UnpicklingError("builtins.getattr has no place in it, but for one enumeration")
+        raise pickle.UnpicklingError("builtins.getattr is not allowed in it, except for one enumeration")
     return enumeration[name]
 
 
@@ -61,7 +61,7 @@ class _Unpickler(pickle.Unpickler):
         value = getattr(torch, name, None) if module == "torch" else None
         if isinstance(value, torch.dtype | torch.layout):
             return value
-        raise pickle.UnpicklingError(f"{module}.{name} has no place in it")
+        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
 
 
 class Index:

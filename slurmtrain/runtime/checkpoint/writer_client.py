@@ -188,5 +188,5 @@ def _cudart() -> Any:
 
 def _words(code: int | None) -> str:
     if code is None:
-        return "it is not known why"
+        return "the cause is unknown"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

@@ -263,7 +263,7 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> 
     for name, reason in {
         "missing": "there is no such file",
         ".": "this is a directory; name the YAML file in it",
-        "binary": r"this is no text in UTF-8 \(byte 3\)",
+        "binary": r"this is not UTF-8 text \(byte 3\)",
         "binary/x": "cannot be read: not a directory",
     }.items():
         with pytest.raises(PathError, match=reason):

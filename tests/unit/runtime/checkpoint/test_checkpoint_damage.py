@@ -138,10 +138,10 @@ def test_where_every_checkpoint_is_damaged_training_does_not_silently_start_agai
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema": "x"}, "it is no manifest of ours"),
+        ({"schema": "x"}, "it is not slurmtrain's"),
         ({"schema": 3}, "a newer slurmtrain has written it"),
-        ({"schema": 1}, "it is no manifest of ours"),
-        ({"schema": None}, "it is no manifest of ours"),
+        ({"schema": 1}, "it is not slurmtrain's"),
+        ({"schema": None}, "it is not slurmtrain's"),
         ({"files": 3}, "is not what was written"),
         ({"world_size": "many"}, "is not what was written"),
     ],

@@ -1,7 +1,8 @@
-"""Settings of a site, a user and a project: where runs are kept and how they are started by default.
+"""Settings of a site, a user and a project: where runs are stored and how they are started by default.
 
-Later sources win: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's ``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``,
-the nearest ``slurmtrain.yaml`` upwards from the current directory, ``SLURMTRAIN_*`` variables, command-line flags.
+Later sources override earlier ones: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's
+``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``, the nearest ``slurmtrain.yaml`` in the current directory or its
+parents, ``SLURMTRAIN_*`` variables, command-line flags.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ NODE_EXPIRY_H = 24.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The keys of ``slurmtrain.yaml``. Paths in a file count from that file's directory."""
+    """The keys of ``slurmtrain.yaml``. Paths in a file are relative to its directory."""
 
     runs: str | None = declare_key(
         None,
@@ -57,7 +58,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The settings in force, paths made absolute."""
+    """The effective settings, with absolute paths."""
 
     runs: Path
     executor: str | None
@@ -67,7 +68,7 @@ class Config:
     node_expiry_hours: float = NODE_EXPIRY_H
 
 
-# Keys whose values are paths, and those that are numbers although a variable of the environment is text.
+# Keys whose values are paths, and keys whose values must be converted to numbers in environment variables.
 _PATHS = ("runs", "registry")
 _NUMBERS = ("slurm_interval", "node_expiry_hours")
 
@@ -78,10 +79,10 @@ def load_config(
     """Merge all sources.
 
     Args:
-        cwd: The current directory, from which the project's file is searched upwards.
+        cwd: The current directory; the project's file is searched for in it and its parents.
         environ: The environment variables.
-        runs: The value of ``--runs``, if it is used.
-        executor: The value of ``--executor``, if it is used.
+        runs: The value of ``--runs``, if given.
+        executor: The value of ``--executor``, if given.
 
     Raises:
         SpecError: With all mistakes of the first source that has any.
@@ -100,7 +101,7 @@ def load_config(
         registry=Path(settings.get("registry") or root / "registry.db").resolve(),
         mlflow_uri=settings.get("mlflow_uri"),
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
-        # 0 is a value of its own here, which ``or`` would replace.
+        # Not ``or``, which would replace 0: here that is a valid value.
         node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
     )
 
@@ -111,7 +112,7 @@ def _nearest(cwd: Path) -> Path | None:
 
 def _files(project: Path | None, environ: Mapping[str, str]) -> Iterator[Path]:
     home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
-    # The site first: later files win.
+    # The site first, since later files override earlier ones.
     for folder in ("/etc/xdg", home):
         path = Path(folder) / "slurmtrain" / FILE
         if path.is_file():
@@ -142,7 +143,7 @@ def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     }
     for name in _NUMBERS:
         with contextlib.suppress(KeyError, ValueError):
-            # What is not a number stays text, for which reading the section has a message.
+            # What is not a number stays text, and reading the section reports it.
             values[name] = float(values[name])
     mistakes: list[Mistake] = []
 

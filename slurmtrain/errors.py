@@ -4,11 +4,11 @@ SlurmtrainError            something failed                                     
 +-- UserError              the user's input is wrong, or cannot be carried out     exit code 2
 |   +-- SpecError          mistakes in a spec, a config file or an override
 |   +-- RunNotFound        a name that matches no run, or several
-|   +-- RunBusy            a run whose state does not allow this
+|   +-- RunBusy            a run whose state does not allow the request
 |   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
 |   +-- RequestRefused     a request that the scheduler can never satisfy
-|   +-- PathError         a file or directory that cannot be used
+|   +-- PathError          a file or directory that cannot be used
 |   +-- RegistryUnusable   a file that is not a registry, or was made by a newer version
 +-- LaunchError            a job that could not be started
 |   +-- SubmissionUncertain

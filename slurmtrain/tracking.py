@@ -1,7 +1,7 @@
-"""Mirroring runs to MLflow: the only user of mlflow. One MLflow run for each Run, whatever the number of attempts.
+"""Mirroring runs to MLflow: the only user of mlflow. Each Run has one MLflow run, whatever its number of attempts.
 
-Metrics keep the time at which they were logged. MLflow's key of a metric is (key, timestamp, step, run, value), so what
-is sent twice is stored once.
+Metrics keep the time at which they were logged. MLflow identifies a metric by (key, timestamp, step, run, value), so
+one that is sent twice is stored once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.files import create_private, describe_os_error
 
-# What one call takes: MLflow's own limits.
+# MLflow's limits for one call and for one value.
 _METRICS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _PARAM_LENGTH = 6000
@@ -36,7 +36,7 @@ class Tracker:
     """An MLflow store. Importing mlflow takes a second or more, so make one only when there is something to send."""
 
     def __init__(self, uri: str, root: RunsRoot) -> None:
-        """Raises TrackingError where the store cannot be reached."""
+        """Connect to the store at ``uri``. Raises TrackingError if it cannot be reached."""
         self.uri = uri
         self._root = root
         _quiet_environment()
@@ -49,7 +49,7 @@ class Tracker:
         from mlflow.exceptions import MlflowException
 
         for name in ("mlflow", "alembic"):
-            # What goes wrong is told by the exception, in a sentence; MLflow would print its traceback too.
+            # The exception already says in a sentence what went wrong; MLflow would also print its traceback.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._failure: tuple[type[Exception], ...] = (MlflowException, OSError)
         try:
@@ -58,7 +58,7 @@ class Tracker:
             raise TrackingError(f"the MLflow store {uri} cannot be opened: {_first_line(error)}") from error
 
     def identify(self, run: Run, plan: Plan) -> str:
-        """The id of the MLflow run that mirrors this run, made if there is none. Raises TrackingError."""
+        """The id of the MLflow run that mirrors this run, created if there is none. Raises TrackingError."""
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 return self._find_or_create(run, plan)
@@ -66,10 +66,10 @@ class Tracker:
             raise self._refused(run, error) from error
 
     def send(self, mlflow_id: str, run: Run, directory: RunDir, offsets: Mapping[str, int]) -> dict[str, int]:
-        """Send what is new of a run. What was sent stands, whatever fails: sending it again adds nothing.
+        """Send what is new in a run. After a failure, what was sent stays, and sending it again adds nothing.
 
         Args:
-            mlflow_id: The MLflow run that mirrors it.
+            mlflow_id: The MLflow run that mirrors the run.
             run: The run.
             directory: Its directory.
             offsets: How far each metrics file was sent before, in bytes.
@@ -81,7 +81,7 @@ class Tracker:
             TrackingError: The store cannot be reached, or refuses.
         """
         try:
-            # Standard output carries our data alone, whatever MLflow likes to print there.
+            # Standard output is for slurmtrain's own data, whatever MLflow prints there.
             with contextlib.redirect_stdout(sys.stderr):
                 self._tag(mlflow_id, run)
                 sent = self._send_metrics(mlflow_id, directory, offsets)
@@ -114,7 +114,7 @@ class Tracker:
         existing = self._client.get_experiment_by_name(name)
         if existing is not None:
             return str(existing.experiment_id)
-        # Without a location of its own a local store would put artifacts below the current directory.
+        # Without an explicit location, a local store would put artifacts below the current directory.
         location = self._root.mlflow_artifacts.as_uri() if self.uri.startswith("sqlite:") else None
         return str(self._client.create_experiment(name, artifact_location=location))
 
@@ -161,7 +161,7 @@ class Tracker:
 
 
 def _quiet_environment() -> None:
-    """No telemetry, no chatter, no waiting for minutes for a server that is down, unless the user says otherwise."""
+    """No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise."""
     for name, value in {
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -180,7 +180,7 @@ def _metrics_files(directory: RunDir) -> list[tuple[str, Path]]:
 
 
 def _records(path: Path, name: str, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Lines of a metrics file from a byte offset, each with the offset after it."""
+    """Records of a metrics file from a byte ``offset`` on, each with the offset after it."""
     while True:
         try:
             with path.open("rb") as file:
@@ -206,7 +206,7 @@ def _flatten(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
 
 
 def _key(name: str) -> str:
-    """A name that MLflow takes: letters, digits, and ``_-. :/``."""
+    """A name that MLflow accepts: letters, digits, and ``_-. :/``."""
     return re.sub(r"[^\w\-. :/]", "_", name)[:250]
 
 

@@ -1,1 +1,1 @@
-"""Effects that every layer above needs: files that survive a kill, journals, processes by identity."""
+"""Effects that all layers above need: files that survive a kill, journals, processes by identity."""

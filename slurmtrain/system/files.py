@@ -1,4 +1,4 @@
-"""Files that have either their old content or their new, whenever their writer is killed.
+"""Files that have either their old content or their new content, whenever their writer is killed.
 
 Everything below a run directory is private to its owner: directories 0700, files 0600.
 """
@@ -21,7 +21,7 @@ FILE_MODE = 0o600
 
 
 def make_directory(path: Path) -> Path:
-    """Create a private directory, and its parents, if it does not exist. Raises PathError where it cannot."""
+    """Create a private directory and its parents if it does not exist. Raises PathError if that fails."""
     try:
         path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
@@ -31,7 +31,7 @@ def make_directory(path: Path) -> Path:
 
 def fsync_directory(path: Path) -> None:
     """Make renames and new names in a directory durable."""
-    # A rename is in the directory, not in the file: fsync(2) of the file alone does not make it durable.
+    # A rename changes the directory, not the file: fsync(2) of the file alone does not make it durable.
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -42,9 +42,9 @@ def fsync_directory(path: Path) -> None:
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file's content, durably: temporary file, fsync, rename, fsync of the directory.
 
-    Raises OSError; then the old content is untouched.
+    Raises OSError, with the old content untouched.
     """
-    # Beside the file: a rename is atomic only within one file system. With the pid: two writers must not share it.
+    # Next to the file: a rename is atomic only within a file system. With the pid: two writers must not share it.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
@@ -61,12 +61,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small JSON file atomically, indented for people. Raises OSError, ValueError for NaN and infinities."""
+    """Write a small, indented JSON file atomically. Raises OSError; ValueError for NaN and infinities."""
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
 
 
 def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None where there is no such file. Raises PathError for anything else."""
+    """A JSON object from a file; None if there is no such file. Raises PathError if it cannot be read or is not one."""
     try:
         data = json.loads(path.read_bytes())
     except FileNotFoundError:
@@ -83,19 +83,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def create_private(path: Path) -> None:
-    """Make sure that a file exists and that, if it is new, only its owner can read it.
+    """Create a file that only its owner can read, if it does not exist.
 
-    For libraries that create files with the umask's mode, such as SQLite: they leave the mode of one that is there.
+    For libraries such as SQLite, which create files with the umask's mode but keep the mode of an existing file.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
 
 
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
-    """Hold an exclusive advisory lock on ``path``, which the kernel drops if this process dies.
+    """Hold an exclusive advisory lock on ``path``, which the kernel releases if this process dies.
 
-    Yields the lock's handle: a child that inherits it holds the lock too. Yields None, without the lock, where another
-    process holds it and ``wait`` is false. Raises PathError where the lock file cannot be opened.
+    Yields the lock's file descriptor: a child that inherits it holds the lock too. Yields None, without the lock, if
+    another process holds it and ``wait`` is false. Raises PathError if the lock file cannot be opened.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
@@ -103,8 +103,8 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
         raise PathError(f"cannot open the lock {path}: {describe_os_error(error)}") from error
     try:
         try:
-            # flock, not lockf: the lock belongs to the open file, so a child that inherits the handle holds it too, and
-            # closing another handle of the same file does not drop it (fcntl(2), "Record locking").
+            # flock, not lockf: the lock belongs to the open file description, so a child that inherits the descriptor
+            # holds it too, and closing another descriptor of the file does not release it (fcntl(2), "Record locking").
             fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             yield None
@@ -115,7 +115,7 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
 
 
 def describe_os_error(error: OSError) -> str:
-    """What went wrong, as the end of a message: lower case, no full stop."""
+    """What went wrong, as the end of a message: lower case, without a full stop."""
     if error.errno == errno.ENOSPC:
         return "no space left on the device"
     return (error.strerror or str(error)).lower()

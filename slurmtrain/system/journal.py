@@ -1,4 +1,4 @@
-"""Writing journals: one file, one writer, whole lines in one write each."""
+"""Writing journals: one writer per file, and one write per line."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from slurmtrain.system.files import FILE_MODE
 
 
 class Journal:
-    """An append-only file of events. It is created with the first event, so nothing to say leaves nothing behind."""
+    """An append-only file of events. The first event creates it, so a journal without events leaves no file."""
 
     def __init__(self, path: Path, *, durable: bool = True) -> None:
-        """``durable``: fsync after each event; without it an event survives a kill, but not a power failure."""
+        """``durable``: fsync after each event; without it, events survive a kill, but not a power failure."""
         self.path = path
         self._durable = durable
         self._handle: int | None = None
@@ -31,7 +31,7 @@ class Journal:
         return now
 
     def close(self) -> None:
-        """Close the file; another event opens it again."""
+        """Close the file; the next event reopens it."""
         if self._handle is not None:
             os.close(self._handle)
             self._handle = None
@@ -49,7 +49,7 @@ class Journal:
 
 
 def open_appending(path: Path) -> int:
-    """Open a file of lines for appending; a line that a killed writer left unfinished is closed off first."""
+    """Open a file of lines for appending, first ending any line that a killed writer left unfinished."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":
@@ -58,6 +58,6 @@ def open_appending(path: Path) -> int:
 
 
 def command_journal(directory: Path, command: str) -> Journal:
-    """A journal of its own for one command on the login node."""
+    """A new journal in ``directory`` for one ``command`` on the login node."""
     stamp = base32(int(time.time() * 1000), 9)
     return Journal(directory / f"{command}-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl")

@@ -1,4 +1,4 @@
-"""Processes by identity: a process id is reused, a process id with its start time and boot is not."""
+"""Processes by identity: process ids are reused, but not in combination with a start time and a boot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# States of proc(5) in which a process runs no more: zombie, dead.
+# States in proc(5) of a process that no longer runs: zombie, dead.
 _ENDED_STATES = frozenset("ZX")
 
 
@@ -27,16 +27,16 @@ class Process:
     start: int
 
     def to_dict(self) -> dict[str, Any]:
-        """As it stands in a journal."""
+        """The form in which journals store it."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Process:
-        """From what :meth:`to_dict` gave. Raises KeyError, TypeError or ValueError for anything else."""
+        """The process that :meth:`to_dict` described. Raises KeyError, TypeError or ValueError for other ``data``."""
         return cls(str(data["host"]), str(data["boot"]), int(data["pid"]), int(data["start"]))
 
     def alive(self) -> bool | None:
-        """Whether it runs; None if it is on another machine, where this one cannot see it."""
+        """Whether it is running; None if it is on another machine, where that cannot be seen."""
         if self.host != socket.gethostname():
             return None
         return self.boot == boot_id() and _start_of(self.pid) == self.start
@@ -46,7 +46,7 @@ class Process:
         if not self.alive():
             return False
         with contextlib.suppress(ProcessLookupError), _pinned(self.pid) as kill:
-            # Between the first look and the pin the process may have ended, and another got its id: look again.
+            # Check again: before it was pinned, the process may have ended and another may have got its id.
             if self.alive():
                 kill(signum)
                 return True
@@ -55,9 +55,9 @@ class Process:
 
 @contextlib.contextmanager
 def _pinned(pid: int) -> Iterator[Callable[[int], None]]:
-    """Hold on to the process that has an id now, and yield a function that signals exactly that process.
+    """Pin the process that now has this id, and yield a function that signals exactly that process.
 
-    Linux before 5.3 cannot hold on to a process: there the id alone has to do. Raises ProcessLookupError.
+    Linux before 5.3 cannot pin a process, so there the function uses the id alone. Raises ProcessLookupError.
     """
     try:
         handle = os.pidfd_open(pid)
@@ -75,7 +75,7 @@ def _pinned(pid: int) -> Iterator[Callable[[int], None]]:
 def identify(pid: int, *, ended: bool = False) -> Process | None:
     """The identity of a process on this machine; None if there is none.
 
-    ``ended``: also of one that has ended but that its parent has not taken note of yet.
+    ``ended``: also identify a process that has ended but has not been reaped by its parent.
     """
     start = _start_of(pid, ended=ended)
     return None if start is None else Process(socket.gethostname(), boot_id(), pid, start)
@@ -89,8 +89,8 @@ def this_process() -> Process:
 
 
 def descendants(process: Process) -> list[Process]:
-    """All processes below this one, on this machine; not those whose parent has ended, which init has adopted."""
-    # Here, for commands that never need it: importing it takes 15 ms.
+    """All descendants of a process on this machine, except those whose parent has ended and that init has adopted."""
+    # Imported here, since it takes 15 ms and most commands do not need it.
     import psutil
 
     if not process.alive():
@@ -103,9 +103,9 @@ def descendants(process: Process) -> list[Process]:
 
 
 def processes_with_argument(text: str) -> Iterator[tuple[Process, bytes]]:
-    """Processes on this machine whose command line holds ``text``, each with that command line, but for this process.
+    """Other processes on this machine whose command line contains ``text``, each with that command line.
 
-    Arguments in it are ended by null bytes (proc(5)).
+    Each argument in it ends with a null byte (proc(5)).
     """
     argument = text.encode()
     for entry in Path("/proc").iterdir():
@@ -127,17 +127,17 @@ def _start_of(pid: int, *, ended: bool = False) -> int | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command's name stands in brackets and may hold anything, brackets included.
+    # The command's name is in parentheses and may contain anything, parentheses included.
     rest = stat[stat.rindex(b")") + 2 :].split()
-    # Of what follows the name, field 3 is the state and field 22 the start time (proc(5)).
+    # What follows the name begins with field 3, the state; field 22 is the start time (proc(5)).
     return None if rest[0].decode() in _ENDED_STATES and not ended else int(rest[19])
 
 
 @contextlib.contextmanager
 def block_signals(numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Keep these signals from this thread, and for good from what it starts meanwhile, which inherits the mask.
+    """Block these signals in this thread, and permanently in processes it starts meanwhile: they inherit the mask.
 
-    A signal that comes in between is delivered afterwards, or to another thread that does not block it.
+    A signal that arrives meanwhile is delivered afterwards, or to another thread that does not block it.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:

@@ -1,4 +1,4 @@
-"""Where the files are that slurmtrain fills in or reads: batch prologue, network profiles."""
+"""The location of files that slurmtrain fills in or reads: batch prologue, network profiles."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 
 def directory() -> Path:
-    """The templates: inside the package where it was installed from a wheel, else beside it."""
+    """The directory of the templates: inside the package if it was installed from a wheel, otherwise next to it."""
     package = Path(__file__).resolve().parent.parent
     inside = package / "templates"
     return inside if inside.is_dir() else package.parent / "templates"

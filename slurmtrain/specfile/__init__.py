@@ -1,4 +1,4 @@
-"""From a YAML file and overrides to Plans, with every mistake found at once, each with its file and line."""
+"""Turn a YAML file and overrides into Plans; all mistakes are found at once, each with its file and line."""
 
 from slurmtrain.specfile.load import PlannedRun, SpecFile, load_spec, replan
 

@@ -1,4 +1,4 @@
-"""Interpolations such as ``${params.lr}`` and ``${oc.env:HOME}`` by omegaconf, with each mistake at its own key."""
+"""Evaluate interpolations such as ``${params.lr}`` and ``${oc.env:HOME}`` with omegaconf; report mistakes by key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MISSING = re.compile(r"Interpolation key '(.+)' not found")
 
 
 def interpolate(template: Mapping[str, Any], report: Report) -> dict[str, Any]:
-    """The template as plain data, its interpolations replaced; where that fails, it is reported and the value is None.
+    """The template as plain data, its interpolations replaced; a failed one is reported, and its value is None.
 
     ``setup`` holds lines of shell, in which ``${NAME}`` belongs to the shell: it is left alone.
     """
@@ -31,7 +31,7 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
     if isinstance(value, list):
         return [_parsable(inside, (*at, str(index)), report) for index, inside in enumerate(value)]
     if isinstance(value, str) and "${" in value:
-        # omegaconf parses an interpolation when a config is made, long before it evaluates it.
+        # omegaconf parses an interpolation when a config is created, long before it evaluates it.
         try:
             OmegaConf.create({"value": value})
         except OmegaConfBaseException:

@@ -31,7 +31,7 @@ _COMMAND_LINE = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
-    """A run that is not submitted yet.
+    """A run that has not been submitted yet.
 
     ``overrides``: those of the command line and of the sweep, without secrets. ``secrets``: environment variables that
     must not be written to any file.
@@ -63,7 +63,7 @@ class _Mistakes:
         return bool(self._by_line)
 
     def set_swept_keys(self, keys: Iterable[str]) -> None:
-        """Note the keys that the file's sweep varies: a mistake in the value of one is at the sweep's line."""
+        """Note the keys that the file's sweep varies: a mistake in a value of one is reported at the sweep's line."""
         self._swept = list(keys)
 
     def add(self, path: KeyPath, message: str) -> None:
@@ -74,7 +74,7 @@ class _Mistakes:
             self._by_line.append((line, mistake))
 
     def add_from_command_line(self, mistakes: Iterable[Mistake]) -> None:
-        """Add mistakes that name their place themselves."""
+        """Add mistakes that already name their place."""
         self._by_line.extend((_COMMAND_LINE, mistake) for mistake in mistakes)
 
     def raise_if_any(self) -> None:
@@ -111,7 +111,7 @@ def load_spec(
 
     Raises:
         PathError: The file cannot be read.
-        SpecError: With all mistakes of file and command line.
+        SpecError: Lists all mistakes in the file and on the command line.
     """
     text = read_text(path)
     document = parse_yaml(text, str(path))
@@ -131,7 +131,7 @@ def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:
     [planned] = _plan_all(document, overrides, (), default_name=None, cwd=Path(plan.workdir), python=plan.python)
     if planned.plan.spec.name != plan.spec.name:
         raise SpecError([Mistake("command line", "name", "a run keeps its name; submit a new run instead")])
-    # Planned from the old workdir, a relative one would be applied twice; only an override changes it.
+    # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     return replace(planned, plan=replace(planned.plan, workdir=workdir))
 
@@ -206,7 +206,7 @@ def _merge_sweeps(
     in_file_mistakes = check_sweep(in_file) if in_file is not None else []
     for key, message in in_file_mistakes:
         mistakes.add(("sweep", key) if key else ("sweep",), message)
-    # An empty key stands for a mistake of the section as a whole.
+    # An empty key means a mistake in the section as a whole.
     bad = {key for key, _ in in_file_mistakes}
     for key, values in in_file.items() if isinstance(in_file, Mapping) and "" not in bad else ():
         try:

@@ -29,7 +29,7 @@ class Override:
 
 
 def parse_overrides(texts: Sequence[str], data: Mapping[str, Any]) -> tuple[list[Override], list[Mistake]]:
-    """The valid ones among these overrides of a spec that holds ``data``, and the mistakes of the others."""
+    """The valid overrides among ``texts`` for a spec that holds ``data``, and the mistakes in the others."""
     return _parse_all(texts, data, multiple=False)
 
 
@@ -46,7 +46,7 @@ def override_for_value(key: str, value: Any) -> Override:
 
 
 def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the data with these overrides, of which later ones win."""
+    """A copy of the data with these overrides applied; later ones win."""
     result: dict[str, Any] = dict(data)
     for override in overrides:
         _set(result, *_whole_value(override))
@@ -57,8 +57,8 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
     """Raise ValueError unless an override may set this key.
 
     Args:
-        path: The key. It must be in the schema; a parameter must be in the file as well, lest a typo adds one.
-        data: The file.
+        path: The key. It must be in the schema; a parameter must also be in the file, so that a typo does not add one.
+        data: The file's contents.
         adds: Whether the override begins with ``+``, which may add a parameter.
     """
     if path[0] == "sweep":
@@ -69,7 +69,7 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
             siblings = [key[-1] for key in _SCHEMA if key[:-1] == path[: length - 1]]
             raise ValueError(f"there is no key {'.'.join(path[:length])!r}{suggestion(path[length - 1], siblings)}")
         kind = field.metadata["kind"]
-        # Below a mapping with free names any key is allowed: its own checks come when the spec is read.
+        # Below a mapping with free names any key is allowed: names are checked when the spec is read.
         if isinstance(kind, Entries):
             if path[:length] == ("params",) and not adds:
                 _check_is_in_file(path, data)
@@ -87,7 +87,7 @@ def _parse_all(
     overrides, mistakes = [], []
     for text in texts:
         key, _, raw = text.partition("=")
-        # Also for the message of a mistake: messages end up in logs.
+        # Redacted in error messages too: they end up in logs.
         shown = redact_assignment(key, raw) if "=" in text else text
         try:
             overrides.append(_parse(text, shown, data, multiple=multiple))
@@ -106,7 +106,7 @@ def _parse(text: str, shown: str, data: Mapping[str, Any], *, multiple: bool) ->
 
 
 def _parse_list(raw: str) -> list[Any]:
-    # The brackets may be left out: "1,2,3" is easier to type in a shell than "[1, 2, 3]".
+    # The brackets may be omitted: "1,2,3" is easier to type in a shell than "[1, 2, 3]".
     value = parse_value(raw if raw.strip().startswith("[") else f"[{raw}]")
     return value if isinstance(value, list) else [value]
 

@@ -1,4 +1,4 @@
-"""Keeping secrets, which are recognised by the names of their variables, out of everything that is recorded."""
+"""Keep secrets, recognised by the names of their variables, out of everything that is recorded."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def redact_assignment(key: str, value: str) -> str:
 
 
 def without_secrets(text: str, document: YamlDocument) -> str:
-    """The text of a spec with the values of secret variables replaced, and all else as it was written."""
+    """The text of a spec with the values of secret variables replaced, and everything else as written."""
     spans = {span for path, span in document.spans.items() if _is_secret(path) and "${" not in text[slice(*span)]}
-    # From the end, so that the positions of the others stay valid.
+    # Replaced from the end, so that the positions of the others stay valid.
     for start, end in sorted(spans, reverse=True):
         value = text[start:end]
         # The anchor is kept for the aliases that name it. The span of a block of text includes line breaks after it.

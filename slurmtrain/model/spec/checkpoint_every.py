@@ -9,22 +9,22 @@ from slurmtrain.model.spec.kinds import suggestion
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveMoment:
-    """What decides whether a checkpoint is due: when the last save began, and what pays."""
+    """What decides whether a checkpoint is due: the time of the last save, and the best interval."""
 
     step: int
     """Finished steps."""
     since_save_s: float
     """Seconds since the last save began, or since training did."""
     optimum_s: float
-    """The seconds between saves that lose least."""
+    """The interval in seconds between saves that loses the least time."""
 
 
 @dataclass(frozen=True, slots=True)
 class EveryAuto:
-    """Save as often as it pays: the cost of a save is weighed against the work at risk."""
+    """Save as often as is worthwhile: the cost of a save is weighed against the work at risk."""
 
     def to_dict(self) -> object:
-        """As it stands in YAML and JSON."""
+        """The value as written in YAML and JSON."""
         return "auto"
 
     def is_due(self, now: SaveMoment) -> bool:
@@ -34,12 +34,12 @@ class EveryAuto:
 
 @dataclass(frozen=True, slots=True)
 class EveryMinutes:
-    """Save every so many minutes."""
+    """Save every ``minutes`` minutes."""
 
     minutes: float
 
     def to_dict(self) -> object:
-        """As it stands in YAML and JSON."""
+        """The value as written in YAML and JSON."""
         return {"minutes": self.minutes}
 
     def is_due(self, now: SaveMoment) -> bool:
@@ -49,12 +49,12 @@ class EveryMinutes:
 
 @dataclass(frozen=True, slots=True)
 class EverySteps:
-    """Save every so many steps."""
+    """Save every ``steps`` steps."""
 
     steps: int
 
     def to_dict(self) -> object:
-        """As it stands in YAML and JSON."""
+        """The value as written in YAML and JSON."""
         return {"steps": self.steps}
 
     def is_due(self, now: SaveMoment) -> bool:

@@ -33,19 +33,19 @@ class Kind(Protocol):
         """
 
     def write(self, value: Any) -> object:
-        """Return the value as it stands in YAML or JSON; ``read`` turns that into the value again."""
+        """Return the value as written in YAML or JSON; ``read`` turns that into the value again."""
 
 
 def suggestion(word: str, candidates: Iterable[str]) -> str:
     """``; did you mean 'x'?`` for the most similar candidate, or an empty string if none is similar."""
-    import difflib  # needed for mistakes only, and every command would pay for loading it
+    import difflib  # only needed for mistakes; loading it would slow down every command
 
     near = difflib.get_close_matches(str(word), list(candidates), n=1, cutoff=0.6)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def type_name(value: object) -> str:
-    """The type of a value in words that a writer of YAML knows."""
+    """The type of a value in words that a YAML user knows."""
     if value is None:
         return "nothing (null)"
     names = {
@@ -61,7 +61,7 @@ def type_name(value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A kind that ``parse`` reads, which raises ValueError with a sentence, and that ``write`` writes."""
+    """A kind that ``parse`` reads and ``write`` writes; ``parse`` raises ValueError with a sentence."""
 
     text: str
     parse: Callable[[object], Any]
@@ -255,7 +255,7 @@ class Section:
         for key in value:
             if key not in schema:
                 report((*at, str(key)), f"unknown key{_hint_for_unknown_key(str(key), schema)}")
-        # After a mistake too: the conflicts of the other keys are to be reported in the same reading.
+        # Also after a mistake, so that conflicts of the other keys are reported in the same pass.
         section = self.cls(**{name: _read_field(f, value, at, report) for name, f in schema.items()})
         for key, message in section.conflicts() if hasattr(section, "conflicts") else ():
             report((*at, key) if key else at, message)
@@ -319,7 +319,7 @@ def declare_key(default: Any, kind: Kind, doc: str, *, required: bool = False) -
     """Declare one key of a section, as a field of its dataclass.
 
     Args:
-        default: Its value where the file does not have the key; a dict is copied.
+        default: Its value if the file does not have the key; a dict is copied.
         kind: How it is read and written.
         doc: Its text in the reference (docs/spec.md).
         required: Whether a file without the key has a mistake.
@@ -344,7 +344,7 @@ def _read_field(f: Any, value: Mapping[Any, object], at: KeyPath, report: Report
     return f.metadata["kind"].read(value[f.name], (*at, f.name), report)
 
 
-# The section of each key, for a hint where a key stands in the wrong one. Filled by slurmtrain.model.spec.spec, which
+# The section of each key, for a hint if a key is in the wrong one. Filled by slurmtrain.model.spec.spec, which
 # imports this module and not the other way round.
 HOMES: dict[str, str] = {}
 

@@ -1,4 +1,4 @@
-"""Which names a spec may use, and which of them tell that a value is secret."""
+"""Which names a spec may use, and which of them mark a value as secret."""
 
 from __future__ import annotations
 

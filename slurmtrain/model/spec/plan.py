@@ -13,9 +13,9 @@ from typing import Any
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 
-# Of plan.json. A reader refuses any other: a plan that is half understood would train something else.
+# The schema of plan.json. Readers refuse any other: a half-understood plan would train something else.
 SCHEMA = 1
-# Stands for a secret in files. Values that are this text are not secrets again when a plan is read back.
+# Replaces a secret in files. When a plan is read back, a value that equals this text is not treated as a secret.
 REDACTED = "<redacted>"
 
 
@@ -26,7 +26,7 @@ def canonical_json(data: object) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A spec with all defaults filled in, and the two paths that depend on the machine that it was submitted on.
+    """A spec with all defaults filled in, and the two paths that depend on the submitting machine.
 
     ``workdir`` and ``python`` are absolute paths; they are not part of the hashed content, so that the same spec has
     the same hash on any machine. ``template`` is the spec before interpolation, from which a later attempt with
@@ -119,12 +119,12 @@ def fill_command(plan: Plan, facts: Mapping[str, str | None]) -> list[str]:
     for word in shlex.split(plan.spec.command):
         names = _PLACEHOLDER.findall(word)
         if any(facts.get(name) is None for name in names):
-            # "--resume {resume_from}" are two words, of which the option goes as well; "--resume={resume_from}" is one.
+            # "--resume {resume_from}" are two words, and the option goes too; "--resume={resume_from}" is one.
             if word.startswith("{") and argv and argv[-1].startswith("-") and "=" not in argv[-1]:
                 argv.pop()
             continue
         argv.append(_PLACEHOLDER.sub(lambda match: str(facts[match[1]]), word))
-    # No shell looks "python" up on the node, where another one may come first on the PATH.
+    # "python" is not looked up on the node, where another one may come first on the PATH.
     if argv and argv[0] == "python":
         argv[0] = plan.python
     return argv

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from slurmtrain.model.spec.kinds import suggestion, type_name
 
-# All versions' options together: which of them the site's sbatch has, it says itself.
+# The options of all versions: the site's sbatch itself reports those that it lacks.
 OPTIONS = frozenset(
     """
     account acctg-freq array batch bb bbf begin chdir cluster-constraint clusters comment consolidate-segments

@@ -102,7 +102,7 @@ class ResourcesSpec:
 
     @property
     def local_world_size(self) -> int:
-        """Processes a node."""
+        """Processes per node."""
         return self.procs_per_node or self.gpus_per_node or 1
 
 
@@ -128,7 +128,7 @@ class BestSpec:
     mode: str = declare_key(
         "min", kinds.choice("min", "max"), "Whether lower (`min`) or higher (`max`) values are better."
     )
-    n: int = declare_key(1, POSITIVE, "How many to keep; of equal ones, the later.")
+    n: int = declare_key(1, POSITIVE, "How many to keep; of equal ones, the later ones.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,7 +186,7 @@ class CheckpointSpec:
         """Keys that contradict each other, and why."""
         if not self.glob:
             return
-        # Written out or not, a default contradicts nothing: plans have all of them.
+        # A default never contradicts anything, written out or not: plans contain all defaults.
         untouched = CheckpointSpec()
         for key, does in _UP_TO_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):
@@ -204,7 +204,7 @@ _UP_TO_THE_SCRIPT = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueSpec:
-    """What happens to an interrupted run. Preemptions use up no budget, nor do time limits while it makes progress."""
+    """What happens to an interrupted run. Preemptions and, while it makes progress, time limits use up no budget."""
 
     enabled: bool = declare_key(True, kinds.boolean(), "Whether an interrupted run is restarted automatically.")
     max_failures: int = declare_key(
@@ -336,9 +336,9 @@ def read_spec(data: object, report: kinds.Report) -> Spec:
 
 
 def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
-    """The section ``requeue`` from what :func:`write_requeue` gave, by this version or another one.
+    """The section ``requeue`` from what :func:`write_requeue` returned, in this version or another one.
 
-    It comes from a journal: what is not as it should be has its default, since nobody could repair it.
+    It comes from a journal: invalid values become defaults, since no user could repair them.
     """
     usable = {}
     for key in fields(RequeueSpec):
@@ -356,7 +356,7 @@ def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:
 
 
 def write_spec(spec: Spec) -> dict[str, Any]:
-    """The spec as plain data with every default filled in; :func:`read_spec` gives the same spec back."""
+    """The spec as plain data with every default filled in; :func:`read_spec` returns the same spec."""
     plain: Any = Section(Spec).write(spec)
     return dict(plain)
 
@@ -369,5 +369,5 @@ def walk_keys(cls: type = Spec, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
             yield from walk_keys(f.metadata["kind"].cls, (*at, f.name))
 
 
-# The first section wins where several have a key of one name, hence the reversed order.
+# If several sections have a key of the same name, the first one wins, hence the reversed order.
 kinds.HOMES.update({path[-1]: ".".join(path[:-1]) for path, _ in reversed(list(walk_keys()))})

@@ -19,12 +19,12 @@ _WRITE_TIME = 'write it in quotes, as "hours:minutes:seconds" or "days-hours", f
 def parse_duration(value: object) -> int:
     """Seconds from one of Slurm's time formats (``sbatch --time``), or from a whole number of minutes.
 
-    Raises ValueError for anything else, and for the number that YAML makes of an unquoted ``12:00:00`` (43200).
+    Raises ValueError for anything else, and for the number that YAML reads for an unquoted ``12:00:00`` (43200).
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise ValueError(f"expected a time, found {type_name(value)} ({value!r}); {_WRITE_TIME}")
     if isinstance(value, int):
-        # As minutes this would be more than two days: rather a time without quotes than a number of minutes.
+        # As minutes this would be more than two days: more likely an unquoted time than a number of minutes.
         if value >= 3600:
             raise ValueError(
                 f"{value} is what YAML makes of an unquoted 12:00:00 (a sexagesimal number); {_WRITE_TIME}"
@@ -58,7 +58,7 @@ _MOST = 1 << 60
 
 
 def parse_memory(value: object) -> int:
-    """MiB from ``4GB``, ``512M``, ``1.5T``: units are powers of 1024, as Slurm's ``--mem`` has them."""
+    """MiB from ``4GB``, ``512M``, ``1.5T``: units are powers of 1024, as in Slurm's ``--mem``."""
     return _parse_amount(value, "an amount of memory", "4GB, 512MB or 1TB", 1 << 20)
 
 
@@ -78,7 +78,7 @@ def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
 
     ``quantity`` and ``examples`` are parts of that sentence.
     """
-    # Slurm takes a bare number for MiB, people for GB: rather ask than be off by a factor of a thousand.
+    # Slurm reads a bare number as MiB, people mean GB: refuse it rather than be off by a factor of a thousand.
     if isinstance(value, int | float) and not isinstance(value, bool):
         raise ValueError(f"{value} has no unit; write for example {value}GB or {value}MB")
     if not isinstance(value, str):

@@ -22,7 +22,7 @@ class Nodes:
     max: int
 
     def to_dict(self) -> object:
-        """As it stands in YAML and JSON."""
+        """The value as written in YAML and JSON."""
         return self.max if self.min == self.max else {"min": self.min, "max": self.max}
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def read_variable(value: object) -> str:
     """The value of an environment variable as text. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError(f"expected text, found {type_name(value)} ({value!r}); put it in quotes")
-    # The environment of a process ends a value at NUL.
+    # NUL ends a value in the environment of a process.
     if "\0" in str(value):
         raise ValueError("a NUL character cannot be used here")
     return str(value)
@@ -78,7 +78,7 @@ def read_sbatch_value(value: object) -> str | int | bool | None:
     """The value of an sbatch option. Raises ValueError."""
     if value is not None and not isinstance(value, str | int | bool):
         raise ValueError(f"expected text, a whole number, true or false, found {type_name(value)} ({value!r})")
-    # It becomes a line of the batch script (#SBATCH): a line break would add lines to that.
+    # It becomes a line of the batch script (#SBATCH): a line break would add lines to it.
     if isinstance(value, str) and re.search(r"[\n\r\0]", value):
         raise ValueError("an sbatch option cannot hold a line break")
     return value

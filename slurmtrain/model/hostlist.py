@@ -1,8 +1,8 @@
 """Slurm's lists of nodes, such as ``rack[0-1]node[2-3],login1``, expanded and compressed without Slurm.
 
-``expand_hostlist`` gives what ``scontrol show hostnames`` of Slurm 22.05 prints, in its order and with its duplicates.
-It is stricter where Slurm only guesses: at brackets that are not closed, and at blanks or signs among numbers. Nothing
-may follow the last bracket of a name: Slurm refuses that too, and never writes it.
+``expand_hostlist`` returns what ``scontrol show hostnames`` of Slurm 22.05 prints, in its order and with its
+duplicates. It is stricter where Slurm only guesses: it refuses unclosed brackets, and blanks or signs in numbers.
+Nothing may follow the last bracket of a name: Slurm refuses that too, and never writes it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-# As many as Slurm takes in one range (MAX_RANGE of its hostlist.c); here it bounds a whole list.
+# The most that Slurm accepts in one range (MAX_RANGE in its hostlist.c); here it limits a whole list.
 LIMIT = 65536
 _SEPARATORS = ", \t\n"
 _ITEM = re.compile(r"(?:[^][, \t\n]|\[[^][]*\])+")
 _GROUP = re.compile(r"\[([^]]*)\]")
-# Slurm reads numbers of 64 bits, which any of 19 digits fits.
+# Slurm reads 64-bit numbers, which hold any number of 19 digits.
 _RANGE = re.compile(r"([0-9]{1,19})(?:-([0-9]{1,19}))?")
 _PART = re.compile(r"[A-Za-z0-9._-]*")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TRAILING_NUMBER = re.compile(r"(.*?)([0-9]{0,19})", re.DOTALL)
 
-# First and last number, and the digits that each is padded to with zeros: those of the first, as Slurm has it.
+# First and last number, and the width that each is zero-padded to: that of the first, as in Slurm.
 _Range = tuple[int, int, int]
 
 
@@ -31,13 +31,13 @@ def expand_hostlist(text: str) -> list[str]:
     """The nodes of a list, in Slurm's order; none for an empty list.
 
     In a name with several brackets the last one varies fastest, then the first, the second, and so on.
-    Raises ValueError with a sentence for what is no such list, and for lists of more than 65,536 nodes.
+    Raises ValueError with a sentence for text that is not such a list, and for lists of more than 65,536 nodes.
     """
     if rest := _ITEM.sub("", text).strip(_SEPARATORS):
         raise ValueError(f"{text!r} is no list of nodes: its brackets do not match at {rest[0]!r}")
     hosts: list[str] = []
     for item in _ITEM.findall(text):
-        # Literal text and what stands between brackets, by turns; the last one is what follows the last bracket.
+        # Literal text alternates with the contents of brackets; the last element is what follows the last bracket.
         *parts, after = _GROUP.split(item)
         _check_name(item, [*parts[::2], after])
         if not parts:
@@ -94,7 +94,7 @@ def _parse_range(text: str, item: str) -> _Range:
 
 
 def _combine(literals: Sequence[str], groups: Sequence[Sequence[_Range]]) -> Iterator[str]:
-    """Every name that literals and groups of numbers, which follow one another by turns, make together."""
+    """Every name that these alternating literals and groups of numbers form."""
     *front, last = ([f"{n:0{width}d}" for lo, hi, width in group for n in range(lo, hi + 1)] for group in groups)
     for *others, end in itertools.product(*reversed(front), last):
         numbers = [*reversed(others), end]

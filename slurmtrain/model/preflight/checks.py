@@ -1,7 +1,7 @@
 """What the facts of each check mean for each node, as findings. Pure.
 
 Facts are what :func:`slurmtrain.runtime.preflight.facts.measure.measure_all` returns on every node. A check that
-compares nodes is given the facts of all of them.
+compares nodes receives the facts of all of them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Judgement = tuple[str, str, Mapping[str, Any]]
 # Judges the facts of one check by node, with the spec and the names of the hosts.
 _Judge = Callable[[Mapping[int, Facts], Spec, Mapping[int, str]], Mapping[int, Judgement]]
 
-# With two nodes nobody can say whether one is slow or the other one fast.
+# With two nodes, there is no telling whether one is slow or the other one fast.
 _STRAGGLER_NODES = 3
-# What the driver reports of hardware that needs a reset or a repair, by NVIDIA's Xid catalogue: uncorrected memory
+# What the driver reports about hardware that needs a reset or a repair, by NVIDIA's Xid catalogue: uncorrected memory
 # errors (48, 95), memory that could not be replaced (64), NVLink (74), fallen off the bus (79).
 FATAL_XIDS = frozenset({48, 64, 74, 79, 95})
-# What a program causes in itself, by the same catalogue: an exception, a wrong address, its own end.
+# What a program brings on itself, by the same catalogue: an exception, a wrong address, its own termination.
 _XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
 _RDMA_PROFILES = ("infiniband", "roce", "efa")
 _VERSIONS = {
@@ -44,14 +44,14 @@ _MAX_NAMED = 3
 def judge_checks(
     facts: Mapping[int, Mapping[str, Facts]], spec: Spec, hosts: Mapping[int, str]
 ) -> dict[int, list[Finding]]:
-    """Judge what each node measured of itself.
+    """Judge what each node measured about itself.
 
     Facts that hold a reason instead are treated alike for all checks: ``skip`` skips the check, ``error`` is a warning,
     ``timeout`` a failure. Checks of the network and of the clocks are judged elsewhere.
 
     Args:
         facts: By node and check.
-        spec: Has the limits and the levels.
+        spec: Contains the limits and the levels.
         hosts: The names of the nodes.
 
     Returns:
@@ -61,7 +61,7 @@ def judge_checks(
     for check, level in _levels(facts, spec):
         if level == "off":
             continue
-        # A plug-in need not be installed on every node; a check of slurmtrain's own is expected of all.
+        # A plug-in need not be installed on every node; slurmtrain's own checks are expected on all.
         of_check = {node: facts[node].get(check) for node in findings if check in _JUDGES or check in facts[node]}
         for node, judgement in _judge_check(check, of_check, spec, hosts).items():
             findings[node].append(apply_level(Finding(check, *judgement), level))
@@ -97,13 +97,13 @@ def _levels(facts: Mapping[int, Mapping[str, Facts]], spec: Spec) -> Iterator[tu
 def _judge_check(
     check: str, facts: Mapping[int, Facts | None], spec: Spec, hosts: Mapping[int, str]
 ) -> dict[int, Judgement]:
-    """Judge one check, for the nodes that have facts of it or should have."""
+    """Judge one check, for the nodes that have facts about it or should have them."""
     judgements = {node: judgement for node, of_node in facts.items() if (judgement := _judge_missing_facts(of_node))}
     measured = {node: of_node for node, of_node in facts.items() if of_node is not None and node not in judgements}
     try:
         judgements |= _JUDGES.get(check, _judge_plugin)(measured, spec, hosts)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A node with another version of slurmtrain may report other facts; the check of versions names it.
+        # A node with another version of slurmtrain may report other facts; the check of versions reports it.
         summary = f"its facts cannot be judged: {type(error).__name__}: {error}"
         judgements |= {node: ("warn", summary, {}) for node in measured}
     return dict(sorted(judgements.items()))
@@ -132,7 +132,7 @@ def _each(judge_one: Callable[[Facts, Spec], Judgement]) -> _Judge:
 def _judge_shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
     limit = min(spec.preflight.shared.timeout_s, spec.preflight.timeout_s)
     written = "write_ms" in measured.get(0, {})
-    # Where nobody but the writer sees the file, it may as well be the writer that has another directory.
+    # If only the writer sees the file, it may well be the writer that has a different directory.
     others_read = any("read_ms" in facts for node, facts in measured.items() if node != 0)
 
     def judge_node(node: int, facts: Facts) -> Judgement:
@@ -150,7 +150,7 @@ def _judge_shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int,
 
 
 def _judge_versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
-    """The minority is at fault; where no version has a majority, all nodes fail, and none is to blame alone."""
+    """The minority is at fault; if no version has a majority, all nodes fail, and none is to blame alone."""
     differences: dict[int, list[str]] = {node: [] for node in measured}
     in_minority: set[int] = set()
     for key, name in _VERSIONS.items():
@@ -169,7 +169,7 @@ def _judge_versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, 
 
 
 def _differing_versions(holders: Mapping[str, Sequence[int]], nodes: int) -> dict[str, tuple[list[str], bool]]:
-    """The versions that differ from what they should be, with what the others have, and whether these are a majority.
+    """Each deviating version, with the versions that the other nodes have, and whether those nodes are a majority.
 
     ``holders`` are the nodes with each version, ``nodes`` of them in all.
     """
@@ -196,7 +196,7 @@ def _judge_straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, 
     if not measured:
         return {}
     limit = spec.preflight.straggler.max_ratio
-    # The low median: where half of the nodes are slow, they are still compared with the fast half.
+    # The low median: if half of the nodes are slow, they are still compared with the fast half.
     median = median_low(facts["seconds"] for facts in measured.values())
 
     def judge_seconds(seconds: float) -> Judgement:
@@ -249,7 +249,7 @@ def _count_failures(facts: Facts) -> Iterator[str]:
     requested, count, usable = facts["asked"], facts["count"], facts["gemm"].get("count")
     if count is not None and count < requested:
         yield f"{count} of {requested} GPUs"
-    # A process can use only one instance of a GPU that is divided (MIG), however many there are.
+    # A process can use only one instance of a GPU that is partitioned (MIG), however many there are.
     elif usable is not None and usable < requested and not facts["mig"]:
         yield f"torch can use {usable} of {requested} GPUs"
 
@@ -308,7 +308,7 @@ def _ms(amount: float) -> str:
 
 
 def _gb(amount: float) -> str:
-    """Bytes as GB, which are 1e9 of them."""
+    """Bytes as GB (1e9 bytes)."""
     return f"{amount / 1e9:.0f} GB" if amount >= 1e10 else f"{amount / 1e9:.3g} GB"
 
 
@@ -324,7 +324,7 @@ def _judge_limits(facts: Facts, spec: Spec) -> Judgement:
 
 
 def _files_problem(files: int | None, spec: Spec) -> str | None:
-    """What is wrong with the limit on open files, None being no limit; None if nothing is."""
+    """What is wrong with the limit on open files, None being no limit; None if nothing is wrong."""
     minimum = spec.preflight.limits.min_nofile
     return f" (limit {minimum})" if files is not None and files < minimum else None
 
@@ -342,14 +342,14 @@ def _memory_problem(memory: int, rdma_devices: Sequence[str], spec: Spec) -> str
 
 def _judge_dns(facts: Facts, spec: Spec) -> Judgement:
     limit = spec.preflight.dns.max_ms
-    # Any one slow look-up delays whoever needs it: the slowest decides.
+    # A slow lookup delays everything that needs it, so the slowest decides.
     address, slowest = max(facts.items(), key=lambda item: float(item[1]))
     summary = f"{_ms(slowest)} for {address}"
     return ("fail", f"{summary} (limit {limit:g} ms)", facts) if slowest > limit else ("pass", summary, facts)
 
 
 def _judge_environment(facts: Facts, _: Spec) -> Judgement:
-    # "said" holds sentences; the key stands in journals as evidence.
+    # "said" holds sentences; journals contain this key as evidence.
     return ("fail", "; ".join(facts["said"]), facts) if facts["said"] else ("pass", "nothing to say", facts)
 
 

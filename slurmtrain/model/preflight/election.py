@@ -1,4 +1,4 @@
-"""Which network an attempt trains over: guesses from the nodes' addresses, what probes proved of them, and the choice.
+"""Which network an attempt trains over: guesses from the nodes' addresses, results of their probes, and the choice.
 
 A network is one address for each node. Nothing says which interfaces of several machines are connected, least of all
 their names; so a few networks are guessed, and each is probed with real connections before one is elected. Pure.
@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Up to so many nodes each probes every other; beyond, those at distances of powers of two, and node 0.
+# Up to this many nodes, each probes every other; with more, only those at distances of powers of two, and node 0.
 ALL_PAIRS = 16
-# So many networks are probed: nodes with many rails have as many networks, which are alike.
+# At most this many networks are probed: nodes with many rails have as many networks, all alike.
 _MAX_PROBED = 4
-# A measured rate within this factor of the best counts as equal: rates are noisy, and the choice is to be stable.
+# A measured rate within this factor of the best counts as equal: rates are noisy, and the choice should be stable.
 _EQUAL_RATE = 2.0
 
 
@@ -26,7 +26,7 @@ class Candidate:
     """An address that a node could train over.
 
     ``prefix`` is its length in bits. ``kind`` is ethernet or infiniband. ``speed_mbps`` is what the kernel says, None
-    where it does not know.
+    if it does not know.
     """
 
     interface: str
@@ -72,7 +72,7 @@ class Network:
 
     @property
     def speed_mbps(self) -> int | None:
-        """The speed of the slowest node; None where the kernel of any does not know it."""
+        """The speed of the slowest node; None if the kernel of any does not know it."""
         speeds = [member.speed_mbps for member in self.members.values()]
         return None if None in speeds else min(speed for speed in speeds if speed is not None)
 
@@ -106,8 +106,8 @@ class NetworkProblem:
 class NodeAddresses:
     """The addresses of one node.
 
-    ``own_address`` and ``coordinator_address`` are those of the node and of node 0 between which it has connected to
-    node 0 for the preflight; None on node 0 itself.
+    ``own_address`` and ``coordinator_address`` are the two ends of its preflight connection to node 0; None on node 0
+    itself.
     """
 
     candidates: Sequence[Candidate]
@@ -146,9 +146,9 @@ def candidate_networks(
     for name, members in _guesses(addresses, usable):
         if len(members) == len(addresses):
             is_pinned = {member.interface for member in members.values()} == {pinned}
-            # Several guesses may come to the same addresses: the first has the most telling name.
+            # Several guesses may yield the same addresses: the first has the most descriptive name.
             networks.setdefault(_address_key(members), Network(name, dict(sorted(members.items())), is_pinned))
-    # The addresses over which the nodes found node 0 are known to work: that network is kept whatever it promises.
+    # The addresses over which the nodes found node 0 are known to work: that network is kept however it ranks.
     working = _address_key(_members_by_route(addresses, usable))
     ranked = sorted(networks.items(), key=lambda item: _rank(ProbedNetwork(item[1]), ()))
     kept = [network for index, (key, network) in enumerate(ranked) if index < _MAX_PROBED or key == working]
@@ -161,11 +161,11 @@ def nodes_without_interface(addresses: Mapping[int, NodeAddresses], pinned: str)
 
 
 def probe_targets(node: int, nodes: int) -> list[int]:
-    """The nodes that a node connects to: of up to ALL_PAIRS nodes all; of more, those at strides of powers of two.
+    """The nodes that a node connects to: all of up to ALL_PAIRS nodes; with more, those at strides of powers of two.
 
-    Beside these all connect to node 0. Where A connects to B, B connects to A, so that each connection is tried in both
-    directions; only node 0, which all connect to later as to the store, does not connect back to all of them. At most
-    2 log2(nodes) + 1 connections a node.
+    In addition, all connect to node 0. If A connects to B, B connects to A, so each connection is tried in both
+    directions; only node 0, which all connect to later because it hosts the store, does not connect back to all of
+    them. Each node makes at most 2 log2(nodes) + 1 connections.
     """
     if nodes <= ALL_PAIRS:
         return [other for other in range(nodes) if other != node]
@@ -175,20 +175,20 @@ def probe_targets(node: int, nodes: int) -> list[int]:
 
 
 def networks_to_rate(probed: Sequence[ProbedNetwork]) -> list[int]:
-    """The indices of the networks whose rate has to be measured: those that nothing else tells apart."""
+    """The indices of the networks whose rate has to be measured: those that nothing else distinguishes."""
     proved = [index for index, network in enumerate(probed) if network.proved]
     speeds = [speed for index in proved if (speed := probed[index].network.speed_mbps) is not None]
     # An unknown speed may be the best one.
     best = [index for index in proved if probed[index].network.speed_mbps in (None, max(speeds, default=None))]
-    # Networks of both families over the same interfaces have the same rate: reversed, so that the first one stays.
+    # Networks of both families over the same interfaces have the same rate: reversed, so that the first one is kept.
     by_interfaces = {tuple(sorted(probed[index].network.interfaces.items())): index for index in reversed(best)}
     return sorted(by_interfaces.values()) if len(by_interfaces) > 1 else []
 
 
 def elect(probed: Sequence[ProbedNetwork]) -> int | None:
-    """The index of the best network: proved, then pinned, then fast, then by a stable name. None where none is proved.
+    """The index of the best network: proved, then pinned, then fast, then by a stable name. None if none is proved.
 
-    The speed is what the kernel says; where that is equal or unknown, the measured rate decides, then the MTU. IPv4
+    The speed is what the kernel says; if that is equal or unknown, the measured rate decides, then the MTU. IPv4
     comes before IPv6.
     """
     proved = [index for index, network in enumerate(probed) if network.proved]
@@ -210,19 +210,19 @@ def better_unproved_networks(probed: Sequence[ProbedNetwork], elected: int) -> l
 
 
 def culprits(problems: Iterable[NetworkProblem], nodes: int) -> list[int]:
-    """The fewest nodes without which no problem would be left, if that is certainly the only such choice; else none.
+    """The smallest set of nodes without which no problem is left, if it is certainly the only one; otherwise none.
 
-    Problems are edges of a graph, and the culprits its smallest vertex cover. It is certain where each of them, once
-    those before it are taken out, has problems with more others than there are culprits left: to blame these others
-    instead would take more nodes. A single pair that does not reach each other says nothing about which of the two is
-    at fault; nor do two nodes, or culprits that are no minority of the ``nodes``.
+    Problems are edges of a graph, and the culprits its smallest vertex cover. It is certain if each of them, once those
+    before it are removed, has problems with more others than there are culprits left: blaming those others instead
+    would take more nodes. A single pair that cannot connect does not show which of the two is at fault; nor do two
+    nodes, or culprits that are not a minority of the ``nodes``.
     """
     edges = {frozenset((problem.source, problem.target)) for problem in problems}
     blamed: list[int] = []
     degrees: list[int] = []
     while edges:
         [(worst, count)] = Counter(node for edge in edges for node in edge).most_common(1)
-        # No node accounts for more edges than that one, so that at least edges / count nodes are needed: too many for
+        # No node accounts for more edges than that one, so at least edges / count nodes are needed: too many for
         # the condition below, and the greedy search would take long for nothing.
         if count <= len(edges) / count:
             return []
@@ -241,10 +241,10 @@ def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
 def _guesses(
     addresses: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]
 ) -> Iterator[tuple[str, dict[int, Candidate]]]:
-    """Names and members of what may be networks: by subnet, by interface, by speed, by the route to node 0."""
+    """Names and members of possible networks: by subnet, by interface, by speed, by the route to node 0."""
     for family in (4, 6):
         of_family = {node: [c for c in candidates if c.family == family] for node, candidates in usable.items()}
-        # Every network has node 0 as a member: what only other nodes have leads to no network of all.
+        # Every network has node 0 as a member: what only other nodes have cannot connect all nodes.
         of_node_0 = of_family.get(0, [])
         for subnet in dict.fromkeys(candidate.subnet for candidate in of_node_0):
             yield subnet, _fastest_of_each(of_family, lambda candidate, subnet=subnet: candidate.subnet == subnet)
@@ -275,7 +275,7 @@ def _fastest_of_each(candidates: Mapping[int, Sequence[Candidate]], matches: Any
 def _members_by_route(
     addresses: Mapping[int, NodeAddresses], usable: Mapping[int, Sequence[Candidate]]
 ) -> dict[int, Candidate]:
-    """The addresses over which the nodes have connected to node 0; of node 0's the one that most nodes use."""
+    """The addresses over which the nodes have connected to node 0; for node 0, the one that most nodes use."""
     used = Counter(own.coordinator_address for own in addresses.values() if own.coordinator_address is not None)
     routes = {node: own.own_address for node, own in addresses.items()}
     routes[0] = used.most_common(1)[0][0] if used else None
@@ -306,7 +306,7 @@ def _shared_addresses(addresses: Mapping[int, NodeAddresses]) -> Iterator[Exclud
 def _rank(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
     """A key that sorts the best network first, among all that were probed.
 
-    All nodes have to come to the same choice at each attempt: the names at the end break ties.
+    All nodes must arrive at the same choice at each attempt: the names at the end break ties.
     """
     network = candidate.network
     best_rate = max((other.rate or 0.0 for other in probed if other.proved), default=0.0)
@@ -325,6 +325,6 @@ def _rate_over_same_interfaces(candidate: ProbedNetwork, probed: Sequence[Probed
 
 
 def _best_speed(probed: Sequence[ProbedNetwork]) -> int:
-    """In Mbit/s, of the proved networks whose speed is known; 0 where there is none."""
+    """In Mbit/s, of the proved networks whose speed is known; 0 if there are none."""
     speeds = (candidate.network.speed_mbps for candidate in probed if candidate.proved)
     return max((speed for speed in speeds if speed is not None), default=0)

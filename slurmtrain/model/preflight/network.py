@@ -28,13 +28,13 @@ _Failure = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionResult:
-    """All that is known of an election.
+    """All that is known about an election.
 
     Attributes:
         probed: The candidate networks, after their probes.
-        elected: The index of the elected one; None where none is proved.
-        addresses: What each node has, by node.
-        hosts: Their names.
+        elected: The index of the elected one; None if none is proved.
+        addresses: Each node's addresses, by node.
+        hosts: The names of the nodes.
         pinned: The interface that the spec names; None for any.
     """
 
@@ -48,7 +48,7 @@ class ElectionResult:
 def judge_networks(result: ElectionResult, level: str) -> dict[int, Finding]:
     """A finding for each node: whether it has a network that reaches all others, and whether that is the best it has.
 
-    Where a single pair is apart, nobody can say which of the two is at fault: both fail, with ``ambiguous`` as
+    If a single pair cannot connect, either of the two may be at fault: both fail, with ``ambiguous`` as
     evidence. ``level`` is the spec's: fail or warn.
     """
     failed = _failures(result)
@@ -79,8 +79,8 @@ def election_record(
 
     Args:
         probed: The networks.
-        elected: The index of the elected one; None where none is proved.
-        excluded: Addresses that were no candidates.
+        elected: The index of the elected one; None if none is proved.
+        excluded: Addresses that were not candidates.
         hosts: The names of the nodes.
         tests: Connections that all nodes made for it.
     """
@@ -143,14 +143,14 @@ def _failures(result: ElectionResult) -> dict[int, _Failure]:
 
 
 def _unreachable_nodes(probed: Sequence[ProbedNetwork], nodes: int, hosts: Hosts) -> dict[int, _Failure]:
-    """The failures where none of these networks connects all nodes."""
+    """The failures if none of these networks connects all nodes."""
     culprits_by_network = [set(culprits(network.problems, nodes)) for network in probed]
-    # Only who is apart on every network keeps all others from training.
+    # Only a node that is cut off on every network keeps all others from training.
     common = set.intersection(*culprits_by_network) if culprits_by_network else set()
     if common:
         return {node: (_describe_culprit(node, probed[0], hosts), {}) for node in common}
     involved = {node for network in probed for node in _involved_nodes(network)}
-    # The first two problems are mostly both directions of one pair.
+    # The first two problems are usually both directions of one pair.
     summary = "; ".join(describe_problem(problem, hosts) for problem in probed[0].problems[:2])
     return dict.fromkeys(sorted(involved), (summary, {"ambiguous": True}))
 
@@ -168,7 +168,7 @@ def _describe_culprit(node: int, network: ProbedNetwork, hosts: Hosts) -> str:
 
 
 def _warnings(probed: Sequence[ProbedNetwork], elected: int, hosts: Hosts) -> dict[int, str]:
-    """What keeps a better network from being used, for the nodes that are at fault, or for all who are involved."""
+    """What keeps a better network from being used, for the nodes that are at fault, or for all nodes involved."""
     warnings: dict[int, str] = {}
     for better in better_unproved_networks(probed, elected):
         at_fault = culprits(better.problems, len(better.network.members)) or sorted(_involved_nodes(better))

@@ -1,4 +1,4 @@
-"""The nouns of a fire drill: the faults, how one was injected, what was observed, and the verdict. Pure."""
+"""The data types of a fire drill: faults, how one was injected, what was observed, and the verdict. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.run import Run
 
-# Steps of an attempt as (seconds since 1970, finished steps), by the name of the attempt's directory.
+# The steps of each attempt as (seconds since 1970, finished steps), by the name of the attempt's directory.
 Steps = Mapping[str, Sequence[tuple[float, int]]]
 
 
@@ -18,8 +18,8 @@ Steps = Mapping[str, Sequence[tuple[float, int]]]
 class Fault:
     """A kind of fault.
 
-    ``action``: what is done, as a phrase. ``causes``: the causes that the run may report for it. ``announced``: the
-    run is asked to stop, so it can save first. ``optional``: it is injected only on request.
+    ``action``: what is done, as a phrase. ``causes``: causes that the run may report for it. ``announced``: the run is
+    asked to stop, so it can save first. ``optional``: it is injected only on request.
     """
 
     name: str
@@ -35,7 +35,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("preempt", "SIGTERM to the job, as at a preemption", frozenset({"preempted"}), announced=True),
         Fault("timeout", "SIGUSR2 to the job, as ahead of the time limit", frozenset({"timeout"}), announced=True),
         Fault("rank", "SIGKILL to one rank", frozenset({"crash"})),
-        # Without the agent nobody is left to journal a cause: Slurm's state, or what other agents noticed, decides.
+        # Without the agent nothing is left to journal a cause: Slurm's state, or what other agents noticed, decides.
         Fault("agent", "SIGKILL to the agent of one node", frozenset({"node_fail", "lost", "crash"})),
         Fault("all", "SIGKILL to everything of the job", frozenset({"node_fail", "lost", "crash"})),
         # Without requeue.hang_after it takes at least a minute to be noticed.
@@ -48,7 +48,7 @@ FAULTS: Mapping[str, Fault] = {
 class InjectedFault:
     """A fault as it was injected.
 
-    ``at``: seconds since 1970. ``attempt``: the key of the attempt that it hit, after ``restarts`` restarts in place
+    ``at``: seconds since 1970. ``attempt``: the key of the attempt that it hit, after ``restarts`` in-place restarts
     and at ``step``. ``target``: the processes that it hit, as a phrase.
     """
 
@@ -62,7 +62,7 @@ class InjectedFault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointComparison:
-    """How the last checkpoints of two runs differ. ``identical``: None where they cannot be compared; ``why`` says why.
+    """How the last checkpoints of two runs differ. ``identical``: None if they cannot be compared; ``why`` says why.
 
     ``method``: ``hashes``, ``values``, or ``files`` for a script's own checkpoints; empty if nothing was compared.
     ``difference``: the largest relative difference of any tensor, and ``where`` it is.
@@ -84,7 +84,7 @@ class CheckpointComparison:
         return f"differs{where}" + (f" by {self.difference:.2g} (relative)" if self.difference is not None else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` has it."""
+        """The form that ``--json`` prints."""
         return {
             "identical": self.identical,
             "how": self.method or None,
@@ -96,7 +96,7 @@ class CheckpointComparison:
 
 @dataclass(frozen=True, slots=True)
 class DrillProblem:
-    """Something that is not as it should be, and what to do about it; both without a full stop."""
+    """Something that is wrong, and what to do about it; both without a full stop."""
 
     problem: str
     advice: str
@@ -106,7 +106,7 @@ class DrillProblem:
 class DrillFacts:
     """What a verdict is based on.
 
-    ``run``: as it was at its end; ``events``: of its journals, at least the kinds session, restored and requeue.
+    ``run``: its final state; ``events``: from its journals, at least the kinds session, restored and requeue.
     ``grace_s``: seconds that an announced stop may take. ``hang_after``: the spec's, in seconds. ``deterministic``:
     whether two undisturbed runs end alike; None if that was not tried. ``world_sizes``: those of the undisturbed run.
     """
@@ -124,11 +124,11 @@ class DrillFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultVerdict:
-    """How a run survived a fault. Seconds count from the fault; None: it does not apply, or is unknown.
+    """How a run survived a fault. Seconds count from the fault; None: does not apply, or unknown.
 
     ``stopped_s``: until the last rank had ended. ``allowed_s``: how long that may take. ``restarted_s``: until
-    ``restarted_by`` started the run again. ``step_s``: until it had finished the next step. ``notes``: what a person
-    should know although it is no problem.
+    ``restarted_by`` started the run again. ``step_s``: until it had finished the next step. ``notes``: what the user
+    should know although it is not a problem.
     """
 
     fault: str
@@ -155,8 +155,8 @@ class FaultVerdict:
         return not self.problems
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``--json`` has it."""
-        # The keys are a contract and older than the names of the fields.
+        """The form that ``--json`` prints."""
+        # The keys are a contract, and older than the field names.
         injected = self.injected
         return {
             "fault": self.fault,

@@ -1,4 +1,4 @@
-"""The verdict on a run that a fault was injected into: what happened, and what of it is wrong. Pure."""
+"""The verdict on a run that a fault was injected into: what happened, and which parts of it are wrong. Pure."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from slurmtrain.model.run.run import Attempt, Run
 
 # How long agents may take to notice that a rank or another node is gone, and to end the remaining ranks.
 NOTICED_S = 60.0
-# How long they may take to end the ranks once a hang is noticed: they look at every rank first.
+# How long they may take to end the ranks once a hang is noticed: they inspect every rank first.
 HANG_ENDED_S = 30.0
-# Slurm's times are whole seconds and its clock is another node's: an attempt may seem to start after its first events.
+# Slurm's times are whole seconds from another node's clock: an attempt may seem to start after its first events.
 _SKEW_S = 1.0
 
-# Who started a run again.
+# What restarted a run.
 AGENTS_IN_PLACE = "agents, in place"
 AGENTS_REQUEUE = "agents, by requeue"
 SLURM = "Slurm"
@@ -30,7 +30,7 @@ SLURM = "Slurm"
 class _Restart:
     """How the run was started again: by whom, and when (seconds since 1970).
 
-    ``key``: of the attempt that goes on; its ranks train from ``trains_since`` on, beginning with ``first_step``.
+    ``key``: of the continuing attempt; its ranks train from ``trains_since`` on, starting with ``first_step``.
     """
 
     by: str
@@ -72,14 +72,14 @@ def judge_fault(facts: DrillFacts) -> FaultVerdict:
 
 
 def not_hit_verdict(fault: str, run: Run, why: str = "") -> FaultVerdict:
-    """The verdict on a ``run`` without its ``fault``: it ended before, or ``why`` says what made it impossible."""
+    """The verdict on a ``run`` without its ``fault``: it ended before, or could not be hit because of ``why``."""
     return FaultVerdict(
         fault=fault, run_id=run.id, attempts=len(run.attempts), state=run.state, problems=[_not_hit(run, why)]
     )
 
 
 def not_submitted_verdict(fault: str, why: str) -> FaultVerdict:
-    """The verdict where there is no run: it could not be submitted."""
+    """The verdict if there is no run because it could not be submitted: ``why``."""
     advice = "try the fault again, alone, with --fault"
     return FaultVerdict(
         fault=fault, run_id="", state="-", problems=[DrillProblem(f"it could not be submitted: {why}", advice)]
@@ -112,7 +112,7 @@ def _restart_after(facts: DrillFacts, struck: Attempt | None, injected: Injected
     began = following.started_at or following.submitted_at or injected.at
     first_step = _first_step(facts, following, began - _SKEW_S)
     if following.job_id != struck.job_id:
-        # A new job has a submission, which says who asked for it.
+        # A new job has a submission, which says who requested it.
         at = following.submitted_at or began
         return _Restart(following.asked_by, at, began, following.key, first_step)
     # The job kept its id, so it was requeued: by its agents, if they have journaled that, else by Slurm itself.
@@ -121,7 +121,7 @@ def _restart_after(facts: DrillFacts, struck: Attempt | None, injected: Injected
 
 
 def _first_step(facts: DrillFacts, attempt: Attempt, since: float) -> int | None:
-    """The step that the ranks of an attempt went on from, the first time after ``since``; None without a session."""
+    """The step that an attempt's ranks first continued from after ``since``; None without a session."""
     events = [event for event in facts.events if attempt_of(event.source) == attempt.key and event.time >= since]
     begins = [
         *((event.order, event.payload.step) for event in select(events, SessionStarted)),
@@ -130,7 +130,7 @@ def _first_step(facts: DrillFacts, attempt: Attempt, since: float) -> int | None
     if not begins:
         return None
     (_, journal, _), _ = min(begins)
-    # A restore follows the beginning of its session, in the same journal, and has the greater step.
+    # A restore follows the start of its session in the same journal, and has the greater step.
     return max(step for (_, source, _), step in begins if source == journal)
 
 
@@ -148,7 +148,7 @@ def _stopped_s(struck: Attempt | None, injected: InjectedFault, restart: _Restar
 
 
 def _allowed_s(facts: DrillFacts, injected: InjectedFault) -> float | None:
-    """How long the ranks may take to end; None where there is no bound."""
+    """How long the ranks may take to end; None if there is no bound."""
     if FAULTS[injected.fault].announced:
         return facts.grace_s
     if injected.fault == "hang":
@@ -164,7 +164,7 @@ def _step_s(facts: DrillFacts, injected: InjectedFault, restart: _Restart | None
     return min(times) - injected.at if times else None
 
 
-# --- what of it is wrong ----------------------------------------------------------------------------------------------
+# --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
 def _stop_problems(verdict: FaultVerdict) -> list[DrillProblem]:
@@ -226,7 +226,7 @@ def _restart_problems(verdict: FaultVerdict, run: Run) -> list[DrillProblem]:
 
 def _end_problems(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem]:
     if facts.run.state != "completed" and verdict.restarted_by is None:
-        return []  # that nobody started it again explains this state
+        return []  # that it was not restarted explains this state
     if facts.run.state != "completed":
         reason = f": {facts.run.reason}" if facts.run.reason else ""
         return [
@@ -273,7 +273,7 @@ def _not_hit(run: Run, why: str) -> DrillProblem:
 
 def _notes(verdict: FaultVerdict, facts: DrillFacts) -> list[str]:
     notes = []
-    # One start of all is the first, and one, if any, is due to the fault.
+    # Of all starts, one is the first, and at most one is due to the fault.
     others = len(facts.run.attempts) + verdict.restarts - 1 - int(verdict.restarted_by is not None)
     if others > 0:
         notes.append(

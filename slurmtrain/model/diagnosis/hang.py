@@ -1,8 +1,8 @@
-"""When a rank counts as hanging, and which ranks are to blame: pure.
+"""When a rank counts as hanging, and which ranks are to blame. Pure.
 
-Each rank reports its phase and how many steps it has finished (runtime/job/heartbeat.py). A rank that trains and
-finishes no step for much longer than steps usually take either hangs or waits for a rank that does, because in a
-collective all ranks wait for the last one.
+Each rank reports its phase and how many steps it has finished (runtime/job/heartbeat.py). If a training
+rank finishes no step for much longer than steps usually take, it hangs or waits for a rank that does: in a collective,
+all ranks wait for the last one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 
 class Phase(IntEnum):
-    """What a rank does, as far as the watchdog cares. The numbers stand in heartbeats; they must not change."""
+    """What a rank is doing, as the watchdog distinguishes it. The numbers are in heartbeats; they must not change."""
 
     NONE = 0
     """No heartbeat yet: the script has no session, or has not opened it."""
@@ -65,22 +65,22 @@ class Beat:
 
 NEVER = Beat()
 
-# Nothing counts as a hang sooner: file servers and other jobs on the node delay a step by less than this.
+# Nothing counts as a hang before this: file servers and other jobs on the node delay a step by less.
 LEAST_S = 60.0
 # A hang takes this many times what it is compared with: the median step, the usual limit, or the longest save.
 TIMES = 10.0
 # torch.compile, autotuning of kernels and cold caches take minutes.
 FIRST_S = 600.0
-# The least that a save or restore is allowed once one has been measured, and what it is allowed before that.
+# How long a save or restore may take: at least this once one has been measured, and this before that.
 SAVE_S = 300.0
 UNKNOWN_SAVE_S = 1800.0
 
-# In other phases a rank may rightly take any time: downloads before the loop, an evaluation after it.
+# In other phases a rank may legitimately take any time: downloads before the loop, an evaluation after it.
 WATCHED = (Phase.FIRST, Phase.TRAINING, Phase.SAVING)
 
 
 def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> float | None:
-    """Seconds since ``beat.at`` after which a rank in the phase of ``beat`` hangs; None: such a phase is not watched.
+    """Seconds since ``beat.at`` after which a rank in the phase of ``beat`` hangs; None: the phase is not watched.
 
     ``hang_after``: the spec's ``requeue.hang_after``, in seconds; None: derive it from ``median_step_s``, the median
     duration of a step over the ranks of its node, in seconds.
@@ -88,7 +88,7 @@ def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> fl
     if beat.phase not in WATCHED:
         return None
     usual = hang_after if hang_after is not None else max(LEAST_S, TIMES * median_step_s)
-    # A limit of the user's own stands for what steps take, so no least time is added to it.
+    # The user's limit says how long steps take, so the minimum time does not apply to it.
     if beat.phase is Phase.FIRST:
         return TIMES * usual if hang_after is not None else max(FIRST_S, TIMES * usual)
     if beat.phase is Phase.SAVING:
@@ -101,7 +101,7 @@ def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> fl
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """What is known of a rank while its run hangs.
+    """What is known about a rank while its run hangs.
 
     ``idle_s``: seconds since its last heartbeat. ``state``: the state of its process as a letter of proc(5), empty if
     unknown. ``stack``: the frames of its main thread, innermost first, each "file:line function"; empty if unknown.
@@ -116,7 +116,7 @@ class RankState:
     stack: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return {
             "rank": self.rank,
             "node": self.node,
@@ -129,7 +129,7 @@ class RankState:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RankState:
-        """Read what :meth:`to_dict` gave. Raises KeyError or ValueError for anything else."""
+        """Read the result of :meth:`to_dict`. Raises KeyError or ValueError for anything else."""
         return cls(
             rank=int(plain["rank"]),
             node=int(plain["node"]),
@@ -141,7 +141,7 @@ class RankState:
         )
 
 
-# Frames in which a rank waits for others: torch's collectives, and calls that wait for a device which is in one.
+# Frames in which a rank waits for others: torch's collectives, and calls that wait for a device that is in one.
 _WAITING = re.compile(
     r"torch[/.]distributed[/.]|ProcessGroup|all_?reduce|all_?gather|all_?to_?all|reduce_?scatter|broadcast|barrier"
     r"|backward|synchroni[sz]e",
@@ -157,20 +157,20 @@ _STATES = {
     "X": "ended",
     "D": "waiting for a device or a file server, which nothing can interrupt",
 }
-# States in which a process cannot make progress whatever others do.
+# States in which a process cannot make progress, whatever other ranks do.
 _HELD = "TtZX"
 
 
 def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
     """The ranks that all others wait for, as far as can be determined, and a sentence that says why.
 
-    The first of these that applies decides: ranks whose process cannot run in its state; ranks that have finished
-    fewer steps than others; ranks that have left the loop over steps while others are in it; ranks that have not
-    reached the collective in which others wait. If none applies, all ranks are returned: how long each has been idle
-    does not separate culprits from victims. Ranks without a heartbeat are judged by the state of their process alone.
+    The first that applies decides: ranks whose process cannot run in its state; ranks that have finished fewer steps
+    than others; ranks that have left the loop over steps while others are in it; ranks that have not reached the
+    collective in which others wait. If none applies, all ranks are returned: their idle times do not separate culprits
+    from victims. Ranks without a heartbeat are judged only by the state of their process.
     """
     reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]
-    # Strongest evidence first: a stopped process explains why its step count is behind, and not the other way round.
+    # Strongest evidence first: a stopped process explains why its step count is behind, not the other way round.
     for suspects, describe in (
         ([rank for rank in ranks if rank.state and rank.state in _HELD], _describe_state),
         ([rank for rank in ranks if rank.state == "D"], _describe_state),
@@ -204,7 +204,7 @@ def _behind(ranks: Sequence[RankState]) -> list[RankState]:
 
 
 def _outside(ranks: Sequence[RankState], inside: Callable[[RankState], bool]) -> list[RankState]:
-    """The ranks that are not inside while others are; an empty list where all or none are."""
+    """The ranks that are not inside while others are; an empty list if all or none are."""
     outside = [rank for rank in ranks if not inside(rank)]
     return outside if len(outside) < len(ranks) else []
 

@@ -1,4 +1,4 @@
-"""Finding known patterns in the text of a log, and reading when, and by which rank, a line was written. Pure."""
+"""Finding known patterns in a log, and when and by which rank a line was written. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 
 from slurmtrain.model.diagnosis.patterns import PATTERNS, REASON_FIXES, SHM_FIX, SHM_FULL, Pattern, explain_xid
 
-# How many characters on each side of a needle are looked at: some logs have lines of megabytes.
+# How many characters on each side of a needle are searched: some logs have lines of megabytes.
 _REACH = 2000
 _ONE_DAY = timedelta(days=1)
 
@@ -19,9 +19,9 @@ class Hit:
     """A line that matches a pattern, or a fact from a journal that says the same.
 
     ``name`` to ``fix``: of the pattern, filled in. ``text``: the line. ``origin``: which log or journal. ``rank`` and
-    ``host``: who wrote it, where known. ``at``: when, in seconds since 1970; None: unknown. ``exact``: whether the line
-    itself has that time; otherwise it is that of the end of its process. ``line``: its place in the log, which only
-    orders hits. ``groups``: those of the expression.
+    ``host``: who wrote it, if known. ``at``: when, in seconds since 1970; None: unknown. ``exact``: whether the line
+    itself has that time; otherwise it is the end of its process. ``line``: its place in the log, used only to order
+    hits. ``groups``: those of the expression.
     """
 
     name: str
@@ -44,11 +44,11 @@ class Hit:
 def scan_log(text: str, limit: int = 20) -> Iterator[tuple[int, Pattern, re.Match[str], str]]:
     """(offset of the line, pattern, match, line) for each line of a log that matches a pattern.
 
-    Of each pattern, at most the first ``limit`` and the last ``limit`` lines are looked at: a loop that fails may write
+    For each pattern, at most the first ``limit`` and the last ``limit`` lines are searched: a failing loop may write
     the same line for hours. Long lines are cut to the surroundings of the match.
     """
     for pattern in PATTERNS:
-        # Almost no line holds a needle, and a search for one runs in C; the expression is tried on the few that do.
+        # Almost no line contains a needle, and searching for one runs in C; the expression is tried on the few that do.
         places = _lines_with(text, pattern.needles)
         candidates = places if len(places) <= 2 * limit else [*places[:limit], *places[-limit:]]
         for begin, needle in candidates:
@@ -60,12 +60,12 @@ def scan_log(text: str, limit: int = 20) -> Iterator[tuple[int, Pattern, re.Matc
 
 
 def _lines_with(text: str, needles: Iterable[str]) -> list[tuple[int, int]]:
-    """(offset of the line, offset of the needle) of the lines that hold a needle, each line once, in order."""
+    """(offset of the line, offset of the needle) of the lines that contain a needle, each line once, in order."""
     needle_by_line: dict[int, int] = {}
     for needle in needles:
         at = text.find(needle)
         while at >= 0:
-            # Continue behind this line: a line is looked at once, however often it repeats the needle.
+            # Continue after this line: a line counts once, however often it repeats the needle.
             needle_by_line.setdefault(text.rfind("\n", 0, at) + 1, at)
             end = text.find("\n", at)
             at = text.find(needle, end) if end >= 0 else -1
@@ -85,12 +85,12 @@ _PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s*|\d{4}-\d\d-\d\d[T ]\S+\s*|[A-Z]+:?\s+
 
 
 def is_advice(line: str) -> bool:
-    """Whether a line only gives advice, and reports nothing that happened."""
+    """Whether a line only gives advice, rather than reporting what happened."""
     return _ADVICE.search(_without_prefix(line)) is not None
 
 
 def is_code(line: str) -> bool:
-    """Whether a line quotes source code, and reports nothing that happened."""
+    """Whether a line quotes source code, rather than reporting what happened."""
     return _CODE.search(_without_prefix(line)) is not None
 
 
@@ -100,10 +100,10 @@ def _without_prefix(line: str) -> str:
 
 def make_hit(pattern: Pattern, match: re.Match[str], **attributes: object) -> Hit:
     """The hit for a match of a pattern, its phrases filled in; ``attributes`` set other fields of :class:`Hit`."""
-    # A group that took no part in the match is None.
+    # A group that did not participate in the match is None.
     groups = [group or "" for group in match.groups()]
     if pattern.name == "slurm-names":
-        # The fix names a key of the spec, which is in lower case.
+        # The fix names a spec key, which is in lower case.
         groups = [groups[0].lower()]
     role, cause, fix = pattern.role, _fill_in(pattern.cause, groups), _fill_in(pattern.fix, groups)
     if pattern.name == "xid":
@@ -123,7 +123,7 @@ def _fill_in(phrase: str, groups: Sequence[str]) -> str:
 
 
 def _explain_full_disk(line: str, path: str) -> tuple[str, str]:
-    """Cause and fix: which file system is full, as far as the line tells, and what to do."""
+    """Cause and fix: which file system is full, if the line says so, and what to do."""
     where = path or next(iter(re.findall(r"/[\w./-]+", line)), "")
     if "/dev/shm" in where or "shm" in line:  # noqa: S108 (text of a log)
         return SHM_FULL, SHM_FIX
@@ -145,8 +145,8 @@ def time_of(line: str, near: float, zone: tzinfo = UTC) -> float | None:
 
     Args:
         line: The line, or its beginning.
-        near: About when it was written, in seconds since 1970: it decides the year where the line has none.
-        zone: The time zone where the line names none.
+        near: About when it was written, in seconds since 1970: determines the year if the line has none.
+        zone: The time zone if the line names none.
     """
     try:
         if match := _ISO.search(line[:_REACH]):
@@ -172,7 +172,7 @@ def _iso_time(match: re.Match[str], zone: tzinfo) -> float:
 def _glog_time(match: re.Match[str], near: float, zone: tzinfo) -> float:
     month, day, hour, minute, second = (int(part) for part in match.groups()[:5])
     about = datetime.fromtimestamp(near, zone)
-    # Around New Year the line may be of the year before, or after, that of ``near``.
+    # Around New Year, the line may be from the year before or after that of ``near``.
     years = (about - _ONE_DAY).year, (about + _ONE_DAY).year
     times = [datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() for year in years]
     return min(times, key=lambda time: abs(time - near)) + float(f"0.{match[6]}")

@@ -9,8 +9,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-# What a line is to a failure: its root cause; a consequence of something that died first; Slurm's last word, which
-# confirms how it ended; or something worth knowing that ended nothing.
+# What a line means for a failure: its root cause; a consequence of something that died first; Slurm's final state,
+# which confirms how it ended; or something worth knowing that ended nothing.
 ROOT, CASCADE, CONFIRMATION, NOTE = "root", "cascade", "confirmation", "note"
 
 
@@ -18,9 +18,9 @@ ROOT, CASCADE, CONFIRMATION, NOTE = "root", "cascade", "confirmation", "note"
 class Pattern:
     """A kind of log line that says something about a failure.
 
-    ``role``: one of the above. ``needles``: every such line holds one of these texts; plain searches for them are far
-    faster than the expression, which is tried only on lines that hold one. ``cause`` and ``fix`` are phrases in which
-    ``{1}`` stands for the first group of the expression, and so on.
+    ``role``: one of the above. ``needles``: every such line contains one of these texts; plain searches for them are
+    far faster than the expression, which is tried only on lines that contain one. ``cause`` and ``fix`` are phrases in
+    which ``{1}`` stands for the first group of the expression, and so on.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Pattern:
 # --- Xid ----------------------------------------------------------------------------------------------------------
 
 _PROGRAM, _GPU, _EARLIER, _UNKNOWN = "the program", "the GPU", "an earlier error", "unknown"
-# The driver's Xid numbers by NVIDIA's catalogue of Xid errors: who is at fault, and a description.
+# The driver's Xid numbers, from NVIDIA's catalogue of Xid errors: what is at fault, and a description.
 XIDS: Mapping[int, tuple[str, str]] = {
     13: (_PROGRAM, "an exception in a kernel, often an index out of bounds"),
     31: (_PROGRAM, "a memory access to a wrong address"),
@@ -211,9 +211,9 @@ PATTERNS: tuple[Pattern, ...] = (
 
 # A dead peer causes these too, so they count as roots only if nothing else explains them.
 DOUBTFUL = frozenset({"store-timeout", "nccl-connect", "nccl-socket", "rendezvous", "gloo-connect", "ib-retry"})
-# Patterns that stand for several causes: their hits are grouped by cause as well.
+# Patterns with several possible causes: their hits are grouped by cause as well.
 SEVERAL_CAUSES = frozenset({"xid", "disk-full", "slurm-reason", "evidence"})
-# That some task failed explains nothing: it follows from the failure that is looked for.
+# That some task failed explains nothing: it is a result of the failure to be explained.
 TASK_FAILURE = "TASK FAILURE"
 # What to do, by the reason that Slurm gives.
 REASON_FIXES = {

@@ -12,7 +12,7 @@ from slurmtrain.model.diagnosis.patterns import CONFIRMATION, DOUBTFUL, ROOT, SE
 
 @dataclass(frozen=True, slots=True)
 class PatternMatch:
-    """All hits of one pattern: the first of them, how many there are, and on which ranks."""
+    """All hits of one pattern: the first one, how many there are, and on which ranks."""
 
     first: Hit
     count: int
@@ -29,10 +29,10 @@ class Laggard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What a run's logs amount to.
+    """What a run's logs show.
 
-    ``root``: None where no hit is a root. ``others``: all other hits, in order. ``laggard``: whom others waited for.
-    ``ordered``: whether that order is one of time; if not, hits are ordered by file and line.
+    ``root``: None if no hit is a root. ``others``: all other hits, in order. ``laggard``: the ranks that others waited
+    for. ``ordered``: whether that order is by time; if not, hits are ordered by file and line.
     """
 
     root: PatternMatch | None
@@ -44,8 +44,8 @@ class Diagnosis:
 def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     """The root cause among these hits, and all others in order. ``ranks``: all ranks of the attempt.
 
-    The earliest root wins; a hit without a time comes after those that have one. If there is no root, Slurm's last word
-    takes its place, provided that it gives a reason.
+    The earliest root wins; a hit without a time comes after those that have one. If there is no root, Slurm's final
+    state takes its place, provided that it has a reason.
     """
     matches = _grouped(sorted(hits, key=_order))
     roots = [match for match in matches if match.first.role == ROOT]
@@ -54,7 +54,7 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     ]
     candidates = _without_consequences(roots) or last_words
     root = candidates[0] if candidates else None
-    # Lines of one log are in order by themselves; lines of several logs need times to be compared.
+    # Lines of one log are already in order; comparing lines of several logs requires times.
     origins = {match.first.origin for match in candidates}
     ordered = len(origins) < 2 or all(match.first.at is not None for match in candidates)
     others = [match for match in matches if match is not root]
@@ -62,10 +62,10 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
 
 
 def _without_consequences(roots: Sequence[PatternMatch]) -> Sequence[PatternMatch]:
-    """The roots, without those that may follow from another one: a rank that dies breaks connections of others.
+    """The roots, without those that another one may have caused: a rank that dies breaks connections of others.
 
-    Such a doubtful root stays if it came before all certain ones, as far as their lines have times, or if there is no
-    certain one.
+    Such a doubtful root stays if there is no certain one, or if it came before all certain ones, as far as their lines
+    have times.
     """
     certain = [match for match in roots if match.first.name not in DOUBTFUL]
     if not certain:
@@ -84,7 +84,7 @@ def _order(hit: Hit) -> tuple[bool, float, str, int]:
 
 
 def _grouped(hits: Sequence[Hit]) -> list[PatternMatch]:
-    """Hits by pattern, and by cause where a pattern has several, each group at the place of its first hit."""
+    """Hits by pattern, and by cause if a pattern has several, each group at the place of its first hit."""
     groups: dict[tuple[str, str], list[Hit]] = {}
     for hit in hits:
         groups.setdefault((hit.name, hit.cause if hit.name in SEVERAL_CAUSES else ""), []).append(hit)
@@ -100,20 +100,20 @@ _GROUP = re.compile(r"PG GUID (\S+)|\[PG (\S+)")
 
 
 def find_laggard(hits: Sequence[Hit], ranks: Iterable[int]) -> Laggard | None:
-    """The ranks that others waited for, by the messages of NCCL's watchdogs; None where these do not tell.
+    """The ranks that others waited for, from the messages of NCCL's watchdogs; None if these do not show it.
 
-    These are the ranks that are behind the others of their process group; else those of ``ranks`` that have no message
-    while others wait, unless they are the majority.
+    These are the ranks behind the others in their process group; else those in ``ranks`` without a message while others
+    wait, unless they are the majority.
     """
-    # The last completed collective where the watchdog prints it; the one that timed out where it does not.
+    # The last completed collective if the watchdog prints it, else the one that timed out.
     by_group = _numbers_by_group(hits, "nccl-progress", 1) or _numbers_by_group(hits, "nccl-watchdog", 0)
     for completed in by_group.values():
         least, most = min(completed.values()), max(completed.values())
-        # All ranks with the least, not one: a whole node may be behind.
+        # All ranks with the lowest number, not just one: a whole node may be behind.
         if least < most:
             behind = sorted(rank for rank, number in completed.items() if number == least)
             return Laggard(behind, f"{_names(behind)} had completed collective {least}, others {most}")
-    # A rank that hangs outside of NCCL has no watchdog that could complain.
+    # A rank that hangs outside NCCL has no watchdog to report it.
     waiting = {rank for completed in by_group.values() for rank in completed}
     silent = sorted(set(ranks) - waiting)
     if waiting and silent and len(silent) < len(waiting):
@@ -122,7 +122,7 @@ def find_laggard(hits: Sequence[Hit], ranks: Iterable[int]) -> Laggard | None:
 
 
 def _numbers_by_group(hits: Sequence[Hit], name: str, group: int) -> dict[str, dict[int, int]]:
-    """The highest collective that each rank reports, by process group; ``group``: where the pattern has the number."""
+    """The highest collective that each rank reports, by process group; ``group``: the pattern's group for it."""
     numbers: dict[str, dict[int, int]] = {}
     for hit in hits:
         if hit.name == name and hit.rank is not None:

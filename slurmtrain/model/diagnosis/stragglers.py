@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 # A rank is slow if its own time is this many times the median.
 RATIO = 1.5
-# How many looks in a row it must be slow, at about one look in ten seconds: shorter disturbances pass by themselves.
+# How many consecutive looks it must be slow for, at about one look in ten seconds: shorter disturbances pass.
 LOOKS = 5
 # The interpreter and the kernel's scheduler alone make two ranks of one node differ by up to this.
 LEAST_S = 0.005
@@ -35,19 +35,19 @@ class Stragglers:
         """Set the limits.
 
         Args:
-            ratio: A slow rank's own time is more than so many times the median.
-            looks: So many looks in a row make a rank slow, and as many make it a normal one again.
-            least_s: A slow rank's own time is more than so many seconds above the median.
+            ratio: A slow rank's own time is more than this many times the median.
+            looks: After this many consecutive looks a rank counts as slow, and after as many as normal again.
+            least_s: A slow rank's own time is more than this many seconds above the median.
         """
         self._ratio = ratio
         self._looks = looks
         self._least_s = least_s
-        # By rank: for how many looks in a row its state has differed from that in ``_slow``.
+        # By rank: for how many consecutive looks its state has differed from that in ``_slow``.
         self._changed: dict[int, int] = {}
         self._slow: set[int] = set()
 
     def look(self, own_s: Mapping[int, float]) -> list[Straggler]:
-        """Take in each rank's own time per step, in seconds (0: unknown), and return the ranks that became slow."""
+        """Record each rank's own time per step, in seconds (0: unknown), and return the ranks that became slow."""
         measured = {rank: seconds for rank, seconds in own_s.items() if seconds > 0}
         if len(measured) < 2:
             return []
@@ -61,7 +61,7 @@ class Stragglers:
         return stragglers
 
     def _turns(self, rank: int, is_slow: bool) -> bool:
-        """Whether with this look a rank begins to count as slow, or ceases to."""
+        """Whether with this look a rank starts, or stops, counting as slow."""
         if is_slow == (rank in self._slow):
             self._changed.pop(rank, None)
             return False

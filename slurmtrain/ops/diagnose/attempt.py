@@ -1,4 +1,4 @@
-"""Why an attempt of a run failed, by known patterns in its logs, by its journals, and by the state that Slurm gave."""
+"""Why an attempt failed, judged by known patterns in its logs, by its journals, and by its state in Slurm."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptDiagnosis:
-    """Why an attempt failed, as far as its files tell.
+    """Why an attempt failed, as far as its files show.
 
     ``attempt``: None if the run was never started. ``read``: the number of logs that were read. ``partly``: paths of
-    logs of which only beginning and end were read. ``problems``: logs that could not be read, and why.
+    logs of which only the beginning and end were read. ``problems``: logs that could not be read, and why.
     """
 
     run: Run
@@ -53,7 +53,7 @@ class AttemptDiagnosis:
 
 
 def match_json(match: PatternMatch) -> dict[str, Any]:
-    """FOUND of the JSON contract. ``at_by``: whether ``at`` is the time of the line or that of its process's end."""
+    """FOUND of the JSON contract. ``at_by``: whether ``at`` is the time of the line or of its process's end."""
     first = match.first
     return {
         "name": first.name,
@@ -75,14 +75,14 @@ def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> At
     """Find out from its logs and journals why an attempt failed.
 
     Args:
-        workspace: Where the run lives.
+        workspace: Where the run is.
         run_id: The run.
         number: The attempt, counted from 1; None: the last one that failed, else the newest one.
 
     Raises:
         RunNotFound: The run has no such attempt.
     """
-    # The journals may have grown since the last sync. Slurm was asked when the run was looked up.
+    # The journals may have grown since the last sync. Slurm was already asked when the run was looked up.
     observe(workspace, [run_id], ask_slurm=False)
     run = workspace.store.load(run_id)
     assert run is not None
@@ -109,6 +109,6 @@ def _choose_attempt(run: Run, number: int | None) -> Attempt | None:
         if chosen is None:
             raise RunNotFound(f"run {run.id} has no attempt {number}; it has {len(run.attempts)}")
         return chosen
-    # Not simply the newest: an attempt that runs now, after a failure, is not what the question is about.
+    # Not simply the newest: the question is not about an attempt that runs now, after a failure.
     failed = [attempt for attempt in run.attempts if attempt.ended and attempt.cause != "completed"]
     return failed[-1] if failed else run.newest

@@ -17,7 +17,7 @@ from slurmtrain.model.run.run import Attempt
 from slurmtrain.ops.shared.run_details import attempt_json
 from slurmtrain.ops.shared.workspace import Workspace
 
-# Characters of a line that are shown.
+# How many characters of a line are shown.
 _SHOWN_LINE = 500
 # The name of the hit that says how the attempt ended.
 OUTCOME = "outcome"
@@ -36,7 +36,7 @@ _FIXES = {
 
 @dataclass(frozen=True, slots=True)
 class FailedRank:
-    """The rank that failed first, by the journals: how (``description``, a predicate), and its last lines of output."""
+    """The rank that the journals say failed first: how (``description``, a predicate), and its last output lines."""
 
     rank: int
     host: str
@@ -44,14 +44,14 @@ class FailedRank:
     last_lines: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return {"rank": self.rank, "host": self.host, "how": self.description, "last_lines": list(self.last_lines)}
 
 
 class AttemptJournals:
     """What the journals of an attempt say: where its ranks ran, when they ended, and what the agents saw.
 
-    ``hosts``: of each rank, by its number. ``failures``: the first one of each rank, as journaled.
+    ``hosts``: the host of each rank. ``failures``: the first failure of each rank, as journaled.
     """
 
     def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
@@ -80,7 +80,7 @@ class AttemptJournals:
         ends = [end for end in self._ends if end.payload.failures]
         if not ends:
             return None
-        # Agents end their ranks when another node fails ("cascade"), and their clocks may differ: cause before time.
+        # Agents end their ranks when another node fails ("cascade"), and clocks may differ, so the cause outranks time.
         first = min(ends, key=lambda end: (end.payload.cascade, end.payload.failed_at or end.time))
         failure = first.payload.failures[0]
         signal, code = failure.get("signal"), failure.get("exit_code")
@@ -94,7 +94,7 @@ class AttemptJournals:
         """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
         for end in self._ends:
             yield from _evidence_hits(end, self._host(end))
-        # As ``show`` has them: all nodes together name the culprits, one alone cannot.
+        # As in ``show``: only all nodes together can name the culprits, a single one cannot.
         for number, hang in enumerate(attempt_json(self.attempt)["hangs"]):
             first = next(iter(hang["culprits"]), None)
             yield Hit(
@@ -136,7 +136,7 @@ def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) 
 
 
 def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
-    """What an agent saw on its node after the ranks had ended: processes that the kernel killed, errors of GPUs."""
+    """What an agent saw on its node after the ranks had ended: processes killed by the kernel, GPU errors."""
     attributes: dict[str, Any] = {
         "name": "evidence",
         "text": "",
@@ -156,7 +156,7 @@ def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
 
 
 def printable(line: str) -> str:
-    """A line as it is printed: without secrets and control characters, and not too long."""
-    # Logs may hold escape sequences, which could rewrite what else is on the terminal.
+    """A line for printing: without secrets and control characters, and not too long."""
+    # Logs may contain escape sequences, which could overwrite other text on the terminal.
     clean = "".join(character if character.isprintable() else " " for character in redact(line.strip()))
     return clean if len(clean) <= _SHOWN_LINE else f"{clean[:_SHOWN_LINE]}..."

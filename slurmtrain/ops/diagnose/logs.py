@@ -15,21 +15,21 @@ from slurmtrain.ops.diagnose.journals import AttemptJournals, printable
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import describe_os_error
 
-# How much of a log is read, at its beginning and at its end: causes stand at the end, wrong settings at the beginning.
+# How much of a log is read, at its beginning and end: causes are at the end, wrong settings at the beginning.
 HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
-# Many logs share the first of these, but each gets at least the second.
+# The logs share the first of these equally, but each gets at least the second.
 _ALL_BYTES = 64 << 20
 _LEAST_BYTES = 64 << 10
-# The log of a job has the lines of all its starts. Lines further than this from an attempt belong to another start.
+# The log of a job has the lines of all its starts. Lines farther than this from an attempt belong to another start.
 _MARGIN_S = 120.0
-# A line without a time gets that of a line before it, at most so many characters back.
+# A line without a time gets the time of an earlier line, at most this many characters back.
 _LOOK_BACK = 64 << 10
 _RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
 
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """A file to read. ``rank`` and ``host``: its writer's. ``shared``: other starts of the job write to it as well."""
+    """A file to read. ``rank`` and ``host``: its writer's. ``shared``: other starts of the job write to it too."""
 
     path: Path
     rank: int | None
@@ -42,7 +42,7 @@ class AttemptLogs:
 
     def __init__(self, journals: AttemptJournals) -> None:
         self._journals = journals
-        # Programs log local time without naming the zone; nodes and this machine are taken to share it.
+        # Programs log local time without naming the zone; nodes and this machine are assumed to share it.
         self._zone: tzinfo = datetime.now().astimezone().tzinfo or UTC
         self.ranks: set[int] = set()
         self.read = 0
@@ -55,11 +55,11 @@ class AttemptLogs:
         ``workspace`` and ``run_id`` say where these logs are.
         """
         logs = list(self._files(workspace, run_id, attempt))
-        # A thousand ranks would otherwise mean gigabytes.
+        # Without bounds, a thousand ranks would mean gigabytes.
         share = max(_LEAST_BYTES, _ALL_BYTES // max(1, len(logs)))
         legible = set()
         for log in logs:
-            # One log that cannot be read must not hide what the others say.
+            # One unreadable log must not hide what the others say.
             try:
                 parts, whole = _parts(log.path, share)
             except OSError as error:
@@ -81,7 +81,7 @@ class AttemptLogs:
         logs = directory.attempt(attempt.job_id, attempt.restart).logs
         matches = [(path, _RANK_LOG.fullmatch(path.name)) for path in _listed(logs)]
         rank_logs = [(path, int(match[1]), int(match[2] or 0)) for path, match in matches if match]
-        # By rank and round, so that hits without a time are in the order in which they were written.
+        # By rank and round, so that hits without a time are in the order of writing.
         for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
             self.ranks.add(rank)
             yield _Log(path, rank, self._journals.hosts.get(rank, ""))
@@ -95,13 +95,13 @@ class AttemptLogs:
     def _hits_in(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:
         """The hits in a part of a log that begins at this offset."""
         attempt = self._journals.attempt
-        # torch's log lines have no year: the end of the attempt decides it.
+        # torch's log lines have no year: it is derived from the end of the attempt.
         near = attempt.ended_at or attempt.started_at or attempt.submitted_at or 0.0
         for place, pattern, match, line in scan_log(text):
             at = time_of(line, near, self._zone)
             if log.shared and not self._is_ours(at if at is not None else self._before(text, place, near)):
                 continue
-            # In the job's log only torch's own lines name their rank.
+            # In the job's log, only torch's own lines name their rank.
             rank = log.rank if log.rank is not None else rank_of(line)
             exact = at is not None
             yield make_hit(
@@ -117,7 +117,7 @@ class AttemptLogs:
             )
 
     def _before(self, text: str, place: int, near: float) -> float | None:
-        """The time of the nearest line before an offset that has one, in seconds since 1970."""
+        """The time of the nearest earlier line that has one, in seconds since 1970."""
         for line in reversed(text[max(0, place - _LOOK_BACK) : place].split("\n")):
             at = time_of(line, near, self._zone)
             if at is not None:
@@ -125,7 +125,7 @@ class AttemptLogs:
         return None
 
     def _is_ours(self, at: float | None) -> bool:
-        """Whether a line of a shared log may be of this attempt, by its time; a line without a time may."""
+        """Whether a line of a shared log may belong to this attempt, by its time; a line without a time may."""
         attempt = self._journals.attempt
         if at is None:
             return True
@@ -148,7 +148,7 @@ def _parts(path: Path, share: int) -> tuple[list[tuple[int, str]], bool]:
     tail = min(TAIL_BYTES, share * 3 // 4)
     head = min(HEAD_BYTES, share // 4)
     with path.open("rb") as file:
-        # Of the open file: a rank that still runs may write meanwhile.
+        # The size of the open file: a rank that still runs may write meanwhile.
         size = os.fstat(file.fileno()).st_size
         if size <= head + tail:
             return [(0, _text(file.read(head + tail)))], True

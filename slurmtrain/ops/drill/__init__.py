@@ -1,1 +1,1 @@
-"""``drill``: runs of a spec into which faults are injected, compared with an undisturbed one."""
+"""``drill``: injects faults into runs of a spec, and compares them with an undisturbed run."""

@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 
     from slurmtrain.runtime.checkpoint.index import Index
 
-# Bytes that are hashed at a time.
+# Bytes hashed at a time.
 _CHUNK = 1 << 22
-# Below this prefix a checkpoint keeps what belongs to one rank, such as its states of random numbers.
+# Under this prefix a checkpoint keeps what belongs to one rank, such as its random number states.
 _OF_A_RANK = "ranks."
 
 
 def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> CheckpointComparison:
     """How the last checkpoints of runs ``first`` and ``second`` of one ``workspace`` differ.
 
-    Raises nothing: where they cannot be compared, the answer says why.
+    Raises nothing: if they cannot be compared, the result says why.
     """
     try:
         pattern = current_plan(workspace.root.run(first.id), first).spec.checkpoint.glob
@@ -47,7 +47,7 @@ def _newest(workspace: Workspace, run: Run) -> Path:
 
 
 def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpoint:
-    """The newest checkpoint that the script has saved by itself. Raises CheckpointError where there is none."""
+    """The newest checkpoint that the script itself has saved. Raises CheckpointError if there is none."""
     directory = workspace.root.run(run.id)
     plan = current_plan(directory, run)
     assert plan.spec.checkpoint.glob is not None
@@ -57,7 +57,7 @@ def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpo
     return checkpoint
 
 
-# --- checkpoints that a script saves by itself ------------------------------------------------------------------------
+# --- checkpoints that the script itself saves -------------------------------------------------------------------------
 
 
 def _compare_external(first: external.ExternalCheckpoint, second: external.ExternalCheckpoint) -> CheckpointComparison:
@@ -67,7 +67,7 @@ def _compare_external(first: external.ExternalCheckpoint, second: external.Exter
 
 
 def _hashes(path: Path) -> Mapping[str, str]:
-    """Hashes of a file, or of all files of a directory, by their names in it. Raises OSError."""
+    """Hashes of a file, or of all files in a directory, by their names in it. Raises OSError."""
     files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
     return {str(file.relative_to(path)): _hash(file) for file in files}
 
@@ -85,7 +85,7 @@ def _hash(path: Path) -> str:
 
 def _compare_published(first: Path, second: Path) -> CheckpointComparison:
     manifest, other_manifest = read_manifest(first), read_manifest(second)
-    # Weights of different steps differ anyway; that one run stopped early is what should be said.
+    # Weights of different steps differ anyway; what matters is that one run stopped early.
     if manifest.step != other_manifest.step:
         return CheckpointComparison(identical=None, why=f"they are of steps {manifest.step} and {other_manifest.step}")
     same_ranks = manifest.world_size == other_manifest.world_size
@@ -99,10 +99,10 @@ def _compare_published(first: Path, second: Path) -> CheckpointComparison:
 def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> CheckpointComparison:
     """Compare the contents of two checkpoints, one whole tensor at a time.
 
-    What belongs to single ranks is compared only if both have ``same_ranks``. States of random numbers are left out: a
-    script that draws none does not seed them, and they differ every time.
+    What belongs to single ranks is compared only if both have ``same_ranks``. Random number states are left out: a
+    script that draws no random numbers does not seed them, and they differ every time.
     """
-    # Torch takes a second to import.
+    # Imported here: torch takes a second.
     from torch.distributed.checkpoint.api import CheckpointException
 
     from slurmtrain.runtime.checkpoint.index import Index
@@ -115,7 +115,7 @@ def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> Checkpoin
         raise CheckpointError(f"they cannot be read: {problem}") from error
     except CheckpointError:
         raise
-    except Exception as error:  # torch.load raises whatever unpickling raises
+    except Exception as error:  # torch.load may raise anything that unpickling does
         raise CheckpointError(f"they cannot be read: {' '.join(str(error).split())[:500]}") from error
 
 
@@ -124,7 +124,7 @@ def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> Checkp
     if shapes != second.shapes():
         unmatched = sorted(set(shapes.items()) ^ set(second.shapes().items()))
         return CheckpointComparison(identical=False, method="values", where=unmatched[0][0])
-    # Tensors first, one at a time: all of both checkpoints need not fit into memory.
+    # Tensors first, one at a time: two whole checkpoints may not fit into memory.
     worst: tuple[float, str] | None = None
     for name in shapes:
         difference = _difference(_read(first, name), _read(second, name))
@@ -132,7 +132,7 @@ def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> Checkp
             worst = (difference, name)
     if worst is not None:
         return CheckpointComparison(identical=False, method="values", difference=worst[0], where=worst[1])
-    # Then all that is no tensor: schedulers, counters, the states of ranks.
+    # Then everything that is not a tensor: schedulers, counters, the states of ranks.
     for name in sorted(set(first.metadata.state_dict_metadata) - set(shapes)):
         if name.startswith(_OF_A_RANK) and not same_ranks:
             continue
@@ -154,13 +154,13 @@ def _value(index: Index, name: str) -> Any:
 
 
 def _difference(first: Tensor, second: Tensor) -> float | None:
-    """The largest absolute difference over the largest absolute value; None where all bits are equal."""
+    """The largest absolute difference over the largest absolute value; None if all bits are equal."""
     import torch
 
     # Bits rather than values: NaN is not equal to itself, and 0.0 equals -0.0.
     if first.dtype == second.dtype and torch.equal(_bits(first), _bits(second)):
         return None
-    # Differences of small integer or half types would overflow.
+    # Differences in small integer or half-precision types would overflow.
     wide = torch.complex128 if first.is_complex() or second.is_complex() else torch.float64
     a, b = first.to(wide), second.to(wide)
     largest = float(torch.maximum(a.abs(), b.abs()).max())

@@ -1,9 +1,9 @@
-"""Injecting faults into a run, with no more rights than its owner's.
+"""Injecting faults into a run, with only its owner's permissions.
 
-The target processes are read from the run's journals. On this machine they get signals once their identity is checked.
-On Slurm's nodes the signals are sent by a step inside the job's allocation (``srun --overlap``), or by ``scancel
---signal``, which reaches the steps of a job and which Slurm takes for neither a preemption nor a cancel. ``scancel
---signal=KILL`` does count as a cancel (seen on 22.05), so processes are killed there node by node.
+The target processes are read from the run's journals. On this machine they are signalled after a check of their
+identity. On Slurm's nodes the signals are sent by a step inside the job's allocation (``srun --overlap``), or by
+``scancel --signal``, which reaches the steps of a job and which Slurm treats neither as a preemption nor as a cancel.
+``scancel --signal=KILL`` does count as a cancel (observed on 22.05), so there processes are killed node by node.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slurmtrain.system.process import Process, descendants
 # The signals that ask the agents to stop.
 _ANNOUNCED = {"preempt": signal.SIGTERM, "timeout": signal.SIGUSR2}
 _TO_RANK = {"rank": signal.SIGKILL, "hang": signal.SIGSTOP}
-# A shell script: its arguments are a signal and NODE:PID,PID,... for each node; it signals those of its own node.
+# A shell script: its arguments are a signal and NODE:PID,PID,... for each node; it signals those on its own node.
 _ON_A_NODE = 'n=$1; shift; IFS=,; for w; do case $w in "$SLURMD_NODENAME":*) kill -s "$n" ${w#*:};; esac; done'
 # A step inside an allocation starts within seconds, or not at all.
 _STEP_S = 60.0
@@ -36,8 +36,8 @@ _STEP_S = 60.0
 class FaultTarget:
     """The processes of a run's newest attempt.
 
-    ``nodes``: how many nodes it has; spare nodes have no ranks. ``hosts`` and ``agents``: by number of the node.
-    ``ranks``: by number of the node, then by global rank.
+    ``nodes``: how many nodes it has; spare nodes have no ranks. ``hosts`` and ``agents``: by node number. ``ranks``: by
+    node number, then by global rank.
     """
 
     attempt: Attempt
@@ -53,13 +53,13 @@ class FaultTarget:
         return len(self.agents) == self.nodes and bool(ranks) and ranks == list(range(len(ranks)))
 
     def last_rank(self) -> tuple[int, int, Process]:
-        """The highest rank, its node and its process: a rank with no special part, unlike rank 0."""
+        """The highest rank, its node and its process: a rank without a special role, unlike rank 0."""
         rank, node = max((rank, node) for node, ranks in self.ranks.items() for rank in ranks)
         return rank, node, self.ranks[node][rank]
 
 
 def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
-    """The processes of a run, by its journals; None where no agent has journaled its start yet."""
+    """The processes of a run, from its journals; None if no agent has journaled its start yet."""
     newest = run.newest
     if newest is None:
         return None
@@ -72,7 +72,7 @@ def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
         if agent.process is not None:
             nodes = max(nodes, agent.nodes)
             hosts[agent.node], agents[agent.node] = agent.host, Process.from_dict(agent.process)
-    # Only of the newest attempt: an earlier one of the same job has journals of its own.
+    # Only those of the newest attempt: an earlier one of the same job has its own journals.
     by_source = {f"attempts/{newest.key}/node-{node}.jsonl": node for node in agents}
     for started in _events_of_attempt(workspace, run, newest, WorkersStarted):
         if started.source in by_source:
@@ -83,22 +83,22 @@ def find_target(workspace: Workspace, run: Run) -> FaultTarget | None:
 
 
 def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
-    """Inject a fault into a run that trains.
+    """Inject a fault into a training run.
 
     Args:
-        workspace: Where the run lives.
+        workspace: Where the run is.
         run: Its state, just read.
         name: The fault, a key of :data:`slurmtrain.model.diagnosis.drill.FAULTS`.
 
     Raises:
         RunBusy: The run does not train, or its processes ended before the signal was sent.
-        UserError: Its processes run on another machine, and no Slurm can reach them.
+        UserError: Its processes run on another machine, without a Slurm that can reach them.
         SlurmDown: ``scancel`` or ``srun`` failed.
     """
     target = find_target(workspace, run)
     if target is None or not target.complete:
         raise RunBusy(f"run {run.id} does not train, so there is nothing to hit")
-    # Before the signal, so that no effect of it is earlier than the fault.
+    # Taken before the signal, so that no effect of it precedes the fault.
     at = time.time()
     hit = _signal_locally(target, name) if run.executor == "local" else _signal_in_slurm(target, name)
     attempt = target.attempt
@@ -108,7 +108,7 @@ def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
 
 
 def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: type[P]) -> list[Event[P]]:
-    """The events of one kind of an attempt, in order."""
+    """An attempt's events of one kind, in order."""
     events = (event for event in workspace.store.events(run.id, cls) if attempt_of(event.source) == attempt.key)
     return sorted(events, key=lambda event: event.order)
 
@@ -137,9 +137,9 @@ def _signal_locally(target: FaultTarget, name: str) -> str:
 def _send(processes: Sequence[Process], number: signal.Signals, target: str) -> str:
     """Signal these processes; returns ``target``, the phrase that names them.
 
-    Raises RunBusy where all of them had ended, UserError where they are on another machine.
+    Raises RunBusy if all of them had ended, UserError if they are on another machine.
     """
-    # Unknown means another machine, whose processes have the same numbers as ours.
+    # Unknown means another machine, whose process numbers may coincide with ours.
     if any(process.alive() is None for process in processes):
         raise UserError(f"the run is on {processes[0].host}, whose processes cannot be reached from here: drill there")
     sent = [process.send(number) for process in processes]
@@ -171,7 +171,7 @@ def _signal_in_slurm(target: FaultTarget, name: str) -> str:
         target.hosts[node]: [*(rank.pid for rank in target.ranks.get(node, {}).values()), agent.pid]
         for node, agent in target.agents.items()
     }
-    # The step that kills is part of the job: it may die with it, which srun reports as a failure.
+    # The step that sends the signals is part of the job and may die with it, which srun reports as a failure.
     with contextlib.suppress(SlurmDown):
         _signal_on(job_id, pids, signal.SIGKILL)
     return "all of its processes"

@@ -1,8 +1,7 @@
-"""A fire drill: runs of a user's own spec have faults injected, one after the other, and get a verdict.
+"""A fire drill: faults are injected into runs of the user's own spec, one after the other, and each gets a verdict.
 
-All of its runs are ordinary ones. They are restarted as any run would be: by their agents, by Slurm, or by the sync
-loop with which the drill waits, the same as that of ``wait`` and ``watch``. A drill that is killed leaves its runs as
-they are.
+All of its runs are ordinary ones. They are restarted like any run: by their agents, by Slurm, or by the sync loop that
+the drill waits in, the same as in ``wait`` and ``watch``. A drill that is killed leaves its runs as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"
 TWICE = "again"
-# The fault hits a script without a session after this share of the time that the undisturbed run took.
+# If the script has no session, the fault hits after this share of the time that the undisturbed run took.
 _SHARE_OF_TIME = 1 / 3
 # A run with a session is hit once it has saved, or after this share of its steps: later it might end before the fault.
 _SHARE_OF_STEPS = 1 / 2
@@ -60,7 +59,7 @@ class DrillOptions:
     """What to try.
 
     ``path`` and ``overrides``: the spec. ``faults``: names of faults; empty for all but the optional ones. ``twice``:
-    make the undisturbed run twice, which tells whether the script is deterministic.
+    do the undisturbed run twice, which shows whether the script is deterministic.
     """
 
     path: Path
@@ -106,13 +105,13 @@ class DrillReport:
 
 
 def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> DrillReport:
-    """Make an undisturbed run, then one for each fault, and judge them.
+    """Do an undisturbed run, then one for each fault, and judge them.
 
     Args:
-        workspace: One that asks the scheduler anew each time (:meth:`Workspace.looking_again`).
+        workspace: One that asks the scheduler again each time (:meth:`Workspace.looking_again`).
         options: What to try.
         say: Called with each line of progress.
-        look: Called with the current run each time that its state was read.
+        look: Called with the current run each time its state was read.
 
     Raises:
         UserError: The spec or the options cannot be used; nothing was created.
@@ -133,7 +132,7 @@ def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> 
 class _DrillPlan:
     """The specs of all runs of a drill, by the fault of each. They are read before the first run is submitted.
 
-    ``plan``: that of the user's spec. ``faults``: names of those to try, in order.
+    ``plan``: that of the user's spec. ``faults``: the names of those to try, in order.
     """
 
     plan: Plan
@@ -151,7 +150,7 @@ class _DrillPlan:
         plan = spec.runs[0].plan
         # Before anything is submitted: a user's own checkpoints are at stake.
         _check_checkpoints_are_separate(plan)
-        # A fault that is named twice is tried once; the order stays that of the command line.
+        # A fault that is named twice is tried once; the command line's order is kept.
         faults = list(dict.fromkeys(options.faults)) or [
             name for name, fault in FAULTS.items() if not fault.optional or plan.spec.requeue.hang_after is not None
         ]
@@ -164,13 +163,13 @@ class _DrillPlan:
 
 
 def _run_name(base: str, fault: str) -> str:
-    """The name of a run of a drill, the user's part of it cut so that the whole is a valid name."""
+    """The name of a drill's run, with the user's part cut as needed for a valid name."""
     suffix = f"-drill-{fault}"
     return base[: NAME_LIMIT - len(suffix)] + suffix
 
 
 def _check_checkpoints_are_separate(plan: Plan) -> None:
-    """Runs of a drill must not resume from each other's checkpoints, nor overwrite the user's. Raises UserError."""
+    """Raise UserError if runs could resume from each other's checkpoints, or overwrite the user's."""
     pattern = plan.spec.checkpoint.glob
     if pattern is not None and not pattern.startswith(("{checkpoint_dir}", "{run_dir}")):
         raise UserError(
@@ -201,14 +200,14 @@ class _DrillRuns:
         try:
             run_id = self._submitted(name, FAULTS[name].action)
         except SlurmtrainError as error:
-            # The verdicts on earlier runs took hours: one run that cannot be submitted must not lose them.
+            # The verdicts on earlier runs took hours: they must not be lost because one run cannot be submitted.
             return not_submitted_verdict(name, str(error))
         why = ""
         try:
             injected = self._inject_when_ready(run_id, name, reference)
         except SlurmDown as error:
             injected, why = None, str(error)
-        # Also without a fault: the next run needs the nodes, and the verdict the state at the end.
+        # Even without a fault: the next run needs the nodes, and the verdict needs the final state.
         run = self._ended(run_id)
         if injected is None:
             return not_hit_verdict(name, run, why)
@@ -246,7 +245,7 @@ class _DrillRuns:
 
     def _ended(self, run_id: str) -> Run:
         _, synced = wait(self.workspace, [run_id], self.look)
-        # A loop of syncs repeats its notes.
+        # A sync loop repeats its notes.
         for note in dict.fromkeys([*synced.notes, *synced.problems]):
             self.say(f"warning: {note}")
         return self._run(run_id)
@@ -260,7 +259,7 @@ class _DrillRuns:
         """Inject the fault once the run is ready for it; None if it ended before."""
         pause = FIRST_PAUSE_S
         while True:
-            # Mirroring to MLflow can take seconds, in which the run may end before it is hit.
+            # Mirroring to MLflow can take seconds, during which the run may end before it is hit.
             synced = sync(self.workspace, [run_id], track=False)
             self.look({run_id: synced.observed.runs[run_id]})
             run = self._run(run_id)
@@ -273,19 +272,19 @@ class _DrillRuns:
                     at = "" if injected.step is None else f" at step {injected.step}"
                     self.say(f"{name}: {FAULTS[name].action}{at} ({injected.target})")
                     return injected
-            # A run that waits in the queue may do so for hours; one that trains may soon be over.
+            # A queued run may wait for hours; one that trains may soon be over.
             pause = FIRST_PAUSE_S if run.state == "running" else min(pause * 1.2, LAST_PAUSE_S)
             time.sleep(pause)
 
     def _is_ready(self, run: Run, name: str, reference: Run) -> bool:
-        """Whether it trains and, for a fault that comes without notice, has saved something to resume from."""
+        """Whether it trains and, for a fault without warning, has saved something to resume from."""
         target = find_target(self.workspace, run)
         if target is None or not target.complete or run.newest is None:
             return False
-        # Without a session nobody counts steps: its checkpoints, or the time, have to do.
+        # Without a session steps are not counted: its checkpoints, or the time, must suffice.
         if reference.step is None:
             return self._has_own_checkpoint(run) or self._trains_for(run) > _SHARE_OF_TIME * (_took(reference) or 0.0)
-        # A rank that has not finished a step of this attempt may still be setting itself up.
+        # A rank that has not finished a step of this attempt may still be in its setup.
         first, last = run.newest.first_step, run.newest.last_step
         if first is None or last is None or last <= first:
             return False
@@ -296,7 +295,7 @@ class _DrillRuns:
         )
 
     def _has_own_checkpoint(self, run: Run) -> bool:
-        """Whether a script that saves by itself has left a checkpoint."""
+        """Whether a script that saves its own checkpoints has left one."""
         plan = self.drill_plan.plan
         pattern = plan.spec.checkpoint.glob
         if pattern is None:
@@ -311,18 +310,18 @@ class _DrillRuns:
         return time.time() - max(starts) if starts else 0.0
 
     def _steps(self, run: Run, key: str) -> list[tuple[float, int]]:
-        """The steps that an attempt has finished, each with its time in seconds since 1970."""
+        """The steps finished by the attempt with this ``key``, each with its time in seconds since 1970."""
         steps = []
         with contextlib.suppress(OSError):
             for line in (self.workspace.root.run(run.id).attempts / key / "metrics.jsonl").read_bytes().splitlines():
-                # A killed rank leaves a torn line.
+                # A killed rank leaves an incomplete line.
                 with contextlib.suppress(ValueError, KeyError, TypeError):
                     record = json.loads(line)
                     steps.append((float(record["t"]), int(record["step"])))
         return steps
 
     def _grace(self, name: str) -> float:
-        """Seconds that a stop for this fault may take: the partition's GraceTime at a preemption, else the default."""
+        """Seconds that a stop for this fault may take: for a preemption the partition's GraceTime, else the default."""
         # GraceTime is only for preemptions; a time limit has the lead of its signal, which is longer than the default.
         if self.options.executor != "slurm" or name != "preempt":
             return DEFAULT_GRACE_S
@@ -335,7 +334,7 @@ class _DrillRuns:
 
 
 def _took(run: Run) -> float | None:
-    """Seconds from the start of its first attempt to its end; None if it has not both."""
+    """Seconds from the start of its first attempt to its end; None if either is missing."""
     if run.started_at is None or run.ended_at is None:
         return None
     return round(run.ended_at - run.started_at, 3)

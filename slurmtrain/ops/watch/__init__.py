@@ -1,1 +1,1 @@
-"""``watch``: what ``sync`` does once, again and again, by one process for all runs of a runs root."""
+"""``watch``: repeats ``sync`` in one process for all runs of a runs root."""

@@ -1,4 +1,4 @@
-"""One watch for a runs root: the file that the watching process locks, and that says who it is."""
+"""One watch per runs root: the file that the watching process locks, and which identifies that process."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from slurmtrain.ops.shared.views import iso
 from slurmtrain.system.files import FILE_MODE, describe_os_error, locked
 from slurmtrain.system.process import Process, this_process
 
-# Where locks do not work, a watch that has not touched its file for so many pauses is taken to be gone.
+# Where locks do not work, a watch that has not touched its file for this many pauses is considered gone.
 _SILENT_PAUSES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class WatchHolder:
-    """Who watches a runs root, as the file says. ``process``: None where the file does not say.
+    """Who watches a runs root, according to the file. ``process``: None if the file does not say.
 
     ``since``: ISO 8601, UTC. ``every``: seconds between two rounds.
     """
@@ -34,7 +34,7 @@ class WatchHolder:
 
     @property
     def host(self) -> str:
-        """The machine that it is on; empty where the file does not say."""
+        """The machine that it is on; empty if the file does not say."""
         return self.process.host if self.process is not None else ""
 
     def __str__(self) -> str:
@@ -51,7 +51,7 @@ class WatchLock:
         self._handle = handle
 
     def record_holder(self, every_s: float) -> None:
-        """Write that this process watches: for people, and for machines that do not see the kernel's lock."""
+        """Write that this process watches: for users, and for machines that do not see the kernel's lock."""
         holder = {**this_process().to_dict(), "since": iso(time.time()), "every": every_s}
         self._write(json.dumps(holder, indent=1).encode() + b"\n")
 
@@ -61,12 +61,12 @@ class WatchLock:
             os.utime(self._handle)
 
     def clear_holder(self) -> None:
-        """Write that nobody watches any more."""
+        """Write that there is no watch any more."""
         self._write(b"")
 
     def _write(self, content: bytes) -> None:
-        # In place: the lock belongs to the inode, and a new file under this name would be without it. A full disk is no
-        # reason not to watch.
+        # In place: the lock belongs to the inode, and a new file with this name would not have it. A full disk does not
+        # prevent a watch.
         with contextlib.suppress(OSError):
             os.ftruncate(self._handle, 0)
             os.pwrite(self._handle, content, 0)
@@ -76,10 +76,10 @@ class WatchLock:
 def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
     """Take the lock at ``path`` for a watch with rounds ``every_s`` seconds, if no other watch has it.
 
-    The kernel's lock decides. Between machines it may not work, and on some file systems there is none (ENOLCK): then
-    what the file says of its writer, and how long ago it was touched, decide whether that one still watches.
+    The kernel's lock decides. It may not work between machines, and some file systems have none (ENOLCK): then what the
+    file says about its writer, and how long ago it was touched, decide whether that process still watches.
 
-    Raises PathError where the file cannot be written.
+    Raises PathError if the file cannot be written.
     """
     with ExitStack() as stack:
         try:
@@ -103,7 +103,7 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
 
 
 def read_holder(path: Path) -> WatchHolder | None:
-    """Who the file says watches; None where it names nobody, whatever else is in it."""
+    """The holder that the file names; None if it names none, whatever else is in it."""
     try:
         data = json.loads(path.read_bytes())
         return WatchHolder(Process.from_dict(data), str(data["since"]), float(data["every"]))
@@ -112,14 +112,14 @@ def read_holder(path: Path) -> WatchHolder | None:
 
 
 def _is_alive(holder: WatchHolder, path: Path, *, has_locks: bool) -> bool:
-    """Whether the one that the file names still watches, where this process could open the file."""
+    """Whether the holder named by the file still watches, given that this process could open the file."""
     if holder.host == socket.gethostname():
-        # With locks we have the lock, so nobody else on this machine does.
+        # If locks work, we have the lock, so no other process on this machine does.
         if has_locks or holder.process is None or holder.process == this_process():
             return False
         return holder.process.alive() is True
     try:
-        # Its clock may be ahead of ours.
+        # The holder's clock may be ahead of ours.
         silent_s = abs(time.time() - path.stat().st_mtime)
     except OSError:
         return False

@@ -1,6 +1,6 @@
-"""The loop of a watch: rounds until it is asked to stop.
+"""The loop of a watch: rounds until it is told to stop.
 
-From round to round only what was reported is kept, so a process that lives for months stays as small as it was.
+Only what was reported is kept between rounds, so a process that lives for months does not grow.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from slurmtrain.ops.watch.lock import WatchHolder, WatchLock, watch_lock
 from slurmtrain.ops.watch.report import ReportFilter, WatchEvent
 from slurmtrain.ops.watch.rounds import do_round
 
-# While Slurm is down the pause doubles with each round, up to so many times the usual one.
+# While Slurm is down, the pause doubles with each round, up to this many times the usual one.
 MOST_PAUSES = 10
 
 Report = Callable[[WatchEvent], None]
 
 
 def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> WatchHolder | None:
-    """Do rounds until asked to stop, unless another process watches already.
+    """Do rounds until told to stop, unless another process already watches.
 
     Args:
         config: names the runs root.
         every_s: seconds between the end of a round and the next one; more while Slurm is down.
-        report: is called with each event.
-        stop: ends the watch, after the round that is under way.
+        report: called with each event.
+        stop: ends the watch after the current round.
 
     Returns:
-        Who else watches, if anybody does; then nothing was done.
+        The process that already watches, in which case nothing was done; else None.
 
     Raises:
         PathError: the runs root cannot be written. Only before the first round: later this is an event.
@@ -51,15 +51,15 @@ def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> W
 
 
 def watch_once(config: Config, every_s: float, report: Report) -> WatchHolder | None:
-    """Do a single round, as for cron, unless another process watches already.
+    """Do a single round, for example from cron, unless another process already watches.
 
     Args:
         config: names the runs root.
-        every_s: how often this is called, for watches on other machines, which may see no lock of ours.
-        report: is called with each event.
+        every_s: how often this is called, for watches on other machines, which may not see our lock.
+        report: called with each event.
 
     Returns:
-        Who else watches, if anybody does; then nothing was done.
+        The process that already watches, in which case nothing was done; else None.
 
     Raises:
         PathError: the runs root cannot be written.
@@ -78,7 +78,7 @@ class WatchRounds:
         self._config = config
         self._report = report
         self._filter = ReportFilter()
-        # Rounds in a row in which Slurm did not answer.
+        # Consecutive rounds in which Slurm did not answer.
         self._failures = 0
 
     def next(self) -> None:
@@ -89,18 +89,18 @@ class WatchRounds:
             self._report(event)
 
     def pause_s(self, every_s: float) -> float:
-        """Seconds until the next round, where there are usually ``every_s``."""
+        """Seconds until the next round; usually ``every_s``."""
         return pause_after(self._failures, every_s)
 
 
 def pause_after(failures: int, every_s: float) -> float:
-    """Seconds to rest after so many rounds in a row in which Slurm did not answer."""
-    # The exponent is bounded too: a watch may see Slurm down for a week, and 2 ** 10000 makes no float.
+    """Seconds to pause, usually ``every_s``, after ``failures`` consecutive rounds in which Slurm did not answer."""
+    # The exponent is bounded too: Slurm may be down for a week, and 2 ** 10000 does not fit into a float.
     return every_s * float(min(2 ** min(failures, MOST_PAUSES), MOST_PAUSES))
 
 
 def _rest(pause_s: float, every_s: float, lock: WatchLock, stop: StopSignal) -> None:
-    """Rest for ``pause_s`` or until asked to stop, and touch the lock's file at least every ``every_s`` seconds."""
+    """Pause for ``pause_s`` or until told to stop, touching the lock's file at least every ``every_s`` seconds."""
     until = time.monotonic() + pause_s
     while not stop.raised and (left := until - time.monotonic()) > 0:
         lock.touch()

@@ -1,4 +1,4 @@
-"""What a watch reports of its rounds: each thing that it did, and each problem once until it is over. Pure."""
+"""What a watch reports about its rounds: each action, and each problem once until it is over. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class WatchEvent:
     state: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As ``watch --json`` prints it."""
+        """The form that ``watch --json`` prints."""
         return {
             "schema": 1,
             "at": iso(self.at),
@@ -41,25 +41,25 @@ class WatchEvent:
 
 
 class ReportFilter:
-    """Picks what of a round is new. Remembers the runs' states, and the problems that are not over yet."""
+    """Picks what is new in a round. Remembers the runs' states, and the problems that are not over yet."""
 
     def __init__(self) -> None:
-        # None before the first round, which compares with what the registry had before it.
+        # None before the first round, which compares with the registry's states before it.
         self._states: Mapping[str, str] | None = None
-        # A dict for its order: problems are reported in the order in which they came.
+        # A dict for its order: problems are reported in the order in which they appeared.
         self._problems: dict[str, None] = {}
         self._notes: set[str] = set()
-        # (kind, run id) of what may happen to a run in each round, and was reported since it began.
+        # (kind, run id) of events that may repeat each round, and were reported when they began.
         self._reported: set[tuple[str, str]] = set()
 
     def new_events(self, outcome: WatchRound, at: float) -> list[WatchEvent]:
-        """What of a round, which ended ``at`` this time, was not reported yet."""
+        """What is new in a round that ended ``at`` this time."""
         if outcome.synced is None:
             return self._problem_events([outcome.failure], at, complete=False)
         synced = outcome.synced
         events = [*self._run_events(synced, outcome.before, at), *self._note_events(synced, at)]
         problems = [*synced.observed.problems, *synced.problems]
-        # While Slurm is down nobody knows whether other problems are over.
+        # While Slurm is down, it is unknown whether other problems are over.
         return events + self._problem_events(problems, at, complete=not outcome.slurm_down)
 
     def _run_events(self, synced: Synced, before: Mapping[str, str], at: float) -> list[WatchEvent]:
@@ -87,7 +87,7 @@ class ReportFilter:
         return events
 
     def _first_and_last(self, kind: str, run_ids: Sequence[str], finished: Sequence[str]) -> list[str]:
-        """Of runs to which something happened that may happen in each round: for which it is the first or last time."""
+        """The runs for which an event that may repeat each round happened for the first or last time."""
         chosen = [run_id for run_id in run_ids if (kind, run_id) not in self._reported or run_id in finished]
         self._reported.update((kind, run_id) for run_id in run_ids)
         return chosen
@@ -120,7 +120,7 @@ def _describe_end(synced: Synced, run_id: str) -> str:
 
 
 def _unreadable_lines(observed: Observed) -> Iterator[str]:
-    """A note for each journal with lines that are no records."""
+    """A note for each journal with lines that are not records."""
     counts: dict[tuple[str, str], int] = {}
     for run_id, bad in observed.garbage:
         counts[run_id, bad.source] = counts.get((run_id, bad.source), 0) + 1

@@ -16,8 +16,8 @@ from slurmtrain.system.files import describe_os_error
 class WatchRound:
     """What one round did, or why it failed.
 
-    ``synced``: None where the round failed. ``failure``: why it did. ``before``: the runs' states before the round, as
-    the registry had them. ``slurm_down``: squeue did not answer.
+    ``synced``: None if the round failed. ``failure``: why it did. ``before``: the runs' states in the registry before
+    the round. ``slurm_down``: squeue did not answer.
     """
 
     synced: Synced | None = None
@@ -27,11 +27,11 @@ class WatchRound:
 
 
 def do_round(config: Config) -> WatchRound:
-    """One round, with new answers of Slurm's. Never raises: a round that failed says why.
+    """Do one round, with new answers from Slurm. Never raises: the result of a failed round says why.
 
-    Slurm is asked by one squeue, and by sacct only for what squeue leaves open.
+    Slurm is asked with one squeue, and with sacct only for what squeue leaves open.
     """
-    # A workspace of its own: what one keeps, such as Slurm's answers, would grow old over months.
+    # A new workspace: what it caches, such as Slurm's answers, would become outdated over months.
     workspace = Workspace(config)
     before: Mapping[str, str] = {}
     try:
@@ -48,7 +48,7 @@ def do_round(config: Config) -> WatchRound:
             failure=f"an error that slurmtrain does not know: {type(error).__name__}: {error}", before=before
         )
     finally:
-        # The store is opened on first use; asking for it here would open it.
+        # The store is opened on first use; accessing it here would open it.
         if "store" in vars(workspace):
             workspace.store.close()
 
@@ -56,7 +56,7 @@ def do_round(config: Config) -> WatchRound:
 def _is_slurm_down(workspace: Workspace, synced: Synced) -> bool:
     """Whether squeue did not answer.
 
-    A round that submitted or ended a job has forgotten the answer, and would have to ask again; but squeue did answer,
+    A round that submitted or ended a job has discarded the answer, and would have to ask again; but squeue did answer,
     or the round would not have acted.
     """
     acted = synced.started or synced.released or synced.cancelled

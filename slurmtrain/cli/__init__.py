@@ -1,4 +1,4 @@
-"""The command line: what people type and read. No logic; each command's module is imported when it is used."""
+"""The command line: argument parsing and output, no logic. Each command's module is imported when it is used."""
 
 from __future__ import annotations
 
@@ -79,6 +79,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
-        # Whoever read our output has gone, as `head` does; Python must not try to flush it once more.
+        # The reader of our output, such as `head`, is gone; Python must not try to flush it again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(1)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.diagnose.attempt import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
-# With such an ending a missing file is a missing spec, and not a run that does not exist.
+# A missing file with one of these suffixes is reported as a missing spec, not as an unknown run.
 _SPECS = (".yaml", ".yml")
 _STARTS = {
     "agent": "its own agent",
@@ -109,7 +109,7 @@ def _print_table(report: DoctorReport) -> None:
 
 
 def _merge_findings(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]]:
-    """Each finding once, with the partitions that have it; empty if that is all of them."""
+    """Each finding once, with the partitions that it applies to; no partitions if it applies to all."""
     partitions: dict[SiteFinding, list[str]] = {}
     for outlook in outlooks:
         for finding in outlook.findings:
@@ -136,7 +136,7 @@ def _print_findings(findings: list[tuple[str, SiteFinding]]) -> None:
 
 
 def _wrapped(line: str, indent: str) -> str:
-    """The line as a paragraph on a terminal; elsewhere unchanged, so that grep finds all of it."""
+    """Wrap the line on a terminal; leave it unchanged elsewhere, so that grep sees the whole line."""
     if not tables.is_terminal(sys.stdout):
         return line
     from shutil import get_terminal_size
@@ -181,7 +181,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
         click.echo("\nroot cause")
         _print_match(diagnosis.root)
     else:
-        # How many logs were read tells "nothing known" apart from "nothing to read".
+        # The number of logs read distinguishes "nothing known" from "nothing to read".
         logs = "1 log was" if diagnosed.read == 1 else f"{diagnosed.read} logs were"
         click.echo(f"\nno known pattern explains it ({logs} read)")
     if diagnosis.laggard is not None:
@@ -192,7 +192,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
         click.echo(f"\nrank {failing.rank}{on} failed first: it {failing.description}")
         for line in failing.last_lines:
             click.echo(f"  | {line}")
-    # The end of the attempt is in the first line already.
+    # The first line already says how the attempt ended.
     others = [match for match in diagnosis.others if match.first.name != OUTCOME]
     if others:
         click.echo("\nalso, in order" if diagnosis.ordered else "\nalso, by log and line")

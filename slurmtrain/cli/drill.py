@@ -57,7 +57,7 @@ def command(
     try:
         with run_progress(workspace) as look:
             report = drill(workspace, drill_options, lambda line: click.echo(line, err=True), look)
-    # What was submitted belongs to the scheduler: nothing ends it with this command.
+    # A submitted run belongs to the scheduler, so it does not end with this command.
     except KeyboardInterrupt:
         click.echo("the drill is over; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
         raise

@@ -1,4 +1,4 @@
-"""A group of commands that are imported when they are used, so that ``--help`` costs what click costs."""
+"""A group of commands that are imported only when used, so that ``--help`` costs no more than importing click."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class LazyGroup(click.Group):
         self._package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Names of the commands, in the order of ``commands_at``: by topic, not by letter as click has them."""
+        """Names of the commands in the order of ``commands_at``: by topic, not alphabetically as in click."""
         return list(self._at)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of this name, imported now; None if there is none."""
+        """Import and return the command of this name; None if there is none."""
         if cmd_name not in self._at:
             return None
         command: click.Command = import_module(f"{self._package}.{self._at[cmd_name][0]}").command
@@ -31,7 +31,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that ``args`` name, of the context ``ctx``; a name that is none gets a suggestion."""
+        """Resolve the command named by ``args`` in the context ``ctx``; suggest a name if it is unknown."""
         if args and args[0] not in self._at and not args[0].startswith("-"):
             from slurmtrain.model.spec.kinds import suggestion
 
@@ -39,6 +39,6 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """The commands in ``--help``. click's own would import every command for its short help."""
+        """List the commands in ``--help``. click's own method would import every command for its short help."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, text) in self._at.items()])

@@ -45,7 +45,7 @@ def command(
         workspace = workspace.looking_again()
         with run_progress(workspace) as report:
             completed, synced = wait(workspace, [run_id], report, stop)
-        # Interrupted: nobody else would wait for what the job finds.
+        # Interrupted: nothing else waits for the job's findings.
         if not synced.observed.runs[run_id].ended:
             cancel(workspace, [run_id])
             click.echo(f"run {run_id} was cancelled", err=True)
@@ -60,7 +60,7 @@ def command(
 
 
 def _details(workspace: Workspace, run_id: str, listed: Any) -> tuple[dict[str, Any], dict[str, list[dict[str, Any]]]]:
-    """The run as ``show`` has it, and the findings of its preflight by host."""
+    """The run as ``show`` prints it, and the findings of its preflight by host."""
     from slurmtrain.ops.shared.run_details import findings_json, show_json
 
     run = workspace.store.load(run_id)

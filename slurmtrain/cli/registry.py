@@ -19,7 +19,7 @@ def command() -> None:
 def rebuild(workspace: Workspace, as_json: bool) -> int:
     """Rebuild the registry from the run directories.
 
-    A file that cannot be read is kept beside it as registry.db.old.
+    A file that cannot be read is kept next to it as registry.db.old.
     """
     from slurmtrain.ops.rebuild import rebuild
 

@@ -51,7 +51,7 @@ def command(workspace: Workspace, every: float, once: bool, as_json: bool) -> in
 
 
 def _print(event: WatchEvent, *, as_json: bool) -> None:
-    """One line. An output that takes no more, such as a full disk, is no reason to watch no longer."""
+    """Print one line. If it cannot be written, for example because the disk is full, the watch continues."""
     try:
         if as_json:
             click.echo(json.dumps(event.to_dict(), allow_nan=False))
@@ -59,7 +59,7 @@ def _print(event: WatchEvent, *, as_json: bool) -> None:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
             click.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{' '.join(event.message.split())}")
     except BrokenPipeError:
-        raise  # whoever read our lines has gone: main() ends the command
+        raise  # the reader of our output is gone: main() ends the command
     except OSError:
         return
 

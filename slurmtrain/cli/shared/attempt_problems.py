@@ -9,12 +9,12 @@ from typing import Any
 from slurmtrain.cli.shared import formatting
 from slurmtrain.model.run.accounting import KINDS
 
-# How many restarts, hangs or stragglers are listed: --json has all of them.
+# How many restarts, hangs or stragglers are listed; --json has all of them.
 _SHOWN = 5
 
 
 def describe_time(seconds: Mapping[str, float], goodput: float | None = None) -> str:
-    """``seconds`` by kind, those of less than half a second left out, and ``goodput``, the useful share of them."""
+    """``seconds`` by kind, omitting those under half a second, and ``goodput``, the useful share."""
     times = [f"{kind} {formatting.duration(round(s))}" for kind in KINDS if (s := seconds.get(kind, 0.0)) >= 0.5]
     return ", ".join([*times, *([] if goodput is None else [f"goodput {100 * goodput:.0f} %"])])
 
@@ -30,13 +30,13 @@ def describe_restart(restart: Mapping[str, Any]) -> str:
 
 
 def describe_hang(hang: Mapping[str, Any]) -> str:
-    """Which ranks hung, as far as is known, and for how long no rank had made progress."""
+    """Which ranks hung, if known, and for how long no rank had made progress."""
     idle = min((rank["idle_s"] for rank in hang["ranks"] if rank["idle_s"] > 0), default=None)
     return str(hang["why"]) + (f" (no progress for {formatting.duration(idle)})" if idle is not None else "")
 
 
 def describe_straggler(straggler: Mapping[str, Any]) -> str:
-    """How much slower a rank was than the others, not counting the time that it waited for them."""
+    """How much slower a rank was than the others, excluding the time that it waited for them."""
     host = f" on {straggler['host']}" if straggler.get("host") else ""
     after = f" at step {straggler['step']}" if straggler.get("step") is not None else ""
     own, median = (f"{1000 * (straggler.get(name) or 0):.3g} ms" for name in ("own_s", "median_s"))
@@ -45,12 +45,12 @@ def describe_straggler(straggler: Mapping[str, Any]) -> str:
 
 
 def describe_evidence(evidence: Mapping[str, Any]) -> str:
-    """What the agent saw of its node besides the reason, empty values left out."""
+    """What the agent observed on its node besides the reason, without empty values."""
     return ", ".join(f"{name} {_value(value)}" for name, value in evidence.items() if value)
 
 
 def newest_lines(texts: Iterable[str]) -> list[str]:
-    """The last few of these lines, equal ones once, and how many others came before them."""
+    """The last few of these lines without duplicates, and how many came before them."""
     counted = Counter(texts)
     lines = [line if count == 1 else f"{line} ({count} times)" for line, count in counted.items()]
     more = len(lines) - _SHOWN

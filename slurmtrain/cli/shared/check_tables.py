@@ -8,14 +8,14 @@ from typing import Any
 
 from slurmtrain.model.preflight.election import natural_sort_key
 
-# The findings of each host, each with check, status and summary.
+# The findings by host, each with check, status and summary.
 Checks = Mapping[str, Sequence[Mapping[str, Any]]]
 
 CHECK_HEADERS = ("CHECK", "STATUS", "NODES", "FOUND")
 NETWORK_HEADERS = ("NETWORK", "CHOSEN", "KIND", "SPEED", "MEASURED", "MTU", "INTERFACES", "PROVED")
 # Statuses that need no attention.
 _QUIET = ("pass", "skip")
-# What fits into a line of a terminal.
+# What fits on a line of a terminal.
 _CLOCKS_SHOWN = 8
 _PROBLEMS_SHOWN = 2
 
@@ -41,7 +41,7 @@ def notable(checks: Checks) -> list[tuple[str, str, str, str]]:
 
 
 def describe_count(checks: Checks) -> str:
-    """How many checks all nodes passed, and how many all skipped, as a phrase; empty where there are none."""
+    """How many checks all nodes passed, and how many all skipped, as a phrase; empty if there are none."""
     statuses = [{str(finding["status"]) for finding in findings.values()} for findings in _by_check(checks).values()]
     passed, skipped = sum(s <= {"pass", "skip"} and s != {"skip"} for s in statuses), statuses.count({"skip"})
     phrases = [f"{passed} check{'s' * (passed != 1)} passed"] if statuses else []
@@ -54,7 +54,7 @@ def has_failed(checks: Checks) -> bool:
 
 
 def network_rows(network: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
-    """A row for each network that an attempt could have trained over, the elected one first."""
+    """A row for each network that an attempt could have used for training, the elected one first."""
     if not network:
         return []
     ordered = sorted(network["networks"], key=lambda candidate: candidate.get("name") != network["elected"])
@@ -74,7 +74,7 @@ def network_rows(network: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
 
 
 def excluded_addresses(network: Mapping[str, Any] | None) -> list[str]:
-    """A line for each address that was no candidate, with the reason."""
+    """A line for each address that was not a candidate, with the reason."""
     hosts_by_address: dict[tuple[str, str, str], list[str]] = {}
     for excluded in (network or {}).get("excluded", ()):
         key = (excluded["interface"], excluded["address"], excluded["why"])
@@ -86,16 +86,16 @@ def excluded_addresses(network: Mapping[str, Any] | None) -> list[str]:
 
 
 def describe_clocks(clock: Mapping[str, Mapping[str, Any]]) -> str:
-    """How far each node's clock is ahead of node 0's; of many nodes those that are furthest away."""
+    """How far each node's clock is ahead of node 0's; of many nodes, only those with the largest offsets."""
     shown = sorted(clock.items(), key=lambda pair: natural_sort_key(pair[0]))
     if len(shown) > _CLOCKS_SHOWN:
-        # Those that are furthest away come first: the others are fine.
+        # The largest offsets come first: the others are fine.
         shown.sort(key=lambda pair: -abs(pair[1].get("offset_ms") or 0.0))
     return ", ".join(_first([f"{host} {_offset(measured)}" for host, measured in shown], _CLOCKS_SHOWN))
 
 
 def speed(mbps: float | None) -> str:
-    """A network's speed, as the kernel gives it."""
+    """A network's speed, as reported by the kernel."""
     if mbps is None:
         return "-"
     return f"{mbps / 1000:g} Gbit/s" if mbps >= 1000 else f"{mbps:g} Mbit/s"
@@ -110,7 +110,7 @@ def _by_check(checks: Checks) -> dict[str, dict[str, Mapping[str, Any]]]:
 
 
 def _comparison_key(finding: Mapping[str, Any]) -> tuple[str, str]:
-    """Equal for nodes that share a row: the figures of those that pass may differ."""
+    """A key that is equal for nodes that share a row; nodes that pass share one even if their figures differ."""
     status = str(finding["status"])
     return (status, "" if status in _QUIET else str(finding["summary"]))
 

@@ -1,4 +1,4 @@
-"""Values of JSON as short text for people: durations, sizes, steps, metrics, checkpoints. ``-`` stands for none."""
+"""JSON values as short text for people: durations, sizes, steps, metrics, checkpoints. ``-`` stands for none."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def steps(run: Mapping[str, Any]) -> str:
 
 
 def rate(run: Mapping[str, Any]) -> str:
-    """Steps a second of a run."""
+    """Steps per second of a run."""
     return f"{run['steps_per_second']:.3g}/s" if run["steps_per_second"] else "-"
 
 
@@ -73,7 +73,7 @@ def newest_checkpoint(run: Mapping[str, Any]) -> str:
 
 
 def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
-    """Whether a checkpoint's files are there, and whole."""
+    """Whether a checkpoint's files are present and complete."""
     if checkpoint["pruned_at"] is not None:
         return "pruned"
     if not checkpoint["complete"]:
@@ -82,7 +82,7 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
 
 
 def interval(event: Mapping[str, Any] | None) -> str:
-    """How often an attempt saves, and why, from the data of its newest ``interval`` event; empty where it has none."""
+    """How often an attempt saves, and why, from the data of its newest ``interval`` event; empty if it has none."""
     if not event or event.get("seconds") is None:
         return ""
     return f"every {event['seconds']:.0f} s" + (f": {event['why']}" if event.get("why") else "")

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands have, and the workspace that they mean."""
+"""Arguments and options shared by several commands, and the workspace that they select."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def in_workspace(command: F) -> F:
-    """Give a command ``--runs`` and ``--debug``, which the group has too, and hand it a Workspace first."""
+    """Add ``--runs`` and ``--debug``, which the group has too, and pass a Workspace as the first argument."""
 
     def outer(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("debug")  # main() looks for it before anything is parsed
@@ -35,9 +35,9 @@ def in_workspace(command: F) -> F:
 
 
 def workspace(runs: str | None = None, executor: str | None = None) -> Workspace:
-    """The runs root that command line, environment and configuration name.
+    """The workspace of the runs root selected by command line, environment and configuration.
 
-    ``runs``: the command's --runs, which counts for more than the group's. ``executor``: its --executor.
+    ``runs``: the command's --runs, which overrides the group's. ``executor``: its --executor.
     """
     context = click.get_current_context(silent=True)
     outer = (context.obj or {}).get("runs") if context is not None else None
@@ -45,7 +45,7 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
 
 
 def default_executor(configured: str | None) -> str:
-    """Slurm where sbatch is found, this machine elsewhere."""
+    """Slurm if sbatch is found, otherwise this machine."""
     if configured is not None:
         return configured
     import shutil
@@ -54,7 +54,7 @@ def default_executor(configured: str | None) -> str:
 
 
 def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Ids and names of runs, as they are registered; completion observes nothing."""
+    """Ids and names of runs from the registry; completion does not observe runs."""
     default = workspace()
     if not default.config.registry.exists():
         return []

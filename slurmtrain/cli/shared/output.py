@@ -1,4 +1,4 @@
-"""What a command prints beside tables: one JSON object, warnings."""
+"""What a command prints besides tables: one JSON object, warnings."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ if TYPE_CHECKING:
 
 
 def print_json(data: Mapping[str, Any]) -> None:
-    """One JSON object on standard output, and nothing else."""
+    """Print one JSON object to standard output."""
     json.dump(data, sys.stdout, indent=None if not sys.stdout.isatty() else 1, allow_nan=False)
     sys.stdout.write("\n")
     sys.stdout.flush()
 
 
 def warn(messages: Iterable[str]) -> None:
-    """Warnings, on standard error."""
+    """Print warnings to standard error."""
     for message in messages:
         click.echo(f"warning: {message}", err=True)
 
 
 def warn_about(observed: Observed) -> None:
-    """Say what could not be asked, and which journals hold lines that are no records; 'show --json' has those."""
+    """Warn about failed queries and about journals with unreadable lines; 'show --json' has those lines."""
     warn(observed.problems)
     counts: dict[tuple[str, str], list[int]] = {}
     for run_id, bad in observed.garbage:

@@ -18,19 +18,19 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
 
-# Without a terminal, print the progress of a run that trains this often.
+# Without a terminal, print the progress of a training run this often.
 _LINE_EVERY_S = 10.0
-# Fewer bytes than this are read before anybody wonders whether something hangs.
+# Fewer bytes than this are read before a user would suspect a hang.
 _LARGE_BYTES = 1 << 30
 
 ShowRuns = Callable[[Mapping[str, "Listed"]], None]
 ShowBytes = Callable[[int, int], None]
-"""Takes how many bytes of how many have been read."""
+"""A callback that takes the number of bytes read and the total."""
 
 
 @contextmanager
 def run_progress(workspace: Workspace) -> Iterator[ShowRuns]:
-    """Yields what shows runs by id, to be called after each look at them."""
+    """Yield a function that displays runs by id, to be called after each observation."""
     if is_terminal(sys.stderr):
         with _bars() as update:
             yield lambda runs: update(_as_json(workspace, runs))
@@ -41,7 +41,7 @@ def run_progress(workspace: Workspace) -> Iterator[ShowRuns]:
 
 @contextmanager
 def byte_progress() -> Iterator[ShowBytes]:
-    """Yields what shows how far the reading of large files is: a bar, on a terminal only."""
+    """Yield a callback that shows the progress of reading large files: a bar, on a terminal only."""
     if not is_terminal(sys.stderr):
         yield lambda _read, _total: None
         return
@@ -59,14 +59,14 @@ def _as_json(workspace: Workspace, runs: Mapping[str, Listed]) -> list[dict[str,
 
 
 class _Lines:
-    """A line for each change of state, and now and then one for progress."""
+    """Print a line for each change of state, and occasionally one for progress."""
 
     def __init__(self) -> None:
-        # By run id: the state that was printed last, and when (time.monotonic()).
+        # By run id: the last printed state, and when it was printed (time.monotonic()).
         self._printed: dict[str, tuple[str, float]] = {}
 
     def print(self, runs: list[dict[str, Any]]) -> None:
-        """Print a line for each run that has something new."""
+        """Print a line for each run with a new state or due progress."""
         for run in runs:
             state, at = self._printed.get(run["id"], ("", 0.0))
             now = time.monotonic()

@@ -1,4 +1,4 @@
-"""Tables: drawn on a terminal, plain columns elsewhere, which other programs can read."""
+"""Tables: drawn on a terminal; elsewhere plain columns, which other programs can read."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ def run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether ``stream`` goes to a terminal that can draw, for a person to look at."""
+    """Whether ``stream`` is a terminal that can draw tables."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: drawn by rich on a terminal, in plain columns elsewhere."""
+    """Print a table: drawn by rich on a terminal, in plain columns elsewhere."""
     if is_terminal(sys.stdout):
         from rich.console import Console
 
@@ -51,7 +51,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """A rich table. NO_COLOR is rich's own business."""
+    """A rich table; rich itself respects NO_COLOR."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text

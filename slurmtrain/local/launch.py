@@ -1,4 +1,4 @@
-"""Starting a run on this machine, so that it outlives the terminal that it is started from."""
+"""Starting a run on this machine so that it outlives the terminal that started it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from slurmtrain.system.process import Process, processes_with_argument
 
 
 def check(plan: Plan) -> None:
-    """Raise NotAvailable for what a plan asks for that this machine does not have."""
+    """Raise NotAvailable if a plan requests something that this machine does not have."""
     resources, pinned = plan.spec.resources, plan.spec.network.interface
     nodes = resources.allocated.max
     needed, present = nodes * resources.gpus_per_node, len(gpus())
@@ -35,9 +35,9 @@ def check(plan: Plan) -> None:
 
 
 def gpus() -> list[str]:
-    """The GPUs that a run started from here may use, as CUDA_VISIBLE_DEVICES names them; empty where there are none.
+    """The GPUs that a run started from here may use, as CUDA_VISIBLE_DEVICES names them; empty if there are none.
 
-    Without that variable they are numbered as their device files are: no library is asked, which would take a second.
+    Without that variable they are numbered like their device files: querying a library would take a second.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
@@ -52,10 +52,10 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
     """Start submitit's controller of one submission, which starts the run's agents, and return it.
 
     Args:
-        plan: what is to run; a node of it is an agent on this machine.
-        submission: where the submission's files go.
-        job_id: the job's id, made up by the caller.
-        secrets: variables that reach the job and are written nowhere.
+        plan: what to run; each of its nodes is an agent on this machine.
+        submission: the directory for the submission's files.
+        job_id: the job's id, chosen by the caller.
+        secrets: variables that are passed to the job and never written to disk.
 
     Raises:
         LaunchError: it could not be started.
@@ -77,7 +77,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         capture_output=True,
         text=True,
         check=False,
-        # Out of this terminal's reach: neither Ctrl-C nor its hanging up may end the run.
+        # Detached from this terminal: neither Ctrl-C nor a hangup may end the run.
         start_new_session=True,
     )
     if completed.returncode != 0:
@@ -88,9 +88,9 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
 
 
 def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:
-    """What a submission that was killed before it journaled its job has left running, by command lines.
+    """What is still running of a submission that was killed before it journaled its job, found by command line.
 
-    Returns its controller, if there is one, and whether there is a controller or a process that is about to start one.
+    Returns its controller, if there is one, and whether there is a controller or a process about to start one.
     """
     starting = False
     # The submission's folder is an argument of both the launcher and the controller that it starts.

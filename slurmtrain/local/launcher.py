@@ -1,8 +1,8 @@
 """A short process between ``slurmtrain submit`` and submitit's controller.
 
-``python -m slurmtrain.local.launcher JSON`` starts a controller and prints who it is. The controller inherits
-session, terminal and output of whoever starts it: started from here it has a session of its own and writes to a file,
-so it outlives the terminal and holds nobody's pipe open.
+``python -m slurmtrain.local.launcher JSON`` starts a controller and prints its identity. A controller inherits the
+session, terminal and output of its parent: started from here, it has a session of its own and writes to a file,
+so it outlives the terminal and keeps no pipe open.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from slurmtrain.runtime.agent.agent import run_node
 from slurmtrain.system.files import FILE_MODE
 from slurmtrain.system.process import identify
 
-# The node agents keep the time limit themselves; submitit's own must never be the first.
+# The node agents enforce the time limit themselves; submitit's own must never come first.
 _FOREVER_MIN = 60 * 24 * 365
 
 
 def main() -> None:
     """Start the controller that the first argument describes, and print its identity (``Process``) as JSON."""
     request = json.loads(sys.argv[1])
-    # Standard output is what the submitter reads until it is closed: the controller gets a file in its place.
+    # The submitter reads standard output until it is closed, so the controller gets a file instead.
     answer = os.dup(1)
     log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -38,7 +38,7 @@ def main() -> None:
         stderr_to_stdout=True,
         setup=request["setup"],
     )
-    # Errors up to here go to the submitter, which reads both pipes to their end: the controller must not hold one open.
+    # Errors up to here go to the submitter, which reads both pipes to EOF: the controller must not hold one open.
     errors = os.dup(2)
     os.dup2(log, 2)
     try:
@@ -46,7 +46,7 @@ def main() -> None:
     except Exception as error:  # noqa: BLE001 (the submitter prints whatever submitit raises)
         os.write(errors, f"{type(error).__name__}: {error}\n".encode())
         sys.exit(1)
-    # It may have ended already, for a bad line of setup: its parent, this process, can still identify the zombie.
+    # It may have ended already, due to a bad line in setup: its parent, this process, can still identify the zombie.
     process = identify(int(job.job_id), ended=True)
     assert process is not None
     os.write(answer, json.dumps(process.to_dict()).encode())

@@ -1,1 +1,1 @@
-"""The Slurm executor: what is asked of the scheduler."""
+"""The Slurm executor: requests to the scheduler and its answers."""

@@ -1,4 +1,4 @@
-"""Running Slurm's commands: the only place that starts them, but for submitit's sbatch."""
+"""Running Slurm's commands: the only place that starts them, except for submitit's sbatch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _OPTION_PREFIXES = ("SQUEUE_", "SACCT_", "SCANCEL_")
 
 
 def command_environment() -> dict[str, str]:
-    """This environment without what would change the format or the scope of an answer."""
+    """This environment without variables that would change the format or scope of an answer."""
     environ = {name: value for name, value in scrubbed(os.environ).items() if not name.startswith(_OPTION_PREFIXES)}
-    # Times as seconds since 1970, whatever the zone; node and job names may hold any character of UTF-8.
+    # Times as seconds since 1970, whatever the time zone; node and job names may contain any UTF-8 character.
     return {**environ, "SLURM_TIME_FORMAT": "%s", "LC_ALL": "C.UTF-8"}
 
 
 def is_installed(name: str) -> bool:
-    """Whether this machine has the command."""
+    """Whether this machine has the command on PATH."""
     return shutil.which(name) is not None
 
 
@@ -33,12 +33,12 @@ def run_command(*command: str, stdin: str = "", timeout_s: float | None = None) 
     """The standard output of one of Slurm's commands.
 
     Args:
-        command: its name and arguments.
-        stdin: what it reads.
-        timeout_s: for how many seconds it may run, 60 by default.
+        command: the command's name and arguments.
+        stdin: its standard input.
+        timeout_s: seconds that it may run, 60 by default.
 
     Raises:
-        SlurmDown: it is not there, did not end in time, or failed; with what it printed about that.
+        SlurmDown: it does not exist, did not end in time, or failed; includes the errors that it printed.
     """
     name, timeout_s = command[0], timeout_s or _TIMEOUT_S
     try:
@@ -63,9 +63,9 @@ def run_command(*command: str, stdin: str = "", timeout_s: float | None = None) 
 
 
 def extract_errors(lines: Sequence[str]) -> str:
-    """The errors among what one of Slurm's commands printed, without the program's name; all of it if none is marked.
+    """The errors in the output of a Slurm command, without the program's name; all of the output if none is marked.
 
-    Slurm marks them as ``sbatch: error: ...``; a line that is printed again and again is taken once.
+    Slurm marks them as ``sbatch: error: ...``; repeated lines are kept once.
     """
     printed = [line.strip() for line in lines if line.strip()]
     errors = [line.split(": error: ", 1)[1] for line in printed if ": error: " in line] or printed

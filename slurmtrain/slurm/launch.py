@@ -20,11 +20,11 @@ from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.process import processes_with_argument
 
-# What sbatch prints when slurmctld may, or may not, have taken the job, and when nobody was there to take it: messages
-# of Slurm's (slurm_errno.c) and of the C library.
+# What sbatch prints if slurmctld may or may not have accepted the job, and if slurmctld could not be reached: messages
+# of Slurm (slurm_errno.c) and of the C library.
 _UNSURE = ("timed out", "zero bytes were transmitted", "receive failure", "reset by peer")
 _DOWN = ("unable to contact slurm controller", "connection refused", "connect failure")
-# By words of sbatch's message: what the user can do about it.
+# Hints for the user, by a phrase in sbatch's message.
 _HINTS = {
     "invalid account": "name an account that you may use with slurm.account ('sacctmgr show assoc user=$USER')",
     "invalid partition": "name a partition with slurm.partition ('sinfo' lists them)",
@@ -41,9 +41,9 @@ _HINTS = {
 class LaunchRequest:
     """One submission to Slurm.
 
-    ``lock``: the handle of the run's lock, which the process that calls sbatch inherits: the lock stays held as long as
-    anybody may still submit the job. ``excluded_nodes``: what it must not get. ``singleton``: not while another job of
-    the run is there.
+    ``lock``: the handle of the run's lock, inherited by the process that calls sbatch: the lock stays held as long as
+    any process may still submit the job. ``excluded_nodes``: nodes that the job must not get. ``singleton``: the job
+    must not start while another job of the run exists.
     """
 
     plan: Plan
@@ -54,9 +54,9 @@ class LaunchRequest:
 
 
 def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
-    """Raise, before anything is created, for what Slurm could not run, or when it does not answer.
+    """Raise, before anything is created, if Slurm could not run the plan or does not answer.
 
-    NotAvailable where there is no sbatch, LaunchError where slurmctld is down, RequestRefused for what is impossible.
+    NotAvailable if there is no sbatch, LaunchError if slurmctld is down, RequestRefused if the request is impossible.
     """
     if not is_installed("sbatch"):
         raise NotAvailable("--executor slurm: there is no sbatch on this machine's PATH; use --executor local here")
@@ -73,14 +73,14 @@ def check(plans: Sequence[Plan], scheduler: Scheduler) -> None:
 def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     """Submit the job and return its id.
 
-    ``environment``: variables that reach the job and are written nowhere. Raises RequestRefused where sbatch says no,
-    SubmissionUncertain where nobody knows, LaunchError for everything else. Only after SubmissionUncertain there may be
-    a job.
+    ``environment``: variables that are passed to the job and never written to disk. Raises RequestRefused if sbatch
+    rejects the job, SubmissionUncertain if the outcome is unknown, LaunchError for everything else. Only after
+    SubmissionUncertain there may be a job.
     """
     job = make_request(request.plan, request.submission, request.excluded_nodes, singleton=request.singleton)
     order = {"folder": str(job.folder), "parameters": dict(job.parameters), "submission": str(request.submission.path)}
     completed = subprocess.run(
-        # The folder once more, as it is: is_submitting() looks for it, and JSON escapes some characters.
+        # The folder again, verbatim: is_submitting() looks for it, and JSON escapes some characters.
         [sys.executable, "-m", "slurmtrain.slurm.launcher", json.dumps(order), str(job.folder)],
         env={**scrubbed(os.environ), **environment},
         cwd=request.submission.path,
@@ -89,7 +89,7 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
         text=True,
         errors="replace",
         check=False,
-        # Ctrl-C in this terminal must not reach sbatch half-way.
+        # Ctrl-C in this terminal must not interrupt sbatch.
         start_new_session=True,
         pass_fds=(request.lock,),
     )
@@ -97,12 +97,12 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     if "job_id" in reply:
         return reply["job_id"]
     problem = extract_errors(reply.get("problem", completed.stderr).splitlines()) or f"exit code {completed.returncode}"
-    # A launcher that was killed has printed nothing: sbatch may have been through by then.
+    # A killed launcher has printed nothing, but sbatch may have finished by then.
     raise _error(problem, reply.get("failure", "unsure"))
 
 
 def is_submitting(submission: SubmissionDir) -> bool:
-    """Whether a submission that was killed has left a process on this machine that may still submit its job."""
+    """Whether a killed submission has left a process on this machine that may still submit its job."""
     return any(_submits(command) for _, command in processes_with_argument(str(submission.submitit)))
 
 
@@ -112,7 +112,7 @@ def _submits(command: bytes) -> bool:
 
 
 def _parse_reply(text: str) -> dict[str, str]:
-    """The launcher's last line; what a site's sbatch wrapper printed before it does not count."""
+    """The launcher's last line; output of a site's sbatch wrapper before it is ignored."""
     lines = text.strip().splitlines()
     try:
         reply = json.loads(lines[-1]) if lines else {}

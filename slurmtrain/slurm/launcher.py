@@ -1,11 +1,10 @@
 """A short process between ``slurmtrain submit`` and sbatch.
 
-``python -m slurmtrain.slurm.launcher JSON`` submits through submitit and prints the job's id. It has the environment
-that the job is to have, and outlives the command that started it: it holds the lock of the run until sbatch has
-answered.
+``python -m slurmtrain.slurm.launcher JSON`` submits through submitit and prints the job's id. It runs in the job's
+environment and outlives the command that started it: it holds the lock of the run until sbatch has answered.
 
 It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem": ...}`` with a failure of ``refused``
-(sbatch said no), ``failed`` (it was never called) or ``unsure`` (there may be a job).
+(sbatch rejected the job), ``failed`` (sbatch was never called) or ``unsure`` (there may be a job).
 """
 
 from __future__ import annotations
@@ -24,26 +23,26 @@ from slurmtrain.slurm.task import run_node
 
 
 def main() -> None:
-    """Submit the job that the first argument describes, and print what became of it."""
+    """Submit the job that the first argument describes, and print the outcome."""
     request = json.loads(sys.argv[1])
-    # submitit warns of its own defaults; what sbatch prints is in its exceptions.
+    # submitit warns about its own defaults; sbatch's messages are in its exceptions.
     logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
         executor = submitit.SlurmExecutor(folder=Path(request["folder"]))
-    except RuntimeError as error:  # submitit looks for srun
+    except RuntimeError as error:  # submitit requires srun
         _fail("failed", error)
     executor.update_parameters(**request["parameters"])
     try:
         job = executor.submit(run_node, request["submission"])
     except FailedJobError as error:
         _fail("refused" if _has_answered(error) else "unsure", error)
-    except (FailedSubmissionError, OSError) as error:  # sbatch may have taken it, but for what came after
+    except (FailedSubmissionError, OSError) as error:  # sbatch may have accepted the job before this error
         _fail("unsure", error)
     print(json.dumps({"job_id": job.job_id}), flush=True)
 
 
 def _has_answered(error: FailedJobError) -> bool:
-    """Whether sbatch ended by itself: one that was killed (a negative code) may have submitted the job before."""
+    """Whether sbatch exited normally: if it was killed (negative code), it may have submitted the job already."""
     return isinstance(error.__cause__, subprocess.CalledProcessError) and error.__cause__.returncode > 0
 
 

@@ -1,7 +1,7 @@
-"""What partitions allow: requests that none could ever satisfy, and nodes that a request can do without. Pure.
+"""What partitions allow: which requests can never be satisfied, and which nodes a request can exclude. Pure.
 
 Slurm itself accepts some requests that it can never satisfy (EnforcePartLimits=NO, the default of slurm.conf(5)): their
-jobs would wait for ever.
+jobs would wait forever.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]
 _FEATURE = r"[A-Za-z0-9_.:-]+"
-# Modes of preemption that end a job; in the others it stays where it is, or is not preempted (slurm.conf(5)).
+# Preemption modes that end a job; in the other modes it stays on its nodes or is not preempted (slurm.conf(5)).
 _ENDING_MODES = {"REQUEUE", "CANCEL"}
 
 
 @dataclass(frozen=True, slots=True)
 class NodeChoice:
-    """Which of the unwanted nodes a request goes without.
+    """Which of the unwanted nodes a request excludes.
 
-    ``excluded``: those that it can do without. ``needed``: the others, each with the reason. ``is_decidable``: whether
-    it is known here which nodes the request could have.
+    ``excluded``: nodes that it can do without. ``needed``: the others, each with the reason. ``is_decidable``: whether
+    the nodes that the request could get can be determined here.
     """
 
     excluded: list[str] = field(default_factory=list)
@@ -36,26 +36,26 @@ class NodeChoice:
 
 
 def rejection_reason(plan: Plan, partitions: Partitions) -> str | None:
-    """Why no partition that the plan names, or that is the default, can ever run it; None if one may."""
+    """Why none of the plan's partitions, or the default partition, can ever run it; None if one might."""
     names = _named_partitions(plan, partitions)
     for name in names:
         if name not in partitions:
             near = suggestion(name, partitions)
             return f"slurm.partition: there is no partition {name!r}{near}; there are {', '.join(sorted(partitions))}"
-    # The job runs in the first of its partitions that takes it: one that may is enough.
+    # The job runs in the first of its partitions that accepts it, so one possible partition is enough.
     reasons = [_excess(plan, name, partitions[name]) for name in names]
     return "; ".join(reason for reason in reasons if reason) if reasons and all(reasons) else None
 
 
 def partition_names(plan: Plan, partitions: Partitions) -> str:
-    """The partitions that a plan may run in, sorted and joined by commas: those that it names, or the default one."""
+    """The partitions that a plan may run in, sorted and joined by commas: its own, or the default one."""
     return ",".join(sorted(_named_partitions(plan, partitions)))
 
 
 def grace_s(plan: Plan, partitions: Partitions) -> float | None:
-    """For how many seconds a job of this plan still runs once it is preempted: the least of its partitions (GraceTime).
+    """How many seconds a job of this plan keeps running after preemption: the minimum GraceTime of its partitions.
 
-    None where none of them has its jobs ended by others, or where a QOS, which may have a grace of its own, is named.
+    None if preemption ends jobs in none of them, or if the plan names a QOS, which may have its own grace time.
     """
     if plan.spec.slurm.get("qos"):
         return None
@@ -68,14 +68,14 @@ def grace_s(plan: Plan, partitions: Partitions) -> float | None:
 def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], unwanted: Sequence[str]) -> NodeChoice:
     """Which of the unwanted nodes a plan can do without.
 
-    Where only Slurm knows the nodes that a request could have (a reservation, features that are combined in other ways
-    than by ``&`` or ``|`` alone, files of names), none is excluded.
+    If only Slurm knows the nodes that a request could get (a reservation, features that are not combined by ``&`` or
+    ``|`` alone, files of names), none is excluded.
 
     Args:
-        plan: what is to run.
+        plan: what to run.
         partitions: the fields of each partition, by name.
         nodes: every node, once for each of its partitions.
-        unwanted: names of nodes, the least wanted one first; those that no partition of the plan has are passed over.
+        unwanted: names of nodes, the least wanted first; nodes outside the plan's partitions are ignored.
     """
     options = {
         canonical_option(name): str(value) for name, value in plan.spec.slurm.items() if value not in (None, False)
@@ -83,7 +83,7 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
     names = _named_partitions(plan, partitions)
     present = {node.name for node in nodes if node.partition in names}
     candidates = [name for name in dict.fromkeys(unwanted) if name in present]
-    # With a slash sbatch takes it for a file of names, to which none can be added.
+    # A value with a slash is a file of names to sbatch; no names can be added to it.
     if "/" in options.get("exclude", ""):
         return NodeChoice(needed=dict.fromkeys(candidates, "slurm.exclude is a file"))
     if (reason := _undecidable(options)) is not None:
@@ -94,7 +94,7 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
             set(expand_hostlist(options.get("nodelist", ""))),
         )
     except ValueError:
-        return NodeChoice()  # no list of nodes: sbatch says so itself
+        return NodeChoice()  # not a valid list of nodes: sbatch will report it
     fitting = [node for node in nodes if node.partition in names and _fits(node, plan, options)]
     choice = NodeChoice()
     for name in [name for name in candidates if name not in excluded]:
@@ -111,13 +111,13 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
 
 
 def describe_too_few(needed: int, left: int) -> str:
-    """That ``left`` nodes would not be enough."""
+    """The reason that ``left`` nodes would not be enough."""
     nodes = "1 node is" if needed == 1 else f"{needed} nodes are"
     return f"{nodes} needed and {left or 'none'} would be left"
 
 
 def _undecidable(options: Mapping[str, str]) -> str | None:
-    """Why it is not known here which nodes a request could have; None if it is."""
+    """Why the nodes that a request could get cannot be determined here; None if they can."""
     for name in ("reservation", "nodefile"):
         if name in options:
             return f"only Slurm knows the nodes of slurm.{name}"
@@ -130,7 +130,7 @@ def _undecidable(options: Mapping[str, str]) -> str | None:
 
 
 def _fits(node: NodeInfo, plan: Plan, options: Mapping[str, str]) -> bool:
-    """Whether a node may get a task of this plan, as far as is known without Slurm."""
+    """Whether a node may get a task of this plan, as far as can be determined without Slurm."""
     resources = plan.spec.resources
     if not _has_features(node.features, options.get("constraint", "")):
         return False
@@ -154,7 +154,7 @@ def _named_partitions(plan: Plan, partitions: Partitions) -> Sequence[str]:
 
 
 def _excess(plan: Plan, name: str, fields: Mapping[str, str]) -> str | None:
-    """What a plan asks for that a partition can never give; None if it may."""
+    """What a plan requests that a partition can never provide; None if there is no such thing."""
     resources = plan.spec.resources
     nodes = _least(fields.get("TotalNodes"), fields.get("MaxNodes"))
     least = resources.allocated.min

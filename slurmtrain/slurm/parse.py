@@ -1,4 +1,4 @@
-"""Reading what squeue, sacct and scontrol print. Pure; text formats only, which are the same from 22.05 to 26.05."""
+"""Parsing the output of squeue, sacct and scontrol. Pure; text formats only, identical from 22.05 to 26.05."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from dataclasses import dataclass, replace
 
 from slurmtrain.model.run.job_state import base
 
-# squeue's fields, and the widths that it is asked for: so a field may hold any character, separators too. Fields that
-# are longer are cut; the name comes last, since it is the user's.
+# squeue's fields and their requested widths: with fixed widths a field may contain any character, even separators.
+# Longer fields are cut; the name comes last, since the user chooses it.
 QUEUE_FIELDS = (
     ("JobArrayID", 40), ("State", 24), ("Reason", 48), ("RestartCnt", 12), ("StartTime", 24), ("EndTime", 24),
     ("TimeLimit", 24), ("exit_code", 12), ("PriorityLong", 16), ("NodeList", 400), ("Name", 300),
 )  # fmt: skip
 ACCOUNTING_FIELDS = ("JobID", "State", "ExitCode", "Submit", "Start", "End", "TimelimitRaw", "NodeList", "JobName")
 # sinfo's fields of a node in a partition: name, partition, state, CPUs, memory in MiB, generic resources, features.
-# These come last, since a site may put any characters into them.
+# Features come last, since a site may put any characters into them.
 NODE_FORMAT = "%N|%R|%T|%c|%m|%G|%f"
-# Nodes in these states get no job, nor do those that do not respond, which have an asterisk (sinfo(1), 22.05 to 25.11).
+# Nodes in these states get no jobs, nor do unresponsive ones, which have an asterisk (sinfo(1), 22.05 to 25.11).
 _UNUSABLE = frozenset({"down", "drained", "draining", "error", "fail", "failing", "future", "inval", "unknown"})
-# Lines of a job's record that hold text of the user's own.
+# Lines of a job's record that contain free text from the user.
 _FREE_TEXT = ("JobId", "Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment",
               "Extra")  # fmt: skip
-# How commands spell that a field has no value.
+# How commands spell a missing value.
 _NULLS = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
 
 
@@ -32,8 +32,8 @@ _NULLS = {"", "(null)", "none", "none assigned", "unknown", "n/a", "invalid"}
 class Job:
     """One start of a job, as Slurm describes it. Times are seconds since 1970.
 
-    ``restart``: how often it was started before; None from sacct, whose rows do not say. ``starts_at``: of a job that
-    waits, Slurm's estimate. ``nodes``: as Slurm writes lists of nodes, ``n[1-3]``.
+    ``restart``: how often it was started before; None from sacct, whose rows do not say. ``starts_at``: Slurm's
+    estimate for a pending job. ``nodes``: in Slurm's hostlist notation, ``n[1-3]``.
     """
 
     id: str
@@ -57,12 +57,12 @@ def queue_format() -> str:
 
 
 def read_queue(text: str) -> dict[str, Job]:
-    """Jobs by id, from ``squeue --noheader --Format``; lines that are too short to be one are passed over.
+    """Jobs by id, from ``squeue --noheader --Format``; lines that are too short are skipped.
 
     Ids of an array's elements are ``ARRAY_INDEX``.
     """
     jobs = {}
-    for line in text.split("\n"):  # a name may hold what splitlines() takes for the end of a line
+    for line in text.split("\n"):  # a name may contain characters that splitlines() treats as line ends
         row, rest = {}, line
         for name, width in QUEUE_FIELDS:
             row[name], rest = rest[:width].strip(), rest[width:]
@@ -87,10 +87,10 @@ def read_queue(text: str) -> dict[str, Job]:
 
 
 def read_accounting(text: str) -> dict[str, list[Job]]:
-    """All starts of each job, oldest first, from ``sacct --parsable2 --noheader --duplicates`` with its steps.
+    """All starts of each job, oldest first, from ``sacct --parsable2 --noheader --duplicates`` including steps.
 
-    A job one of whose steps ran out of memory did so too, whatever the job's own row says: the kernel kills a step's
-    process, and the batch script ends with an exit code of its own.
+    If a step ran out of memory, so did its job, whatever the job's own row says: the kernel kills a step's
+    process, and the batch script ends with its own exit code.
     """
     starts: dict[str, list[Job]] = {}
     for line in text.split("\n"):
@@ -99,7 +99,7 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             continue
         row = dict(zip(ACCOUNTING_FIELDS, cells, strict=True))
         job_id, _, step = row["JobID"].partition(".")
-        # The elements of an array that ended as a whole, or the rest of them: ``5_[1-3%2]``.
+        # Elements of an array that ended as a whole, or the remaining ones: ``5_[1-3%2]``.
         job_id = job_id.partition("_[")[0]
         if not step:
             starts.setdefault(job_id, []).append(_start(job_id, row))
@@ -107,7 +107,7 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
             last = starts[job_id][-1]
             if base(last.state) in ("FAILED", "CANCELLED", "COMPLETED"):
                 starts[job_id][-1] = replace(last, state="OUT_OF_MEMORY")
-    # Sorting is stable, so starts without a time stay where sacct had them.
+    # Sorting is stable, so starts without a time keep sacct's order.
     return {job_id: sorted(rows, key=_start_order) for job_id, rows in starts.items()}
 
 
@@ -123,7 +123,7 @@ def read_partitions(text: str) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeInfo:
-    """A node, as one of its partitions has it. Memory is in MiB."""
+    """A node as a member of one of its partitions. Memory is in MiB."""
 
     name: str
     partition: str
@@ -135,16 +135,16 @@ class NodeInfo:
 
     @property
     def usable(self) -> bool:
-        """Whether it may get a job, now or when others have ended.
+        """Whether it may get a job, now or after others have ended.
 
-        Slurm marks states with signs: ``*`` that the node does not respond, others that it is powered up or down.
+        Slurm appends flags to states: ``*`` for a node that does not respond, others for powering up or down.
         """
         bare = re.match(r"[a-z]*", self.state.lower())
         return "*" not in self.state and bare is not None and bare[0] not in _UNUSABLE
 
 
 def read_nodes(text: str) -> list[NodeInfo]:
-    """Nodes by partition from ``sinfo --noheader --Node --format``; lines that are too short are passed over."""
+    """Nodes by partition from ``sinfo --noheader --Node --format``; lines that are too short are skipped."""
     nodes = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|", NODE_FORMAT.count("|"))]
@@ -166,7 +166,7 @@ def read_nodes(text: str) -> list[NodeInfo]:
 
 
 def read_job(text: str) -> dict[str, str]:
-    """Fields of a job's record, from ``scontrol show job``, but for those that hold text of the user's own.
+    """Fields of a job's record, from ``scontrol show job``, except those that contain free text from the user.
 
     "(null)", "N/A" and the like are left out.
     """
@@ -181,13 +181,13 @@ def read_job(text: str) -> dict[str, str]:
 
 
 def _gpus(gres: str) -> int:
-    """How many GPUs generic resources such as ``gpu:a100:4(S:0-1),shard:8`` hold."""
+    """The number of GPUs in generic resources such as ``gpu:a100:4(S:0-1),shard:8``."""
     counts = re.findall(r"(?:^|,)gpu(?::[^,:()]+)*?:(\d+)(?=[,(]|$)", gres)
     return sum(int(count) for count in counts)
 
 
 def count_of(tres: str, name: str) -> int | None:
-    """How many of a resource a TRES list such as ``cpu=8,mem=62G,gres/gpu=2`` holds; None if it does not say."""
+    """The amount of a resource in a TRES list such as ``cpu=8,mem=62G,gres/gpu=2``; None if it is not listed."""
     for part in tres.split(","):
         key, _, value = part.partition("=")
         if key == name:
@@ -232,17 +232,17 @@ def _number(text: str) -> int | None:
 
 
 def _time(text: str) -> float | None:
-    """Slurm prints seconds since 1970 where SLURM_TIME_FORMAT is %s; 0 and texts such as Unknown mean none."""
+    """Slurm prints seconds since 1970 if SLURM_TIME_FORMAT is %s; 0 and words such as Unknown mean no time."""
     with contextlib.suppress(ValueError):
         return float(text) or None
     return None
 
 
 def read_duration(text: str) -> float | None:
-    """Seconds from Slurm's ``days-hours:minutes:seconds``; None for UNLIMITED and everything that is no duration.
+    """Seconds from Slurm's ``days-hours:minutes:seconds``; None for UNLIMITED and anything that is not a duration.
 
-    With days the first number is hours; without, a lone one is minutes and two are minutes and seconds (sbatch(1),
-    ``--time``).
+    After days, the first number is hours; without days, one number is minutes and two are minutes and seconds
+    (sbatch(1), ``--time``).
     """
     days, dash, rest = text.partition("-")
     if not dash:

@@ -1,12 +1,12 @@
-"""Why a job waits, for people. Source: JOB REASON CODES in the manual pages of squeue, 22.05 to 25.11."""
+"""Why a job is pending, as text. Source: JOB REASON CODES in the manual pages of squeue, 22.05 to 25.11."""
 
 from __future__ import annotations
 
 import re
 
-# Reasons of a job that its own user holds, and may release.
+# Reasons of a job that is held by its user, who may release it.
 HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
-# Reasons of a job that only an administrator may release.
+# Reasons of a held job that only an administrator may release.
 HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
 _TEXTS = {
     "None": "Slurm has not looked at it yet",
@@ -51,12 +51,12 @@ _LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w*)")
 
 
 def describe_reason(code: str, job_id: str) -> str:
-    """A reason code as a sentence; codes that are not known are named as they are.
+    """A reason code as a sentence; an unknown code is quoted as is.
 
-    ``job_id`` goes into the command that helps, where there is one.
+    ``job_id`` goes into the suggested command, if there is one.
     """
     bare = code.strip("()").split(",", 1)[0].strip()
-    # Some versions print spaces for underscores.
+    # Some versions print spaces instead of underscores.
     key = bare.replace(" ", "_")
     text = _TEXTS.get(bare) or _TEXTS.get(key)
     if text is None and (limit := _LIMIT.fullmatch(bare)):

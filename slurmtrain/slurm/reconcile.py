@@ -1,4 +1,4 @@
-"""What Slurm's answers add to what is known of a run. Pure, so that tests can try every order of answers."""
+"""What Slurm's answers add to what is known about a run. Pure, so that tests can try every order of answers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from slurmtrain.slurm.scheduler import Accounting, Queue
 if TYPE_CHECKING:
     from slurmtrain.model.run.events.command import JobObserved
 
-# For how long both squeue and sacct may know nothing of a job before it is given up: sacct lags behind, and slurmdbd
-# and slurmctld are restarted.
+# How long a job may be missing from both squeue and sacct before it is given up: sacct lags behind, and slurmdbd and
+# slurmctld may be restarting.
 GIVEN_UP_S = 300.0
 
 
 def may_change(run: Run) -> bool:
-    """Whether an answer of Slurm's about any start of the run's newest job could still change anything."""
+    """Whether an answer from Slurm about any start of the run's newest job could still change anything."""
     newest = run.newest
     return newest is not None and any(
         not attempt.settled for attempt in run.attempts if attempt.job_id == newest.job_id
@@ -28,14 +28,14 @@ def may_change(run: Run) -> bool:
 
 
 def needs_accounting(run: Run, queue: Queue) -> bool:
-    """Whether squeue's answer leaves something open that sacct may know."""
+    """Whether squeue's answer leaves a question open that sacct may answer."""
     newest = run.newest
     if newest is None or not newest.job_id:
         return newest is not None
     if not queue.answered:
         return False
     job = queue.job(newest.job_id)
-    # squeue says FAILED also of jobs of which sacct knows more: which step ran out of memory, for one.
+    # squeue reports FAILED also if sacct knows more, for example that a step ran out of memory.
     if job is None or base(job.state) == "FAILED":
         return True
     earlier = [a for a in run.attempts if a.job_id == newest.job_id and a.restart < (job.restart or 0)]
@@ -43,13 +43,13 @@ def needs_accounting(run: Run, queue: Queue) -> bool:
 
 
 def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> list[JobObserved]:
-    """What these answers add, as events; nothing for what is known already.
+    """What these answers add, as events; none for facts that are known already.
 
     Args:
-        run: the run as it is known; only its newest job is looked at.
+        run: the run as known so far; only its newest job is considered.
         queue: squeue's answer.
-        accounting: sacct's answer; None where it was not asked.
-        now: seconds since 1970, to see for how long nobody has known the job.
+        accounting: sacct's answer; None if it was not queried.
+        now: seconds since 1970, to determine how long the job has been unknown to Slurm.
     """
     newest = run.newest
     if newest is None or not newest.job_id:
@@ -69,8 +69,8 @@ def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now:
 def _observe_ended(
     job_id: str, attempts: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
 ) -> list[JobObserved]:
-    """What sacct says of starts that are over: it has a row for each start, the first one first."""
-    # A job that has lost a node and runs on without it has a row for each of its sizes (sacct(1), RESIZING).
+    """What sacct says about finished starts: it has a row for each start, the first one first."""
+    # A job that has lost a node and continues without it has a row for each of its sizes (sacct(1), RESIZING).
     starts = [start for start in starts if base(start.state) != "RESIZING"]
     live = job.restart if job is not None and not is_final(job.state) else None
     return [
@@ -81,24 +81,24 @@ def _observe_ended(
 
 
 def _adds_anything(state: str, attempt: Attempt | None) -> bool:
-    """Whether a final state of a start adds anything to what is known of it."""
+    """Whether a final state of a start adds anything to what is known about it."""
     if attempt is None or not attempt.confirmed:
         return True
-    # That it was requeued follows from its next start, which Slurm reports too.
+    # The requeue itself follows from the job's next start, which Slurm reports too.
     return not attempt.settled and base(state) != "REQUEUED"
 
 
 def _observe_queued(
     attempts: Mapping[int, Attempt], job: Job, newest: Attempt, reported: set[int]
 ) -> list[JobObserved]:
-    """What squeue says of the job's newest start, unless sacct has ``reported`` its end."""
+    """What squeue says about the job's newest start, unless sacct has ``reported`` its end."""
     restart = newest.restart if job.restart is None else job.restart
     attempt = attempts.get(restart)
     if is_final(job.state):
         if restart in reported or not _adds_anything(job.state, attempt):
             return []
         return [_observed(job, newest.job_id, restart, "squeue")]
-    # While it waits or runs, only that it is there is worth a line, once: the rest is asked anew each time.
+    # While a job is pending or running, only its existence is journaled, once: the rest is queried anew each time.
     reappeared = attempt is not None and attempt.absent_since is not None and not attempt.settled
     if attempt is None or reappeared or not attempt.handed_over:
         return [_observed(job, newest.job_id, restart, "squeue")]
@@ -106,7 +106,7 @@ def _observe_queued(
 
 
 def _is_unknown(newest: Attempt, queue: Queue, accounting: Accounting | None) -> bool:
-    """Whether both squeue and sacct have answered since the job was submitted, and neither knows it or its end."""
+    """Whether squeue and sacct have both answered since the job was submitted, and neither knows it or its end."""
     if newest.settled or accounting is None:
         return False
     if not (newest.handed_over and queue.answered and accounting.answered):
@@ -115,7 +115,7 @@ def _is_unknown(newest: Attempt, queue: Queue, accounting: Accounting | None) ->
 
 
 def _observe_absence(newest: Attempt, now: float) -> list[JobObserved]:
-    # Here, not above: making the classes of events takes longer than a look that finds nothing new.
+    # Imported here: creating the event classes takes longer than a query that finds nothing new.
     from slurmtrain.model.run.events.command import JobObserved
 
     absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)

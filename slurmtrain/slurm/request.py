@@ -1,4 +1,4 @@
-"""The Request: exactly what is asked of Slurm for one attempt. The same plan gives the same batch script."""
+"""The Request: exactly what one attempt requests from Slurm. The same plan always gives the same batch script."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
-# (sbatch(1), --signal). A short job is warned a tenth of its time before, but not so late that nothing can be saved.
+# (sbatch(1), --signal). A short job is warned when a tenth of its time is left, but not too late to save.
 SIGNAL_LEAD_S = 90
 _LEAST_LEAD_S = 15
-# Seconds after which srun kills the other tasks once the first one has ended (srun(1), --wait): agents need less to
+# Seconds after the end of the first task after which srun kills the others (srun(1), --wait): agents need less to
 # save.
 _LAST_TASKS_S = 120
-# Options that submitit's executor knows by name, with underscores; the others are passed on literally.
+# Options that submitit's executor knows by name, with underscores; the others are passed through literally.
 _NAMED = frozenset(
     {"account", "comment", "constraint", "dependency", "exclude", "exclusive", "gres", "mail_type", "mail_user",
      "nodelist", "partition", "qos"}
@@ -40,11 +40,11 @@ class Request:
     parameters: Mapping[str, Any]
 
     def script(self, command: str) -> str:
-        """The batch script that submitit sends for these parameters, made without Slurm on this machine.
+        """The batch script that submitit sends for these parameters; needs no Slurm on this machine.
 
         ``command``: what srun runs, which submitit knows only once it has pickled the task.
         """
-        # A private function of submitit's, but the only way to the text without calling sbatch.
+        # A private function of submitit, but the only way to get the text without calling sbatch.
         from submitit.slurm.slurm import _make_sbatch_string
 
         return str(_make_sbatch_string(command=command, folder=self.folder, **self.parameters))
@@ -53,18 +53,18 @@ class Request:
 def make_request(
     plan: Plan, submission: SubmissionDir, excluded_nodes: Collection[str] = (), *, singleton: bool = False
 ) -> Request:
-    """What a plan asks of Slurm: one task a node, which runs the node agent.
+    """What a plan requests from Slurm: one task per node, which runs the node agent.
 
     Args:
-        plan: what is to run.
-        submission: where its files go.
-        excluded_nodes: nodes that it must not get, besides those that the plan excludes.
-        singleton: another job of the run came before; whatever became of it, the two must not run at once.
+        plan: what to run.
+        submission: the directory for its files.
+        excluded_nodes: nodes that the job must not get, in addition to those that the plan excludes.
+        singleton: whether the run had an earlier job; whatever its state, the two must not run at once.
     """
     resources, run = plan.spec.resources, submission.run
     options = _options(plan, excluded_nodes, singleton=singleton)
     parameters: dict[str, Any] = {
-        # By the run's id in the job's name the job of a killed submission is found again.
+        # The run's id in the job's name is how the job of a killed submission is found.
         "job_name": f"{plan.spec.name}-{run.id}",
         "nodes": resources.allocated.max,
         **({} if _is_range(resources) else {"ntasks_per_node": 1}),
@@ -81,7 +81,7 @@ def make_request(
     }
     literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}
     if resources.elastic:
-        # submitit needs a number for "nodes"; of two options of one name sbatch takes the last, and these come last.
+        # submitit needs a number for "nodes"; if an option is repeated, sbatch takes the last one, and these come last.
         literal.update({"nodes": str(resources.allocated), "no-kill": True})
     for name, value in options.items():
         named = name.replace("-", "_")
@@ -94,14 +94,14 @@ def make_request(
 
 
 def _options(plan: Plan, excluded_nodes: Collection[str], *, singleton: bool) -> dict[str, Any]:
-    """The plan's own options of sbatch, by their long names, with what an attempt adds to them."""
+    """The plan's own sbatch options, by their long names, with those that an attempt adds."""
     options = {
         canonical_option(name): value
         for name, value in plan.spec.slurm.items()
         if value is not None and value is not False
     }
     if singleton:
-        # Of jobs of one name and user Slurm lets one run at a time (sbatch(1), --dependency=singleton).
+        # Slurm runs one job per name and user at a time (sbatch(1), --dependency=singleton).
         options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))
     if excluded_nodes:
         options["exclude"] = compress_hostlist({*expand_hostlist(str(options.get("exclude", ""))), *excluded_nodes})
@@ -111,7 +111,7 @@ def _options(plan: Plan, excluded_nodes: Collection[str], *, singleton: bool) ->
 def _is_range(resources: ResourcesSpec) -> bool:
     """Whether the job may get different numbers of nodes.
 
-    Then --ntasks-per-node is for srun alone: among sbatch's options Slurm computes the number of tasks from the least
+    In this case only srun gets --ntasks-per-node: given to sbatch, Slurm computes the number of tasks from the minimum
     number of nodes, and allocates no more nodes than that (measured on 22.05).
     """
     return resources.allocated.min < resources.allocated.max
@@ -120,13 +120,13 @@ def _is_range(resources: ResourcesSpec) -> bool:
 def _srun_options(resources: ResourcesSpec) -> list[str]:
     """Options of the srun that starts the node agents."""
     return [
-        # What setup exports reaches the tasks also where a site's sbatch exports nothing, which srun would inherit
+        # Variables exported by setup reach the tasks even if a site's sbatch exports nothing, which srun would inherit
         # (sbatch(1), --export).
         "--export=ALL",
-        # A run that can do with fewer nodes survives the loss of an agent, and of a node.
+        # A run that can continue on fewer nodes survives the loss of an agent or a node.
         *(("--kill-on-bad-exit=0", "--no-kill") if resources.elastic else ("--kill-on-bad-exit=1",)),
         f"--wait={0 if resources.elastic else _LAST_TASKS_S}",
-        # Since Slurm 22.05 srun no longer inherits it from sbatch (srun(1)).
+        # Since Slurm 22.05, srun no longer inherits it from sbatch (srun(1)).
         f"--cpus-per-task={resources.cpus_per_proc * resources.local_world_size}",
         *(("--ntasks-per-node=1",) if _is_range(resources) else ()),
     ]
@@ -159,7 +159,7 @@ def epilogue(submission: SubmissionDir) -> str:
 
 
 def _profile_lines(plan: Plan) -> tuple[str, ...]:
-    """Shell lines of the plan's network profile, to be run before the tasks start."""
+    """Shell lines of the plan's network profile, which run before the tasks start."""
     return network_profile.load(plan.spec.network.profile).setup if plan.spec.network.profile else ()
 
 

@@ -1,4 +1,4 @@
-"""What Slurm knows of this user's jobs: at most one squeue and one sacct call for any command."""
+"""What Slurm knows about this user's jobs: at most one squeue and one sacct call for any command."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from slurmtrain.slurm.parse import (
 )
 from slurmtrain.system.files import read_json, write_json
 
-# Beyond this many ids, all of the user's jobs since then are asked for: the list would get too long for a command line.
+# Beyond this many ids, all of the user's jobs since the oldest one are queried: the list would be too long.
 _MAX_IDS = 1000
-# sacct compares --starttime with slurmctld's clock, which may be ahead of ours or in another zone by mistake.
+# sacct compares --starttime with slurmctld's clock, which may be ahead of ours or misconfigured to another time zone.
 _CLOCK_MARGIN_S = 3600.0
-# What sacct prints where AccountingStorageType is none.
+# What sacct prints if AccountingStorageType is none.
 _NO_ACCOUNTING = "accounting storage is disabled"
 
 
 @dataclass(frozen=True, slots=True)
 class Queue:
-    """squeue's answer: jobs by id, or why there is none. ``at``: when it was asked, in seconds since 1970."""
+    """squeue's answer: jobs by id, or why there is none. ``at``: when it was queried, in seconds since 1970."""
 
     jobs: Mapping[str, Job] = field(default_factory=dict)
     problem: str = ""
@@ -47,7 +47,7 @@ class Queue:
         return not self.problem
 
     def job(self, job_id: str) -> Job | None:
-        """What squeue says of a job. Elements of an array that ended as a whole have one row, with the array's id."""
+        """What squeue says about a job. Elements of an array that ended as a whole share a row with the array's id."""
         return self.jobs.get(job_id) or self.jobs.get(job_id.partition("_")[0])
 
 
@@ -55,7 +55,7 @@ class Queue:
 class Accounting:
     """sacct's answer: all starts of each job, oldest first, or why there is none.
 
-    ``absent``: the site has no accounting, so there never will be an answer. ``at``: when it was asked, in seconds
+    ``absent``: the site has no accounting, so there will never be an answer. ``at``: when it was queried, in seconds
     since 1970.
     """
 
@@ -66,18 +66,18 @@ class Accounting:
 
     @property
     def answered(self) -> bool:
-        """Whether all is known that this site's accounting can ever say."""
+        """Whether this site's accounting has nothing more to say."""
         return not self.problem or self.absent
 
     def starts_of(self, job_id: str) -> list[Job]:
-        """What sacct says of a job, or of the array that it was an element of."""
+        """What sacct says about a job, or about the array that it was an element of."""
         return self.starts.get(job_id) or self.starts.get(job_id.partition("_")[0], [])
 
 
 class Scheduler:
-    """Answers of squeue and sacct, each asked for at most once in ``max_age_s``.
+    """Answers of squeue and sacct, each queried at most once per ``max_age_s``.
 
-    ``cache``: a file in which commands that look again and again share squeue's answer; None for those that look once.
+    ``cache``: a file in which polling commands share squeue's answer; None for commands that query once.
     """
 
     def __init__(self, max_age_s: float, cache: Path | None) -> None:
@@ -92,7 +92,7 @@ class Scheduler:
         self._cancelled_at: dict[str, float] = {}
 
     def queue(self) -> Queue:
-        """This user's jobs that squeue still knows. Never raises: an answer that failed says so."""
+        """This user's jobs that squeue still knows. Never raises: a failed query is reported in the answer."""
         now = time.time()
         if self._queue is not None and now - self._queue.at < self._max_age_s:
             return self._queue
@@ -111,14 +111,14 @@ class Scheduler:
         return self._queue
 
     def accounting(self, job_ids: Collection[str], by_name: bool, since: float) -> Accounting:
-        """What sacct has of jobs. Never raises: an answer that failed says so.
+        """What sacct knows about jobs. Never raises: a failed query is reported in the answer.
 
-        Asked again only for jobs that the last answer was not about.
+        Queried again only for jobs that the last answer did not cover.
 
         Args:
             job_ids: the jobs.
-            by_name: all jobs of the user's are wanted, to look for some by their names.
-            since: seconds since 1970, before the oldest of these jobs was submitted.
+            by_name: whether to query all of the user's jobs, to find some by name.
+            since: a time, in seconds since 1970, before the oldest of these jobs was submitted.
         """
         now = time.time()
         subjects = frozenset(job_ids) | ({"*"} if by_name else set())
@@ -152,7 +152,7 @@ class Scheduler:
         return self._nodes[1]
 
     def should_retry(self, key: str) -> bool:
-        """Whether it is time to retry what failed before: once in ``max_age_s`` for each ``key``, counted from now."""
+        """Whether to retry what failed before: once per ``max_age_s`` for each ``key``, counted from now."""
         now = time.time()
         if now - self._tried_at.get(key, -math.inf) < self._max_age_s:
             return False
@@ -160,15 +160,15 @@ class Scheduler:
         return True
 
     def cancel(self, job_ids: Collection[str], *, force: bool) -> None:
-        """One scancel for all jobs: SIGTERM to their tasks, and SIGKILL KillWait (slurm.conf(5)) later.
+        """Cancel all jobs with one scancel: SIGTERM to their tasks, and SIGKILL after KillWait (slurm.conf(5)).
 
-        ``force`` kills at once. A job is asked for again only after ``max_age_s``. Raises SlurmDown.
+        ``force`` kills at once. The same job is cancelled again only after ``max_age_s``. Raises SlurmDown.
         """
         now = time.time()
         due = [job_id for job_id in job_ids if now - self._cancelled_at.get(job_id, -math.inf) >= self._max_age_s]
         if not due:
             return
-        # A requeue that is under way would start a cancelled job again. Not every version takes a list of ids here.
+        # A requeue in progress would start a cancelled job again. Not every version accepts a list of ids here.
         with contextlib.suppress(SlurmDown):
             run_command("scontrol", "update", f"JobId={','.join(due)}", "Requeue=0")
         try:
@@ -177,14 +177,14 @@ class Scheduler:
                 run_command("scancel", "--signal=KILL", "--full", *due)
             run_command("scancel", *due)
         except SlurmDown as error:
-            # A job that has ended meanwhile, and is no longer in slurmctld's memory.
+            # A job that has ended in the meantime and is no longer in slurmctld's memory.
             if "invalid job id" not in str(error).lower():
                 raise
         self._cancelled_at.update(dict.fromkeys(due, now))
         self.forget()
 
     def forget(self) -> None:
-        """Ask anew next time: something was changed. Cached answers from before now count no more."""
+        """Query anew next time, since something was changed. Cached answers from before now are ignored."""
         self._queue = self._accounting = None
         self._changed_at = time.time()
 
@@ -193,7 +193,7 @@ class Scheduler:
         return self._cache is not None
 
     def _read_cache(self, now: float) -> tuple[float, str | None]:
-        """When another command has asked squeue, and its answer; None where there is none that is new enough."""
+        """When another command last queried squeue, and the answer; None if there is no recent one."""
         if self._cache is None:
             return 0.0, None
         try:
@@ -201,7 +201,7 @@ class Scheduler:
         except PathError:
             return 0.0, None
         at, text = entry.get("at"), entry.get("squeue")
-        # An answer from the future was written by a clock that has been set back since.
+        # An answer from the future was written before the clock was set back.
         if isinstance(at, float) and isinstance(text, str) and 0 <= now - at < self._max_age_s:
             return (at, text) if at >= self._changed_at else (0.0, None)
         return 0.0, None
@@ -209,22 +209,22 @@ class Scheduler:
     def _write_cache(self, at: float, text: str) -> None:
         if self._cache is None:
             return
-        with contextlib.suppress(OSError):  # somebody who may only read these runs
+        with contextlib.suppress(OSError):  # this user may only read these runs
             write_json(self._cache, {"at": at, "squeue": text})
 
 
 def _local_time(at: float) -> str:
-    """A time as sacct takes it: in this machine's zone, in which sacct reads it too (sacct(1), --starttime)."""
+    """A time as an argument for sacct: in this machine's time zone, which sacct assumes too (sacct(1), --starttime)."""
     return time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(at))
 
 
 def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, claimed: Collection[str]) -> str | None:
-    """The id of a job whose name ends with the run's id, and that is not a submission's already.
+    """The id of a job whose name ends with the run's id and that belongs to no known submission.
 
     Args:
-        jobs: the jobs to look through, by id.
+        jobs: the jobs to search, by id.
         run_id: the run.
-        claimed: ids of the jobs of the run's submissions.
+        claimed: ids of jobs that belong to the run's submissions.
     """
     unclaimed = (job.id for job in jobs.values() if job.name.endswith(f"-{run_id}") and job.id not in claimed)
     return next(unclaimed, None)

@@ -1,4 +1,4 @@
-"""Reading the configuration of a site: what scontrol and sacctmgr print. Text formats only, 22.05 to 25.11."""
+"""Reading the configuration of a site from scontrol and sacctmgr. Text formats only, 22.05 to 25.11."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDLESS = {"UNLIMITED", "INFINITE"}
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """What a user may use together (sacctmgr(1), associations).
+    """A combination of cluster resources that a user may use (sacctmgr(1), associations).
 
     ``partition``: empty for any. ``default_qos``: one of ``qos``, or empty.
     """
@@ -43,8 +43,8 @@ class Association:
 class Site:
     """The configuration of a site.
 
-    ``config``: slurm.conf as scontrol prints it. ``qos`` (by name) and ``associations`` are None where accounting does
-    not answer. ``unknown``: what could not be asked, and why.
+    ``config``: slurm.conf as scontrol prints it. ``qos`` (by name) and ``associations`` are None if accounting does not
+    answer. ``unknown``: what could not be queried, and why.
     """
 
     cluster: Cluster
@@ -56,7 +56,7 @@ class Site:
 
 
 def read_site(scheduler: Scheduler, user: str) -> Site:
-    """Ask Slurm for its configuration, and accounting for QOS and for what ``user`` may use. Raises SlurmDown."""
+    """Query Slurm's configuration, and QOS and associations of ``user`` from accounting. Raises SlurmDown."""
     config = read_config(run_command("scontrol", "show", "config"))
     cluster = read_cluster(config)
     partitions = {name: read_partition(fields, cluster) for name, fields in scheduler.partitions().items()}
@@ -78,9 +78,9 @@ def _accounting(entity: str, fields: Sequence[str], *more: str) -> str:
 
 
 def read_config(text: str) -> dict[str, str]:
-    """Names and values of ``scontrol show config``; other lines, such as those of daemons, are passed over.
+    """Names and values of ``scontrol show config``; other lines, such as those of daemons, are skipped.
 
-    Sections for plug-ins follow, with names of their own, some of them the same: the first of a name counts.
+    Sections of plug-ins follow and may repeat names: the first occurrence counts.
     """
     config: dict[str, str] = {}
     for line in text.splitlines():
@@ -92,9 +92,9 @@ def read_config(text: str) -> dict[str, str]:
 
 
 def read_cluster(config: Mapping[str, str]) -> Cluster:
-    """What the configuration says of interruptions; Slurm's defaults (slurm.conf(5)) stand for what it leaves out."""
+    """What the configuration says about interruptions, with Slurm's defaults (slurm.conf(5)) for missing settings."""
     mode = _flags(config.get("PreemptMode", ""))
-    # How long a job's credential counts: a requeued job does not start before that is over.
+    # How long a job's credential is valid: a requeued job does not start before it expires.
     expire = re.search(r"(?:^|,)cred_expire=(\d+)", config.get("AuthInfo", ""))
     exits = config.get("RequeueExit", "")
     return Cluster(
@@ -125,7 +125,7 @@ def read_partition(fields: Mapping[str, str], cluster: Cluster) -> Partition:
         up=fields.get("State", "UP") == "UP",
         default=fields.get("Default") == "YES",
         grace_s=_seconds(fields.get("GraceTime", ""), 0.0),
-        # A partition without a mode of its own has the cluster's.
+        # A partition without its own mode uses the cluster's.
         preempt_mode=_flags(fields.get("PreemptMode", "")) or cluster.preempt_mode,
         tier=int(_seconds(fields.get("PriorityTier", ""), 1.0)),
         nodes="" if fields.get("Nodes", "").lower() in _NULLS else fields["Nodes"],
@@ -140,7 +140,7 @@ def read_partition(fields: Mapping[str, str], cluster: Cluster) -> Partition:
 
 
 def read_qos(text: str) -> dict[str, Qos]:
-    """QOS by name from ``sacctmgr --parsable2 --noheader show qos``; lines that are too short are passed over."""
+    """QOS by name from ``sacctmgr --parsable2 --noheader show qos``; lines that are too short are skipped."""
     by_name = {}
     for line in text.splitlines():
         cells = line.split("|")
@@ -151,7 +151,7 @@ def read_qos(text: str) -> dict[str, Qos]:
         by_name[name] = Qos(
             name=name,
             preempts=frozenset(other for other in preempts.split(",") if other),
-            # "cluster" stands for the cluster's own mode (sacctmgr(1), PreemptMode).
+            # "cluster" means the cluster's own mode (sacctmgr(1), PreemptMode).
             mode=None if not modes or modes & {"CLUSTER", "OFF"} else modes,
             grace_s=read_duration(grace) or 0.0,
             own_limit="PARTITIONTIMELIMIT" in _flags(flags),
@@ -171,12 +171,12 @@ def read_associations(text: str) -> list[Association]:
     return associations
 
 
-# The same option, in older versions and in newer ones (slurm.conf(5)).
+# The same option in older and newer versions (slurm.conf(5)).
 _USER_SIGNAL = (("SlurmctldParameters", "preempt_send_user_signal"), ("PreemptParameters", "send_user_signal"))
 
 
 def _user_signal(config: Mapping[str, str]) -> str:
-    """The option by which a preempted job gets the signal of its --signal option; empty where it is not set."""
+    """The option that sends a preempted job the signal of its --signal option; empty if it is not set."""
     for name, option in _USER_SIGNAL:
         if option in config.get(name, "").lower().split(","):
             return f"{name}={option}"
@@ -189,17 +189,17 @@ def _version(text: str) -> tuple[int, int] | None:
 
 
 def _plugin(value: str) -> str:
-    """``qos`` from ``preempt/qos``; since 24.05 a plug-in that is not used reads ``(null)``."""
+    """``qos`` from ``preempt/qos``; since 24.05 an unused plug-in reads ``(null)``."""
     return "none" if value.lower() in _NULLS else value.rpartition("/")[2]
 
 
 def _flags(value: str) -> frozenset[str]:
-    """The items of a comma-separated list, in upper case; none for the ways to write that there is no value."""
+    """The items of a comma-separated list, in upper case; none for Slurm's spellings of no value."""
     return frozenset() if value.lower() in _NULLS else frozenset(word.strip().upper() for word in value.split(","))
 
 
 def _allowed(value: str) -> frozenset[str] | None:
-    """Who may use something; None: everybody."""
+    """The names that are allowed; None if all are."""
     return None if value.upper() in ("ALL", "") else frozenset(value.split(","))
 
 
@@ -209,5 +209,5 @@ def _seconds(value: str, default: float) -> float:
 
 
 def _minutes(value: str) -> float | None:
-    """Seconds from ``5 min``; None: without end."""
+    """Seconds from a value such as ``5 min``; None if unlimited."""
     return None if value.upper() in _ENDLESS else _seconds(value, 0.0) * 60

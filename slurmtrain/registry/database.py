@@ -1,4 +1,4 @@
-"""The SQLite file: made on first use, emptied when of an earlier version, refused when newer or not ours."""
+"""The SQLite file: created on first use, emptied if its version is older, refused if newer or not a registry."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from slurmtrain.errors import PathError, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, locked, make_directory
 
-# Rollback journal and full synchronisation work on network filesystems too; write-ahead logging does not.
+# A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
 _BUSY_S = 60.0
 
 
 def open_engine(path: Path) -> sa.Engine:
-    """Open the registry, making it first where there is none. Raises RegistryUnusable or PathError.
+    """Open the registry, creating it if there is none. Raises RegistryUnusable or PathError.
 
-    One of an earlier version is emptied, with a copy beside it: whoever looks at the runs next reads them all again.
+    A registry of an earlier version is copied to a backup and emptied: the next command reads all runs again.
     """
     engine = _engine(path)
     version = _version(engine, path) if path.exists() else None
@@ -41,9 +41,9 @@ def _engine(path: Path) -> sa.Engine:
                 f"the registry {path} cannot be used: {error}; try again, or look at its directory"
             ) from error
         if isinstance(error, sqlite3.DatabaseError):
-            raise RegistryUnusable(f"{path} is no database that can be read ({error}); {_advice(path)}") from error
+            raise RegistryUnusable(f"{path} is not a readable database ({error}); {_advice(path)}") from error
 
-    # SQLAlchemy's recipe for SQLite transactions that begin when they are told to, and write-locked.
+    # SQLAlchemy's recipe for SQLite transactions that begin explicitly, and with the write lock.
     @sa.event.listens_for(engine, "connect")
     def _connect(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
@@ -59,15 +59,15 @@ def _engine(path: Path) -> sa.Engine:
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
-    """A connection that only reads, and so waits for nobody but a writer that is committing."""
+    """A connection that only reads, and so waits only for a writer that is committing."""
     return engine.connect().execution_options(reads=True)
 
 
 def _version(engine: sa.Engine, path: Path) -> int | None:
-    """The version of the file's tables; None for an empty file. Raises RegistryUnusable if it is newer, or not ours."""
+    """The version of the tables; None for an empty file. Raises RegistryUnusable if newer, or not a registry."""
     with reading(engine) as connection:
         tables = set(connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars())
-        # The first version of the tables was marked in another way, and has 0 here.
+        # The first version of the tables was marked differently, and has 0 here.
         version = int(connection.exec_driver_sql("PRAGMA user_version").scalar() or 0)
     if not tables:
         return None
@@ -99,7 +99,7 @@ def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
 
 
 def _make_tables(engine: sa.Engine) -> None:
-    """Make the tables in place of those of an earlier version, in one transaction: a kill leaves one or the other."""
+    """Replace the tables of an earlier version in one transaction: a kill leaves either the old or the new ones."""
     with engine.begin() as connection:
         tables = connection.exec_driver_sql("SELECT name FROM sqlite_master WHERE type='table'").scalars().all()
         for name in set(tables) - {schema.mirror.name}:
@@ -109,7 +109,7 @@ def _make_tables(engine: sa.Engine) -> None:
 
 
 def _back_up(path: Path, version: int) -> None:
-    """A consistent copy of the file, made by SQLite itself: it may know runs whose directories were deleted since."""
+    """Copy the file consistently, using SQLite: it may contain runs whose directories have since been deleted."""
     backup = path.with_name(f"{path.name}.{version}.bak")
     backup.unlink(missing_ok=True)
     create_private(backup)

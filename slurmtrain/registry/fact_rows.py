@@ -1,4 +1,4 @@
-"""Rows of facts, which runs are made from: events, progress, garbage, and findings against nodes."""
+"""Rows of the facts from which runs are built: events, progress, garbage, and findings against nodes."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ GARBAGE = RowFormat(schema.garbage, Garbage, "run_id")
 
 
 def event_of(row: Mapping[str, Any]) -> AnyEvent | None:
-    """An event from its row, whose data is its journal's line, or what an earlier version kept of that."""
+    """An event from its row, whose data is the line of the journal, or what an earlier version kept of it."""
     record = {**json.loads(row["data"]), "t": row["time"], "kind": row["kind"]}
     return read_event(record, row["source"], row["offset"])

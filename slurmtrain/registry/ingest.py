@@ -1,4 +1,4 @@
-"""Reading run directories into the registry: from stored byte offsets, idempotent, whatever died half-way."""
+"""Reading run directories into the registry: from stored byte offsets, and idempotent, whatever was interrupted."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
 
-# So many runs are read before their rows are written: enough for a statement's cost not to matter, and few enough for
-# their events to fit into memory.
+# This many runs are read before their rows are written: enough to make the cost of a statement negligible, and few
+# enough for their events to fit into memory.
 _RUNS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Ingested:
-    """A run as it is now known, and the lines that could not be read this time."""
+    """A run as it is now known, and the unreadable lines found this time."""
 
     run: Run
     garbage: tuple[Garbage, ...]
 
 
 def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> list[Ingested]:
-    """Read what is new of these runs, and fold each again.
+    """Read what is new in these runs, and rebuild each.
 
     Args:
-        transaction: Where it goes.
-        runs: The directories, each once.
+        transaction: The transaction that stores the results.
+        runs: The run directories, without duplicates.
         dead: Whether none of their processes can write any more.
     """
     ingested: list[Ingested] = []
@@ -48,13 +48,13 @@ def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> l
 
 
 def _readers(transaction: Transaction, runs: Sequence[RunDir]) -> list[_RunReader]:
-    """A reader for each run, with all that is known of it."""
+    """A reader for each run, with everything the registry knows about it."""
     ids = [run.id for run in runs]
     offsets = transaction.offsets(ids)
     readers = [_RunReader(run, offsets.get(run.id, {})) for run in runs]
     for reader in readers:
         reader.forget_shrunk(transaction)
-    # Of a run that is seen for the first time there is nothing to ask.
+    # The registry has nothing on a run that is seen for the first time.
     read_before = {reader.run.id: reader for reader in readers if reader.offsets}
     if read_before:
         progress = transaction.progress(read_before)
@@ -72,7 +72,7 @@ def _readers(transaction: Transaction, runs: Sequence[RunDir]) -> list[_RunReade
 
 @dataclass(slots=True)
 class _RunReader:
-    """One run while it is read: its files, how far each was read before (bytes), and what they have said by now."""
+    """One run while it is being read: its files, how far each has been read (bytes), and what they contained so far."""
 
     run: RunDir
     offsets: dict[str, int]
@@ -86,22 +86,22 @@ class _RunReader:
 
     def __post_init__(self) -> None:
         self.builder = RunBuilder(self.run.id)
-        # The folders' times before their content: what appears in between is noticed the next time.
+        # The folders' times are read before their content: what appears in between is noticed the next time.
         self.looked_at_ns = time.time_ns()
         self.scanned = folder_times(self.run.path)
         self.files = journal_files(self.run)
 
     def restore(self, transaction: Transaction, facts: Mapping[str, Any]) -> None:
-        """Go on from what the run was built from the last time."""
+        """Continue from the ``facts`` that the run was last built from."""
 
         def all_events() -> list[AnyEvent]:
-            # Events of before are in the registry; those that are read now are written at the end.
+            # Earlier events are in the registry; those read now are written only at the end.
             return [*transaction.events([self.run.id]).get(self.run.id, ()), *self.new_events]
 
         self.builder = RunBuilder.from_dict(self.run.id, facts, all_events)
 
     def forget_shrunk(self, transaction: Transaction) -> None:
-        """Begin again with files that are shorter than they were: somebody has replaced them."""
+        """Start over with files that are shorter than before, since they have been replaced."""
         for file in self.files:
             if file.size < self.offsets.get(file.name, 0):
                 transaction.forget(self.run.id, file.name)
@@ -125,14 +125,14 @@ class _RunReader:
         return Ingested(run, tuple(self.garbage))
 
     def _read(self, transaction: Transaction, file: JournalFile) -> None:
-        """Read what is new of a file."""
+        """Read what is new in a file."""
         for piece in read_pieces(file, self.offsets.get(file.name, 0)):
             self._take_in(transaction, file, piece)
             transaction.set_offset(self.run.id, file.name, piece.reading.end)
             self.offsets[file.name] = piece.reading.end
 
     def _take_in(self, transaction: Transaction, file: JournalFile, piece: Piece) -> None:
-        """Keep what a piece of a file says."""
+        """Keep the records of a piece of a file."""
         garbage = list(piece.reading.garbage)
         if file.metrics_of is not None:
             before = self.progress.get(file.metrics_of, Progress())
@@ -142,7 +142,7 @@ class _RunReader:
             events, garbage = events_of(piece.reading, file.name)
             self.new_events += events
             for event in events:
-                # The line as it is: writing its JSON anew would take as long as reading it.
+                # The unmodified line: serializing its JSON again would take as long as parsing it.
                 transaction.add_event(self.run.id, event, piece.line(event.offset))
         if garbage:
             transaction.add_garbage(self.run.id, garbage)

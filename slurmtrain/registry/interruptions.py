@@ -1,4 +1,4 @@
-"""What is known of interruptions in a partition, and of what saves cost, when a run is about to go there."""
+"""What is known about interruptions in a partition, and about the cost of saves, before a run starts there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from slurmtrain.registry import schema
 
 @dataclass(frozen=True, slots=True)
 class PartitionHistory:
-    """What attempts have seen where a run is to go, and what its own last save, or one of its namesakes', has cost."""
+    """How attempts in a run's partition have ended, and the cost of the last save of the run or of its namesakes.
+
+    ``own``: whether that save is the run's own.
+    """
 
     lived: Sequence[AttemptSpan] = ()
     stall_s: float | None = None
@@ -26,17 +29,17 @@ class PartitionHistory:
 def partition_history(
     connection: sa.Connection, run_id: str, name: str, executor: str, partition: str, since: float
 ) -> PartitionHistory:
-    """What is known of interruptions in a partition, and of the saves of a run, or of its namesakes.
+    """What is known about interruptions in a partition, and about the saves of a run or of its namesakes.
 
-    Of attempts that are not over, the time counts up to the last of their metrics.
+    The time of an attempt that has not ended counts up to its latest metrics.
 
     Args:
-        connection: Where to ask.
+        connection: The connection to query.
         run_id: The run.
         name: Its name.
         executor: ``slurm`` or ``local``.
-        partition: As ``submitting`` events have it; empty for all.
-        since: Attempts that began earlier do not count, in seconds since 1970.
+        partition: The partition, as ``submitting`` events name it; empty for all.
+        since: Attempts that began before this time, in seconds since 1970, do not count.
     """
     attempts = connection.execute(_attempts_since(executor, partition, since)).all()
     save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
@@ -49,12 +52,12 @@ def partition_history(
     return PartitionHistory(lived, save.stall_s, save.seconds, save.run_id == run_id)
 
 
-# Of so many runs of a name, the newest, the last save is looked for.
+# The last save is looked for in at most this many runs of the same name, the newest ones.
 _NAMESAKES = 20
 
 
 def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[Any]:
-    """Attempts that began since then: ``started_at``, ``until``, ``nodes``, ``cause``, and ``failures`` of crashes."""
+    """Attempts from ``since`` on: ``started_at``, ``until``, ``nodes``, ``cause``; ``failures`` of crashes."""
     attempt, run, progress, event = schema.attempt, schema.run, schema.progress, schema.event
     nodes = sa.select(sa.func.count()).select_from(sa.func.json_each(attempt.c.hosts).table_valued("key"))
     key = attempt.c.job_id + "." + sa.cast(attempt.c.restart, sa.String)
@@ -75,7 +78,7 @@ def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[An
     )
     if not partition:
         return query
-    # The primary key of events begins with the run and the journal: those of commands are few.
+    # The primary key of events begins with run and journal, so this scans only the few events of commands.
     return query.where(
         sa.exists().where(
             event.c.run_id == attempt.c.run_id,
@@ -88,7 +91,7 @@ def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[An
 
 
 def _last_save(run_id: str, name: str, executor: str) -> sa.Select[Any]:
-    """The last save of a run whose duration is known, or else of the newest runs of its name."""
+    """The last save whose duration is known: of the run itself, or else of the newest runs with its name."""
     checkpoint, run = schema.checkpoint, schema.run
     namesakes = sa.select(run.c.id).where(run.c.name == name, run.c.executor == executor)
     newest = namesakes.order_by(run.c.id.desc()).limit(_NAMESAKES)

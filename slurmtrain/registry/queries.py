@@ -1,7 +1,7 @@
-"""Rows of many runs in one statement: what the registry's readers and its transactions both ask.
+"""Rows of many runs in one statement: queries that the registry's readers and its transactions share.
 
-The ids of the runs go to SQLite as one JSON array, so there is no limit to their number, and a question about ten
-thousand runs is as many statements as one about a single run.
+The ids of the runs are passed to SQLite as one JSON array, so there is no limit to their number, and a query about ten
+thousand runs takes as many statements as one about a single run.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from slurmtrain.registry import schema
 def rows(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None = None, *where: sa.ColumnElement[bool]
 ) -> Iterator[dict[str, Any]]:
-    """Rows by column, in no order, their JSON as text.
+    """Rows as dicts by column, in no order, with JSON as text.
 
     Args:
-        connection: Where to ask.
-        table: Any table of rows that belong to runs.
+        connection: The connection to query.
+        table: Any table whose rows belong to runs.
         run_ids: The runs; None for all.
-        where: What else the rows must meet.
+        where: Further conditions on the rows.
     """
     names = table.columns.keys()
     # Plain dicts of plain tuples: SQLAlchemy's own mapping of a row takes three times as long.
@@ -36,11 +36,11 @@ def rows(
 def rows_by_run(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The same rows by the id of their run; an empty list for a run that has none.
+    """Rows like those of :func:`rows`, grouped by the id of their run; an empty list for a run without rows.
 
     Args:
-        connection: Where to ask.
-        table: Any table that has rows for runs.
+        connection: The connection to query.
+        table: Any table whose rows belong to runs.
         run_ids: The runs.
     """
     grouped: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -58,16 +58,16 @@ def offsets(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, di
 
 
 def spent_seconds(connection: sa.Connection, run_ids: Collection[str]) -> dict[tuple[str, int], dict[str, float]]:
-    """What the time of attempts was spent on, in seconds by kind: by run and number of the attempt."""
+    """What the time of attempts was spent on, in seconds by kind, for each run and number of the attempt."""
     spent: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
-    # Eight rows an attempt: these are by far the most, so no dict is made of each.
+    # Eight rows for each attempt: this is by far the largest table, so no dict is made of each row.
     for run_id, attempt, kind, seconds in _execute(connection, schema.attempt_seconds, run_ids):
         spent[run_id, attempt][kind] = seconds
     return spent
 
 
 def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
-    """That a row belongs to one of the runs whose ids, as a JSON array, are the parameter ``ids``."""
+    """The condition that a row belongs to one of the runs in the parameter ``ids``, a JSON array of their ids."""
     ids = sa.func.json_each(sa.bindparam("ids")).table_valued("value")
     key = table.c.id if table is schema.run else table.c.run_id
     return key.in_(sa.select(ids.c.value))

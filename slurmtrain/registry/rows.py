@@ -1,7 +1,7 @@
-"""Rows of the tables from the nouns of the model, and back; here those of runs, attempts and checkpoints.
+"""Converting records of the model to rows of the tables and back; here for runs, attempts and checkpoints.
 
-Rows are plain tuples, and JSON is text until it is needed: SQLAlchemy's own conversion, column by column, takes several
-times as long as SQLite itself, which a command feels that reads a thousand runs.
+Rows are plain tuples, and JSON stays text until it is needed: SQLAlchemy's own conversion, column by column, takes
+several times as long as SQLite itself, which is noticeable in a command that reads a thousand runs.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Row = tuple[Any, ...]
-# Most of an attempt's columns are empty, and a look-up takes a tenth of what reading JSON does.
+# Most columns of an attempt are empty, and a look-up takes a tenth of the time of parsing JSON.
 _EMPTY: Mapping[str | None, Callable[[], Any]] = {"{}": dict, "[]": list, "null": lambda: None}
 _EMPTY_TEXTS: Mapping[type, str] = {dict: "{}", list: "[]", tuple: "[]"}
 T = TypeVar("T", bound="DataclassInstance")
 
 
 def encode(value: Any) -> str | None:
-    """JSON as text; None as NULL."""
+    """``value`` as JSON text; None for NULL."""
     if value is None:
         return None
     return json.dumps(value) if value else _EMPTY_TEXTS.get(type(value)) or json.dumps(value)
 
 
 def decode(text: str | None) -> Any:
-    """What :func:`encode` was given. Rows of earlier versions have ``null`` where there is nothing."""
+    """The value that :func:`encode` was given. Rows of earlier versions may contain ``null`` instead of NULL."""
     if text in _EMPTY:
         return _EMPTY[text]()
     return None if text is None else json.loads(text)
 
 
 class RowFormat(Generic[T]):
-    """How records of one class are kept in a table: attributes in columns of the same name, some of them as JSON."""
+    """How records of one class are stored in a table: attributes in columns of the same name, some as JSON."""
 
     def __init__(self, table: sa.Table, record: type[T], *leading: str) -> None:
-        """``leading``: columns before the record's own, such as the id of its run."""
+        """``leading``: columns in front of the record's own, such as the id of its run."""
         self.table = table
         self._record = record
         self.names = tuple(f.name for f in fields(record) if f.name in table.columns and f.name not in leading)
@@ -62,14 +62,14 @@ class RowFormat(Generic[T]):
         return (*leading, *values)
 
     def read(self, row: Mapping[str, Any], **more: Any) -> T:
-        """The record that a row, whose JSON is text, describes; ``more`` are fields that other tables have."""
+        """The record of a ``row``, whose JSON is text; ``more`` are fields that are stored in other tables."""
         fields = {name: row[name] if decoder is None else decoder(row[name]) for name, decoder in self._decoders}
         return self._record(**fields, **more)
 
 
 ATTEMPTS = RowFormat(schema.attempt, Attempt, "run_id")
 CHECKPOINTS = RowFormat(schema.checkpoint, Checkpoint, "run_id")
-# Of the newest attempt and checkpoint, what the list of runs shows stands in the run's own row.
+# What the list of runs shows of the newest attempt and checkpoint is in the run's own row.
 RUNS = RowFormat(
     schema.run, Run, "job_id", "attempt", "checkpoint", "settled", "journals_at", "attempts_at", "revision"
 )
@@ -80,9 +80,9 @@ def run_row(run: Run, *, settled: bool, scanned: Sequence[int], revision: int) -
 
     Args:
         run: The run as its events describe it.
-        settled: Whether nothing more can come of it.
-        scanned: Times (ns) of its folders when its files were listed; empty where they are gone.
-        revision: Bytes of its journals and metrics that were read.
+        settled: Whether it has ended and no process can still write to it.
+        scanned: Times (ns) of its folders when its files were listed; empty if they are gone.
+        revision: How many bytes of its journals and metrics have been read.
     """
     newest, checkpoint = run.newest, run.checkpoint
     shown = None if checkpoint is None else {name: getattr(checkpoint, name) for name in CHECKPOINTS.names}
@@ -96,13 +96,13 @@ def run_of(
     checkpoints: Sequence[Mapping[str, Any]],
     spent: Mapping[tuple[str, int], Mapping[str, float]],
 ) -> Run:
-    """A run from its rows, which come in any order.
+    """A run from its rows, which may be in any order.
 
     Args:
         row: Its own row.
         attempts: The rows of its attempts.
         checkpoints: The rows of its checkpoints.
-        spent: What the time of attempts was spent on, in seconds by kind: by run and number of the attempt.
+        spent: What the time of attempts was spent on, in seconds by kind, for each run and number of the attempt.
     """
     ordered = sorted(attempts, key=lambda attempt: int(attempt["number"]))
     return RUNS.read(

@@ -1,4 +1,4 @@
-"""The tables, and the version of what is in them."""
+"""The tables, and their version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-# Raised with every change of the tables, or of what is kept in them: a registry of an earlier version is read anew from
+# Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
 VERSION = 2
 
@@ -37,11 +37,11 @@ run = sa.Table(
     sa.Column("job_id", sa.String),
     sa.Column("attempt", sa.Integer, nullable=False),
     sa.Column("checkpoint", sa.JSON),
-    # Whether nothing more can come, and the directories' times (ns) at the last scan, to notice if it does.
+    # Whether it has ended for good, and its folders' times (ns) at the last scan, to notice if one does.
     sa.Column("settled", sa.Boolean, nullable=False),
     sa.Column("journals_at", sa.BigInteger, nullable=False),
     sa.Column("attempts_at", sa.BigInteger, nullable=False),
-    # Bytes of journals and metrics taken in: grows with every new fact.
+    # How many bytes of journals and metrics have been read: grows with every new fact.
     sa.Column("revision", sa.Integer, nullable=False),
 )
 
@@ -95,7 +95,7 @@ attempt = sa.Table(
     sa.Column("evidence", sa.JSON, nullable=False),
 )
 
-# What the time of each attempt was spent on: a row for each kind (``model/run/accounting.py``), zeros included.
+# What the time of each attempt was spent on: one row for each kind (``model/run/accounting.py``), including zeros.
 attempt_seconds = sa.Table(
     "attempt_seconds",
     metadata,
@@ -105,7 +105,7 @@ attempt_seconds = sa.Table(
     sa.Column("seconds", sa.Float, nullable=False),
 )
 
-# The node ledger: nodes that failed the preflight of an attempt. What was forgiven is in journals of its own.
+# The node ledger: nodes that failed the preflight of an attempt. Forgiven findings are in separate journals.
 ledger = sa.Table(
     "ledger",
     metadata,
@@ -119,7 +119,7 @@ ledger = sa.Table(
     sa.Column("seen_at", sa.Float, nullable=False),
 )
 
-# Every checkpoint, the deleted ones included: a run that begins again comes to the same paths once more.
+# Every checkpoint, including deleted ones. ``saved_at`` is in the key since a run that starts again reuses paths.
 checkpoint = sa.Table(
     "checkpoint",
     metadata,
@@ -159,8 +159,8 @@ source = sa.Table(
     sa.Column("offset", sa.Integer, nullable=False),
 )
 
-# What a run that has not ended is built from (``model/run/fold.py``): the next reading adds what is new. For one that
-# has, which may yet start again, its events are read once more.
+# What a run that has not ended is built from (``model/run/fold.py``), so that the next reading only adds what is new.
+# If a run that has ended starts again, its events are read again instead.
 builder = sa.Table(
     "builder",
     metadata,
@@ -178,7 +178,7 @@ progress = sa.Table(
     sa.Column("metrics", sa.JSON, nullable=False),
 )
 
-# Lines of journals that are no records: kept aside for a person to look at.
+# Lines of journals that are not records, kept for inspection.
 garbage = sa.Table(
     "garbage",
     metadata,
@@ -188,8 +188,8 @@ garbage = sa.Table(
     sa.Column("line", sa.LargeBinary, nullable=False),
 )
 
-# What of a run has been sent to the tracking store: ``offsets`` by metrics file, ``revision`` of the run then. No run
-# directory has that, so it outlives a change of the version.
+# How much of a run has been sent to the tracking store: ``offsets`` by metrics file, and the run's ``revision`` at that
+# time. This is not in the run directories, so the table survives a change of the version.
 mirror = sa.Table(
     "mirror",
     metadata,

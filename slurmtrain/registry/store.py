@@ -1,4 +1,4 @@
-"""The registry's verbs for reading. Only this package speaks SQL."""
+"""Reading the registry. Only this package uses SQL."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 class IndexRow(NamedTuple):
-    """What every command needs of every run: the least that it takes to choose runs and to see which to read."""
+    """What every command needs to know about every run: the minimum for selecting runs and deciding which to read."""
 
     id: str
     name: str
     state: str
     settled: bool
-    """Whether nothing more can come."""
+    """Whether it has ended and no process can still write to it."""
     journals_at: int
     attempts_at: int
 
@@ -49,9 +49,9 @@ class IndexRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A run as lists show it. ``row`` is the registry's; its JSON is decoded when it is asked for, not before.
+    """A run as lists show it. ``row`` is the registry's; its JSON is decoded only when it is accessed.
 
-    ``live`` is what the scheduler says right now, which is not kept.
+    ``live`` is what the scheduler reports right now, which is not stored.
     """
 
     row: Mapping[str, Any]
@@ -64,7 +64,7 @@ class Listed:
 
     @property
     def name(self) -> str:
-        """What people call it."""
+        """Its name."""
         return str(self.row["name"])
 
     @property
@@ -79,43 +79,43 @@ class Listed:
 
     @property
     def reason(self) -> str:
-        """Why it is in this state, in a sentence; empty where there is nothing to say."""
+        """Why it is in this state, in a sentence; may be empty."""
         return str(self.row["reason"])
 
     @property
     def settled(self) -> bool:
-        """Whether nothing more can come."""
+        """Whether it has ended and no process can still write to it."""
         return bool(self.row["settled"])
 
     @property
     def revision(self) -> int:
-        """Grows with every new fact."""
+        """How many bytes of its files have been read; grows with every new fact."""
         return int(self.row["revision"])
 
     @property
     def job_id(self) -> str | None:
-        """Of the newest attempt."""
+        """The job id of the newest attempt."""
         return None if self.row["job_id"] is None else str(self.row["job_id"])
 
     @property
     def attempt(self) -> int:
-        """How many attempts there were."""
+        """The number of the newest attempt; 0 if there is none."""
         return int(self.row["attempt"])
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The latest values."""
+        """The latest values, by name."""
         return dict(json.loads(self.row["metrics"]))
 
     @property
     def git(self) -> dict[str, Any] | None:
-        """What is known of the repository that the run was submitted from."""
+        """What is known about the repository that the run was submitted from."""
         git: dict[str, Any] | None = json.loads(self.row["git"] or "null")
         return git
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The newest one that the run can start from."""
+        """The newest checkpoint from which the run can start."""
         from slurmtrain.model.run.run import Checkpoint
 
         fields = json.loads(self.row["checkpoint"] or "null")
@@ -124,7 +124,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """What of a run the tracking store at ``uri`` has."""
+    """How much of a run the tracking store at ``uri`` has; ``offsets`` in bytes, by metrics file."""
 
     uri: str
     offsets: Mapping[str, int]
@@ -138,12 +138,12 @@ class Store:
     """The registry of one runs root."""
 
     def __init__(self, path: Path) -> None:
-        """Raises RegistryUnusable for a file that is no registry, PathError for one that cannot be opened."""
+        """Open the registry. Raises RegistryUnusable if it is not one, PathError if it cannot be opened."""
         self.path = path
         self._engine = open_engine(path)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         self._engine.dispose()
 
     def __enter__(self) -> Store:
@@ -158,7 +158,7 @@ class Store:
             return {row[0]: IndexRow._make(row) for row in connection.execute(_INDEX).all()}
 
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
-        """These runs, or all, by id, oldest first, without their older attempts and checkpoints."""
+        """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""
         with reading(self._engine) as connection:
             rows = queries.rows(connection, schema.run, run_ids)
             return {row["id"]: Listed(row) for row in sorted(rows, key=lambda row: str(row["id"]))}
@@ -168,7 +168,7 @@ class Store:
         return self.load_all([run_id]).get(run_id)
 
     def load_all(self, run_ids: Collection[str]) -> dict[str, Run]:
-        """Those of these runs that are known, with all attempts and checkpoints."""
+        """The known ones among these runs, with all attempts and checkpoints."""
         from slurmtrain.registry import rows
 
         with reading(self._engine) as connection:
@@ -179,7 +179,7 @@ class Store:
         return {row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
 
     def events(self, run_id: str, cls: type[P]) -> list[Event[P]]:
-        """A run's events of one kind, in no order. ``cls``: the class of their payload, one of a kind."""
+        """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""
         from slurmtrain.model.run.events.base import select
         from slurmtrain.registry.fact_rows import event_of
 
@@ -188,7 +188,7 @@ class Store:
             return select([event for row in rows if (event := event_of(row)) is not None], cls)
 
     def ledger(self) -> list[LedgerEntry]:
-        """All nodes that failed a preflight, the oldest finding first."""
+        """All findings against nodes that failed a preflight, oldest first."""
         from slurmtrain.registry.fact_rows import LEDGER
 
         with reading(self._engine) as connection:
@@ -199,14 +199,14 @@ class Store:
     def partition_history(
         self, run_id: str, name: str, executor: str, partition: str, since: float
     ) -> PartitionHistory:
-        """What is known of interruptions where a run goes, and of what saving costs it.
+        """What is known about interruptions in a run's partition, and about the cost of its saves.
 
         Args:
             run_id: The run.
-            name: Its name: another run's saves stand in as long as it has none.
+            name: Its name: saves of other runs with this name are used as long as it has none.
             executor: ``slurm`` or ``local``.
-            partition: As ``submitting`` events have it; empty on this machine.
-            since: Attempts that began earlier do not count, in seconds since 1970.
+            partition: The partition, as ``submitting`` events name it; empty for local runs.
+            since: Attempts that began before this time, in seconds since 1970, do not count.
         """
         from slurmtrain.registry.interruptions import partition_history
 
@@ -214,7 +214,7 @@ class Store:
             return partition_history(connection, run_id, name, executor, partition, since)
 
     def garbage(self, run_id: str) -> list[Garbage]:
-        """Lines of a run's journals that are no records, by journal."""
+        """Lines of a run's journals that are not records, ordered by journal and offset."""
         from slurmtrain.registry.fact_rows import GARBAGE
 
         with reading(self._engine) as connection:
@@ -228,20 +228,20 @@ class Store:
             return queries.offsets(connection, run_ids)
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
-        """Those of these run directories whose files hold bytes that were not read; takes no write lock."""
+        """The ``directories`` whose files contain bytes that have not been read. Takes no write lock."""
         if not directories:
             return []
         offsets = self.offsets([directory.id for directory in directories])
         return [run for run in directories if has_unread(journal_files(run), offsets.get(run.id, {}))]
 
     def mirrors(self) -> dict[str, Mirrored]:
-        """What has been sent to the tracking store, by run id."""
+        """How much has been sent to the tracking store, by run id."""
         with reading(self._engine) as connection:
             rows = connection.execute(sa.select(schema.mirror))
             return {row.run_id: Mirrored(row.uri, row.offsets, row.revision) for row in rows}
 
     def begin(self) -> Transaction:
-        """A transaction; use it as ``with store.begin() as transaction:``. All of it happens, or nothing."""
+        """A transaction, all or nothing; use it as ``with store.begin() as transaction:``."""
         from slurmtrain.registry.transaction import Transaction
 
         return Transaction(self._engine)

@@ -1,7 +1,7 @@
-"""Transactions: what commands write into the registry, all of it or nothing.
+"""Transactions: what commands write into the registry, all or nothing.
 
-Rows are gathered and written table by table: a statement for each row of each run takes ten times as long, most of it
-in preparing statements.
+Rows are collected and written table by table: one statement for each row of each run would take ten times as long, most
+of it spent preparing statements.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Mirrored
 
-# A run is put with all its rows of these tables: those of before are taken out first.
+# Putting a run replaces all its rows in these tables: the old ones are deleted first.
 _OF_A_RUN = (schema.attempt, schema.attempt_seconds, schema.builder, schema.checkpoint, schema.ledger)
 _EVENT_COLUMNS = ("run_id", "source", "offset", "time", "kind", "data")
 _SOURCE_COLUMNS = ("run_id", "path", "offset")
@@ -34,9 +34,9 @@ _SECONDS_COLUMNS = ("run_id", "attempt", "kind", "seconds")
 
 
 class Transaction:
-    """The verbs of a transaction that holds the registry's write lock from its start.
+    """A transaction that holds the registry's write lock from its start.
 
-    What they write can be read again after :meth:`flush`.
+    What its methods write can be read back after :meth:`flush`.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
@@ -58,7 +58,7 @@ class Transaction:
         self._transaction.__exit__(*error)
 
     def flush(self) -> None:
-        """Write what has been gathered."""
+        """Write the rows collected so far."""
         if self._put:
             ids = {"ids": json.dumps(sorted(self._put))}
             for table in _OF_A_RUN:
@@ -70,7 +70,7 @@ class Transaction:
         self._rows.clear()
 
     def clear(self) -> None:
-        """Forget everything, what was sent to tracking stores included: sending it again adds nothing there."""
+        """Delete everything, even what was sent to tracking stores: sending it again adds nothing there."""
         for table in schema.metadata.tables.values():
             self._connection.execute(table.delete())
 
@@ -86,17 +86,17 @@ class Transaction:
         }
 
     def builder_facts(self, run_ids: Collection[str]) -> dict[str, dict[str, Any]]:
-        """What those of these runs are built from that had not ended when they were last read."""
+        """The facts from which runs are built, for those that had not ended when they were last read."""
         rows = queries.rows(self._connection, schema.builder, run_ids)
         return {row["run_id"]: json.loads(row["facts"]) for row in rows}
 
     def progress(self, run_ids: Collection[str]) -> dict[str, dict[str, Progress]]:
-        """What the metrics of each attempt add up to: by run, then by the name of the attempt's directory."""
+        """The summary of each attempt's metrics: by run, then by the name of the attempt's directory."""
         rows = queries.rows_by_run(self._connection, schema.progress, run_ids)
         return {run_id: {row["attempt_key"]: PROGRESS.read(row) for row in of_run} for run_id, of_run in rows.items()}
 
     def forget(self, run_id: str, source: str) -> None:
-        """Take out what was read of a file that has shrunk, so that it is read again from its start."""
+        """Delete what was read from a file that has shrunk, so that it is read again from its start."""
         self._connection.execute(schema.builder.delete().where(schema.builder.c.run_id == run_id))
         for table in (schema.event, schema.garbage):
             self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.source == source))
@@ -104,7 +104,7 @@ class Transaction:
         self._connection.execute(schema.source.delete().where(*where))
 
     def add_event(self, run_id: str, event: AnyEvent, line: str) -> None:
-        """Keep an event of a run; one that is known already changes nothing.
+        """Store an event of a run; one that is already known changes nothing.
 
         Args:
             run_id: The run.
@@ -115,11 +115,11 @@ class Transaction:
         self._rows[_insert("IGNORE", schema.event, _EVENT_COLUMNS)].append(row)
 
     def add_garbage(self, run_id: str, garbage: Iterable[Garbage]) -> None:
-        """Keep lines of a run's journals that are no records; those that are known already change nothing."""
+        """Store lines of a run's journals that are not records; those already known change nothing."""
         self._rows[_insert("IGNORE", GARBAGE.table, GARBAGE.columns)] += [GARBAGE.row(line, run_id) for line in garbage]
 
     def set_offset(self, run_id: str, source: str, offset: int) -> None:
-        """Note how far a file has been read.
+        """Record how far a file has been read.
 
         Args:
             run_id: The run.
@@ -129,31 +129,31 @@ class Transaction:
         self._rows[_insert("REPLACE", schema.source, _SOURCE_COLUMNS)].append((run_id, source, offset))
 
     def set_progress(self, run_id: str, attempt_key: str, progress: Progress) -> None:
-        """Keep what the metrics of an attempt add up to.
+        """Store the summary of an attempt's metrics.
 
         Args:
             run_id: The run.
             attempt_key: The name of the attempt's directory.
-            progress: The sum.
+            progress: The summary.
         """
         row = PROGRESS.row(progress, run_id, attempt_key)
         self._rows[_insert("REPLACE", PROGRESS.table, PROGRESS.columns)].append(row)
 
     def set_builder_facts(self, run_id: str, facts: Mapping[str, Any]) -> None:
-        """Keep what a run that has not ended is built from, once it has been put."""
+        """Store the facts from which a run that has not ended is built. Call :meth:`put` for the run first."""
         self._rows[_insert("ABORT", schema.builder, ("run_id", "facts"))].append((run_id, json.dumps(facts)))
 
     def put(
         self, run: Run, entries: Sequence[LedgerEntry], *, settled: bool, scanned: Sequence[int], revision: int
     ) -> None:
-        """Store a run in place of what was known of it.
+        """Store a run, replacing what was known about it.
 
         Args:
             run: The run as its events describe it.
             entries: Its findings against nodes.
-            settled: Whether nothing more can come of it.
-            scanned: Times (ns) of its folders when its files were listed; empty where they are gone.
-            revision: Bytes of its journals and metrics that were read.
+            settled: Whether it has ended and no process can still write to it.
+            scanned: Times (ns) of its folders when its files were listed; empty if they are gone.
+            revision: How many bytes of its journals and metrics have been read.
         """
         if run.id in self._put:
             self.flush()
@@ -171,7 +171,7 @@ class Transaction:
         self._rows[_insert("REPLACE", RUNS.table, RUNS.columns)].append(row)
 
     def settle(self, scanned: Mapping[str, Sequence[int]]) -> None:
-        """Note that nothing more can come of these runs, whose folders have these times (ns)."""
+        """Record that these runs are settled. ``scanned``: their folders' times (ns), by run."""
         self.flush()
         columns: dict[str, Any] = {"journals_at": sa.bindparam("journals"), "attempts_at": sa.bindparam("attempts")}
         update = schema.run.update().where(schema.run.c.id == sa.bindparam("run_id")).values(settled=True, **columns)
@@ -180,7 +180,7 @@ class Transaction:
             self._connection.execute(update, rows)
 
     def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
-        """Note what the tracking store has of a run."""
+        """Record how much of a run the tracking store has."""
         row = {"run_id": run_id, "uri": mirrored.uri, "offsets": dict(mirrored.offsets), "revision": mirrored.revision}
         self._connection.execute(schema.mirror.insert().prefix_with("OR REPLACE"), row)
 
@@ -192,8 +192,8 @@ def _delete(table: sa.Table) -> sa.Delete:
 
 @cache
 def _insert(conflict: str, table: sa.Table, columns: tuple[str, ...]) -> str:
-    """An INSERT of plain tuples. ``conflict``: what SQLite does with a row whose key is there already."""
+    """An INSERT into ``table`` of tuples of ``columns``. ``conflict``: what SQLite does with a row whose key exists."""
     names = ", ".join(f'"{name}"' for name in columns)
     places = ", ".join("?" * len(columns))
-    # Every name in it is one of the schema's, and SQLAlchemy would put the columns in an order of its own.
+    # Safe, since every name comes from the schema. SQLAlchemy would order the columns differently.
     return f'INSERT OR {conflict} INTO "{table.name}" ({names}) VALUES ({places})'  # noqa: S608

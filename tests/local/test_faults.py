@@ -146,7 +146,7 @@ def test_a_registry_that_is_no_database_is_refused_and_can_be_rebuilt(site: Site
     run_id = site.submit(site.commanding("true"), "--wait")
     (site.runs / "registry.db").write_text("these are my notes " * 100)
     refused = site.call("status", code=2)
-    assert "is no database" in refused.stderr
+    assert "is not a readable database" in refused.stderr
     site.call("registry", "rebuild")
     assert site.status(run_id)["state"] == "completed"
     assert (site.runs / "registry.db.old").read_text().startswith("these are my notes")

@@ -131,7 +131,7 @@ def test_a_registry_of_a_newer_version_is_refused_and_left_alone(tmp_path: Path)
 def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "registry.db"
     path.write_text("shopping list: milk, bread " * 50)
-    with pytest.raises(RegistryUnusable, match="is no database"):
+    with pytest.raises(RegistryUnusable, match="is not a readable database"):
         Store(path)
 
 

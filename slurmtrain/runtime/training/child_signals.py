@@ -1,8 +1,8 @@
-"""Child processes of a rank, kept from acting on the stop signals that Slurm sends to all processes of a step.
+"""Keeps a rank's child processes from acting on the stop signals that Slurm sends to all processes of a step.
 
-Torch's data loader gives up with an error when one of its workers dies of a signal, and with it the rank, which was
-about to save. Without this module a rank whose DataLoader has workers fails at each preemption, whatever the start
-method; what :mod:`os` offers (register_at_fork) helps with forks alone, and Python 3.14 does not fork by default.
+If a signal kills a worker of torch's data loader, the loader raises an error, and the rank fails just as it was about
+to save. Without this module a rank whose DataLoader has workers would fail at each preemption, with any start method.
+What :mod:`os` offers (register_at_fork) only helps with forks, and Python 3.14 does not fork by default.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import LOADER_WORKERS
 from slurmtrain.system.process import block_signals
 
-# All that Slurm is asked to send, and sends by itself, before a SIGKILL.
+# All signals that Slurm sends, by itself or on request, before a SIGKILL.
 GUARDED = frozenset((signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2))
-# Python's handlers run in the main thread, which this gets out of a call of the system. Its default is to do nothing.
+# Python's handlers run in the main thread, whose system call this signal interrupts. By default it does nothing.
 _POKE = signal.SIGURG
 # The key under which a process passes its guard to those that it starts as new interpreters.
 _CONFIG_KEY = "slurmtrain_guard"
-# A new interpreter has its guard before it knows what it is to run: how many seconds to wait for that.
+# A new interpreter has its guard before it knows what it is to run: this is how many seconds to wait for that.
 _IDENTIFIED_S = 5.0
 
 
 class ChildGuard:
-    """Keeps these signals from processes of ``multiprocessing``, unless their parent or the rank sends them.
+    """Keeps signals from processes of ``multiprocessing``, unless their parent or the rank sends them.
 
-    It begins with its construction, in the rank, and ends when it is no longer referred to; children that were started
-    meanwhile keep it. A child has the signals blocked, and a thread that takes them: what the parent sends has its
-    usual effect, so that ``Process.terminate()`` works. All start methods are the same here; the processes that
-    ``multiprocessing`` keeps for itself, its fork server and its resource tracker, have the signals blocked alone.
+    It takes effect when constructed, in the rank, and ends when it is garbage collected; children started meanwhile
+    keep it. A child has the signals blocked, and a thread that receives them: what the parent sends has its usual
+    effect, so ``Process.terminate()`` works. This holds for all start methods. The helper processes of
+    ``multiprocessing``, its fork server and its resource tracker, only have the signals blocked.
 
-    Not guarded: what ``os.fork`` makes without ``multiprocessing``, and what ``subprocess`` starts, which is changed in
-    no way where the rank starts it. What a guarded child starts inherits its blocked signals: it, too, outlives a
-    SIGTERM, also one from the child, and is to be ended by SIGKILL.
+    Not guarded are processes that ``os.fork`` creates without ``multiprocessing``, and those that ``subprocess``
+    starts: the rank's are not affected at all. Those of a guarded child inherit its blocked signals, so they survive a
+    SIGTERM, even from the child, and only SIGKILL ends them.
     """
 
     def __init__(self, rank: int | None = None) -> None:
@@ -55,7 +55,7 @@ class ChildGuard:
         _config()[_CONFIG_KEY] = _PickledGuard(self._rank)
 
     def _guard_fork(self) -> None:
-        """In a forked child, in its only thread, which has the signals blocked: what it starts later inherits that."""
+        """Guard a forked child, in its only thread, which has the signals blocked; so will all that it starts later."""
         _mask.before = None
         self.guard_process(os.getppid())
 
@@ -66,36 +66,37 @@ class ChildGuard:
                 signal.signal(number, signal.SIG_DFL)
         if signal.getsignal(_POKE) == signal.SIG_DFL:
             signal.signal(_POKE, lambda *_: None)
-        heeded = (parent, self._rank, os.getpid())
-        threading.Thread(target=_take, args=(heeded,), name="slurmtrain-guard", daemon=True).start()
+        senders = (parent, self._rank, os.getpid())
+        threading.Thread(target=_take, args=(senders,), name="slurmtrain-guard", daemon=True).start()
 
 
-def _take(heeded: tuple[int, ...]) -> None:
-    """Take the signals of this process, and act on those that one of these processes has sent."""
+def _take(senders: tuple[int, ...]) -> None:
+    """Receive the signals of this process, and act on those that one of these ``senders`` has sent."""
     while True:
         info = signal.sigwaitinfo(GUARDED)
-        if info.si_pid in heeded:
+        if info.si_pid in senders:
             _act(signal.Signals(info.si_signo))
 
 
 def _act(number: signal.Signals) -> None:
-    """Do what the signal does where it is not blocked."""
+    """Do what the signal would do if it were not blocked."""
     if number == signal.SIGTERM and _is_loader():
-        # As torch's own handler does when the parent asks: any other end is reported as a failure of the loader. Its
-        # handler would take this thread for the sender.
+        # Like torch's own handler for a SIGTERM from the parent: the loader reports any other end as a failure. Calling
+        # that handler would not do, since it would see this thread as the sender.
         os._exit(0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
     signal.raise_signal(number)
     signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
     if callable(signal.getsignal(number)) and callable(signal.getsignal(_POKE)):
-        # Twice: the main thread may have been about to enter a call when the first came, and would wait in it.
+        # Twice: if the main thread was just about to enter a system call when the first one arrived, it would block
+        # there.
         for pause_s in (0.0, 0.02):
             time.sleep(pause_s)
             signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
 
 
 def _is_loader() -> bool:
-    """Whether this is a worker of torch's data loader, or torchdata's, also before it has begun to work."""
+    """Whether this is a worker of torch's or torchdata's data loader, even if it has not begun to work."""
     deadline = time.monotonic() + _IDENTIFIED_S
     while parent_process() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -107,7 +108,7 @@ def _is_loader() -> bool:
 
 
 class _PickledGuard:
-    """The guard as multiprocessing sends it to a process that it starts: unpickling it there sets it up."""
+    """The guard as multiprocessing sends it to a process that it starts: unpickling it there installs the guard."""
 
     def __init__(self, rank: int) -> None:
         self._rank = rank
@@ -116,7 +117,7 @@ class _PickledGuard:
         return (_received, (os.getpid(), self._rank)) if _guards else (int, ())
 
 
-# A process that was sent a guard keeps it.
+# Keeps the guards that this process received from being garbage collected.
 _kept: list[ChildGuard] = []
 
 
@@ -128,7 +129,7 @@ def _received(parent: int, rank: int) -> _PickledGuard:
 
 
 def _config() -> dict[str, Any]:
-    """What multiprocessing copies to all processes that this one starts (BaseProcess._config, as in Python 3.11)."""
+    """What multiprocessing copies to every process that this one starts (BaseProcess._config, as in Python 3.11)."""
     config: dict[str, Any] = vars(current_process()).get("_config", {})
     return config
 
@@ -139,7 +140,7 @@ _guards: WeakSet[ChildGuard] = WeakSet()
 
 
 class _Mask(threading.local):
-    """What this thread had blocked before it began to fork a child that is to be guarded."""
+    """The signals that this thread had blocked before it forks a child that is to be guarded."""
 
     before: set[int] | None = None
 
@@ -151,11 +152,11 @@ _mask = _Mask()
 def _watch_starts() -> None:
     os.register_at_fork(before=_block, after_in_parent=_unblock)
     if "_config" not in vars(current_process()):
-        return  # a child that blocks the signals, and is sent no guard, could not be ended by its parent
+        return  # without a guard, a child that blocks the signals could not be ended by its parent
     plain = util.spawnv_passfds
 
     def spawnv_passfds(path: bytes, args: Sequence[Any], passfds: Sequence[int]) -> int:
-        """Multiprocessing's own, for all that it starts as a new interpreter, which inherits what is blocked."""
+        """Multiprocessing's function that starts new interpreters, which inherit the blocked signals."""
         if not _guards:
             return plain(path, args, passfds)
         with block_signals(GUARDED):
@@ -165,9 +166,9 @@ def _watch_starts() -> None:
 
 
 def _block() -> None:
-    """Have the child begin with the signals blocked: its parent may end it before it has run at all.
+    """Block the signals, so that the child starts that way: its parent may end it before it has run at all.
 
-    Not where it is another's fork, as subprocess.Popen's with preexec_fn, whose command would inherit the mask.
+    Other forks are left alone, such as subprocess.Popen's with preexec_fn, whose command would inherit the mask.
     """
     frame = inspect.currentframe()
     forking = frame.f_back if frame is not None else None

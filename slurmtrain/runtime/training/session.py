@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.checkpoint.state_dicts import Stateful
 
 _log = logging.getLogger("slurmtrain")
-# Outside a job, where nothing reads the metrics, they are logged this often.
+# Outside a job, where nothing reads the metrics, they are logged at most this often.
 _LOG_EVERY_S = 1.0
 _SMOOTHING = 0.2
-# Of an exception's message: some hold a whole tensor.
+# An exception's message is cut to this length: some contain a whole tensor.
 _MESSAGE_CHARACTERS = 2000
 T = TypeVar("T")
 
@@ -65,26 +65,26 @@ def session(
         with slurmtrain.session(params={"lr": 0.1, "steps": 1000}) as run:
             model = Net().to(run.device)
             optimizer = torch.optim.SGD(model.parameters(), lr=run.params["lr"])
-            run.checkpoint(model=model, optimizer=optimizer)  # restores where there is a checkpoint
+            run.checkpoint(model=model, optimizer=optimizer)  # restores if there is a checkpoint
             for step in run.steps(run.params["steps"]):
                 loss = train_step(model, optimizer, batch(step))
                 run.log(loss=loss)
 
-    Entering it joins the process group, unless the script has made one before. On a stop signal (preemption, time
-    limit, ``slurmtrain cancel``) all ranks finish the same step, save, and leave with exit code 75, which means that
-    the run can continue from there; leaving the ``with`` block any other way without an exception means that the work
-    is done. Outside a job, and under plain torchrun, the same script runs too, without checkpoints and without a file
-    of metrics: those need a run directory.
+    Entering it joins the process group, unless the script has already created one. On a stop signal (preemption, time
+    limit, ``slurmtrain cancel``) all ranks finish the same step, save, and exit with code 75, which means that the run
+    can continue from there; leaving the ``with`` block in any other way without an exception means that the work is
+    done. The same script also runs outside a job and under plain torchrun, but without checkpoints and a metrics file:
+    those need a run directory.
 
     Args:
-        params: Values for parameters that the spec does not give, by name; they also serve outside any job. The spec's
+        params: Values for parameters that the spec does not set, by name; they also apply outside any job. The spec's
             ``params`` win.
-        backend: As of ``torch.distributed.init_process_group``. By default NCCL for tensors on GPUs and gloo for
-            those on CPUs where there are GPUs, else gloo.
-        timeout: As of ``torch.distributed.init_process_group``: how long a collective may take. By default torch's.
+        backend: As for ``torch.distributed.init_process_group``. By default, with GPUs, NCCL for tensors on GPUs and
+            gloo for those on CPUs; otherwise gloo.
+        timeout: As for ``torch.distributed.init_process_group``: how long a collective may take. By default torch's.
 
     Returns:
-        The session: ``rank``, ``world_size``, ``device``, ``params`` and so on are there before it is entered.
+        The session: ``rank``, ``world_size``, ``device``, ``params`` and so on are available before it is entered.
 
     Raises:
         PathError: The run's plan cannot be read. Entering the session raises what
@@ -96,29 +96,29 @@ def session(
 class Session:
     """A training script's view of its run; :func:`session` makes it.
 
-    All ranks call :meth:`checkpoint`, :meth:`steps` and :meth:`log` alike, since some of what they do is collective.
+    All ranks must call :meth:`checkpoint`, :meth:`steps` and :meth:`log` alike, since these run collectives.
     """
 
     def __init__(
         self, worker: Worker, params: Mapping[str, Any], backend: str | None, timeout: timedelta | None
     ) -> None:
-        """``worker``: where this process stands; ``params``, ``backend`` and ``timeout`` as of :func:`session`."""
+        """``worker``: where this process runs; ``params``, ``backend`` and ``timeout`` as for :func:`session`."""
         self.rank = worker.rank
-        """This process among all of the run's, from 0."""
+        """The rank of this process in the run, from 0."""
         self.local_rank = worker.local_rank
-        """This process among those of its node, from 0."""
+        """The rank of this process on its node, from 0."""
         self.world_size = worker.world_size
-        """How many processes the run has."""
+        """The number of processes in the run."""
         self.attempt = worker.number
         """Which attempt of the run this is, from 1."""
         self.params = {**params, **worker.params}
-        """The spec's ``params``, over those that :func:`session` was given."""
+        """The spec's ``params``, which override those given to :func:`session`."""
         self.dir: Path | None = worker.attempt.run.path if worker.attempt else None
         """The run's directory; None outside a job."""
         self.device = _pick_device(worker.local_rank)
         """Where to compute: this process's GPU, or the CPU."""
         self.step = 0
-        """How many steps are finished, those of earlier attempts included."""
+        """The number of finished steps, including those of earlier attempts."""
         self._worker = worker
         self._backend = backend
         self._timeout = timeout
@@ -173,7 +173,7 @@ class Session:
             if left:
                 self._finish()
             elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
-                # Before anything else: the rank whose event is the earliest has failed first.
+                # Before anything else: the rank with the earliest event counts as the first to fail.
                 message = redact(str(error))[:_MESSAGE_CHARACTERS]
                 self._journal.write(ExceptionRaised(type=type(error).__name__, message=message))
         finally:
@@ -194,7 +194,7 @@ class Session:
         if dist.is_initialized():
             return
         if self._worker.attempt is not None:
-            # Imported later, it would hold on to the group, whose threads would outlive it.
+            # If imported later, this would keep a reference to the group, whose threads would outlive the group.
             with importing():
                 import_module("torch.distributed.checkpoint")
         backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
@@ -208,30 +208,31 @@ class Session:
     # --- what scripts call ------------------------------------------------------------------------------------------
 
     def checkpoint(self, **objects: Stateful) -> None:
-        """Name what checkpoints consist of, and restore it at once where there is a checkpoint.
+        """Register what checkpoints contain, and restore it at once if there is a checkpoint.
 
         Call it once, on all ranks, with everything::
 
             run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, loader=loader)
 
-        DistributedDataParallel and torch.compile are looked through, and modules may be sharded by ``fully_shard``.
-        The states of Python's, NumPy's and torch's random number generators come along. Outside a job it does nothing.
+        DistributedDataParallel and torch.compile wrappers are unwrapped, and modules may be sharded by ``fully_shard``.
+        The states of Python's, NumPy's and torch's random number generators are included. Outside a job it does
+        nothing.
 
         Args:
-            objects: Anything with ``state_dict`` and ``load_state_dict``, by the names that the checkpoint gives them.
+            objects: Anything with ``state_dict`` and ``load_state_dict``, by their names in the checkpoint.
 
         Raises:
             CheckpointError: Checkpoints exist and none can be restored, or the newest good one does not fit these
                 objects.
             TypeError: One of the objects has no state.
-            RuntimeError: It was called before.
+            RuntimeError: It was already called.
         """
         if self._checkpointer is not None:
-            raise RuntimeError("run.checkpoint() is called once, with everything that a checkpoint consists of")
+            raise RuntimeError("run.checkpoint() may be called only once, with everything that a checkpoint contains")
         attempt, plan = self._worker.attempt, self._plan
         if attempt is None or plan is None:
             return
-        # Torch's checkpoints take most of a second to import, and import its compiler when they are first used.
+        # Torch's checkpoint modules take most of a second to import, and import its compiler on first use.
         with importing():
             from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
             from slurmtrain.runtime.checkpoint.state_dicts import Objects
@@ -261,19 +262,19 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """Count from the restored step to ``total``: ``for step in run.steps(total)``.
 
-        A step is finished when the loop asks for the next one. Between steps this saves when it is due; on a stop
-        signal all ranks agree on a step, save, and leave the program. It may be called again with a greater total.
+        A step is finished when the loop asks for the next one. Between steps this saves when a save is due; on a stop
+        signal all ranks agree on a step, save, and exit. It may be called again with a greater total.
 
         Args:
-            total: How many steps make up the whole run, those of earlier attempts included.
+            total: The number of steps in the whole run, including those of earlier attempts.
 
         Yields:
-            The number of the step, from 0: how many were finished before it.
+            The number of the step, from 0: the number of steps finished before it.
 
         Raises:
-            ValueError: ``total`` is no whole number of steps.
+            ValueError: ``total`` is not a whole number of steps.
             CheckpointError: The state can never be saved, or another attempt has taken over the run.
-            SystemExit: A stop was asked for: the code is 75.
+            SystemExit: A stop was requested: the code is 75.
         """
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
             raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
@@ -291,8 +292,8 @@ class Session:
             while self.step < total:
                 self._in_step = True
                 if self.step + 1 >= self._agree_at and self._pulse.phase is not Phase.FIRST:
-                    # The last step before ranks agree: the pipeline of a GPU has filled again since the last time.
-                    # Not the first one: what torch.compile traces there is to know of no hooks.
+                    # The last step before ranks agree: the pipeline of a GPU has filled again since the last time. Not
+                    # the first one: torch.compile traces there, and must not see the hooks.
                     self._own_time.begin()
                 elif self._own_time.is_measuring:
                     self._own_time.end()
@@ -307,16 +308,16 @@ class Session:
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.
 
-        Rank 0 writes them, with the step, to a file of the run directory when the step is finished; the other ranks
+        Rank 0 writes them, with the step, to a file in the run directory when the step is finished; the other ranks
         return at once. Outside a step they are written at once. It never waits for a network.
 
         Args:
-            metrics: Values by name, for names that are no identifiers.
-            more: Values by name. Of one name the last value in a step counts.
+            metrics: Values by name, for names that are not identifiers.
+            more: Values by name. If a name is logged more than once in a step, the last value counts.
 
         Raises:
-            TypeError: A value is neither a number nor a tensor of one element. Tensors are read when the step is
-                finished, so that a GPU is not waited for before.
+            TypeError: A value is neither a number nor a one-element tensor. Tensors are read only when the step is
+                finished, so as not to wait for a GPU earlier.
         """
         if self.rank != 0:
             return
@@ -331,8 +332,8 @@ class Session:
     # --- between steps ----------------------------------------------------------------------------------------------
 
     def _finish_step(self) -> None:
-        # All that is done after each step. Training has emptied the caches, so that each function more costs a
-        # microsecond or two: scripts/bench step tells.
+        # Everything that is done after each step. Training has evicted the caches, so that each additional function
+        # call costs a microsecond or two: see scripts/bench step.
         self._in_step = False
         self.step += 1
         if self.rank == 0:
@@ -345,20 +346,20 @@ class Session:
             self._agree()
 
     def _agree(self) -> None:
-        """Find out together whether to stop or to save, and how a save under way is doing."""
+        """Agree with the other ranks whether to stop or to save, and on the progress of a save."""
         vote = Vote(stop=self._flag.raised is not None, gap=self._next_gap() if self.rank == 0 else 0)
         if self._checkpointer is not None:
             vote = self._checkpointer.complete(vote, self.step)
         agreed = self._ranks.agree(vote)
         self._agree_after(agreed.gap)
-        # Only now: others may still be in their first step after this rank has ended its own.
+        # Only now: other ranks may still have been in their first step when this rank finished its own.
         self._beat(Phase.TRAINING)
         self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._latest))
         if agreed.stop and self.step < self._total:
             self._stop()
 
     def _agree_after(self, gap: int) -> None:
-        """Agree when ``gap`` more steps are finished, or sooner: at a step that is to be saved, and at the last one."""
+        """Agree after ``gap`` more steps, or earlier, at a step that is to be saved or at the last one."""
         self._gap = max(1, gap)
         due = self._checkpointer.next_step(self.step) if self._checkpointer is not None else None
         self._agree_at = min(self.step + self._gap, self._total, *(() if due is None else (due,)))
@@ -368,7 +369,7 @@ class Session:
         return steps_to_agreement(self._step_s, self._gap, saving=saving)
 
     def _outside_step(self, work: Callable[[Checkpointer], T]) -> T | None:
-        """Do ``work`` with checkpoints, which is no part of a step's time. Returns what it returns."""
+        """Do ``work`` with checkpoints, which does not count in the step time. Returns what it returns."""
         if self._checkpointer is None:
             return None
         phase = self._pulse.phase
@@ -380,11 +381,11 @@ class Session:
             self._beat(phase)
             self._step_began = time.monotonic()
             if self._checkpointer.saving_step == self.step:
-                # All ranks wait for the save that has just begun: agree after the next step, then ever more rarely.
+                # All ranks wait for the save that has just begun: agree after the next step, then less and less often.
                 self._agree_after(1)
 
     def _stop(self) -> NoReturn:
-        """Save, journal that, and leave with the code that means that the run can continue from here."""
+        """Save, journal the stop, and exit with the code that means that the run can continue from here."""
         self._flag.put_off_forced_exit()
         self._beat(Phase.STOPPING)
         reason = self._save_if_new("stop")
@@ -395,7 +396,7 @@ class Session:
         raise SystemExit(STOPPED)
 
     def _finish(self) -> None:
-        """Save the last step of a script that has come to its end, also of one that left its loop early."""
+        """Save the last step of a script that has finished, even if it left its loop early."""
         if self._in_step:
             self._in_step = False
             self.step += 1
@@ -403,7 +404,7 @@ class Session:
             self._write_metrics()
         self._save_if_new("end")
         if self._checkpointer is not None and self.step > 0 and self.step != self._checkpointer.saved_step:
-            raise CheckpointError(f"training came to step {self.step}, but its last checkpoint could not be saved")
+            raise CheckpointError(f"training reached step {self.step}, but its last checkpoint could not be saved")
 
     def _save_if_new(self, why: str) -> str | None:
         return self._outside_step(lambda checkpointer: checkpointer.save(self.step, why, self._latest))
@@ -422,13 +423,13 @@ class Session:
             _log.info("step %d %s", self.step, text)
 
     def _restore_rng(self) -> None:
-        """At registration, and again before the first step, since setting up in between may draw numbers."""
+        """Restore the generators at registration, and again before the first step: setup in between may use them."""
         if self._restored_rng is not None:
             rng.restore(self._restored_rng, self.device)
 
 
 def _check_numbers(metrics: Mapping[str, Any]) -> None:
-    """Raise TypeError, in the line that logs it, for what is no number; tensors are read later, when they are ready."""
+    """Raise TypeError, in the line that logs it, if a value is not a number; tensors are read later, when ready."""
     for name, value in metrics.items():
         if not hasattr(value, "item"):
             as_number(name, value)
@@ -443,7 +444,7 @@ def _pick_device(local_rank: int) -> torch.device:
 
 
 def _read_history(worker: Worker) -> InterruptionStats:
-    """What was known of interruptions when the job was submitted, and what its earlier starts have seen."""
+    """What was known about interruptions when the job was submitted, and what its earlier starts have seen."""
     launch = environment.read_launch(worker.submission) if worker.submission is not None else None
     history = (launch.history if launch is not None else None) or InterruptionStats()
     return with_restarts(history, worker.attempt) if worker.attempt is not None else history

@@ -1,7 +1,7 @@
-"""What a step takes of a rank's own time: from its beginning to the end of the forward pass.
+"""A rank's own time in a step: from the beginning of the step to the end of the forward pass.
 
-In data-parallel training that is the part in which a rank waits for no other: it loads its data and computes. In the
-backward pass gradients are exchanged, and all ranks take as long as the slowest.
+In data-parallel training that is the part in which a rank does not wait for others: it loads its data and computes. In
+the backward pass ranks exchange gradients, so all of them take as long as the slowest.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ _SMOOTHING = 0.2
 
 
 class StepTime:
-    """Measures the own time of single steps, smoothed, without waiting for the device.
+    """Measures a rank's own time in individual steps, smoothed, without waiting for the device.
 
-    A forward hook makes torch take a longer way through the module, 12 microseconds when caches are cold: it is there
-    only in steps that are measured, which a session picks. It stays where one such step follows another: where
-    torch.compile has traced a hook, it compiles again for each other one.
+    A forward hook makes torch take a slower path through the module, 12 microseconds with cold caches, so it is only
+    registered in measured steps, which a session picks. It stays between consecutive measured steps: if torch.compile
+    has traced a hook, it recompiles for each new one.
     """
 
     def __init__(self, device: torch.device) -> None:
         """``device``: where the rank computes."""
         self.s = 0.0
-        """Seconds; 0: not known."""
+        """Seconds; 0: unknown."""
         self.is_measuring = False
-        """Whether :meth:`begin` has been called, and not yet :meth:`end`."""
+        """Whether :meth:`begin` has been called since the last :meth:`end`."""
         self._timer: _Clock | _Events = _Events(device) if device.type == "cuda" else _Clock()
         self._modules: list[nn.Module] = []
         self._hooks: list[RemovableHandle] = []
 
     def watch(self, modules: Iterable[object]) -> None:
-        """Take the first forward pass of a step through any of these modules as its own part; called once set up.
+        """Take a step's first forward pass through any of these ``modules`` as its own part; called after setup.
 
-        Left alone are modules whose forward pass waits for other ranks (sharded over ranks, or with SyncBatchNorm), and
-        those that torch.compile would take the measuring into.
+        It ignores modules whose forward pass waits for other ranks (sharded over ranks, or with SyncBatchNorm), and
+        those into which torch.compile would compile the measurement.
         """
         self._modules = [target for module in modules if (target := target_of(module)) is not None]
 
     def begin(self) -> None:
-        """A step begins that is measured."""
+        """Begin a step that is measured."""
         if not self._modules:
             return
         self.is_measuring = True
@@ -59,7 +59,7 @@ class StepTime:
             self._hooks = [module.register_forward_hook(_Hook(self._timer)) for module in self._modules]
 
     def end(self) -> None:
-        """Leave the modules as they were: a step begins that is not measured, or there are no more steps."""
+        """Restore the modules: the step that begins is not measured, or there are no more steps."""
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
@@ -73,19 +73,19 @@ class _Hook:
         self._timer = timer
 
     def __call__(self, *_: object) -> None:
-        # Inside a function that the script compiles: adds nothing to its graph.
+        # Add nothing to the graph of a function that the script compiles.
         if not torch.compiler.is_compiling():
             self._timer.forward_ended()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy of a module, also one that is loaded where there is no slurmtrain, has a hook that does nothing.
+        # A copy of a module, even one loaded where slurmtrain is not installed, has a hook that does nothing.
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 def target_of(module: object) -> nn.Module | None:
     """The module whose forward pass is a rank's own, inside whatever wraps it; None if there is none."""
     if isinstance(module, nn.parallel.DistributedDataParallel):
-        # Its own forward pass sends buffers.
+        # Its own forward pass broadcasts buffers.
         module = module.module
     if not isinstance(module, nn.Module) or isinstance(module, torch.jit.ScriptModule) or compiles_hooks(module):
         return None
@@ -107,7 +107,7 @@ class _Clock:
         self._took = 0.0
 
     def begin(self) -> float:
-        """A step begins; returns the own time of the one before, in seconds, 0 if that is not known."""
+        """Begin a step; returns the own time of the previous one, in seconds, 0 if unknown."""
         took, self._took = self._took, 0.0
         self._began = time.perf_counter()
         return took
@@ -119,10 +119,10 @@ class _Clock:
 
 
 class _Events:
-    """Own time of a step on a GPU, between two of its events: those of one step are awaited before the next is taken.
+    """Own time of a step on a GPU, between two CUDA events, which must have passed before another step is measured.
 
-    The first event passes when the GPU has done the step before, or at once where it has nothing to do, so that waiting
-    for data counts.
+    The first event passes when the GPU has finished the previous step, or at once if it is idle, so that waiting for
+    data counts.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -132,7 +132,7 @@ class _Events:
         self._open = self._closed = False
 
     def begin(self) -> float:
-        """A step begins; returns the own time of an earlier one, in seconds, 0 if none has become known since."""
+        """Begin a step; returns the own time of an earlier one, in seconds, 0 if none has become known since."""
         took = 0.0
         if self._closed:
             if not self._last.query():
@@ -146,7 +146,7 @@ class _Events:
         return took
 
     def forward_ended(self) -> None:
-        # What is recorded in a graph has no time.
+        # Events recorded in a CUDA graph have no time.
         if self._open and not torch.cuda.is_current_stream_capturing():
             self._last.record(torch.cuda.current_stream(self._stream_of))
             self._open, self._closed = False, True

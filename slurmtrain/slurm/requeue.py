@@ -1,10 +1,10 @@
-"""Putting a job back into Slurm's queue so that it starts again: later, or on other nodes.
+"""Requeuing a job in Slurm so that it restarts: later, or on other nodes.
 
-What Slurm allows, seen on 22.05: the nodes that a job goes without (ExcNodeList) can be changed while it waits, which
-it does as soon as it was told to be requeued, though its tasks are still there; never while it runs. A requeued job
-starts again after a delay (AuthInfo's cred_expire), and not before its last task is gone. So a job that is killed
-between the two only may come to the same nodes again, and is put back once more; it is never held for ever, as one that
-was requeued by ``requeuehold`` would be. ``incomplete`` keeps a job that a person cancels from coming to life again.
+What Slurm allows, seen on 22.05: a job's excluded nodes (ExcNodeList) can be changed while it is pending, never while
+it runs; it is pending as soon as it is requeued, even if its tasks still exist. A requeued job restarts after a delay
+(AuthInfo's cred_expire), and not before its last task is gone. So if the agent is killed between the requeue and the
+update, the worst case is that the job restarts on the same nodes, and is requeued once more. It is never held for ever,
+as one requeued by ``requeuehold`` would be. ``incomplete`` keeps a job that a person cancels from restarting.
 """
 
 from __future__ import annotations
@@ -25,43 +25,44 @@ from slurmtrain.slurm.pending_reason import HELD_BY_USER
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
 
-# Slurm kills what runs of a job KillWait (30 s by default) after it was put back: all commands must be done by then.
+# Slurm kills a job's processes KillWait (30 s by default) after its requeue: all commands must be done by then.
 _PATIENCE_S = 5.0
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.0)
-# Options that may come from the submitter's environment and so be missing in the batch script, by the record's fields.
+# Options that may come from the submitter's environment, and so be missing in the batch script, with the record's
+# fields.
 _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reservation": "Reservation",
             "constraint": "Features"}  # fmt: skip
-# What sbatch says when no nodes are left that could ever run a job, and when it does not like the list of nodes.
+# What sbatch says if no nodes are left that could ever run a job, or if it rejects the list of nodes.
 _IMPOSSIBLE = ("node configuration", "node count", "invalid node name", "more processors requested")
-# It reaches all processes of a job that is put back, and would end the next command.
+# Slurm sends it to all processes of a requeued job, where it would end the next command.
 _DISTURBING = frozenset((signal.SIGTERM,))
 
 
 class SlurmQueue:
-    """Slurm's queue, as a node agent asks it for its own job (``slurmtrain.runtime.agent.finish.JobQueue``)."""
+    """Slurm's queue, as a node agent uses it for its own job (``slurmtrain.runtime.agent.finish.JobQueue``)."""
 
     def record(self, job_id: str) -> Mapping[str, str]:
-        """What Slurm knows of the job, field by field. Raises SlurmDown."""
+        """What Slurm knows about the job, field by field. Raises SlurmDown."""
         with block_signals(_DISTURBING):
             return read_job(_ask("scontrol", "show", "job", job_id))
 
     def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
-        """Why the job could not start again without these nodes; None if it could, or if Slurm does not say."""
+        """Why the job ``job_id`` could not restart without the nodes ``without``; None if it could, or if unknown."""
         try:
             job = read_job(run_command("scontrol", "show", "job", job_id))
             if "0" in (job.get("Requeue"), job.get("BatchFlag")):
-                return f"its job may not be put back into the queue (Requeue={job.get('Requeue')})"
+                return f"its job may not be requeued (Requeue={job.get('Requeue')})"
             why = _refusal(job_id, job, _add_nodes(job.get("ExcNodeList", ""), without), without)
         except SlurmDown:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
 
     def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
-        """Put the job ``job_id`` back into the queue. Raises SlurmDown.
+        """Requeue the job ``job_id``. Raises SlurmDown.
 
-        It starts again without the nodes ``without``, and not before ``delay_s`` seconds are over. Where Slurm puts it
-        back, but does not let the nodes be left out, the job is held. In a container there may be no scontrol: then
-        ``intent``, a file, asks the batch script, which runs outside, for the requeue alone.
+        It restarts without the nodes ``without``, and not before ``delay_s`` seconds have passed. If Slurm requeues the
+        job but does not exclude the nodes, the job is held. In a container there may be no scontrol: then the file
+        ``intent`` asks the batch script, which runs outside, for the requeue only.
         """
         if not is_installed("scontrol"):
             write_json(intent, {"requeue": job_id})
@@ -73,7 +74,7 @@ class SlurmQueue:
                 excluded = _add_nodes(job.get("ExcNodeList", ""), without)
             _ask("scontrol", "requeue", "incomplete", job_id)
             if delay_s > 0:
-                # One that starts at once is no reason to fail.
+                # A job that restarts without the delay is no reason to fail.
                 with contextlib.suppress(SlurmDown):
                     _update(job_id, f"StartTime=now+{math.ceil(delay_s)}")
             if not without:
@@ -87,10 +88,10 @@ class SlurmQueue:
 
 
 def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:
-    """Have a job that its user holds start; returns whether anything had to be done. Raises SlurmDown.
+    """Release a job that its user holds; returns whether anything had to be done. Raises SlurmDown.
 
-    ``job_id``: the job. ``without``: nodes that it is not to start on. One that excludes them already is released only
-    with ``always``: a person may hold it.
+    ``job_id``: the job. ``without``: nodes that it must not start on. A job that already excludes them is released only
+    with ``always``: a person may have held it.
     """
     job = read_job(run_command("scontrol", "show", "job", job_id))
     before = job.get("ExcNodeList", "")
@@ -104,7 +105,7 @@ def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:
 
 
 def _update(job_id: str, setting: str) -> None:
-    """Change a job that waits, trying several times if need be. Raises SlurmDown."""
+    """Change a pending job, retrying several times if necessary. Raises SlurmDown."""
     command = ("scontrol", "update", f"JobId={job_id}", setting)
     for pause in _PAUSES_S:
         with contextlib.suppress(SlurmDown):
@@ -125,7 +126,7 @@ def _expanded(nodes: str) -> list[str]:
 
 
 def _add_nodes(before: str, more: Sequence[str]) -> str:
-    """A list of nodes with more of them; one that cannot be read is only added to, since Slurm wrote it."""
+    """A list of nodes with ``more`` of them; one that cannot be parsed is only extended, since Slurm wrote it."""
     try:
         return compress_hostlist({*expand_hostlist(before), *more})
     except ValueError:
@@ -133,7 +134,7 @@ def _add_nodes(before: str, more: Sequence[str]) -> str:
 
 
 def _refusal(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
-    """Why Slurm would refuse the job without these nodes: sbatch tries it out with the job's own script."""
+    """Why Slurm would refuse the job without these nodes: sbatch --test-only tries it with the job's own script."""
     script = run_command("scontrol", "write", "batch_script", job_id, "-")
     options = [
         f"--{option}={job[field]}"
@@ -150,7 +151,7 @@ def _refusal(job_id: str, job: Mapping[str, str], excluded: str, without: Sequen
 
 
 def _missing_nodes(job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
-    """What is missing among the nodes of the job's partitions, as far as can be counted."""
+    """Which nodes the job would lack in its partitions, as far as can be counted."""
     nodes = read_nodes(run_command("sinfo", "--noheader", "--Node", f"--format={NODE_FORMAT}"))
     unknown = sorted(set(without) - {node.name for node in nodes})
     if unknown:

@@ -1,4 +1,4 @@
-"""What Slurm runs on each node: the node agent, which can put its own job back into the queue."""
+"""What Slurm runs on each node: the node agent, which can requeue its own job."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from slurmtrain.slurm.requeue import SlurmQueue
 
 
 def run_node(submission: str) -> None:
-    """Run the agent of this node, as a task of submitit's. ``submission``: the submission's directory."""
+    """Run the agent of this node, as a task of submitit. ``submission``: the submission's directory."""
     run_agent(submission, queue=SlurmQueue())

@@ -110,7 +110,7 @@ def test_a_job_of_an_ordinary_user_starts_again_without_a_node_and_still_without
         (["--nodes=2"], "node2,node3", None),
         (["--nodes=3"], "node1,node2", "node1, node2 cannot be left out: 3 nodes are needed and 2 would be left"),
         (["--nodes=1", "--exclude=node[2-3]"], "node0,node1", "1 node is needed and none would be left"),
-        (["--nodes=1", "--no-requeue"], "node1", "its job may not be put back into the queue (Requeue=0)"),
+        (["--nodes=1", "--no-requeue"], "node1", "its job may not be requeued (Requeue=0)"),
         (["--nodes=1", "--nodelist=node0"], "node0", "node0 cannot be left out: Slurm says: allocation failure"),
         (["--nodes=1"], "node9", "node9 cannot be left out: Slurm knows no node node9"),
     ],

@@ -219,7 +219,7 @@ def test_a_node_can_be_left_out_if_slurm_would_start_the_job_without_it(slurm: S
 
 def test_a_job_that_may_not_be_requeued_cannot_start_again(slurm: Slurm) -> None:
     slurm.job(requeue="0")
-    assert SlurmQueue().exclusion_problem("7", ["node1"]) == "its job may not be put back into the queue (Requeue=0)"
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) == "its job may not be requeued (Requeue=0)"
     assert slurm.calls("sbatch") == []
 
 

@@ -127,11 +127,11 @@ class _RunReader:
     def _read(self, transaction: Transaction, file: JournalFile) -> None:
         """Read what is new in a file."""
         for piece in read_pieces(file, self.offsets.get(file.name, 0)):
-            self._take_in(transaction, file, piece)
+            self._add_piece(transaction, file, piece)
             transaction.set_offset(self.run.id, file.name, piece.reading.end)
             self.offsets[file.name] = piece.reading.end
 
-    def _take_in(self, transaction: Transaction, file: JournalFile, piece: Piece) -> None:
+    def _add_piece(self, transaction: Transaction, file: JournalFile, piece: Piece) -> None:
         """Keep the records of a piece of a file."""
         garbage = list(piece.reading.garbage)
         if file.metrics_of is not None:

@@ -140,7 +140,7 @@ class Restorer:
             index.read(tensors, self._ranks.group)
         except CheckpointException as error:
             raise _Unreadable(f"it cannot be read: {_describe(error)}") from error
-        self._together(lambda: self._give(index, tensors), CheckpointError, unfit)
+        self._together(lambda: self._load_shared(index, tensors), CheckpointError, unfit)
         own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
         return Restored(manifest.step, own, rederived=rederived)
 
@@ -173,8 +173,8 @@ class Restorer:
             raise CheckpointError("; ".join(problems[:_LISTED]) + more)
         return {name: value for name, value in targets.items() if name in saved}
 
-    def _give(self, index: Index, tensors: Mapping[str, Any]) -> None:
-        self._objects.give(tensors, index.value(SHARED))
+    def _load_shared(self, index: Index, tensors: Mapping[str, Any]) -> None:
+        self._objects.load(tensors, index.value(SHARED))
 
     def _load_own(self, index: Index, manifest: files.Manifest) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         """Load this rank's own state, resharded if the number of ranks has changed.

@@ -40,7 +40,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
-from slurmtrain.runtime.checkpoint.shard_plan import Sharding, Sheet, file_name, meshes, part_of
+from slurmtrain.runtime.checkpoint.shard_plan import RankLayout, Sharding, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -119,7 +119,7 @@ class Saver:
         self._publisher = Publisher(attempt, policy, ranks.world_size, self._writer, journal) if journal else None
         self._save: _Save | None = None
         self._proved = False
-        self._framed: tuple[torch.Tensor, Sheet] | None = None
+        self._framed: tuple[torch.Tensor, RankLayout] | None = None
 
     def close(self, *, failed: bool) -> None:
         """Stop the writer, on this rank only. ``failed``: wait only for what can be published without other ranks."""
@@ -152,7 +152,7 @@ class Saver:
         except ValueError:
             return
         try:
-            self._writer.memory(self._sharding.sheet.tensor_bytes)
+            self._writer.memory(self._sharding.layout.tensor_bytes)
             # Better to warn now than after hours of training that a checkpoint will not fit.
             full = self._no_room()
             self._writer.order("populate", bytes=self._writer.memory_bytes)
@@ -235,13 +235,13 @@ class Saver:
         if self._publisher is None:
             return ""
         return self._publisher.no_room(
-            self._sharding.sheet.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
+            self._sharding.layout.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
         )
 
     def _stage(self, captured: _CapturedState, save: _Save) -> str:
         """Copy this rank's part into memory and order it written. Returns what went wrong."""
         staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.info.step)
-        size = self._sharding.sheet.tensor_bytes + sum(map(len, captured.values.values()))
+        size = self._sharding.layout.tensor_bytes + sum(map(len, captured.values.values()))
         try:
             memory = self._writer.memory(size)
             self._copy(memory, captured)
@@ -256,9 +256,9 @@ class Saver:
         device = self._ranks.device
         if device.type == "cuda":
             self._writer.pin()
-        sheet = self._sharding.sheet
-        self._frame(memory, sheet)
-        for place in sheet.places:
+        layout = self._sharding.layout
+        self._frame(memory, layout)
+        for place in layout.places:
             part = part_of(captured.tensors, place)
             if part.numel():
                 first, last = place.data
@@ -269,14 +269,14 @@ class Saver:
             # The copies above are only queued: the next step overwrites their source, and the writer reads the target.
             torch.cuda.synchronize(device)
 
-    def _frame(self, memory: torch.Tensor, sheet: Sheet) -> None:
-        """Write the prefixes and suffixes around the tensors, once for each ``memory`` and ``sheet``."""
-        if self._framed is not None and self._framed[0] is memory and self._framed[1] is sheet:
+    def _frame(self, memory: torch.Tensor, layout: RankLayout) -> None:
+        """Write the prefixes and suffixes around the tensors, once for each ``memory`` and ``layout``."""
+        if self._framed is not None and self._framed[0] is memory and self._framed[1] is layout:
             return
-        for place in sheet.places:
+        for place in layout.places:
             _put(memory, place.start, place.frame.prefix)
             _put(memory, place.data[1], place.frame.suffix)
-        self._framed = (memory, sheet)
+        self._framed = (memory, layout)
 
     # --- while training continues -------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class TensorSlot:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class RankLayout:
     """What this rank writes: tensors at fixed places, followed by values at places that depend on their sizes."""
 
     places: Sequence[TensorSlot]
@@ -64,24 +64,24 @@ class Sharding:
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._metadata: Metadata | None = None
         self._fixed: dict[MetadataIndex, StorageInfo] = {}
-        self._sheet: Sheet | None = None
+        self._layout: RankLayout | None = None
 
     def is_new(self, state: Mapping[str, Any]) -> bool:
         """Whether this rank's ``state`` differs from what was planned. Not collective."""
-        return self._sheet is None or _signature(state) != self._signature
+        return self._layout is None or _signature(state) != self._signature
 
     def plan(self, state: Mapping[str, Any]) -> None:
         """Agree on which rank writes what. Raises ValueError if the parts of a tensor do not add up to the whole."""
         ranks = self._ranks
         # If an exception is raised below, no plan remains: the old one does not fit the new state.
-        self._sheet = None
+        self._layout = None
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
         local_plan = ranks.at_first(self._planner.create_local_plan(), self._share_out)
         places, end = _lay_out(local_plan.items, self._planner)
         fixed = {place.item.index: _info(ranks.rank, place.start, place.frame.length) for place in places}
         parts = ranks.gather((fixed, end))
         self._fixed = {index: info for infos, _ in parts for index, info in infos.items()}
-        self._sheet = Sheet(places, end, sum(size for _, size in parts))
+        self._layout = RankLayout(places, end, sum(size for _, size in parts))
         self._signature = _signature(state)
 
     def _share_out(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -90,14 +90,14 @@ class Sharding:
         return shared
 
     @property
-    def sheet(self) -> Sheet:
+    def layout(self) -> RankLayout:
         """What this rank writes, according to the latest plan."""
-        assert self._sheet is not None
-        return self._sheet
+        assert self._layout is not None
+        return self._layout
 
     def places_of(self, values: Mapping[str, bytes]) -> dict[str, tuple[int, int]]:
         """(start, length) of ``values`` in this rank's file, one after another after its tensors. Not collective."""
-        places, end = {}, self.sheet.tensor_bytes
+        places, end = {}, self.layout.tensor_bytes
         for name, content in values.items():
             places[name] = (end, len(content))
             end += len(content)

@@ -159,7 +159,7 @@ class Objects:
 
     # --- putting back -----------------------------------------------------------------------------------------------
 
-    def give(self, tensors: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
+    def load(self, tensors: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
         """Load ``tensors`` and ``shared`` state into modules, optimizers and shared objects. Call it on all ranks."""
         values = dict(tensors)
         for state_dict in shared.values():

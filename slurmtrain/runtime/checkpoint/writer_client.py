@@ -162,7 +162,7 @@ class ShardWriter:
                 self._process.wait(_LAST_MOMENT_S)
             self._process.kill()
         code = self._end()
-        return WriterGone(f"the process that writes checkpoints has ended ({_words(code)})")
+        return WriterGone(f"the process that writes checkpoints has ended ({_describe_exit(code)})")
 
     def _end(self, *, wait: bool = True) -> int | None:
         """Detach from the process, which ends after its current order. ``wait``: until it has, for its exit code."""
@@ -186,7 +186,7 @@ def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _words(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     if code is None:
         return "the cause is unknown"
     return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

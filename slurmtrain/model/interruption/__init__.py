@@ -1,1 +1,1 @@
-"""What follows an interruption: why a job was stopped, whether it starts again, how often to save."""
+"""Decisions about interruptions: why a job was stopped, whether it starts again, how often to save."""

@@ -11,24 +11,24 @@ from typing import Any
 
 from slurmtrain.model.interruption.preemption import Cluster, Partition, Preemption
 
-# Who starts a run again: its own agent from inside the job, Slurm, a command outside, nobody; or it was never ended.
+# What starts a run again: its own agent from inside the job, Slurm, a command outside; "itself": it never ended.
 STARTERS = ("agent", "slurm", "watch", "itself", "nobody")
 
 # How long the agent of a local run lets its processes save (runtime/agent/workers).
 LOCAL_GRACE_S = 30.0
-# How often Slurm looks for preempted jobs whose grace is over, and how much too early it may warn of a time limit.
+# How often Slurm checks for preempted jobs whose grace is over, and how early it may send the time limit's warning.
 _GRACE_CHECK_S = 30
 _EARLY_S = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What a plan asks of Slurm, as far as interruptions go, and what is known of its saves. Times are in seconds.
+    """What matters about a job when it is interrupted: its requests to Slurm, and its saves. Times are in seconds.
 
     ``time_s``: its own time limit. ``lead_s``: how long before the limit it is warned. ``qos``: None if neither the
     plan nor an association of the user names it. ``requeue``: whether it is started again at all. ``save_s``: how long
-    its last save took; None: unknown. ``nodes``: the least and the most that train. ``own_saves``: its script saves by
-    itself, when it gets ``signal``. ``watched``: whether a ``slurmtrain watch`` runs.
+    its last save took; None: unknown. ``nodes``: the minimum and maximum that train. ``own_saves``: its script saves by
+    itself, when it gets ``signal``. ``watched``: whether a ``slurmtrain watch`` is running.
     """
 
     time_s: float | None = None
@@ -52,9 +52,9 @@ class JobFacts:
 class InterruptionCase:
     """What happens at one kind of interruption.
 
-    ``event``: preemption, time limit, node failure or scancel. ``seconds``: how long a job can save; None: it does not
-    happen, or that is unknown. ``starts``: who starts the run again, one of STARTERS, after at least ``delay_s``
-    seconds. ``text``: a description of all this.
+    ``event``: preemption, time limit, node failure or scancel. ``seconds``: how long a job has for saving; None: the
+    interruption does not happen, or the time is unknown. ``starts``: what starts the run again, one of STARTERS, after
+    at least ``delay_s`` seconds. ``text``: a description of all this.
     """
 
     event: str
@@ -64,14 +64,14 @@ class InterruptionCase:
     text: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return asdict(self)
 
 
 def slurm_cases(
     cluster: Cluster, partition: Partition, preemption: Preemption, job: JobFacts
 ) -> list[InterruptionCase]:
-    """What happens to ``job`` in a ``partition`` of ``cluster``, whose jobs are preempted as ``preemption`` says."""
+    """What happens to ``job`` in ``partition`` of ``cluster``; ``preemption``: how its jobs are preempted."""
     cases = [
         _preempted(cluster, preemption, job),
         _timed_out(cluster, partition, job),
@@ -82,12 +82,12 @@ def slurm_cases(
 
 
 def local_cases(job: JobFacts) -> list[InterruptionCase]:
-    """What happens to a run of the local executor: no scheduler ends it, or starts it again."""
+    """What happens to a run of the local executor, which no scheduler ends or starts again."""
     again = "`slurmtrain watch` and `slurmtrain wait` start it again, as a new attempt on this machine"
     at_limit = "it has no time limit"
     if job.time_s is not None:
         limit, grace = format_span(job.time_s), format_span(LOCAL_GRACE_S)
-        at_limit = f"after {limit} it is asked to stop, and has {grace} to save; {again}"
+        at_limit = f"after {limit} it is told to stop, and has {grace} to save; {again}"
     cases = [
         InterruptionCase(event="preemption", seconds=None, starts="nobody", delay_s=None, text="nothing preempts it"),
         InterruptionCase(
@@ -134,7 +134,7 @@ def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> Inter
 
 
 def _preempted_with_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> InterruptionCase:
-    # send_user_signal replaces SIGTERM at the beginning of the grace, and does not add to it.
+    # send_user_signal replaces SIGTERM at the beginning of the grace; the job does not get both.
     signal = "SIGUSR2" if cluster.user_signal else "SIGTERM"
     kill_wait = format_span(cluster.kill_wait_s)
     end = f"after the grace, which may last {_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL"
@@ -187,7 +187,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
         return InterruptionCase(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
-    # The partition's own OverTimeLimit wins over that of the cluster.
+    # The partition's own OverTimeLimit overrides that of the cluster.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s
     more = ", which is not enforced" if over is None else f", plus {format_span(over)}" if over > 0 else ""
     lead = format_span(job.lead_s)
@@ -250,7 +250,7 @@ def _without_requeue(case: InterruptionCase) -> InterruptionCase:
 
 
 def format_span(seconds: float) -> str:
-    """A length of time: seconds up to five minutes, minutes and hours beyond that."""
+    """A duration as text: in seconds up to five minutes, in minutes and hours beyond that."""
     if seconds < 10 and seconds != int(seconds):
         return f"{seconds:.1f} s"
     if seconds <= 300:

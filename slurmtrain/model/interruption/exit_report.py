@@ -1,8 +1,8 @@
-"""Why the ranks of a node ended: the report that its agent makes, and all that amends it afterwards. Pure.
+"""Why the ranks of a node ended: the report that its agent makes, and how it is amended afterwards. Pure.
 
-A report never changes. It is made by :func:`report_exits` from how the ranks ended and what they had been asked, and
-:func:`amend` returns another one for each thing that is learned later. Node 0 takes the report of the node that all
-others follow from (:func:`report_attempt`) as that of the attempt.
+A report never changes. :func:`report_exits` makes it from how the ranks ended and whether a stop was requested, and
+:func:`amend` returns a new one for each piece of later evidence. Node 0 chooses the report of the node that caused the
+others to end as that of the attempt (:func:`report_attempt`).
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-# How a rank says "I was asked to stop, saved, and can go on": EX_TEMPFAIL of sysexits.h.
+# The exit code of a rank that stopped on request, saved, and can be resumed: EX_TEMPFAIL of sysexits.h.
 STOPPED = 75
 
-# What a rank says when another one died: it may say so before that death has been noticed here.
+# What a rank reports if another one died, perhaps before the agent has noticed that death.
 _CASCADE = re.compile(
     r"connection (?:closed|reset) by|closed by (?:remote )?peer|caused by a remote worker|ncclRemoteError|broken pipe",
     re.IGNORECASE,
 )
 _CASCADE_LINES = 8
-# What sbatch sends ahead of the time limit (--signal): submitit asks for SIGUSR2, a spec may ask for SIGUSR1.
+# What Slurm sends ahead of the time limit (sbatch --signal): submitit requests SIGUSR2, a spec may request SIGUSR1.
 _TIME_LIMIT_SIGNALS = frozenset({"SIGUSR1", "SIGUSR2"})
-# A rank that dies of one of these has not failed once a stop was asked for: the signal was sent to all processes.
+# After a stop request, a rank killed by one of these has not failed: the signal was sent to all processes.
 _STOP_CODES = frozenset(
     -number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 )
 
-# Errors of a GPU itself, after which others of its node may do better (NVIDIA's catalogue of Xid errors).
+# Errors of the GPU hardware, after which other nodes may do better (NVIDIA's catalogue of Xid errors).
 _GPU_FAULTS = frozenset({48, 63, 64, 74, 79, 92, 95, 119, 120})
-# Of PyTorch (torch/csrc/cuda, c10/cuda), CUDA and ROCm.
+# Messages of PyTorch (torch/csrc/cuda, c10/cuda), CUDA and ROCm.
 _GPU_MEMORY = re.compile(
     r"(?:CUDA|HIP) out of memory|CUDA error: out of memory|OutOfMemoryError|CU(?:BLAS|DNN)_STATUS_ALLOC_FAILED"
 )
-# Of Python, of errno ENOMEM, of PyTorch's allocator for the CPU, and of C++.
+# Messages of Python, of errno ENOMEM, of PyTorch's CPU allocator, and of C++.
 _HOST_MEMORY = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc"
 )
-# What PyTorch's DataLoader says of a worker of its own that was killed.
+# What PyTorch's DataLoader reports if one of its workers was killed.
 _WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
-# The exception, or an allocator's last words, stand at the end of a log.
+# The exception, or the allocator's message, is at the end of a log.
 _MEMORY_LINES = 3
 
 
@@ -53,7 +53,7 @@ _MEMORY_LINES = 3
 class Exit:
     """One rank's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
 
-    ``raised`` is the exception that the session saw, with its time, which precedes the exit by the interpreter's end.
+    ``raised``: when the session saw an exception, and its text. Interpreter shutdown makes the exit come later.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class Exit:
 
     @property
     def failed(self) -> bool:
-        """Whether it neither completed nor stopped because it was asked to."""
+        """Whether it neither completed nor stopped on request."""
         return self.code not in (0, STOPPED)
 
     @property
@@ -75,9 +75,10 @@ class Exit:
 
     @property
     def cascade(self) -> bool:
-        """Whether it failed because another rank had.
+        """Whether it failed because another rank had failed.
 
-        One that raised may still be killed before it has ended, and NCCL's watchdog aborts its process.
+        A recorded exception decides, since the rank may be killed after raising it. SIGABRT counts as the rank's own
+        end: NCCL's watchdog aborts its process.
         """
         if self.raised is not None:
             return _CASCADE.search(self.raised[1]) is not None
@@ -86,18 +87,18 @@ class Exit:
 
     @property
     def blame(self) -> tuple[bool, float]:
-        """The exit that sorts first is to blame: the earliest of those that did not fail because of another."""
+        """The exit that sorts first is to blame: the earliest that did not fail because of another."""
         return (self.cascade, self.failed_at)
 
     def describe(self) -> str:
-        """How it ended, as a sentence without its full stop: with its exception, or the last line of its log."""
+        """How it ended, as a sentence without a full stop, with its exception or the last line of its log."""
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         message = (self.raised[1] if self.raised else last_line).strip()
         end = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
         return f"rank {self.rank} {end}" + (f": {message}" if message else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """As the journal has it."""
+        """This as journaled."""
         return {
             "rank": self.rank,
             "pid": self.pid,
@@ -111,11 +112,11 @@ class Exit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequest:
-    """Why the ranks of all nodes are to stop before they are done.
+    """Why the ranks of all nodes are to stop early.
 
-    ``cause``: one of ``model/run.CAUSES``. ``why``: a sentence without its full stop. ``at``: seconds since 1970.
-    ``node``: the node that has the reason, whose report then carries the blame. ``signal``: the name of the signal
-    that asked; what it stands for only the scheduler, or a person, can tell.
+    ``cause``: one of ``model/run.CAUSES``. ``why``: a sentence without a full stop. ``at``: seconds since 1970.
+    ``node``: the node where the request arose, whose report then carries the blame. ``signal``: the name of the signal
+    that requested it; only the scheduler, or a person, knows what it stands for.
     """
 
     cause: str
@@ -126,7 +127,7 @@ class StopRequest:
 
     @classmethod
     def by_signal(cls, name: str, *, at: float, node: int) -> StopRequest:
-        """A request because of a signal to the agent of ``node``, taken for what such a signal most likely means.
+        """A request because of a signal to the agent of ``node``, with the cause that such a signal most likely has.
 
         ``name``: the signal's. ``at``: when it came, in seconds since 1970.
         """
@@ -142,11 +143,11 @@ class StopRequest:
 class ExitReport:
     """Why the ranks of a node, or of an attempt, ended.
 
-    ``cause``: one of ``model/run.CAUSES``. ``reason``: a sentence without its full stop. ``failed_at``: seconds since
-    1970, None unless the reason lies with this node. ``cascade``: it failed because another node had. ``failures``:
+    ``cause``: one of ``model/run.CAUSES``. ``reason``: a sentence without a full stop. ``failed_at``: seconds since
+    1970, None unless the cause is on this node. ``cascade``: it failed because another node had failed. ``failures``:
     the ranks that failed (:meth:`Exit.to_dict`), the one to blame first. ``signal``: the name of the signal that the
-    agent got. ``without``: hosts without which it may be worth another try. ``sure``: the scheduler was asked what the
-    signal stands for, and left no doubt. ``evidence``: what the cause was concluded from.
+    agent got. ``without``: hosts to exclude from another attempt. ``sure``: the scheduler was asked what the signal
+    stands for, and its answer was unambiguous. ``evidence``: what the cause was concluded from.
     """
 
     cause: str
@@ -160,7 +161,7 @@ class ExitReport:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the journal and the other nodes have it."""
+        """This as journaled, and as sent to the other nodes."""
         return {
             "cause": self.cause,
             "reason": self.reason,
@@ -174,13 +175,13 @@ class ExitReport:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ExitReport:
-        """Read what :meth:`to_dict` gave."""
+        """Read the result of :meth:`to_dict`."""
         return cls(**{name: plain[name] for name in ("cause", "reason", "failed_at", "cascade", "signal", "sure",
                                                      "failures", "evidence")})  # fmt: skip
 
     @property
     def blame(self) -> tuple[bool, bool, float]:
-        """Of several nodes the report that sorts first is the cause; nodes that were only asked to stop come last."""
+        """Of several nodes' reports, the one that sorts first is the cause: failures come before stops by a signal."""
         return (self.cascade, self.signal is not None, self.failed_at if self.failed_at is not None else math.inf)
 
     @property
@@ -190,9 +191,9 @@ class ExitReport:
 
     @property
     def slurm_ends_it(self) -> bool:
-        """Whether Slurm was ending the job already, for a reason that only its accounting can tell.
+        """Whether Slurm was already ending the job, for a reason that only its accounting knows.
 
-        Then Slurm has seen to what becomes of the job, and putting it back into the queue would undo that.
+        Slurm has then already decided what happens to the job, and a requeue would undo that.
         """
         return self.signal is not None and not self.sure and bool(self.evidence.get("slurm", {}).get("state"))
 
@@ -206,12 +207,12 @@ class AttemptOutcome:
 
 
 def report_exits(exits: Sequence[Exit], request: StopRequest | None, node: int) -> ExitReport:
-    """The report of a node, from the exits of all its ranks and what they were asked before.
+    """The report of a node, from the exits of all its ranks and the stop request, if there was one.
 
-    A rank that failed before anybody asked for a stop is the cause. After a request, whatever the ranks exit with
-    follows from it, but for exit code 0 on all of them: then the work was done in spite of it.
+    A rank that failed before the request is the cause. Any exit after the request follows from it, unless all ranks
+    exited with code 0: then they completed despite the request.
 
-    ``exits``: those of all ranks of the node. ``request``: why they were asked to stop, if they were. ``node``: this
+    ``exits``: those of all ranks of the node. ``request``: why they were to stop; None: they were not. ``node``: this
     node's number.
     """
     failed = sorted(
@@ -239,7 +240,7 @@ def report_signal(
 ) -> ExitReport:
     """The report of a node that a signal stopped while it had no ranks.
 
-    ``name``: the signal's. ``at``: when it came, in seconds since 1970; None where it came to another node. With
+    ``name``: the signal's. ``at``: when it came, in seconds since 1970; None if another node got it. With
     ``before_start`` no ranks had been started yet. ``missing``: nodes whose agents were gone by then.
     """
     return ExitReport(
@@ -252,22 +253,22 @@ def report_signal(
 
 
 def report_standby(attempt_report: ExitReport) -> ExitReport:
-    """The report of a spare node that never had ranks, in an attempt that ended like this: no blame lies with it."""
+    """The report of a spare node that never had ranks, from that of the attempt: the node is not to blame."""
     return replace(attempt_report, cascade=attempt_report.cause != "completed", failed_at=None)
 
 
 def report_attempt(
     reports: Sequence[ExitReport], hang: HangEvidence | None = None, lost: LostNodes | None = None
 ) -> ExitReport:
-    """The report that all others follow from, with what only node 0 knows.
+    """The report of the node that caused the others to end, amended with what only node 0 knows.
 
-    ``reports``: those of all nodes that made one. ``hang``: what all nodes together say of a hang. ``lost``: nodes
-    with ranks whose agents are gone.
+    ``reports``: those of all nodes that made one. ``hang``: the conclusion from all nodes' reports of a hang. ``lost``:
+    nodes with ranks whose agents are gone.
     """
     failed = [report for report in reports if report.cause != "completed"]
     report = min(failed, key=lambda each: each.blame) if failed else reports[0]
     if report.cause == "hang" and hang is not None:
-        # Which rank holds the others up is known; that nodes fell silent meanwhile follows from it.
+        # The rank that blocks the others is known; nodes that fell silent meanwhile are a consequence.
         return amend(report, hang)
     return report if lost is None else amend(report, lost)
 
@@ -277,11 +278,11 @@ def report_attempt(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelEvidence:
-    """What the kernel of a node has noted since its ranks started.
+    """What the kernel of a node has recorded since its ranks started.
 
-    ``oom_kills``: processes that were killed for memory, of the job alone or (not ``own``) of the whole machine.
-    ``memory_limit``: the job's, in bytes; None where there is none. ``xids``: errors of GPUs, as
-    ``runtime/preflight/facts/gpus.find_xids`` gives them.
+    ``oom_kills``: processes killed for lack of memory, of the job alone or (not ``own``) of the whole machine.
+    ``memory_limit``: the job's, in bytes; None if there is none. ``xids``: errors of GPUs, as
+    ``runtime/preflight/facts/gpus.find_xids`` returns them.
     """
 
     oom_kills: int = 0
@@ -292,17 +293,17 @@ class KernelEvidence:
 
 @dataclass(frozen=True, slots=True)
 class HangEvidence:
-    """Which ranks hold all others up, as a sentence without its full stop."""
+    """Which ranks block all others, as a sentence without a full stop."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostNodes:
-    """Nodes with ranks whose agents have not been heard of for too long.
+    """Nodes with ranks whose agents have been silent for too long.
 
-    ``names``: what people call them. ``hosts``: those of them that a job can be started without. ``at``: when that was
-    noticed, in seconds since 1970.
+    ``names``: what people call them. ``hosts``: those of them that can be excluded from a job. ``at``: when the loss
+    was noticed, in seconds since 1970.
     """
 
     names: Sequence[str]
@@ -312,11 +313,11 @@ class LostNodes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopCause:
-    """Why a stop was asked for, as the scheduler says. ``why``: a sentence without its full stop.
+    """Why a stop was requested, according to the scheduler. ``why``: a sentence without a full stop.
 
-    ``sure``: False where something else is possible; the cause is then the one that costs the least if it is wrong, and
-    Slurm's accounting may know better later. ``job_runs_on``: Slurm neither ends nor preempts the job. ``evidence``:
-    what it was concluded from, to be journaled; empty where there is no Slurm.
+    ``sure``: False if another cause is possible; ``cause`` is then the one that costs least if it is wrong, and
+    Slurm's accounting may know better later. ``job_runs_on``: Slurm is neither ending nor preempting the job.
+    ``evidence``: what it was concluded from, to be journaled; empty without Slurm.
     """
 
     cause: str
@@ -328,7 +329,7 @@ class StopCause:
 
 @dataclass(frozen=True, slots=True)
 class ExclusionProblem:
-    """Why the job cannot start again without the nodes to blame, as a sentence without its full stop."""
+    """Why the nodes to blame cannot be excluded from the next start, as a sentence without a full stop."""
 
     reason: str
 
@@ -337,18 +338,19 @@ Evidence = KernelEvidence | HangEvidence | LostNodes | StopCause | ExclusionProb
 
 
 def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
-    """The report with what was learned after it was made: the only place where a report becomes another one.
+    """The report amended with later evidence: the only place that makes one report from another.
 
-    In the order in which it is learned:
+    In the order in which evidence arrives:
 
-    * :class:`KernelEvidence`, on each node once its ranks have ended: joins ``evidence``; a crash for lack of memory
+    * :class:`KernelEvidence`, on each node once its ranks have ended: added to ``evidence``; a crash for lack of memory
       becomes ``oom``.
     * :class:`HangEvidence`, at node 0 once all nodes have reported: says which ranks hang.
-    * :class:`LostNodes`, at node 0: unless the work was done, a lost node is the cause (``node_fail``), and a new start
-      does without it. After a signal it may have been ended by the same signal: then it only joins ``evidence``.
-    * :class:`StopCause`, once Slurm has answered: says what the signal stood for. If the job runs on, Slurm ended
-      nothing; where nodes are missing, srun ended the other tasks because of them (``node_fail``).
-    * :class:`ExclusionProblem`, at node 0 before the job is put back: joins ``reason``, and excludes nobody.
+    * :class:`LostNodes`, at node 0: unless the ranks completed, a lost node is the cause (``node_fail``) and is
+      excluded from the next start. After a signal, the same signal may have ended it: then it is only added to
+      ``evidence``.
+    * :class:`StopCause`, once Slurm has answered: says what the signal stood for. If the job runs on, Slurm did not end
+      it; if nodes are missing as well, srun ended the other tasks because of them (``node_fail``).
+    * :class:`ExclusionProblem`, at node 0 before the job is requeued: added to ``reason``; no node is excluded.
     """
     match evidence:
         case KernelEvidence():
@@ -364,9 +366,9 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
 
 
 def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None:
-    """Why a rank ended for lack of memory, as a sentence without its full stop; None if it did not, as far as is known.
+    """Why a rank ended for lack of memory, as a sentence without a full stop; None if there is no sign that it did.
 
-    ``failure``: the rank's, as :meth:`Exit.to_dict` gives it. ``kernel``: what the kernel of its node has noted.
+    ``failure``: the rank's, as :meth:`Exit.to_dict` returns it. ``kernel``: what the kernel of its node has recorded.
     """
     rank = failure.get("rank")
     subject = "a rank" if rank is None else f"rank {rank}"
@@ -377,7 +379,7 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
         if kernel.memory_limit is not None
         else "the node had none left"
     )
-    # Of a whole machine, some other job's processes may have been killed.
+    # If the count is for the whole machine, the killed processes may belong to another job.
     if kernel.own and kernel.oom_kills > 0 and (killed or _WORKER_KILLED.search(message)):
         whose = "" if killed else "a data loader's process of "
         return f"{whose}{subject} was killed for memory: {limit} (raise resources.mem)"
@@ -394,7 +396,7 @@ def _amend_by_kernel(report: ExitReport, kernel: KernelEvidence) -> ExitReport:
         more |= {"oom_kills": kernel.oom_kills, "memory_limit": kernel.memory_limit}
     if kernel.xids:
         more["xids"] = list(kernel.xids)
-    # Others follow from the failure that comes first.
+    # The other failures follow from the first one.
     reasons = [oom_reason(failure, kernel) for failure in report.failures[:1] if report.cause == "crash"]
     if reasons and reasons[0] is not None:
         report = replace(report, cause="oom", reason=f"{reasons[0]}; {report.reason}")
@@ -424,13 +426,13 @@ def _amend_by_scheduler(report: ExitReport, stop: StopCause) -> ExitReport:
 
 
 def _describe_gone(names: Sequence[str]) -> str:
-    """That the agents of these nodes have died, as a sentence without its full stop."""
+    """A sentence without a full stop, saying that the agents of these nodes have died."""
     agents = "its agent has" if len(names) == 1 else "their agents have"
     return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents} not been heard of any more"
 
 
 def _follows(exited: Exit, request: StopRequest | None) -> bool:
-    """Whether this exit is what the request asked for. Signals reach agent and ranks in any order."""
+    """Whether this exit follows from the request. Signals reach the agent and the ranks in any order."""
     return request is not None and (exited.failed_at >= request.at or exited.code in _STOP_CODES)
 
 

@@ -1,15 +1,15 @@
-"""When to save, when ranks talk to each other, and what they say: pure decisions.
+"""When to save, when ranks agree on something, and how they vote: pure decisions.
 
-The time between saves that loses least weighs what a save costs against the work that an interruption takes. J. W.
-Young, "A first order approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 d M), for a save that
-stalls training for d seconds and a mean time M between interruptions that come without notice. J. T. Daly, "A higher
-order estimate of the optimum checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37, corrects it for an
-M that is not long beside d.
+The optimal interval balances the cost of saving against the work lost in an interruption. J. W. Young, "A first order
+approximation to the optimum checkpoint interval", CACM 17(9), 1974: sqrt(2 d M), for a save that stalls training for
+d seconds and a mean time M between interruptions without notice. J. T. Daly, "A higher order estimate of the optimum
+checkpoint interval for restart dumps", FGCS 22(3), 2006, equation 37, corrects it for an M that is not much longer
+than d.
 
-Two times of a save matter: its stall, for which training stands still, and its whole duration, until it is published,
-while training continues. An interruption takes what was done since the last published save began: on average half an
-interval and one duration. The duration does not depend on the interval, so the optimum is that of the stall alone.
-But saves cannot be more frequent than they take, and one that does not fit the grace of a preemption is none.
+Two times of a save matter: its stall, while training stands still, and its total duration until it is published, while
+training continues. An interruption loses the work since the last published save began: on average half an interval
+plus one duration. The duration does not depend on the interval, so only the stall determines the optimum. But saves
+cannot be more frequent than their duration allows, and one that does not fit into the grace of a preemption is useless.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from typing import Any
 
 from slurmtrain.model.spec.checkpoint_every import Every, EveryAuto
 
-# Mean time between unnoticed interruptions of one node where nothing is known: six hours, as spot instances have it.
-# It weighs as much as one interruption that was seen: a hundred nodes that run undisturbed outweigh it in minutes.
+# Assumed mean time between unnoticed interruptions of one node: six hours, as for spot instances. It weighs as much as
+# one observed interruption, so a hundred undisturbed nodes outweigh it within minutes.
 PRIOR_MTBF_S = 6 * 3600.0
 PRIOR_WEIGHT = 1.0
-# The first save of a run comes this early: it measures what a save costs, and shows that saving works.
+# The first save of a run comes this early, to measure what a save costs and to show that saving works.
 FIRST_SAVE_S = 30.0
 SHORTEST_S = 10.0
-# No more than an hour's work is put at risk, unless saving each hour costs more than this part of the time.
+# At most an hour's work is put at risk, unless saving every hour costs more than the fraction CHEAP of the time.
 LONGEST_S = 3600.0
 CHEAP = 0.005
-# What saving may cost at most as long as no interruption was seen, and only the prior speaks for it. CheckFreq (FAST
-# 2021) has the same figure. What was seen counts for more: where interruptions are dense, 3.5 % is far from the least.
+# The largest fraction of the time that saving may cost while no interruption was seen and the prior alone justifies it.
+# CheckFreq (FAST 2021) uses the same figure. Observed interruptions lift it: if they are frequent, 3.5 % is too low.
 MOST_OVERHEAD = 0.035
-# A save in the grace may take longer than the last ones did, and another one may have to end first.
+# A save within the grace may take longer than the last ones did, and may have to wait for another one to end.
 GRACE_MARGIN = 1.5
-# What ranks may take where nobody says how long there is: what torch elastic leaves them, and Slurm's default KillWait.
+# How long ranks may take to stop if the grace is unknown: the default of torch elastic, and Slurm's default KillWait.
 DEFAULT_GRACE_S = 30.0
-# How many of the last saves tell what the next one costs.
+# How many of the last saves are used to estimate the next one.
 _REMEMBERED = 8
 # How often ranks agree on whether to stop or save. A stop request waits at most this long plus one step.
 AGREE_S = 0.25
-# While a checkpoint is being written: it is published at the first agreement after that.
+# The same while a checkpoint is being written: it is published at the first agreement afterwards.
 AGREE_SAVING_S = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptionStats:
-    """What is known of interruptions where a job runs, and of its saves, before it begins.
+    """What is known, before a job begins, about interruptions where it runs, and about its saves.
 
-    ``uptime_s`` is in node-seconds. ``interruptions`` came without notice, ``announced`` ones (preemptions, time
+    ``uptime_s`` is in node-seconds. ``interruptions`` came without notice; ``announced`` ones (preemptions, time
     limits) left the job ``grace_s`` seconds to save in; None: unknown, or there are none. ``stall_s`` and ``save_s``:
-    stall and duration of the run's own last save; of the last save of another run of its name there is only
-    ``save_s``.
+    stall and duration of the run's own last save; if they come from another run of the same name, only ``save_s`` is
+    set.
     """
 
     uptime_s: float = 0.0
@@ -66,16 +66,16 @@ class InterruptionStats:
     save_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> InterruptionStats:
-        """Read what :meth:`to_dict` gave, by this version or another; what is missing is unknown."""
+        """Read the result of :meth:`to_dict`, of this version or another; missing keys are unknown."""
         return cls(**{name: plain[name] for name in cls.__slots__ if name in plain})
 
     def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> InterruptionStats:
-        """With more node-seconds (``uptime_s``), ``interruptions`` and ``announced`` ones."""
+        """A copy with more node-seconds (``uptime_s``), ``interruptions`` and ``announced`` ones."""
         return replace(
             self,
             uptime_s=self.uptime_s + uptime_s,
@@ -86,11 +86,12 @@ class InterruptionStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalChoice:
-    """How often to save, in seconds between the end of one stall and the next save, and why so.
+    """How often to save, in seconds between the end of one stall and the next save, and why.
 
-    ``optimum_s`` is before bounds, ``bounded_by`` the one that holds: ``shortest``, ``longest``, ``save`` (what a save
-    takes), ``overhead``, ``first`` (no save has been measured), or None. ``mtbf_s``: the time between unnoticed
-    interruptions that this job can expect; ``interruptions``: how many were seen that say so. ``why``: in words.
+    ``optimum_s``: the interval before bounds. ``bounded_by``: the bound that applies: ``shortest``, ``longest``,
+    ``save`` (the duration of a save), ``overhead``, ``first`` (no save has been measured), or None. ``mtbf_s``: the
+    expected time between unnoticed interruptions of this job; ``interruptions``: how many the estimate is based on.
+    ``why``: the reason in words.
     """
 
     seconds: float
@@ -103,16 +104,16 @@ class IntervalChoice:
     why: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As it is journaled."""
+        """This as journaled."""
         return {name: round(value, 3) if isinstance(value, float) else value for name, value in asdict(self).items()}
 
 
 class Cost:
     """What the saves of an attempt have cost so far.
 
-    The stall is the mean of the last ones, since it is paid at every save; the duration the longest of them, since
-    the one in the grace must fit. The first save also pays for memory and plans that later ones find in place, and is
-    forgotten with the second.
+    The stall is the mean of the last ones, since every save pays it; the duration is the longest of them, since a save
+    within the grace must fit. The first save also allocates memory and makes plans that later ones reuse, so it is
+    dropped once there is a second.
     """
 
     def __init__(self) -> None:
@@ -120,7 +121,7 @@ class Cost:
         self._count = 0
 
     def add(self, *, stall_s: float, save_s: float) -> None:
-        """Note a save: how long training stood still, and how long it took until it was published."""
+        """Add a save: how long training stood still, and how long it took until it was published."""
         if self._count == 1:
             self._saves.clear()
         self._saves.append((stall_s, save_s))
@@ -128,12 +129,12 @@ class Cost:
 
     @property
     def stall_s(self) -> float | None:
-        """What the next save is expected to stall training for; None before the first."""
+        """The expected stall of the next save, in seconds; None before the first."""
         return sum(stall for stall, _ in self._saves) / len(self._saves) if self._saves else None
 
     @property
     def save_s(self) -> float | None:
-        """What the next save may take; None before the first."""
+        """The duration to expect of the next save at most, in seconds; None before the first."""
         return max((save for _, save in self._saves), default=None)
 
 
@@ -142,7 +143,7 @@ def choose(
 ) -> IntervalChoice:
     """How often a job on ``nodes`` nodes saves, after ``uptime_s`` seconds and with this ``history`` of interruptions.
 
-    ``stall_s`` and ``save_s`` are None before the attempt's first save; the run's own earlier ones stand in for it.
+    ``stall_s`` and ``save_s`` are None before the attempt's first save; then those of the run's own last save are used.
     Choose again after every save.
     """
     if stall_s is None and history.stall_s is not None:
@@ -169,9 +170,9 @@ def choose(
 
 
 def optimum(stall_s: float, mtbf_s: float) -> float:
-    """The seconds of work between saves that lose least (Daly's equation 37).
+    """The optimal seconds of work between saves (Daly's equation 37).
 
-    It holds for a stall below 2 M; for a longer one, where hardly anything can be gained, the value there.
+    It holds for a stall below 2 M. A longer stall, where little can be gained anyway, gets the value at 2 M.
     """
     root = math.sqrt(min(1.0, stall_s / (2 * mtbf_s)))
     # sqrt(2 d M) (1 + r / 3 + r^2 / 9) - d, with d = 2 M r^2
@@ -179,14 +180,14 @@ def optimum(stall_s: float, mtbf_s: float) -> float:
 
 
 def fits_grace(save_s: float | None, grace_s: float | None) -> bool | None:
-    """Whether a save that takes so long is done within a grace, by a margin; None where either is unknown."""
+    """Whether a save of ``save_s`` seconds fits into the grace with a margin; None if either is unknown."""
     return None if save_s is None or grace_s is None else save_s * GRACE_MARGIN <= grace_s
 
 
 def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: str) -> str | None:
-    """A warning where a save of ``save_s`` seconds does not fit the ``grace_s`` of ``where``; None where it may.
+    """A warning if a save of ``save_s`` seconds does not fit into the ``grace_s`` of ``where``; None if it may.
 
-    ``every``: the spec's ``checkpoint.every``, which decides what to do about it.
+    ``every``: the spec's ``checkpoint.every``, which determines the advice.
     """
     if fits_grace(save_s, grace_s) is not False:
         return None
@@ -208,7 +209,7 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
 
 
 class SaveReason(IntEnum):
-    """Why rank 0 wants the step saved that was just finished. Among several, the greatest counts."""
+    """Why rank 0 wants to save after the step just finished. Of several reasons the greatest counts."""
 
     NONE = 0
     STEPS = 1
@@ -217,12 +218,12 @@ class SaveReason(IntEnum):
 
     @property
     def why(self) -> str:
-        """As manifests and journals have it."""
+        """The reason as written in manifests and journals."""
         return "asked" if self is SaveReason.REQUESTED else self.name.lower()
 
 
 class Publication(IntEnum):
-    """What rank 0 knows of the publication of a checkpoint that all ranks have written."""
+    """What rank 0 knows about the publication of a checkpoint that all ranks have written."""
 
     NONE = 0
     PUBLISHED = 1
@@ -233,29 +234,29 @@ class Publication(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """What a rank says when ranks agree. Of each field the greatest value of any rank is what all of them act on.
+    """A rank's vote in an agreement. For each field, all ranks act on the greatest value of any rank.
 
-    Ranks that are silent about a field leave it at 0: only rank 0 sets ``gap``, ``save`` and ``publication``.
+    Ranks without an opinion on a field leave it at 0: only rank 0 sets ``gap``, ``save`` and ``publication``.
     """
 
     stop: bool = False
-    """Whether a stop signal has come."""
+    """Whether a stop signal was received."""
     gap: int = 0
-    """After how many more steps to agree again."""
+    """The number of steps until the next agreement."""
     save: SaveReason = SaveReason.NONE
     """Whether to save now, and why."""
     writing: bool = False
     """Whether this rank's part of a checkpoint is still being written."""
     publication: Publication = Publication.NONE
-    """What has become of a checkpoint that was being published."""
+    """The outcome of a checkpoint's publication."""
 
     def numbers(self) -> tuple[int, ...]:
-        """The fields as numbers, in their order: what goes through the all-reduce."""
+        """The fields as numbers, in order, for the all-reduce."""
         return int(self.stop), self.gap, int(self.save), int(self.writing), int(self.publication)
 
     @classmethod
     def from_numbers(cls, stop: int, gap: int, save: int, writing: int, publication: int) -> Vote:
-        """Read the greatest :meth:`numbers` of all ranks: ``stop``, ``gap``, ``save``, ``writing``, ``publication``."""
+        """Read the maximum of all ranks' :meth:`numbers`: ``stop``, ``gap``, ``save``, ``writing``, ``publication``."""
         return cls(
             stop=bool(stop),
             gap=gap,
@@ -266,10 +267,10 @@ class Vote:
 
 
 def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) -> int:
-    """After how many more steps of ``step_s`` seconds ranks agree again, ``previous`` steps after the last time.
+    """The number of steps until the next agreement, at ``step_s`` seconds per step.
 
-    About AGREE_S seconds, growing at most twofold a time. ``saving``: a checkpoint is being written, so
-    AGREE_SAVING_S.
+    They take about AGREE_S seconds, or AGREE_SAVING_S if a checkpoint is being written (``saving``). The number at most
+    doubles each time: ``previous`` is the last one.
     """
     limit = int((AGREE_SAVING_S if saving else AGREE_S) / step_s) if step_s > 0 else previous * 2
     return max(1, min(limit, previous * 2))
@@ -281,7 +282,7 @@ def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) ->
 def _bounded(
     best: float | None, stall_s: float | None, save_s: float | None, interruptions: int
 ) -> tuple[float, str | None]:
-    """The optimum within bounds, and the bound that holds. What a save takes counts for more than LONGEST_S."""
+    """The optimum within bounds, and the bound that applies. The duration of a save outranks LONGEST_S."""
     if best is None or stall_s is None:
         return FIRST_SAVE_S, "first"
     floors = [
@@ -297,7 +298,7 @@ def _bounded(
 
 
 def _risk(nodes: int, mtbf_s: float, interruptions: int, observed_s: float, ahead: bool) -> str:
-    """How often the job is expected to be interrupted, and on what grounds, in words."""
+    """How often the job is expected to be interrupted, and the grounds for that, in words."""
     count = "1 node" if nodes == 1 else f"{nodes} nodes"
     grounds = f"{interruptions or 'none'} seen in {_figure(observed_s / 3600)} node-hours"
     grounds += ", preemptions included, whose grace is too short for a save" if ahead else ""
@@ -306,7 +307,7 @@ def _risk(nodes: int, mtbf_s: float, interruptions: int, observed_s: float, ahea
 
 def _why(stall_s: float | None, save_s: float | None, best: float | None, bound: str | None, risk: str) -> str:
     if stall_s is None or best is None:
-        return f"the first save comes early, and shows what saving costs; {risk}"
+        return f"the first save comes early, to measure what saving costs; {risk}"
     text = f"a save stalls training for {_time(stall_s)}, and {risk}"
     limit = {
         "shortest": "it is never less",
@@ -318,7 +319,7 @@ def _why(stall_s: float | None, save_s: float | None, best: float | None, bound:
 
 
 def _time(seconds: float) -> str:
-    """A time in the unit that suits it."""
+    """A duration in a suitable unit."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{_figure(seconds / length)} {unit}"
@@ -326,5 +327,5 @@ def _time(seconds: float) -> str:
 
 
 def _figure(number: float) -> str:
-    """A number with about three digits that count."""
+    """A number with about three significant digits."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,8 +1,8 @@
-"""Who starts a run again after its newest attempt, and from when on: the policy, asked about what is known of it.
+"""What starts a run again after its newest attempt, and when at the earliest: the policy, applied to a run.
 
 ``restarted_by`` of the newest attempt is ``slurm`` as long as its job may be in the queue, ``sync`` once the job is
-over and for local runs, and None where the policy, or a command that could not start the run, gave it up. ``status``
-shows it, and ``sync`` does no more than it says.
+over and for local runs, and None if the policy, or a command that could not start the run, gave it up. ``status``
+shows it, and ``sync`` acts on nothing else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from slurmtrain.model.run.run import Attempt, Run
 
 
 def with_next_start(run: Run) -> Run:
-    """The run that a fold gives, with who starts it again, and the state that follows from that."""
+    """The ``run`` of a fold, with what starts it again, and the state that follows from that."""
     if run.newest is None:
         return run
     return with_state(replace(run, attempts=[*run.attempts[:-1], _decided(run.newest, run)]))

@@ -1,4 +1,4 @@
-"""The outlook for a job in a partition: what happens when it is interrupted, and what to know about that. Pure."""
+"""The outlook for a job in a partition: what happens if it is interrupted, and related findings. Pure."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from slurmtrain.model.interruption.site_findings import SiteFinding, sort_by_sev
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What happens to a job in one partition, and what to know about it. Locally ``partition`` is empty."""
+    """What happens to a job in one partition, and related findings. For local runs ``partition`` is empty."""
 
     partition: str
     cases: Sequence[InterruptionCase]
     findings: Sequence[SiteFinding]
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return {
             "partition": self.partition,
             "cases": [case.to_dict() for case in self.cases],
@@ -47,7 +47,7 @@ def make_outlook(
         partition: Where the job goes.
         partitions: All of the site: those of a higher tier over the same nodes may preempt the job.
         qos: All of the site, by name; None if accounting does not answer.
-        job: What the job asks for.
+        job: The job.
     """
     preemption = find_preemption(cluster, partition, partitions, qos, job.qos)
     cases = slurm_cases(cluster, partition, preemption, job)

@@ -1,8 +1,8 @@
-"""Whether a run that was interrupted is started again by itself, and when: pure.
+"""Whether an interrupted run is started again automatically, and when: pure.
 
-The one place that decides it, by a list of ends of the run (:class:`PriorEnd`), which :func:`prior_ends` alone makes. A
-node's agent asks it inside the job, of ranks that may start again in place and of the job; a command asks it for what
-no agent can start again, and for what people read.
+This is the only place that decides it, from a list of the run's ends (:class:`PriorEnd`), which only :func:`prior_ends`
+makes. Inside the job, the agent of a node uses it for restarts of ranks in place and for requeues. Commands use it for
+runs that no agent can start again, and to describe a run to people.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kin
 from slurmtrain.model.run.run import Attempt, Checkpoint
 from slurmtrain.model.spec.spec import RequeueSpec, read_requeue
 
-# What fails for longer than that is not waited for but looked at.
+# A failure that lasts longer than this needs a person rather than more waiting.
 MAX_DELAY_S = 3600.0
-# So many ends in a row without a new checkpoint, or failures at one step, are the program's doing or the data's.
+# This many ends in a row without a new checkpoint, or node failures at one step, are blamed on the program or its data.
 POISON_STREAK = 3
 
-# What counts against max_failures, and what may be the program's doing.
+# Causes that count against max_failures, and causes that may be the program's fault.
 _FAILURES = frozenset({"crash", "hang"})
 _OF_PROGRAM = frozenset({"crash", "hang", "timeout"})
-# A preflight trains nothing, and a preemption is announced: neither says that a run cannot get past its checkpoint.
+# A preflight trains nothing, and a preemption is announced: neither means that a run cannot get past its checkpoint.
 _NO_POISON = frozenset({"completed", "cancelled", "preempted", "preflight"})
-# All others count against max_node_failures, among them causes that only a newer version knows.
+# All other causes count against max_node_failures, including those that only a newer version knows.
 _HANDLED_CAUSES = frozenset({"completed", "cancelled", "preempted", "timeout", "oom", "crash", "hang"})
 _NODE_REASONS = {
     "node_fail": "a node failed",
-    "lost": "it ended without a word",
+    "lost": "it ended without reporting a cause",
     "preflight": "its preflight failed",
 }
-# Addresses and hashes; a word counts as one if it has digits among its letters.
+# Addresses and hashes; a word counts as a hash if it mixes digits and letters.
 _HEX = re.compile(r"0[xX][0-9a-fA-F]+|\b(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*(?:[eE][+-]?\d+)?")
-# Messages may hold whole tensors.
+# Messages may contain whole tensors.
 _SIGNATURE_LENGTH = 200
-# From here on a doubled pause is at its longest anyway, whatever it began with.
+# After this many doublings a pause has reached its maximum, whatever it began with.
 _MAX_DOUBLINGS = 60
 
 
@@ -49,9 +49,9 @@ class PriorEnd:
 
     ``at``: when it ended, in seconds since 1970. ``began_at_step``: the step that its ranks started from, 0 for the
     beginning. ``committed``: the step of the newest checkpoint at its end, 0 for none. ``reached``: the last finished
-    step; None where nobody knows, as of a script without a session. ``where``: the signature of what failed
-    (:func:`signature`), empty for nothing. ``foreign``: the failure came from outside the program
-    (``model/interruption/statistics.kind``). ``in_place``: its ranks were started again inside the allocation.
+    step; None if unknown, as for a script without a session. ``where``: the signature of the failure
+    (:func:`signature`), empty if nothing failed. ``foreign``: the failure came from outside the program
+    (:func:`is_foreign`). ``in_place``: its ranks were restarted inside the allocation.
     """
 
     cause: str
@@ -74,7 +74,7 @@ class PriorEnd:
         reached: int | None,
         in_place: bool = False,
     ) -> PriorEnd:
-        """The end that ``report`` tells of, as the agent knows it that has just seen it.
+        """The end that ``report`` describes, as known to the agent that has just observed it.
 
         ``at``, ``began_at_step``, ``committed``, ``reached`` and ``in_place`` are the fields of the same names.
         """
@@ -91,7 +91,7 @@ class PriorEnd:
 
     @classmethod
     def from_restart(cls, plain: Mapping[str, Any], at: float) -> PriorEnd:
-        """The end of ranks that were started again in place, from what :meth:`to_dict` gave of it."""
+        """The end of ranks that were restarted in place at time ``at``; ``plain`` is the result of :meth:`to_dict`."""
         reached = plain.get("reached")
         return cls(
             cause=str(plain["cause"]),
@@ -105,7 +105,7 @@ class PriorEnd:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """As the journal has it, whose event tells the time."""
+        """This as journaled, without the time, which is that of the event."""
         return {
             "cause": self.cause,
             "began_at_step": self.began_at_step,
@@ -118,7 +118,7 @@ class PriorEnd:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a run. ``why`` is a sentence without its full stop; ``delay_s``: seconds to wait before."""
+    """What to do with a run. ``why``: a sentence without a full stop; ``delay_s``: seconds to wait before a requeue."""
 
     action: Literal["requeue", "stop"]
     why: str
@@ -136,20 +136,20 @@ def prior_ends(
     latest: PriorEnd | None = None,
     latest_attempt: str = "",
 ) -> list[PriorEnd]:
-    """All that a run has been through since a person last started it, the newest end last: what :func:`decide` weighs.
+    """All ends of a run since a person last started it, the newest last: the input of :func:`decide`.
 
-    These are the ends of its attempts, and of their ranks inside the allocation.
+    These are the ends of its attempts, and of rounds that were followed by a restart in place.
 
-    ``attempts`` and ``checkpoints``: those of the run, as far as its journals tell. ``latest``: an end that has just
-    happened, as an agent knows it before it is journaled. ``latest_attempt``: the key of its attempt; what journals
-    say of that attempt's end does not count, since other nodes may have journaled it already.
+    ``attempts`` and ``checkpoints``: those of the run, according to its journals. ``latest``: an end that has just
+    happened, as an agent knows it before it is journaled. ``latest_attempt``: the key of its attempt; a journaled end
+    of that attempt is ignored, since other nodes may have journaled it already.
     """
     by_hand = max(
         (i for i, attempt in enumerate(attempts) if attempt.asked_by != "sync" and not attempt.restart), default=0
     )
     ends: list[PriorEnd] = []
     for attempt in attempts[by_hand:]:
-        # Restarts in place came before the end of their attempt, and count while it is under way, too.
+        # Restarts in place come before the end of their attempt, and also count while it is in progress.
         ends += [
             PriorEnd.from_restart(restart["past"], float(restart["at"]))
             for restart in attempt.restarts
@@ -161,7 +161,7 @@ def prior_ends(
 
 
 def decision(attempts: Sequence[Attempt], checkpoints: Sequence[Checkpoint]) -> Decision:
-    """What becomes of a run after the last of these attempts, which has ended."""
+    """What to do with a run after the last of these attempts, which has ended."""
     return decide(prior_ends(attempts, checkpoints), policy_of(attempts[-1]))
 
 
@@ -171,22 +171,23 @@ def policy_of(attempt: Attempt) -> RequeueSpec:
 
 
 def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
-    """What is to follow the last end of ``history``, which has all since a person last started the run; raises nothing.
+    """Whether to start the run again after the last end of ``history``, which begins when a person last started it.
 
-    * ``completed`` and ``cancelled`` are what was wanted: never again. All else only if ``requeue.enabled``.
+    Raises nothing. By the cause of the last end:
+
+    * ``completed`` and ``cancelled`` were intended: never. All other causes only if ``requeue.enabled``.
     * ``preempted`` costs nothing and is nobody's fault: always, however often.
-    * ``oom``: never, the same would happen again.
-    * ``timeout``: if it has left a new checkpoint, or nobody knows what it did; else the next would end like it.
-    * ``node_fail``, ``lost``, ``preflight``, and causes that are not known: ``max_node_failures`` times in a row, since
-      the cluster may be ill for a while; a new checkpoint counts anew.
+    * ``oom``: never, since the same would happen again.
+    * ``timeout``: if it left a new checkpoint, or its progress is unknown; otherwise the next attempt would end alike.
+    * ``node_fail``, ``lost``, ``preflight``, and unknown causes: ``max_node_failures`` times in a row, since the
+      cluster may have problems for a while; a new checkpoint resets the count.
     * ``crash`` and ``hang``, foreign or not: ``max_failures`` times in all, each time after a pause that doubles until
-      there is a new checkpoint, for what failed it may pass (a restart in place needs no pause: it has its nodes).
+      there is a new checkpoint, since the problem may pass (a restart in place needs no pause: it has its nodes).
       A crash before any step was ever finished is a mistake in the script and ends the run at once, unless it came
-      from outside: no queue is waited in for a typing error.
-    * Poison, ends that tell of a run that cannot get past a place: two failures in a row with the same signature at the
-      same step; or three ends in a row, but for preemptions and preflights, without a new checkpoint. Three of nodes
-      alone are poison only at the same step: else it is the cluster that is ill, for which there is
-      ``max_node_failures``.
+      from outside: a typo is not worth another wait in the queue.
+    * Poison, meaning that the run cannot get past some point: two failures in a row with the same signature at the
+      same step; or three ends in a row, ignoring preemptions and preflights, without a new checkpoint. Three node
+      failures are poison only at the same step; otherwise the cluster is at fault, which ``max_node_failures`` covers.
     """
     if not history:
         return Decision("requeue", "it has not run yet")
@@ -196,9 +197,9 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     if not requeue.enabled:
         return Decision("stop", "requeue.enabled is false")
     if last.cause == "preempted":
-        return Decision("requeue", f"a preemption costs nothing; it goes on {_from(last)}")
+        return Decision("requeue", f"a preemption costs nothing; it continues {_from(last)}")
     if last.cause == "oom":
-        # Before poison, since no number of tries would change it.
+        # Checked before poison, since no number of tries would help.
         return Decision("stop", "it ran out of memory, and would again")
     stop = _poison(history)
     if stop is not None:
@@ -211,16 +212,16 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
 
 
 def signature(error: str) -> str:
-    """The text of a failure without what differs from one time to the next: numbers, addresses, hashes, pids, spaces.
+    """The text of a failure without parts that vary between occurrences: numbers, addresses, hashes, pids, spaces.
 
-    Two failures with the same signature are taken for the same one.
+    Two failures with the same signature count as the same failure.
     """
     text = _NUMBER.sub("#", _HEX.sub("#", error))
     return " ".join(text.split())[:_SIGNATURE_LENGTH].rstrip()
 
 
 def failure_signature(failures: Sequence[Mapping[str, Any]]) -> str:
-    """By what the first of these failures is recognized: its error, or else the last line of its log."""
+    """The signature of the first of these failures: of its error, or else of the last line of its log."""
     if not failures:
         return ""
     lines = [line for line in failures[0].get("last_lines") or () if str(line).strip()]
@@ -229,12 +230,12 @@ def failure_signature(failures: Sequence[Mapping[str, Any]]) -> str:
 
 
 def is_foreign(cause: str, failures: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether such an end came from outside the program."""
+    """Whether an end with this cause and these failures came from outside the program."""
     return interruption_kind(cause, failures) == UNNOTICED
 
 
 def committed(checkpoints: Sequence[Checkpoint], until: float) -> int:
-    """The newest step that was saved by then, whether or not it has been deleted since; 0 if there is none."""
+    """The newest step saved by time ``until``, whether or not it has been deleted since; 0 if there is none."""
     return max((c.step for c in checkpoints if c.step is not None and c.complete and c.saved_at <= until), default=0)
 
 
@@ -246,9 +247,9 @@ def past_failures(history: Sequence[PriorEnd]) -> int:
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     last = history[-1]
     if last.committed > _attempt(history)[0].began_at_step:
-        return Decision("requeue", f"the time limit was reached; it goes on {_from(last)}")
+        return Decision("requeue", f"the time limit was reached; it continues {_from(last)}")
     if last.reached is None:
-        return Decision("requeue", "the time limit was reached, and nobody knows how far it came")
+        return Decision("requeue", "the time limit was reached, and its progress is unknown")
     return Decision("stop", "the time limit does not suffice for a checkpoint: raise resources.time or save more often")
 
 
@@ -260,7 +261,7 @@ def _after_failure(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decisio
         return Decision("stop", f"it failed {_times(count)}, and requeue.max_failures is {requeue.max_failures}")
     doublings = min(past_failures(_since_progress(history)) - 1, _MAX_DOUBLINGS)
     delay_s = min(MAX_DELAY_S, max(0.0, requeue.backoff_s) * 2.0**doublings)
-    return Decision("requeue", f"failure {count} of {requeue.max_failures}; it goes on {_from(last)}", delay_s)
+    return Decision("requeue", f"failure {count} of {requeue.max_failures}; it continues {_from(last)}", delay_s)
 
 
 def _after_nodes(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
@@ -275,7 +276,7 @@ def _after_nodes(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     reason = _NODE_REASONS.get(last.cause, f"it ended by {last.cause}")
     return Decision(
         "requeue",
-        f"{reason} ({count} of {requeue.max_node_failures} without a new checkpoint); it goes on {_from(last)}",
+        f"{reason} ({count} of {requeue.max_node_failures} without a new checkpoint); it continues {_from(last)}",
     )
 
 
@@ -319,9 +320,9 @@ def _attempt(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
 
 
 def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
-    """Whether this end left a newer checkpoint than it went on from, and than the one before it had left.
+    """Whether this end left a newer checkpoint than the one it started from and the one left by the end before it.
 
-    A script of its own kind of checkpoints may not say what it went on from.
+    A script that saves its own checkpoints may not say which one it started from.
     """
     past = history[index]
     before = history[index - 1].committed if index else 0
@@ -337,12 +338,12 @@ def _stuck(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
 
 
 def _since_progress(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
-    """The last ends, from the one on that left the newest checkpoint."""
+    """The last ends, starting with the one that left the newest checkpoint."""
     return history[max(0, len(history) - len(_stuck(history)) - 1) :]
 
 
 def _finished_a_step(past: PriorEnd) -> bool:
-    """Whether it finished a step, as far as is known; a checkpoint proves that it can."""
+    """Whether it is known to have finished a step; a checkpoint is proof enough."""
     if past.reached is not None:
         return past.reached > past.began_at_step
     return past.committed > 0
@@ -366,7 +367,7 @@ def _end_of(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
         cause=cause,
         at=at,
         began_at_step=attempt.round_step or 0,
-        # A save that the end has waited for is published a moment before it; clocks of nodes differ.
+        # A last save is published just before the end, and the clocks of nodes differ: allow a second.
         committed=committed(checkpoints, at + 1.0),
         reached=attempt.last_step,
         where=failure_signature(attempt.failures),
@@ -376,9 +377,10 @@ def _end_of(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
 
 
 def _cause_of(attempt: Attempt) -> str:
-    """Why it ended. A local job whose agents journaled nothing has failed in its setup lines; Slurm says so of its own.
+    """Why it ended, with two corrections.
 
-    Of agents that were killed before they could journal an end Slurm says that the job failed, too.
+    A local job whose agents journaled nothing has failed in its setup commands; for its own jobs Slurm reports this.
+    Slurm also reports a failed job if the agents were killed before they could journal an end: that counts as lost.
     """
     if attempt.cause == "lost" and attempt.executor == "local" and not attempt.hosts:
         return "crash"

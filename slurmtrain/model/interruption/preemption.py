@@ -1,7 +1,7 @@
-"""The configuration of a site as far as interruptions go, and whether and how it preempts jobs. Pure.
+"""The configuration of a site that concerns interruptions, and whether and how it preempts jobs. Pure.
 
-Sources: the manual pages of slurm.conf and sacctmgr, 22.05 to 25.11; for where the grace comes from, the source of the
-plugins preempt/partition_prio and preempt/qos.
+Sources: the manual pages of slurm.conf and sacctmgr, 22.05 to 25.11; for the origin of the grace, the source code of
+the plugins preempt/partition_prio and preempt/qos.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ MAX_REQUEUES = 5
 class Cluster:
     """The settings of a site that concern interruptions. Times are in seconds; None: unknown, or unlimited.
 
-    ``user_signal``: the setting by which a preempted job gets the signal that it asked for in place of SIGTERM; empty:
-    it gets SIGTERM. ``exempt_s``: how long a job runs before it may be preempted. ``over_limit_s``: how far a job may
+    ``user_signal``: the setting by which a preempted job gets the signal it requested instead of SIGTERM; empty: it
+    gets SIGTERM. ``exempt_s``: how long a job runs before it may be preempted. ``over_limit_s``: how far a job may
     exceed its time limit. ``requeue_exit``: exit codes after which Slurm itself requeues a job.
     """
 
@@ -46,7 +46,7 @@ class Cluster:
 
     @property
     def requeue_delay_s(self) -> float:
-        """How long Slurm holds a requeued job back, in seconds: until the credential of its first start has expired."""
+        """How long Slurm holds a requeued job, in seconds: until the credential of its first start has expired."""
         return self.cred_expire_s + 1
 
 
@@ -111,7 +111,7 @@ def may_use(partition: Partition, groups: Collection[str], accounts: Collection[
     """
     if root:
         return True
-    # Accounts that are unknown do not hide a partition: better one too many in the table.
+    # Unknown accounts do not hide a partition: the table should rather list one too many.
     if partition.root_only or (partition.groups is not None and not partition.groups & set(groups)):
         return False
     return partition.accounts is None or accounts is None or bool(partition.accounts & set(accounts))
@@ -189,7 +189,7 @@ def _mode(flags: frozenset[str]) -> str:
 
 def _overlap(nodes: str, other_nodes: str) -> bool:
     """Whether two host lists may share a node: yes if one is empty, or cannot be parsed."""
-    # A warning too many is better than a preemption that nobody was told of.
+    # An unnecessary warning is better than a preemption without one.
     try:
         first, second = set(expand_hostlist(nodes)), set(expand_hostlist(other_nodes))
     except ValueError:

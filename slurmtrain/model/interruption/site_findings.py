@@ -1,4 +1,4 @@
-"""What a person should know of a site before a run is interrupted there, and what to do about it. Pure."""
+"""What a person should know about a site before a run is interrupted there, and what to do about it. Pure."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _COUNTS_EXITS = (24, 5)
 class SiteFinding:
     """Something that a person should know.
 
-    ``severity``: one of SEVERITIES. ``about``: the setting that it is about. ``fix``: what to do, empty if nothing
-    needs to be done.
+    ``severity``: one of SEVERITIES. ``about``: the setting that it is about. ``fix``: what to do; empty if no action
+    is needed.
     """
 
     severity: str
@@ -31,7 +31,7 @@ class SiteFinding:
     fix: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """This as JSON."""
         return asdict(self)
 
 
@@ -54,7 +54,7 @@ def sort_by_severity(findings: Sequence[SiteFinding]) -> list[SiteFinding]:
 
 
 def partition_findings(partition: Partition, qos: Mapping[str, Qos] | None, job: JobFacts) -> list[SiteFinding]:
-    """Why ``partition`` may refuse ``job``; ``qos``: all that there are, None if unknown."""
+    """Why ``partition`` may refuse ``job``; ``qos``: all QOS of the site, by name; None if unknown."""
     findings = []
     if not partition.up:
         text = f"partition {partition.name} is not up: no job starts in it"
@@ -141,7 +141,7 @@ def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts
 
     ``setting``: where an administrator sets the grace of a preemption.
     """
-    # Where there are seconds at all: after a node failure nothing can be saved, and scancel is meant to end the run.
+    # Other cases do not matter: after a node failure nothing can be saved, and scancel is meant to end the run.
     chances = [case for case in cases if case.seconds and case.event in ("preemption", "time limit")]
     if not chances:
         return []
@@ -186,7 +186,7 @@ def accounting_findings(cluster: Cluster, qos: Mapping[str, Qos] | None) -> list
             f"this site keeps no accounting: Slurm forgets why a job ended {format_span(cluster.min_job_age_s)} "
             "afterwards (MinJobAge)"
         )
-        fix = "run `slurmtrain watch`, which asks in time; an administrator may set up slurmdbd"
+        fix = "run `slurmtrain watch`, which queries Slurm in time; an administrator may set up slurmdbd"
         return [SiteFinding("warn", "AccountingStorageType", text, fix)]
     if qos is None:
         text = "accounting does not answer: limits, modes and graces of QOS are unknown"
@@ -195,7 +195,7 @@ def accounting_findings(cluster: Cluster, qos: Mapping[str, Qos] | None) -> list
 
 
 def other_findings(cluster: Cluster) -> list[SiteFinding]:
-    """Settings that are worth knowing and need no action."""
+    """Settings that are worth knowing about but need no action."""
     findings = []
     if not cluster.gathers_usage:
         text = "JobAcctGatherType is none: Slurm cannot say how much memory a job used"

@@ -1,13 +1,13 @@
 """Which ends of attempts count as interruptions by the cluster, and which are the program's own. Pure.
 
-How often jobs are interrupted without notice on a cluster decides how often to save there. By the cause of an attempt's
-end (``CAUSES`` in model/run/run.py):
+How often a cluster interrupts jobs without notice determines how often to save there. By the cause of an attempt's end
+(``CAUSES`` in model/run/run.py):
 
 * ``node_fail``, ``lost`` and ``hang`` come from nodes, networks and file servers, without notice.
-* ``crash`` counts as well if a rank was killed by a signal that programs do not raise by themselves, or if its error
+* ``crash`` counts as well if a rank was killed by a signal that programs do not raise themselves, or if its error
   blames a device or the network. Any other crash is the program's own and says nothing about the cluster.
 * ``preempted`` and ``timeout`` are announced: the job had a grace in which to save.
-* ``oom`` is the program's own: how much memory it needs does not depend on when it saves, nor on other runs.
+* ``oom`` is the program's own: its memory use depends neither on when it saves nor on other runs.
 * ``completed``, ``cancelled`` and ``preflight`` do not interrupt training.
 """
 
@@ -40,13 +40,13 @@ _FOREIGN_WORDS = re.compile(
     r"|input/output error|remote I/O error|stale file handle|transport endpoint",
     re.IGNORECASE,
 )
-# How many of a rank's last lines are searched: the error stands near the end, and earlier lines may be of other errors.
+# How many of a rank's last lines are searched: the error is near the end, and earlier lines may be about other errors.
 _LAST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptSpan:
-    """An attempt as far as statistics go.
+    """An attempt, reduced to what statistics need.
 
     ``node_seconds``: how long it ran, times its nodes. ``cause``: why it ended; None if it has not. ``failures``: of
     its ranks as journaled, the first one first.
@@ -58,7 +58,7 @@ class AttemptSpan:
 
 
 def interruption_kind(cause: str | None, failures: Sequence[Mapping[str, Any]] = ()) -> str | None:
-    """UNNOTICED or ANNOUNCED for an end that interrupted the training; None for any other. ``failures``: of ranks."""
+    """UNNOTICED or ANNOUNCED for an end that interrupted training; None for any other. ``failures``: of its ranks."""
     if cause == "crash":
         return UNNOTICED if any(map(_is_foreign, failures[:1])) else None
     return _KIND_BY_CAUSE.get(cause or "")

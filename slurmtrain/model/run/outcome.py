@@ -127,7 +127,7 @@ def superseded(attempt: Attempt, facts: AttemptFacts) -> Attempt:
     if any(_was_asked(end) for end in ends):
         reason = describe_state("PREEMPTED") + _at_step(attempt)
         return closed(attempt, "preempted", reason, facts.last_written, confirmed=attempt.confirmed)
-    reason = "it ended without a word, and Slurm started it again" + _at_step(attempt)
+    reason = "it ended without reporting a cause, and Slurm started it again" + _at_step(attempt)
     return closed(attempt, "lost", reason, facts.last_written, confirmed=False)
 
 

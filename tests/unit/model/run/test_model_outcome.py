@@ -352,7 +352,7 @@ def test_an_attempt_whose_job_began_again_was_preempted_if_it_was_asked_to_stop(
 def test_an_attempt_whose_job_began_again_without_a_word_of_it_is_lost_until_slurm_says_more() -> None:
     sim = SimulatedRun().submitted().started(nodes=2).later(60).started(1, nodes=2)
     assert sim.causes == ["lost", None]
-    assert sim.run.attempts[0].reason == "it ended without a word, and Slurm started it again"
+    assert sim.run.attempts[0].reason == "it ended without reporting a cause, and Slurm started it again"
     sim.observed(sim.slurm("NODE_FAIL"))
     assert sim.causes == ["node_fail", None]
 

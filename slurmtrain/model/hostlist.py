@@ -34,7 +34,7 @@ def expand_hostlist(text: str) -> list[str]:
     Raises ValueError with a sentence for text that is not such a list, and for lists of more than 65,536 nodes.
     """
     if rest := _ITEM.sub("", text).strip(_SEPARATORS):
-        raise ValueError(f"{text!r} is no list of nodes: its brackets do not match at {rest[0]!r}")
+        raise ValueError(f"{text!r} is not a list of nodes: its brackets do not match at {rest[0]!r}")
     hosts: list[str] = []
     for item in _ITEM.findall(text):
         # Literal text alternates with the contents of brackets; the last element is what follows the last bracket.
@@ -44,7 +44,7 @@ def expand_hostlist(text: str) -> list[str]:
             hosts.append(item)
             continue
         if after:
-            raise ValueError(f"{item!r} is no list of nodes: nothing may follow the last bracket, found {after!r}")
+            raise ValueError(f"{item!r} is not a list of nodes: nothing may follow the last bracket, found {after!r}")
         groups = [[_parse_range(part, item) for part in group.split(",")] for group in parts[1::2]]
         if len(hosts) + math.prod(sum(hi - lo + 1 for lo, hi, _ in group) for group in groups) > LIMIT:
             raise ValueError(f"{text[:80]!r} names more than {LIMIT} nodes")
@@ -86,10 +86,10 @@ def _check_name(item: str, literals: Sequence[str]) -> None:
 def _parse_range(text: str, item: str) -> _Range:
     match = _RANGE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{item!r} is no list of nodes: {text!r} is neither a number nor a range of numbers")
+        raise ValueError(f"{item!r} is not a list of nodes: {text!r} is neither a number nor a range of numbers")
     low, high = int(match[1]), int(match[2] or match[1])
     if low > high:
-        raise ValueError(f"{item!r} is no list of nodes: the range {text!r} runs backwards")
+        raise ValueError(f"{item!r} is not a list of nodes: the range {text!r} runs backwards")
     return low, high, len(match[1])
 
 

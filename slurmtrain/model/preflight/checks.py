@@ -275,9 +275,9 @@ def _describe_good_gpus(facts: Facts) -> str:
         speeds = [gpu["tflops"] for gpu in multiplied]
         parts.append(" to ".join(dict.fromkeys(f"{speed:.3g}" for speed in (min(speeds), max(speeds)))) + " TFLOP/s")
     if "skip" in gemm:
-        parts.append(f"not made to multiply: {gemm['skip']}")
+        parts.append(f"no matrix product: {gemm['skip']}")
     if facts["nvml"] is not None:
-        parts.append(f"memory errors not looked for: {facts['nvml']}")
+        parts.append(f"memory errors not checked: {facts['nvml']}")
     return ", ".join(parts)
 
 

@@ -20,7 +20,7 @@ from slurmtrain.model.spec.preflight_checks import ClockCheck
 Stamps = tuple[float, float, float, float]
 
 CHECK = "clock"
-ADVICE = "have its time service looked at, with chronyc tracking for one; slurmtrain never sets a clock"
+ADVICE = "check its time service, for example with chronyc tracking; slurmtrain never sets a clock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ def offset_from_stamps(samples: Sequence[Stamps]) -> ClockOffset:
     """The offset from the sample with the least delay: its error is at most half of that delay (RFC 5905, section 8).
 
     Samples in which a clock ran backwards, or an answer came before it was asked for, are dropped: a clock was set in
-    between. Raises ValueError where no sample is left.
+    between. Raises ValueError if no sample is left.
     """
     if not samples:
         raise ValueError("no stamps were exchanged with node 0")

@@ -34,7 +34,7 @@ _EFA = {
     "FI_EFA_USE_DEVICE_RDMA": "is not needed since libfabric 1.18 with aws-ofi-nccl 1.7; leave it out",
     "FI_EFA_FORK_SAFE": "is set by aws-ofi-nccl itself since 1.2; leave it out",
     "FI_EFA_ENABLE_SHM_TRANSFER": "has no effect with aws-ofi-nccl, which forbids such transfers; leave it out",
-    "RDMAV_FORK_SAFE": "can break RDMA on newer kernels; leave it out, NCCL and aws-ofi-nccl see to forks themselves",
+    "RDMAV_FORK_SAFE": "can break RDMA on newer kernels; leave it out, NCCL and aws-ofi-nccl handle forks themselves",
 }
 OBSOLETE: Mapping[str, str] = {**_TORCH, **_NCCL, **_EFA}
 
@@ -53,7 +53,7 @@ _OURS = {
     "MASTER_PORT": "leave it out",
     "RANK": "leave it out, it differs in each process",
     "LOCAL_RANK": "leave it out, it differs in each process",
-    "WORLD_SIZE": "leave it out, resources give it",
+    "WORLD_SIZE": "leave it out, it follows from resources",
 }
 
 

@@ -19,7 +19,7 @@ def check_sweep(sweep: object) -> list[tuple[str, str]]:
         if not isinstance(values, list) or not values:
             mistakes.append((str(key), f"expected a list of at least one value, found {values!r}"))
         elif len({repr(value) for value in values}) < len(values):
-            mistakes.append((str(key), f"a value stands twice in {values!r}, which would make two equal runs"))
+            mistakes.append((str(key), f"a value occurs twice in {values!r}, which would make two identical runs"))
     count = 1
     for values in sweep.values():
         count *= len(values) if isinstance(values, list) else 1

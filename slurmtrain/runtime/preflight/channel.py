@@ -86,7 +86,7 @@ class Channel:
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
             if length > _MAX_MESSAGE_BYTES:
-                raise ChannelClosed("it sent something that is no message")
+                raise ChannelClosed("it sent something that is not a message")
             text = await self._reader.readexactly(length)
             signature = await self._reader.readexactly(_DIGEST_BYTES)
         except asyncio.IncompleteReadError as error:
@@ -172,7 +172,7 @@ async def connect(address: str, port: int, secret: bytes, source: str | None = N
             raise AuthenticationError("it does not know the secret of this attempt")
     except asyncio.IncompleteReadError as error:
         _abort(writer)
-        raise AuthenticationError("it is none of this attempt's, or closed the connection") from error
+        raise AuthenticationError("it is not an agent of this attempt, or closed the connection") from error
     except BaseException:
         _abort(writer)
         raise

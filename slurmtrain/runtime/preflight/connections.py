@@ -376,7 +376,7 @@ async def connect_to_coordinator(
         # Several endpoints may be addresses of the same node 0: only the first connection is needed.
         while not connected.empty():
             connected.get_nowait()[0].close()
-    reasons = "; ".join(dict.fromkeys(problems.values())) or "nobody said where it is"
+    reasons = "; ".join(dict.fromkeys(problems.values())) or "its address is unknown"
     raise LaunchError(f"node 0 could not be found within {timeout_s:.0f} s: {reasons}")
 
 

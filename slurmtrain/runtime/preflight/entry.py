@@ -63,7 +63,7 @@ def run_preflight(
         return _peer_lost_report(lost, local.host_of(lost.node), flag)
     except ResponseTimeout:
         return ExitReport(
-            cause="node_fail", reason="node 0 never came to a verdict", failed_at=time.time(), cascade=True
+            cause="node_fail", reason="node 0 never reached a verdict", failed_at=time.time(), cascade=True
         )
     finally:
         local.remove_files()

@@ -107,7 +107,7 @@ def read_kernel(state: int, maxerror_us: int) -> Discipline | None:
     bound_ms = maxerror_us / 1e3
     error = f"{_at_most(bound_ms)} by the kernel"
     if state == _TIME_ERROR:
-        return _discipline(None, "adjtimex", f"{error}, which has no word that it is synchronised", bound_ms)
+        return _discipline(None, "adjtimex", f"{error}, which does not report it as synchronised", bound_ms)
     return _discipline(True, "adjtimex", error, bound_ms)
 
 

@@ -67,7 +67,7 @@ def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvm
     product = run_gemm(environ, limit_s)
     if by_nvml["count"] is None:
         if "skip" in product:
-            return {"skip": f"GPUs cannot be looked at: {by_nvml['nvml']}, and {product['skip']}"}
+            return {"skip": f"GPUs cannot be inspected: {by_nvml['nvml']}, and {product['skip']}"}
         by_nvml["count"] = product.get("count")
     return {"asked": requested, **by_nvml, **log, "gemm": product}
 

@@ -163,7 +163,7 @@ def _measurements(context: NodeContext) -> dict[str, Measurement]:
     return {
         "shared": partial(_measure_shared, context),
         "versions": lambda: _read_versions(nvml),
-        "gpu": inspect_gpus if gpus_per_node else lambda: {"skip": "no GPUs asked for"},
+        "gpu": inspect_gpus if gpus_per_node else lambda: {"skip": "no GPUs requested"},
         "disk": lambda: _measure_space(context.attempt.run.path),
         "tmp": lambda: _measure_space(Path(context.environ.get("TMPDIR") or _TEMPORARY)),
         "shm": lambda: _measure_space(Path("/dev/shm")),  # noqa: S108 (nothing is written there)
@@ -207,7 +207,7 @@ def _measure_shared(context: NodeContext) -> Facts:
     own, shared = _test_file(context, f"node-{context.node}"), _test_file(context, "shared")
     facts: Facts = {}
     try:
-        # Each node will create a journal of its own there, and make it durable.
+        # Each node will create its own journal there, and make it durable.
         write_atomically(own, content)
         own.unlink()
         if context.node == 0:
@@ -320,7 +320,7 @@ def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None
     if inspect_gpus is None:
         return {"seconds": matmul.multiply_on_one_core()}
     times = [gpu["ms"] for gpu in inspect_gpus().get("gemm", {}).get("gpus", ()) if "ms" in gpu]
-    return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU has multiplied"}
+    return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU finished a matrix product"}
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
     if status not in STATUSES:
         raise ValueError(f"{point.value} returned the status {status!r:.100}; use one of {', '.join(STATUSES)}")
     if not isinstance(summary, str) or not isinstance(evidence, Mapping):
-        raise TypeError(f"{point.value} returned a summary that is no text, or evidence that is no mapping")
+        raise TypeError(f"{point.value} returned a summary that is not text, or evidence that is not a mapping")
     # Converted to JSON and back, as in the journal: what JSON cannot hold raises here, where the plug-in is known.
     plain = json.loads(json.dumps(dict(evidence), allow_nan=False))
     return {"status": status, "summary": " ".join(summary.split())[:_SUMMARY_LIMIT], "evidence": plain}

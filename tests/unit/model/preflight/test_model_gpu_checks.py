@@ -77,13 +77,13 @@ def test_without_nvml_gpus_pass_by_the_product_and_the_summary_mentions_it() -> 
     facts = {**GPUS, "nvml": "nvidia-ml-py is not installed", "gpus": []}
     finding = judge_node("gpu", facts)
     assert finding.status == "pass"
-    assert finding.summary.endswith("memory errors not looked for: nvidia-ml-py is not installed")
+    assert finding.summary.endswith("memory errors not checked: nvidia-ml-py is not installed")
 
 
 def test_a_torch_without_cuda_does_not_fail_gpus_that_nvml_sees() -> None:
     finding = judge_node("gpu", {**GPUS, "gemm": {"skip": "torch is built without CUDA"}})
     assert finding.status == "pass"
-    assert "not made to multiply: torch is built without CUDA" in finding.summary
+    assert "no matrix product: torch is built without CUDA" in finding.summary
 
 
 def test_of_the_parts_of_a_divided_gpu_torch_need_use_but_one() -> None:

@@ -160,7 +160,7 @@ def test_addresses_are_written_in_their_own_family() -> None:
 def test_sides_with_different_secrets_refuse_each_other() -> None:
     async def scenario() -> None:
         async with serving(accepting()) as server:
-            with pytest.raises(AuthenticationError, match="none of this attempt"):
+            with pytest.raises(AuthenticationError, match="not an agent of this attempt"):
                 await connect("127.0.0.1", server.port, OTHER)
             assert str(await server.results.get()) == "it does not know the secret of this attempt"
 
@@ -212,8 +212,8 @@ def test_an_incomplete_handshake_is_refused(monkeypatch: pytest.MonkeyPatch, sen
     ("sent", "reason"),
     [
         (b"SSH-2.0-OpenSSH_9.6 Debian-3\r\nand more of that", "something else listens there"),
-        (b"", "none of this attempt's, or closed"),
-        (b"slurmtrain/1" + bytes(8), "none of this attempt's, or closed"),
+        (b"", "not an agent of this attempt, or closed"),
+        (b"slurmtrain/1" + bytes(8), "not an agent of this attempt, or closed"),
         (b"slurmtrain/1" + bytes(16) + bytes(32), "does not know the secret"),
     ],
 )
@@ -444,7 +444,7 @@ def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
         (frame,) = await send_frames("one")
         for length in (channel._MAX_MESSAGE_BYTES + 1, 2**32 - 1):
             assert await receive_frames(struct.pack(">I", length) + frame[4:]) == [
-                "it sent something that is no message"
+                "it sent something that is not a message"
             ]
 
     asyncio.run(scenario())

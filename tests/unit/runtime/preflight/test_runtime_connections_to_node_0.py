@@ -188,14 +188,14 @@ def test_if_node_0_is_not_found_the_error_names_each_endpoint_and_its_problem(
         assert set(reasons.split("; ")) == {
             f"127.0.0.1 port {unused_endpoint.port}: Connection refused",
             f"127.0.0.1 port {silent_endpoint.port} does not answer",
-            f"127.0.0.1 port {refused.port}: it is none of this attempt's, or closed the connection",
+            f"127.0.0.1 port {refused.port}: it is not an agent of this attempt, or closed the connection",
         }
 
     asyncio.run(scenario())
 
 
 def test_if_no_endpoint_is_known_the_error_says_so() -> None:
-    with pytest.raises(LaunchError, match="within 0 s: nobody said where it is"):
+    with pytest.raises(LaunchError, match="within 0 s: its address is unknown"):
         asyncio.run(connect_to_coordinator(lambda: [], 1, 0.01))
 
 

@@ -233,7 +233,7 @@ def test_a_signal_a_moment_later_explains_why_another_node_is_lost(
 
 def test_a_node_0_without_a_verdict_is_a_node_failure(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
     result = run_with_error(agent, monkeypatch, ResponseTimeout([0]))
-    assert (result.cause, result.reason, result.cascade) == ("node_fail", "node 0 never came to a verdict", True)
+    assert (result.cause, result.reason, result.cascade) == ("node_fail", "node 0 never reached a verdict", True)
 
 
 def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_an_answer_of_another_node_is_a_problem() -> None:
 
 def test_an_agent_of_another_attempt_is_a_problem() -> None:
     reason = reason_of(problems_between_two(secrets={1: OTHER}))
-    assert reason == "at 127.2.0.2 it is none of this attempt's, or closed the connection"
+    assert reason == "at 127.2.0.2 it is not an agent of this attempt, or closed the connection"
 
 
 def test_a_refused_connection_is_a_problem() -> None:

@@ -92,7 +92,7 @@ def test_a_bound_without_the_flag_of_a_synchronised_clock_leaves_the_kernel_in_d
     discipline = read_kernel(5, 2_500_000)
     assert discipline is not None
     assert discipline["disciplined"] is None
-    assert discipline["description"] == "error at most 2.5 s by the kernel, which has no word that it is synchronised"
+    assert discipline["description"] == "error at most 2.5 s by the kernel, which does not report it as synchronised"
 
 
 def test_a_kernel_that_may_not_be_asked_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -228,7 +228,7 @@ def test_without_nvml_torch_counts(nvml: FakeNvml | None, reason: str) -> None:
 def test_without_nvml_and_cuda_the_check_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpus, "run_gemm", lambda environ, limit_s: {"skip": "torch is built without CUDA"})
     assert inspect_gpus(1, {}, 10, None) == {
-        "skip": "GPUs cannot be looked at: nvidia-ml-py is not installed, and torch is built without CUDA"
+        "skip": "GPUs cannot be inspected: nvidia-ml-py is not installed, and torch is built without CUDA"
     }
 
 

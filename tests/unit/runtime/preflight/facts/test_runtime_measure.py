@@ -383,13 +383,13 @@ def test_without_a_gpu_that_has_multiplied_there_is_no_time(
 ) -> None:
     monkeypatch.setattr(gpus, "inspect_gpus", lambda *_: gpu_facts)
     facts = measure_all(make_context(preflight=only_checks("straggler"), gpus=2, nodes=2))
-    assert facts["straggler"] == {"skip": "no GPU has multiplied"}
+    assert facts["straggler"] == {"skip": "no GPU finished a matrix product"}
 
 
 def test_without_gpus_a_cpu_core_is_timed(make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]) -> None:
     facts = measure_all(make_context(preflight=only_checks("gpu", "straggler"), nodes=2))
     assert gpu_calls == []
-    assert facts["gpu"] == {"skip": "no GPUs asked for"}
+    assert facts["gpu"] == {"skip": "no GPUs requested"}
     assert facts["straggler"]["seconds"] > 0
 
 

@@ -28,8 +28,7 @@ from slurmtrain.system.process import block_signals
 # Slurm kills a job's processes KillWait (30 s by default) after its requeue: all commands must be done by then.
 _PATIENCE_S = 5.0
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.0)
-# Options that may come from the submitter's environment, and so be missing in the batch script, with the record's
-# fields.
+# sbatch options, which may be missing from the batch script if they came from the environment, and their record fields.
 _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reservation": "Reservation",
             "constraint": "Features"}  # fmt: skip
 # What sbatch says if no nodes are left that could ever run a job, or if it rejects the list of nodes.

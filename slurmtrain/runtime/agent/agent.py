@@ -175,7 +175,7 @@ class _Agent:
         excludes = self._node.index == 0 and self._plan.spec.preflight.exclude
         return ExitReport(
             cause="preflight",
-            reason=preflight.problem or "the nodes found no place to meet",
+            reason=preflight.problem or "the preflight found no address where the ranks can meet",
             failed_at=time.time(),
             cascade=self._node.index != 0,
             without=tuple(preflight.blamed) if excludes else (),
@@ -242,7 +242,7 @@ class _Agent:
         return str(published) if published else None
 
     def committed_step(self) -> int:
-        """The step of the newest checkpoint, as far as its name tells; 0 if there is none."""
+        """The step of the newest checkpoint, taken from its name; 0 if there is none."""
         return self._checkpoints.newest_step()
 
     def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
@@ -307,7 +307,7 @@ class _CheckpointFinder:
         return external.newest(path, self._node.launch.since)
 
     def newest_step(self) -> int:
-        """The step of the newest checkpoint, as far as its name tells; 0 if there is none."""
+        """The step of the newest checkpoint, taken from its name; 0 if there is none."""
         if self.is_external:
             checkpoint = self.newest_external()
             return (checkpoint.step if checkpoint else None) or 0

@@ -1,7 +1,7 @@
 """Why a signal reached the processes of a job, and how much time is left, from what Slurm then says about the job.
 
-Slurm sends the same SIGTERM for a preemption, a cancel, a requeue, a time limit and a node's failure. What tells them
-apart is the job's record (``scontrol show job``), queried once, just after the signal. Seen on 22.05:
+Slurm sends the same SIGTERM for a preemption, a cancel, a requeue, a time limit and a node's failure. The job's record
+(``scontrol show job``) distinguishes them. It is queried once, just after the signal. Seen on 22.05:
 
 * Preemption with a grace period: RUNNING, PreemptTime is set, and EndTime is the end of the grace period.
 * Time limit: COMPLETING, Reason=TimeLimit, EndTime is now; some seconds to a minute after the limit.
@@ -88,7 +88,7 @@ class JobQuery:
         return self._view
 
     def stop_by(self) -> float:
-        """The time by which ranks must have saved and exited, by the monotonic clock, as far as is known now."""
+        """The time by which ranks must have saved and exited, by the monotonic clock, judged by what is known now."""
         began = self.begin()
         view = self._view
         if view is None:

@@ -95,7 +95,7 @@ def xids(after: int | None, log: Path = KERNEL_LOG) -> list[dict[str, Any]]:
 def _records(log: Path) -> Iterator[tuple[int, str]]:
     """Number and text of each record: ``priority,number,microseconds,flags;text`` (ABI/testing/dev-kmsg).
 
-    Records are told apart by number, since the log's clock drifts from all others.
+    Records are compared by number, since the log's clock drifts from all others.
     """
     text = ""
     with suppress(OSError):

@@ -170,7 +170,7 @@ class Rounds:
         self._rank_store: MeetingPoint | None = None
 
     def run(self) -> AttemptOutcome | None:
-        """Run rounds until there is to be no other. None: stopped by a signal before the first began."""
+        """Run all rounds, and return how the attempt ended; None if a signal stopped it before the first round."""
         try:
             while True:
                 self._control.begin_round(self._number, self._members)
@@ -333,7 +333,7 @@ class Rounds:
     def _restart(
         self, attempt_report: ExitReport, reached: int | None, blamed: Collection[int], lost: Sequence[int]
     ) -> list[int] | None:
-        """The nodes that have ranks in the next round, whose reason is journaled; None if there is to be none."""
+        """The nodes that have ranks in the next round, whose cause is journaled; None if there is no next round."""
         spec = self._config.spec
         if not self._has_restarts_left():
             return None

@@ -30,14 +30,14 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
     job_id, restart = split_attempt(attempt.path.name) or ("", 0)
     for number in range(max(0, restart - _STARTS), restart):
         earlier = attempt.run.attempt(job_id, number)
-        history = add_attempts(history, _lived(earlier))
+        history = add_attempts(history, _spans_of_start(earlier))
         saves = select(_events(earlier.rank_journal(0)), CheckpointSaved)
         if saves and saves[-1].payload.stall_s is not None:
             history = replace(history, stall_s=saves[-1].payload.stall_s, save_s=saves[-1].payload.seconds)
-    return add_attempts(history, _in_place(_events(attempt.node_journal(0))))
+    return add_attempts(history, _spans_of_restarts(_events(attempt.node_journal(0))))
 
 
-def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
+def _spans_of_start(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     """The spans of one start; none if node 0 never journaled its beginning."""
     events = _events(attempt.node_journal(0))
     began = next(iter(select(events, AgentStarted)), None)
@@ -49,11 +49,11 @@ def _lived(attempt: AttemptDir) -> Iterable[AttemptSpan]:
     else:
         cause = "preempted" if end is not None and end.signal is not None else "node_fail"
     seconds = max(0.0, _last_written(attempt) - began.time)
-    yield from _in_place(events)
+    yield from _spans_of_restarts(events)
     yield AttemptSpan(seconds * began.payload.nodes, cause)
 
 
-def _in_place(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:
+def _spans_of_restarts(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:
     """Each end of ranks that were restarted inside the allocation; their lifetime is part of the start's."""
     for event in select(events, RanksRestarted):
         yield AttemptSpan(0.0, event.payload.cause, event.payload.failures)

@@ -52,7 +52,7 @@ _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARA
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
-# These tell Slurm's commands where the cluster is, and who the user is.
+# These show Slurm's commands where the cluster is, and who the user is.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
 
 
@@ -163,7 +163,7 @@ def expected_hosts(nodes: int) -> dict[int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """Which node of which attempt this process is the agent of. ``index`` counts from 0, of ``count`` nodes."""
+    """The node and attempt whose agent this process is. ``index`` counts from 0, of ``count`` nodes."""
 
     index: int
     count: int

@@ -76,7 +76,7 @@ class StopFlag:
             self._watch.put_off()
 
     def release(self) -> None:
-        """Cancel the forced exit, end the thread, and restore the wakeup fd.
+        """Cancel the forced exit, end the thread, and release the wakeup fd.
 
         The handlers stay, since a late signal must not kill a process that has done its work.
         """
@@ -138,7 +138,7 @@ class _Watch:
         threading.Thread(target=self._run, name="slurmtrain-signals", daemon=True).start()
 
     def end(self) -> None:
-        """Restore the wakeup fd and end the thread; outside the main thread, which owns the fd, only cancel() it."""
+        """Release the wakeup fd and end the thread; outside the main thread, which owns the fd, only cancel() it."""
         self.cancel()
         if _Watch.current is self:
             try:

@@ -147,12 +147,12 @@ def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict
     """Wait, by the journals alone, until active runs have ended and their processes are gone. Slurm is asked later."""
     while True:
         runs = _load(workspace, run_ids)
-        if time.monotonic() >= until or not any(_is_under_way(run) for run in runs.values()):
+        if time.monotonic() >= until or not any(_is_active(run) for run in runs.values()):
             return runs
         time.sleep(_POLL_S)
 
 
-def _is_under_way(run: Run) -> bool:
+def _is_active(run: Run) -> bool:
     if run.executor == "local":
         return not run.ended or alive(run) is True
     return not run.ended and run.newest is not None and bool(run.newest.hosts) and not run.newest.ended

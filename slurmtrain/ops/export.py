@@ -100,7 +100,7 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
     if checked.result != "good":
         raise CheckpointError(
             f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run_id}' "
-            "shows which are good, and --step takes one of them"
+            "shows which are good, and --step selects one"
         )
     state = _read(directory, name, to)
     left_out = () if write is _write_pt else tuple(state.others)
@@ -124,9 +124,7 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
 def _format_of(to: Path) -> Callable[[Path, _State, Mapping[str, str]], None]:
     formats = {".safetensors": _write_safetensors, ".pt": _write_pt}
     if to.suffix not in formats:
-        raise UserError(
-            f"{to.name!r} is neither a .safetensors nor a .pt file; the suffix of --to says what is written"
-        )
+        raise UserError(f"{to.name!r} is neither a .safetensors nor a .pt file; the suffix of --to selects the format")
     return formats[to.suffix]
 
 
@@ -151,7 +149,7 @@ def _choose_module(directory: Path, manifest: Manifest, name: str | None) -> str
     among = f"its modules are {', '.join(modules)}" if len(modules) > 1 else f"its module is {modules[0]}"
     if name is None:
         raise UserError(f"{directory} holds {len(modules)} modules; choose one with --object: {among}")
-    problem = f"{name!r} is no module" if name in manifest.objects else f"there is no object {name!r}"
+    problem = f"{name!r} is not a module" if name in manifest.objects else f"there is no object {name!r}"
     raise UserError(f"{problem} in {directory}; {among}")
 
 
@@ -211,7 +209,7 @@ def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> N
     try:
         save_file(dict(state.tensors), path, {"format": "pt", "slurmtrain": __version__, **about})
     except KeyError as error:
-        raise CheckpointError(f"safetensors has no place for numbers of type {error}; export to a .pt file") from error
+        raise CheckpointError(f"safetensors cannot store numbers of type {error}; export to a .pt file") from error
     except SafetensorError as error:
         raise OSError(str(error)) from error
 

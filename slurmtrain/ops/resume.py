@@ -119,7 +119,7 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
     # Journaled first: if this is killed before the rename, the next observation of the disk reverts these events.
     with workspace.journal(directory, "resume") as journal:
         for checkpoint in run.on_disk:
-            why = "the run begins anew"
+            why = "the run starts over"
             journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=why))
     directory.checkpoints.rename(aside)
     make_directory(directory.checkpoints)

@@ -100,7 +100,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 plan = current_plan(directory, run)
                 check_executor(workspace, run.executor, [plan])
                 secret_env = secret_values(plan, {})
-                after = (after or _under_way(workspace, synced, run.name)) if run.executor == "local" else None
+                after = (after or _active_run(workspace, synced, run.name)) if run.executor == "local" else None
                 first = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after)
                 started = start(workspace, directory, lock, first, command="sync")
                 synced.notes += started.notes
@@ -111,7 +111,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
     return synced.started
 
 
-def _under_way(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
+def _active_run(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
     """The newest run with this name, as runs of one sweep have, that is still running, with its controller."""
     for run_id in reversed([run_id for run_id, row in synced.observed.runs.index.items() if row.name == name]):
         run = workspace.store.load(run_id)
@@ -173,7 +173,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
         if run is not None and _is_due(run) and _is_gone(run):
             _submit_again(workspace, directory, lock, run, synced)
             return True
-        if run is not None and held == "user" and _let_go(workspace, directory, run):
+        if run is not None and held == "user" and _release(workspace, directory, run):
             synced.released.append(run_id)
             return True
     return False
@@ -266,7 +266,7 @@ def _end_last_job(workspace: Workspace, run: Run) -> None:
         workspace.scheduler.cancel([job.id], force=False)
 
 
-def _let_go(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+def _release(workspace: Workspace, directory: RunDir, run: Run) -> bool:
     """Release a job that was held because it could not be requeued properly."""
     refused = _refused_start(run)
     if refused is None:

@@ -201,7 +201,7 @@ class _PendingCheck:
         if not self.problems:
             return Checked(self.path, step, size, "good")
         if self._is_another():
-            return Checked(self.path, step, size, "gone", "it was deleted, renamed or saved anew meanwhile")
+            return Checked(self.path, step, size, "gone", "it was deleted, renamed or saved again meanwhile")
         return Checked(self.path, step, size, "bad", "; ".join(self.problems))
 
     def _is_another(self) -> bool:

@@ -23,7 +23,7 @@ LINES: list[tuple[str, str, str]] = [
     ("nccl-watchdog", WATCHDOG.format(0, 812), "collective 812 (ALLREDUCE)"),
     ("nccl-progress", PROGRESS.format(0, 812, 811, 0), "completed collective 811 of 812"),
     ("store-timeout", "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying "
-     "to connect to (10.1.2.3, 29500).", "nobody answers at 10.1.2.3, port 29500"),
+     "to connect to (10.1.2.3, 29500).", "nothing answers at 10.1.2.3, port 29500"),
     ("store-name", "[W socket.cpp:697] [c10d] The IPv4 network addresses of (gpu-17, 29500) cannot be retrieved (gai "
      "error: -2 - Name or service not known).", "the name gpu-17 cannot be resolved (gai error -2)"),
     ("no-route", "RuntimeError: [../gloo/transport/tcp/pair.cc:799] connect [172.17.0.1]:5121: No route to host",

@@ -198,7 +198,7 @@ def _step_problems(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProble
         return [
             DrillProblem(
                 f"it resumed from step {verdict.resumed_at}, though step {max(saved)} was saved",
-                f"'slurmtrain verify {verdict.run_id}' tells whether that checkpoint is damaged",
+                f"'slurmtrain verify {verdict.run_id}' shows whether that checkpoint is damaged",
             )
         ]
     return []
@@ -218,7 +218,7 @@ def _restart_problems(verdict: FaultVerdict, run: Run) -> list[DrillProblem]:
         return []
     return [
         DrillProblem(
-            f"nobody started it again: {run.reason or run.state}",
+            f"it was not restarted: {run.reason or run.state}",
             "see section 'requeue' of docs/spec.md for what is started again, and docs/watch.md for who does it",
         )
     ]
@@ -238,7 +238,7 @@ def _end_problems(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem
         "two undisturbed runs end alike, so its checkpoints lack some state: hand all of it to run.checkpoint(), "
         "and derive the order of the data from the step (docs/scripts.md)"
         if facts.deterministic
-        else "--twice makes a second undisturbed run, which tells whether the script is deterministic at all"
+        else "--twice makes a second undisturbed run, which shows whether the script is deterministic at all"
     )
     return [DrillProblem(f"its last checkpoint {facts.comparison.describe()}", advice)]
 
@@ -263,7 +263,7 @@ def _not_hit(run: Run, why: str) -> DrillProblem:
             f"it ended as {run.state} before the fault{reason}", f"'slurmtrain doctor {run.id}' says more"
         )
     return DrillProblem(
-        "it completed before the fault, so nothing was tried",
+        "it completed before the fault, so nothing was tested",
         "make it longer, or have it save sooner, for example with the override checkpoint.every.steps=5",
     )
 

@@ -155,7 +155,7 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "ended",
     "X": "ended",
-    "D": "waiting for a device or a file server, which nothing can interrupt",
+    "D": "waiting uninterruptibly for a device or a file server",
 }
 # States in which a process cannot make progress, whatever other ranks do.
 _HELD = "TtZX"

@@ -90,7 +90,7 @@ PATTERNS: tuple[Pattern, ...] = (
     # Connections and rendezvous.
     Pattern("store-timeout", ROOT, ("client socket has timed out",),
             r"client socket has timed out after .{0,80}?connect to \((.+?), (\d+)\)",
-            "nobody answers at {1}, port {2}, where the ranks rendezvous",
+            "nothing answers at {1}, port {2}, where the ranks rendezvous",
             "check that rank 0 has started, and that no firewall is in the way (`slurmtrain preflight`)"),
     Pattern("store-name", ROOT, ("cannot be retrieved (gai error",),
             r"network addresses of \((.+?), \d+\) cannot be retrieved \(gai error: (-?\d+)",

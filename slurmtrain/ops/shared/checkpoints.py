@@ -33,7 +33,7 @@ def choose_checkpoints(workspace: Workspace, run: Run, step: int | None, *, to: 
     place = directory.checkpoints
     published, damaged = files.published(place), files.damaged(place)
     if not published:
-        aside = f"; {len(damaged)} that were damaged are put aside there" if damaged else ""
+        aside = f"; {len(damaged)} damaged, moved aside there" if damaged else ""
         raise NoCheckpoint(f"run {run.id} has no checkpoint to {to} in {place}{aside}")
     if step is None:
         return published
@@ -41,7 +41,7 @@ def choose_checkpoints(workspace: Workspace, run: Run, step: int | None, *, to: 
         return [path]
     steps = ", ".join(str(checkpoint_step(path.name)) for path in reversed(published[:_SHOWN]))
     newest = "the newest are" if len(published) > _SHOWN else "there are"
-    aside = "; it was damaged, and is put aside" if step in map(damaged_step, (path.name for path in damaged)) else ""
+    aside = "; it was damaged and moved aside" if step in map(damaged_step, (path.name for path in damaged)) else ""
     raise NoCheckpoint(f"run {run.id} has no checkpoint of step {step}{aside}; {newest} those of step {steps}")
 
 

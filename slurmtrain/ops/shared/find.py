@@ -28,7 +28,7 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
     Raises RunNotFound if it matches no run, or is a prefix of several ids.
     """
     if not runs:
-        raise RunNotFound(f"there is no run {name!r}: there are no runs here at all; 'slurmtrain submit' starts one")
+        raise RunNotFound(f"there is no run {name!r}: there are no runs here; 'slurmtrain submit' starts one")
     if name == LAST:
         return max(runs)
     if name in runs:
@@ -42,7 +42,7 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
     if begun:
         shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in begun[-_SHOWN:])
         more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
-        raise RunNotFound(f"{name!r} is the beginning of {len(begun)} run ids: {shown}{more}; type more of it")
+        raise RunNotFound(f"{name!r} is a prefix of {len(begun)} run ids: {shown}{more}; type more characters")
     near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
 

@@ -107,6 +107,6 @@ def _has_agents(attempt: AttemptDir) -> bool:
 
 def _why_gone(attempt: Attempt, submission: SubmissionDir) -> str:
     if attempt.hosts:
-        return "its processes are gone without a last word: killed, or the machine went down"
+        return "its processes are gone and journaled no end: killed, or the machine went down"
     line = last_error_line(submission.controller_log)
     return "its job ended before it began" + (f": {line}" if line else "")

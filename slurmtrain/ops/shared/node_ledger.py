@@ -138,7 +138,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
 
 def _notes(left_out: Iterable[str], against: Mapping[str, LedgerEntry], needed: Mapping[str, str]) -> list[str]:
     without = [f"{host} ({_finding(against[host])})" for host in left_out if host in against]
-    notes = [f"left out, because a preflight failed there: {', '.join(without)}; 'slurmtrain nodes' tells more"]
+    notes = [f"left out, because a preflight failed there: {', '.join(without)}; 'slurmtrain nodes' shows more"]
     kept = [
         f"{host} is in the node ledger ({_finding(against[host])}), but the request cannot be met without it ({why}): "
         "it is used"

@@ -44,9 +44,7 @@ def do_round(config: Config) -> WatchRound:
     except OSError as error:
         return WatchRound(failure=f"{error.filename or config.runs}: {describe_os_error(error)}", before=before)
     except Exception as error:  # noqa: BLE001 (whatever one round stumbles over may be gone by the next)
-        return WatchRound(
-            failure=f"an error that slurmtrain does not know: {type(error).__name__}: {error}", before=before
-        )
+        return WatchRound(failure=f"an unexpected error: {type(error).__name__}: {error}", before=before)
     finally:
         # The store is opened on first use; accessing it here would open it.
         if "store" in vars(workspace):

@@ -200,7 +200,7 @@ def test_a_type_that_safetensors_lacks_is_an_error(workspace: Workspace, save: S
     module = nn.Module()
     module.register_buffer("b", torch.zeros(2, dtype=torch.complex128))
     run = save(model=module)
-    with pytest.raises(CheckpointError, match=r"no place for numbers of type torch.complex128; export to a .pt file"):
+    with pytest.raises(CheckpointError, match=r"cannot store numbers of type torch.complex128; export to a .pt file"):
         export(workspace, run.id, tmp_path / "x.safetensors")
     assert same(load(export(workspace, run.id, tmp_path / "x.pt").to), module.state_dict())
     assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["x.pt"]
@@ -240,7 +240,7 @@ def test_of_several_modules_one_must_be_chosen(workspace: Workspace, save: Save,
     for name, model in models.items():
         exported = export(workspace, run.id, tmp_path / f"{name}.pt", object=name)
         assert same(load(exported.to), model.state_dict())
-    with pytest.raises(UserError, match=r"'optimizer' is no module in .*; its modules are model, ema"):
+    with pytest.raises(UserError, match=r"'optimizer' is not a module in .*; its modules are model, ema"):
         export(workspace, run.id, tmp_path / "x.pt", object="optimizer")
     with pytest.raises(UserError, match="there is no object 'emma' in"):
         export(workspace, run.id, tmp_path / "x.pt", object="emma")

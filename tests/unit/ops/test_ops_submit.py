@@ -71,7 +71,7 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
     assert calls(slurm) == {"scontrol": 1, "sinfo": 1, "sbatch": 3}
     assert "#SBATCH --exclude=n1\n" in script(workspace, run_ids[0])
     assert [note for note in notes if "left out" in note] == [
-        "left out, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' tells more"
+        "left out, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' shows more"
     ]
     [journal] = workspace.root.run(run_ids[0]).journals.glob("submit-*.jsonl")
     assert '"without":["n1"]' in journal.read_text()

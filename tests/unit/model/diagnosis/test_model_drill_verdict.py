@@ -159,7 +159,7 @@ def test_a_run_that_nobody_restarted_is_a_problem_with_its_reason() -> None:
     facts = preempted()
     run = run_of(facts.run.attempts[0], state="failed", reason="requeue.enabled is false")
     verdict = judge_fault(replace(facts, run=run))
-    assert problems(verdict) == "nobody started it again: requeue.enabled is false"
+    assert problems(verdict) == "it was not restarted: requeue.enabled is false"
     assert (verdict.restarted_s, verdict.step_s) == (None, None)
 
 
@@ -200,7 +200,7 @@ def test_a_hang_may_last_for_hang_after_and_the_time_to_end_the_ranks() -> None:
 
 
 def test_a_run_that_ended_before_the_fault_is_a_problem() -> None:
-    assert problems(not_hit_verdict("rank", run_of())) == "it completed before the fault, so nothing was tried"
+    assert problems(not_hit_verdict("rank", run_of())) == "it completed before the fault, so nothing was tested"
     crashed = run_of(state="failed", reason="rank 0 exited with code 1")
     assert (
         problems(not_hit_verdict("rank", crashed)) == "it ended as failed before the fault: rank 0 exited with code 1"

@@ -34,7 +34,7 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(workspace: Workspa
     files.set_aside(training.checkpoints / "step-20")
     with pytest.raises(NoCheckpoint, match=r"no checkpoint of step 25; there are those of step 10, 30, 40$"):
         verify(workspace, training.id, step=25)
-    with pytest.raises(NoCheckpoint, match="step 20; it was damaged, and is put aside; there are"):
+    with pytest.raises(NoCheckpoint, match="step 20; it was damaged and moved aside; there are"):
         verify(workspace, training.id, step=20)
 
 
@@ -50,7 +50,7 @@ def test_a_run_without_checkpoints_says_where_it_has_none(workspace: Workspace) 
     with pytest.raises(NoCheckpoint, match=f"run {run.id} has no checkpoint to verify in {run.checkpoints}$"):
         verify(workspace, run.id)
     (run.checkpoints / "damaged-step-5").mkdir()
-    with pytest.raises(NoCheckpoint, match=r"1 that were damaged are put aside there$"):
+    with pytest.raises(NoCheckpoint, match=r"1 damaged, moved aside there$"):
         verify(workspace, run.id)
 
 

@@ -147,7 +147,7 @@ def test_nodes_of_the_ledger_are_left_out_with_a_word(workspace: Workspace, slur
     assert left_out.nodes == ("n1", "n2")
     assert left_out.notes == [
         "left out, because a preflight failed there: n1 (clock: 1 s ahead, 2 h ago), n2 (clock: 2 s ahead, 2 h ago); "
-        "'slurmtrain nodes' tells more"
+        "'slurmtrain nodes' shows more"
     ]
     assert slurm.questions == ["sinfo"]
 

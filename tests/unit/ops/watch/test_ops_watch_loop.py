@@ -152,7 +152,7 @@ def test_a_round_that_fails_is_a_problem_and_ends_nothing(
     ("error", "failure"),
     [
         (OSError(errno.ESTALE, "Stale file handle", "/runs"), "/runs: stale file handle"),
-        (ZeroDivisionError("by zero"), "an error that slurmtrain does not know: ZeroDivisionError: by zero"),
+        (ZeroDivisionError("by zero"), "an unexpected error: ZeroDivisionError: by zero"),
         (PathError("the place is not there"), "the place is not there"),
     ],
 )

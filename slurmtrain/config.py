@@ -31,7 +31,7 @@ class Settings:
     runs: str | None = declare_key(
         None,
         Nullable(kinds.text("directory")),
-        "The directory of all runs; by default `runs` beside the nearest slurmtrain.yaml, or in the current directory.",
+        "The directory of all runs; by default `runs` next to the nearest slurmtrain.yaml or in the current directory.",
     )
     executor: str | None = declare_key(
         None,

@@ -38,7 +38,7 @@ class IndexRow(NamedTuple):
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, unless somebody starts it again."""
+        """Whether it has ended; it may still be started again."""
         return self.state in ENDED
 
     @property
@@ -69,7 +69,7 @@ class Listed:
 
     @property
     def ended(self) -> bool:
-        """Whether it is over, unless somebody starts it again."""
+        """Whether it has ended; it may still be started again."""
         return self.state in ENDED
 
     @property

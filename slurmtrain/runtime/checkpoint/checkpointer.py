@@ -89,7 +89,7 @@ class Checkpointer:
                 if restored.lost_steps:
                     _log.warning("newer checkpoints are damaged: %d steps are lost", restored.lost_steps)
                 for name in restored.rederived:
-                    _log.warning("%s was saved by another number of ranks, and could not be carried over", name)
+                    _log.warning("%s was saved by a different number of ranks and could not be carried over", name)
         return restored
 
     def begin_training(self) -> None:

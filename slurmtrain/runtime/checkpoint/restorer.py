@@ -161,9 +161,9 @@ class Restorer:
         """The tensors to read into. Raises CheckpointError if those of the checkpoint differ."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
-                raise CheckpointError(f"it holds no {name!r}")
+                raise CheckpointError(f"it has no {name!r}")
             if manifest.objects[name] != kind:
-                raise CheckpointError(f"its {name!r} is something else: {dict(manifest.objects[name])}, not {kind}")
+                raise CheckpointError(f"its {name!r} is of another kind: {dict(manifest.objects[name])}, not {kind}")
         targets = self._objects.template(index.value(SHARED))
         saved = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in set(self._objects)}
         shapes = {name: value.shape for name, value in targets.items()}

@@ -135,7 +135,7 @@ class Saver:
         """The step that is being saved; None if no save is in progress."""
         return None if self._save is None else self._save.info.step
 
-    # --- what training stands still for -------------------------------------------------------------------------------
+    # --- what stalls training -----------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Plan, and allocate memory in the background, so that the first save is as short as later ones.
@@ -218,7 +218,7 @@ class Saver:
         try:
             torch.save(value, buffer)
         except Exception as error:  # whatever a __reduce__ raises
-            raise CheckpointError(f"a state_dict holds what cannot be saved: {_line(error)}") from error
+            raise CheckpointError(f"a state_dict contains a value that cannot be saved: {_line(error)}") from error
         if not self._proved:
             _prove_loadable(buffer)
         return buffer.getvalue()
@@ -429,8 +429,8 @@ def _prove_loadable(buffer: io.BytesIO) -> None:
         torch.load(buffer, map_location="meta", weights_only=True)
     except Exception as error:
         raise CheckpointError(
-            "a state_dict holds what cannot be loaded with weights_only=True; it may hold tensors, numbers, text, "
-            f"lists and dicts: {_line(error)}"
+            "a state_dict contains a value that cannot be loaded with weights_only=True; it may contain tensors, "
+            f"numbers, text, lists and dicts: {_line(error)}"
         ) from error
 
 

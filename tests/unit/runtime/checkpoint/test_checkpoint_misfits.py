@@ -40,7 +40,7 @@ def test_of_many_differences_ten_are_listed_and_the_others_counted(run: Path) ->
 
 
 def test_an_object_that_the_checkpoint_has_not_is_named(run: Path) -> None:
-    assert "it holds no 'average'" in problem_of_restoring(run, model=model(), own=Value(None), average=Value(None))
+    assert "it has no 'average'" in problem_of_restoring(run, model=model(), own=Value(None), average=Value(None))
 
 
 def test_an_object_that_refuses_its_state_ends_restoring_with_its_reason(run: Path) -> None:

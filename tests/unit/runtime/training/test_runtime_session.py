@@ -346,7 +346,7 @@ def test_what_the_script_registers_must_fit_the_checkpoint(run: RunDir, start: S
         session.checkpoint(model=nn.Linear(2, 2))
         list(session.steps(1))
     start()
-    with pytest.raises(CheckpointError, match="it holds no 'optimizer'"), slurmtrain.session() as session:
+    with pytest.raises(CheckpointError, match="it has no 'optimizer'"), slurmtrain.session() as session:
         model = nn.Linear(2, 2)
         session.checkpoint(model=model, optimizer=torch.optim.Adam(model.parameters()))
     dist.destroy_process_group()

@@ -71,8 +71,8 @@ def judge_checks(
 def blamed_nodes(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
     """The nodes that an attempt should continue without: those with a failure of their own.
 
-    A failure whose evidence says ``ambiguous`` shows only that nodes differ. One that all of several nodes share, such
-    as a full shared disk, is the fault of none of them.
+    A failure whose evidence says ``ambiguous`` shows only that nodes differ. If all of several nodes share a failure,
+    such as a full shared disk, none of them is at fault.
     """
     nodes: dict[str, set[int]] = {}
     for node, of_node in findings.items():

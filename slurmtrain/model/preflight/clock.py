@@ -70,9 +70,9 @@ def judge_clocks(
     """Judge each node's clock, by node.
 
     Only the certain part of an offset counts: its size minus its bound. Clocks are compared with node 0's, unless that
-    is the one that is wrong: most of the nodes agree against it, or it differs from the only other one and alone
-    reports that it is not synchronised. A clock that no time service synchronises is a warning, and so is an offset so
-    uncertain that it may be over the limit.
+    is the wrong one: most of the nodes agree against it, or it differs from the only other one and alone reports that
+    it is not synchronised. A clock that no time service synchronises is a warning, and so is an offset so uncertain
+    that it may be over the limit.
 
     Args:
         offsets: By node; None for a node that was not measured; node 0 has ``ClockOffset(0, 0, 0)``.

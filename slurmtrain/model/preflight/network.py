@@ -64,7 +64,7 @@ def judge_networks(result: ElectionResult, level: str) -> dict[int, Finding]:
             findings[node] = Finding(_CHECK, "warn", f"{passed}; {warned[node]}")
         else:
             # Nothing is elected because of other nodes, which have failed.
-            findings[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others")
+            findings[node] = Finding(_CHECK, "pass", passed or "it can be reached, but not all others can")
     return {node: apply_level(finding, level) for node, finding in findings.items()}
 
 

@@ -98,7 +98,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
 
 
 def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
-    # An interpolation such as ${oc.env:TOKEN} is no secret, and the next attempt needs it to find the value.
+    # An interpolation such as ${oc.env:TOKEN} is not a secret, and the next attempt needs it to find the value.
     env = {
         name: REDACTED if is_secret_variable(name) and "${" not in str(value) else value
         for name, value in (template.get("env") or {}).items()

@@ -1,4 +1,4 @@
-"""What every node does in a preflight: report its addresses, measure itself, probe networks, obey node 0's commands.
+"""What every node does in a preflight: report its addresses, measure itself, probe networks, follow node 0's commands.
 
 Node 0 does all of that too, and also coordinates: :mod:`slurmtrain.runtime.preflight.coordinator`. The messages
 are listed in :mod:`slurmtrain.runtime.preflight.connections`.

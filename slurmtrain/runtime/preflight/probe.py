@@ -59,7 +59,7 @@ class Prober:
         """Connect to some nodes over a network, and return the problems.
 
         Args:
-            network: Has the addresses.
+            network: The network, with the nodes' addresses.
             ports: The port on which each node answers.
             targets: The nodes to connect to.
             timeout_s: Seconds for each of them.
@@ -73,7 +73,7 @@ class Prober:
         """Measure the rate to another node over a network.
 
         Args:
-            network: Has the addresses.
+            network: The network, with the nodes' addresses.
             port: The port on which the node answers.
             target: The node.
             timeout_s: Seconds in total.

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Hooks, settings and fixtures for all tests."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Machines are shared: how long an example takes says nothing.
+# Machines are shared, so the duration of an example means nothing.
 settings.register_profile("shared", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared")
 
-# A shell that starts something in the background has it ignore Ctrl-C, and so all that it starts.
+# A shell makes background commands ignore Ctrl-C, and their children inherit that.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 TESTS = Path(__file__).resolve().parent
-# The files that take longest, the longest first. Side by side, one that began last would keep all others waiting.
+# The slowest files, slowest first: in a parallel run, a slow file that started last would delay the end.
 LONGEST = (
     "cluster/test_slurm_interruptions.py",
     "cluster/test_slurm_chaos.py",
@@ -39,14 +39,14 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest."""
+    """Begin with the slowest files."""
     places = {TESTS / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(autouse=True)
 def _a_clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No configuration of the person who runs the tests, and this interpreter as the ``python`` of commands."""
+    """Ignore the configuration of whoever runs the tests, and use this interpreter as the ``python`` of commands."""
     for name in list(os.environ):
         if name.startswith(("SLURMTRAIN_", "MLFLOW_")):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Interfaces of nodes, and the networks that they could be."""
+"""Interfaces of nodes, and the candidate networks that they form."""
 
 from __future__ import annotations
 

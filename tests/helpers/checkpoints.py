@@ -1,4 +1,4 @@
-"""Runs that need no job, and real checkpoints in them: saved by the library itself, in this process or by several."""
+"""Runs without a job, with real checkpoints, saved by the library itself in one or several processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _ALL = KeepSpec(last=1000)
 def make_run(
     runs: Path, *, attempt: str = ATTEMPT, process: Mapping[str, Any] = ELSEWHERE, **checkpoint: Any
 ) -> RunDir:
-    """The directory of a local run that trains, with a plan. ``checkpoint``: that section of its spec."""
+    """The directory of a local run in training, with a plan. ``checkpoint``: that section of its spec."""
     directory = RunsRoot(runs).run(run_id(1_700_000_000_000, 7))
     directory.path.mkdir(parents=True)
     spec = directory.path / "spec.yaml"
@@ -50,7 +50,7 @@ def make_run(
     [planned] = load_spec(spec, cwd=runs, python="/usr/bin/python3").runs
     write_json(directory.plan, planned.plan.to_json())
     job, _, restart = attempt.rpartition(".")
-    # Before whatever the test journals, with the time of that moment.
+    # Before anything that the test journals with the current time.
     run = SimulatedRun(directory, executor="local", job=job, now=time.time() - 60)
     run.created(name="digits", plan_hash="h", by="me").submitted(process=process, host=process["host"])
     run.started(int(restart), host=process["host"], process=dict(process))
@@ -58,13 +58,13 @@ def make_run(
 
 
 def gone() -> dict[str, Any]:
-    """A process of this machine that runs no more."""
+    """A process of this machine that has ended."""
     me = this_process()
     return {**me.to_dict(), "host": socket.gethostname(), "start": me.start + 1}
 
 
 def end_run(run: RunDir, cause: str = "crash", *, reason: str = "", attempt: str = ATTEMPT) -> None:
-    """The agent of a run has ended, and says why."""
+    """Journal the end of a run's agent, with its reason."""
     with Journal(AttemptDir(run.attempts / attempt).node_journal(0)) as journal:
         journal.write(NodeEnded(cause=cause, reason=reason))
 
@@ -81,7 +81,7 @@ def write_rank_event(run: RunDir, kind: str, *, attempt: str = ATTEMPT, **fields
 
 
 def small_objects() -> dict[str, Any]:
-    """A model and its optimizer, which has a state already."""
+    """A model and its optimizer, which already has state."""
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model(torch.ones(3, 4)).sum().backward()
@@ -109,10 +109,10 @@ def make_checkpoints(
     ranks: RankGroup | None = None,
     journaled: bool = True,
 ) -> list[Path]:
-    """Save these steps as an attempt's ranks do; the checkpoints' directories, in the order of ``steps``.
+    """Save these steps as an attempt's ranks do; return the checkpoints' directories, in the order of ``steps``.
 
     ``at_step`` changes the objects before each save; ``metrics``: the latest ones, by step. ``ranks``: this process
-    among those that save together, by default alone. ``journaled``: whether rank 0 journals what it saves. The attempt
+    among those that save together, by default alone. ``journaled``: whether rank 0 journals its saves. The attempt
     gets the run's lease.
     """
     objects = small_objects() if objects is None else objects
@@ -141,7 +141,7 @@ def make_checkpoints(
 
 
 def train_alike(model: nn.Module, steps: int = 2) -> torch.optim.Optimizer:
-    """Train a model, wrapped or not, on data that is the same on all ranks; so the result is the same, too."""
+    """Train a model, wrapped or not, on the same data on all ranks, so that the result is the same too."""
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     data = torch.linspace(0, 1, 24).reshape(6, 4)
     for _ in range(steps):
@@ -158,14 +158,14 @@ def seeded_model() -> nn.Module:
 
 
 def make_checkpoints_by_ranks(run: RunDir, strategies: Mapping[int, str], world_size: int = 2) -> None:
-    """Let so many processes train :func:`seeded_model` and save it. ``strategies``: by step, ``ddp`` or ``fsdp2``."""
+    """Train and save :func:`seeded_model` in that many processes. ``strategies``: by step, ``ddp`` or ``fsdp2``."""
     meeting = run.path / "meeting"
     torch.multiprocessing.spawn(_save_as_rank, (run, dict(strategies), world_size, meeting), nprocs=world_size)
 
 
 def _save_as_rank(rank: int, run: RunDir, strategies: Mapping[int, str], world_size: int, meeting: Path) -> None:
     torch.set_num_threads(1)
-    # Without it gloo looks up the name of this machine, wherever that is known.
+    # Otherwise gloo resolves this machine's host name, whatever it resolves to.
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
     for step, strategy in strategies.items():
@@ -183,4 +183,4 @@ def _save_as_rank(rank: int, run: RunDir, strategies: Mapping[int, str], world_s
 
 
 def _as_it_is(_objects: Mapping[str, Any], _step: int) -> None:
-    """For what is saved as it was trained."""
+    """For objects that are saved exactly as they were trained."""

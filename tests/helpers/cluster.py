@@ -1,4 +1,4 @@
-"""A real Slurm cluster on this machine, and a person who may use it."""
+"""A real Slurm cluster on this machine, and an ordinary user of it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ import pytest
 from helpers.site import PATIENCE_S, SCRIPTS, Site, until
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-# Those who test side by side have a cluster, and a person, each.
+# Concurrent test sessions each have their own cluster and user.
 NAME = f"slurmtrain-test{os.environ.get('PYTEST_XDIST_WORKER', '').replace('gw', '-')}"
 USER = NAME
 NODES = 4
 GPUS = 2
 GRACE_S = 10
-# What scripts/cluster exits with where a machine cannot host a cluster at all.
+# Exit code of scripts/cluster if a machine cannot host a cluster at all.
 CANNOT = 3
 
 
 class Cluster:
-    """The cluster that ``scripts/cluster`` makes, for one session of tests."""
+    """The cluster that ``scripts/cluster`` creates for one test session."""
 
     def __init__(self, name: str = NAME) -> None:
         self.name = name
@@ -56,7 +56,7 @@ class Cluster:
         return completed
 
     def up(self) -> None:
-        """Start it, or skip, saying why this machine cannot have one."""
+        """Start it, or skip with the reason why this machine cannot have one."""
         completed = self.script(
             "up", "--nodes", str(NODES), "--gpus", str(GPUS), "--grace", str(GRACE_S), "--user", USER, check=False
         )
@@ -66,26 +66,26 @@ class Cluster:
         self.conf = self.script("env").stdout.split("SLURM_CONF=", 1)[1].split()[0].strip("'\"")
 
     def slurm(self, *command: str, check: bool = True) -> str:
-        """One of Slurm's commands, as root."""
+        """Run one of Slurm's commands as root."""
         environ = {**os.environ, "SLURM_CONF": self.conf, "SLURM_TIME_FORMAT": "%s"}
         completed = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
         assert not check or completed.returncode == 0, f"{command}: {completed.stderr}"
         return completed.stdout
 
     def jobs(self, *states: str) -> dict[str, str]:
-        """Names of all jobs in these states, by default of those that are not over, by id."""
+        """Names of all jobs in these states, by id; by default of those that have not ended."""
         chosen = ",".join(states) or "PENDING,RUNNING,COMPLETING,SUSPENDED,CONFIGURING"
         lines = self.slurm("squeue", "--noheader", f"--states={chosen}", "--format=%i|%j").splitlines()
         return dict(line.split("|", 1) for line in lines)
 
     def state(self, job_id: str) -> str:
-        """What squeue says of a job right now."""
+        """What squeue says about a job right now."""
         return self.slurm("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T").strip()
 
     def pids(self, node: int) -> list[int]:
         """Processes on a node."""
         listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=True).stdout
-        # Those of others come and go.
+        # Unrelated processes come and go.
         own = re.compile(rf"{self.name}-[0-9a-f]+-node{node}")
         names = [name for line in listed.splitlines() if own.fullmatch(name := line.split()[0])]
         for name in names:
@@ -108,7 +108,7 @@ class Cluster:
         return False
 
     def daemon(self, name: str) -> int:
-        """The pid of a daemon of this cluster's that runs outside its nodes."""
+        """The pid of a daemon of this cluster that runs outside its nodes."""
         for path in Path("/proc").glob("[0-9]*/comm"):
             with contextlib.suppress(OSError):
                 if path.read_text().strip() == name and self._is_mine(int(path.parent.name)):
@@ -116,10 +116,10 @@ class Cluster:
         raise AssertionError(f"there is no {name}")
 
     def kill_controller(self, job_id: str) -> None:
-        """SIGKILL slurmctld, as soon as it has written down that this job runs.
+        """SIGKILL slurmctld as soon as it has saved to disk that this job runs.
 
-        One that had not would start the job again when it is back, on the node where it runs already, and drain that
-        node: "Duplicate jobid". Any change of a job makes slurmctld write within seconds.
+        Otherwise a restarted slurmctld would start the job again on the node where it runs already, and drain that
+        node: "Duplicate jobid". Any change of a job makes slurmctld save its state within seconds.
         """
         words = dict(line.partition("=")[::2] for line in Path(self.conf).read_text().splitlines())
         saved = Path(words["StateSaveLocation"], "job_state")
@@ -131,7 +131,7 @@ class Cluster:
     def kill_all_of(self, uid: int, node: int) -> None:
         """SIGKILL every process of a user on a node."""
         pids = self.pids(node)
-        # None of them is to see another one die, and to say so.
+        # None of them may see another one die and report it.
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(OSError):
@@ -147,7 +147,7 @@ class Cluster:
         raise AssertionError(f"there is no slurmd on node{node}")
 
     def hide(self, path: Path, node: int) -> None:
-        """Make a directory look empty on one node, as one that is not shared does, until the node is started again."""
+        """Make a directory look empty on one node, as if it were not shared, until the node is restarted."""
         nsenter = ["nsenter", f"--mount=/proc/{self.slurmd(node)}/ns/mnt"]
         subprocess.run([*nsenter, "mount", "-t", "tmpfs", "none", str(path)], check=True)
 
@@ -166,18 +166,18 @@ class Cluster:
         return name
 
     def inside(self, node: int, *command: str) -> str:
-        """Run a command on a node's network."""
+        """Run a command in a node's network namespace."""
         argv = ["ip", "netns", "exec", self.namespace(node), *command]
         return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
 
     def sent(self, node: int) -> dict[str, int]:
-        """Bytes that a node has sent, by interface."""
+        """Bytes sent by a node, by interface."""
         links = json.loads(self.inside(node, "ip", "-j", "-s", "link"))
         return {link["ifname"]: int(link["stats64"]["tx"]["bytes"]) for link in links}
 
     @contextlib.contextmanager
     def broken_network(self, node: int, interface: str, *options: str) -> Iterator[None]:
-        """Meanwhile an interface of a node, which stays up, loses what goes over it."""
+        """Within this context an interface of a node stays up but drops its traffic."""
         self.script("break-network", str(node), interface, *options)
         try:
             yield
@@ -186,7 +186,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def wrong_clock(self, node: int, seconds: float) -> Iterator[None]:
-        """Meanwhile the tasks that start on a node have a wrong clock."""
+        """Within this context, tasks that start on a node see a wrong clock."""
         self.script("shift-clock", str(node), str(seconds))
         try:
             yield
@@ -195,7 +195,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def no_names(self) -> Iterator[None]:
-        """Meanwhile no node can look up any name: its hosts file is empty, and its DNS server does not answer."""
+        """Within this context no node can resolve any name: hosts files are empty, and no DNS server answers."""
         files = {"hosts": "", "nsswitch.conf": "hosts: files dns\npasswd: files\ngroup: files\n",
                  "resolv.conf": "nameserver 10.57.255.253\n"}  # fmt: skip
         places = [Path("/etc/netns", self.namespace(node), name) for node in range(NODES) for name in files]
@@ -223,7 +223,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Person:
-    """An ordinary user, with a directory and a Python that the nodes can read too."""
+    """An ordinary user, with a directory and a Python that the nodes can also read."""
 
     name: str
     home: Path
@@ -265,7 +265,7 @@ class ClusterSite(Site):
         }
 
     def start(self, *arguments: str, env: dict[str, str] | None = None) -> subprocess.Popen[str]:
-        """Begin a slurmtrain command, whose output can be read."""
+        """Start a slurmtrain command whose output can be read."""
         return subprocess.Popen(
             [self.python, "-m", "slurmtrain", *arguments],
             cwd=self.path,
@@ -278,11 +278,11 @@ class ClusterSite(Site):
         )
 
     def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
-        """Submit a spec to the cluster; returns the run's id."""
+        """Submit a spec to the cluster; return the run's id."""
         return str(self.json("submit", str(spec), "--executor", "slurm", *arguments, **more)["runs"][0]["id"])
 
     def job(self, run_id: str) -> str:
-        """The id of the run's newest job, by the run's own journals."""
+        """The id of the run's newest job, from the run's own journals."""
         return str(self.json("status", run_id)["runs"][0]["job_id"])
 
     def until_step(self, run_id: str, step: int) -> None:
@@ -302,7 +302,7 @@ class ClusterSite(Site):
 
 @contextlib.contextmanager
 def ordinary_person() -> Iterator[Person]:
-    """Make the user, a copy of the code that everybody can read, and a Python likewise; all of it goes again."""
+    """Create the user, and a world-readable copy of the code and Python; remove all of it afterwards."""
     base = Path(tempfile.mkdtemp(prefix="slurmtrain-test-", dir="/var/tmp"))
     base.chmod(0o755)
     made_user = _make_user(base / "home")
@@ -330,14 +330,14 @@ def _make_user(home: Path) -> bool:
 
 
 def _change_users(*command: str) -> None:
-    """Change /etc/passwd, for which others who test at the same time may hold the lock."""
+    """Change /etc/passwd, whose lock a concurrent test session may hold."""
     with Path("/run/slurmtrain-test-users.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         subprocess.run(command, check=True, capture_output=True)
 
 
 def _copy_code(target: Path) -> Path:
-    """The package, the templates and the scripts, readable by everybody, and compiled, as an ordinary user cannot."""
+    """Copy the package, templates and scripts, world-readable, and compiled, since an ordinary user cannot do that."""
     for name in ("slurmtrain", "templates", "experiments"):
         shutil.copytree(REPOSITORY / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(SCRIPTS, target / "scripts", ignore=shutil.ignore_patterns("__pycache__"))
@@ -348,7 +348,7 @@ def _copy_code(target: Path) -> Path:
 
 @contextlib.contextmanager
 def _public_python(base: Path, code: Path) -> Iterator[Path]:
-    """An interpreter with this one's packages that the user may execute: this one, or else the distribution's."""
+    """An interpreter with this one's packages that the user may execute: this one, otherwise the distribution's."""
     if _works(Path(sys.executable), code):
         yield Path(sys.executable)
         return
@@ -372,7 +372,7 @@ def _public_python(base: Path, code: Path) -> Iterator[Path]:
 
 
 def _other_python(venv: Path, packages: Path) -> Path | None:
-    """A virtual environment of the distribution's Python, of the same version, that uses these packages."""
+    """A virtual environment of the distribution's Python, if of the same version, that uses these packages."""
     ask = ["/usr/bin/python3", "-c", "import sys; print(sys.version_info[:2])"]
     version = subprocess.run(ask, capture_output=True, text=True).stdout.strip()
     if version != str(sys.version_info[:2]):

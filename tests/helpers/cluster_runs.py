@@ -1,4 +1,4 @@
-"""Runs of two nodes on the cluster that train for a while: what they have journaled, and what is done to them."""
+"""Two-node runs on the cluster that train for a while: their journals, and ways to interrupt them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPOT = {"partition": "spot"}
 
 
 def events(site: ClusterSite, run_id: str, *kinds: str) -> list[dict[str, Any]]:
-    """What the agents and ranks have journaled of these kinds, in the order of time."""
+    """Events of these kinds from the agents' and ranks' journals, in order of time."""
     parsed = []
     for path in (site.runs / run_id).glob("attempts/*/*.jsonl"):
         if path.name != "metrics.jsonl":
@@ -33,7 +33,7 @@ def digests(site: ClusterSite, run_id: str) -> set[str]:
 
 
 def preempt(cluster: Cluster, preempted: Callable[[], Any], nodes: int = NODES) -> None:
-    """Have a job of higher priority take all nodes that there are for a moment, and wait until it is ``preempted``."""
+    """Let a job of higher priority take all nodes for a moment, and wait until the run is ``preempted``."""
     options = ("--partition=ondemand", "--exclusive", f"--nodes={nodes}", "--time=1", "--output=/dev/null")
     job = cluster.slurm("sbatch", "--parsable", *options, "--wrap=sleep 1").strip()
     until(preempted, "the preemption")
@@ -41,13 +41,13 @@ def preempt(cluster: Cluster, preempted: Callable[[], Any], nodes: int = NODES) 
 
 
 def pid_of(site: ClusterSite, run_id: str, rank: int) -> int:
-    """The process that is a rank now."""
+    """The current process of a rank."""
     started = [event for event in events(site, run_id, "workers") if str(rank) in event["processes"]]
     return int(started[-1]["processes"][str(rank)]["pid"])
 
 
 def until_trains(site: ClusterSite, run_id: str, *, starts: int) -> None:
-    """Wait until the ranks of a run train, having been started so many times in all."""
+    """Wait until the ranks of a run train after this many starts in total."""
 
     def trains() -> bool:
         begun = events(site, run_id, "total")
@@ -59,7 +59,7 @@ def until_trains(site: ClusterSite, run_id: str, *, starts: int) -> None:
 
 @contextlib.contextmanager
 def watching(site: ClusterSite) -> Iterator[None]:
-    """``slurmtrain watch`` runs meanwhile."""
+    """Run ``slurmtrain watch`` within this context."""
     watch = site.start("watch", "--every", "10")
     try:
         yield

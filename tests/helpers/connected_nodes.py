@@ -1,4 +1,4 @@
-"""Nodes that are connected, with a clock that tests set."""
+"""Connected nodes, with a clock that tests control."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slurmtrain.runtime.preflight.sockets import listen
 SECRET, OTHER = bytes(32), bytes(range(32))
 
 
-# Longer than any test takes: nothing here waits for it to pass.
+# Longer than any test: nothing here waits until it has passed.
 LONG_S = 60.0
 
 
@@ -49,11 +49,11 @@ async def listening_coordinator(
 
 
 async def wait_until_received(participant: CoordinatorConnection) -> None:
-    """Wait until node 0 has received all that this participant has sent: it answers in order."""
+    """Wait until node 0 has received everything that this participant has sent: it answers in order."""
     await participant.exchange_clock_stamps(LONG_S)
 
 
 async def wait_for_disconnects(coordinator: ParticipantConnections, remaining: int) -> None:
-    """Wait until node 0 has noticed the end of all connections but so many."""
+    """Wait until node 0 has noticed the end of all but this many connections."""
     while len(coordinator._serving) > remaining:
         await asyncio.sleep(0.001)

@@ -1,6 +1,6 @@
-"""Slurm as tests set it up, in two forms: a scheduler in this process, and commands on PATH.
+"""Fake Slurm in two forms: a scheduler in this process, and commands on PATH.
 
-:class:`FakeScheduler` answers with :class:`Job` and :class:`NodeInfo` objects, for whatever decides on them::
+:class:`FakeScheduler` answers with :class:`Job` and :class:`NodeInfo` objects, for code that makes decisions::
 
     slurm = FakeScheduler()
     workspace = Workspace(config, scheduler=slurm)
@@ -39,7 +39,7 @@ PARTITIONS = "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\n"
 
 
 class FakeScheduler(Scheduler):
-    """Answers with what a test sets, and notes in ``questions`` what it was asked, in order."""
+    """Returns the answers that a test sets, and records the queries in ``questions``, in order."""
 
     def __init__(self) -> None:
         super().__init__(math.inf, None)
@@ -51,7 +51,7 @@ class FakeScheduler(Scheduler):
         self.sacct_problem = ""
         self.sinfo_problem = ""
         self.has_accounting = True
-        """Whether this site keeps accounts; without it, ``sacct_problem`` says so."""
+        """Whether this site has accounting; if not, ``sacct_problem`` says so."""
         self.age = 0.0
         """How old the answers are, in seconds."""
         self.questions: list[Any] = []
@@ -94,7 +94,7 @@ def job(state: str, job_id: str = "7", run_id: str = "0123456789", **fields: Any
 
 
 def squeue_line(job_id: str, reason: str = "Priority", restart: int = 0, run_id: str = "0123456789") -> str:
-    """What squeue prints of a run's job that waits."""
+    """What squeue prints for a run's pending job."""
     cells = {"JobArrayID": job_id, "State": "PENDING", "Reason": reason, "RestartCnt": str(restart)}
     cells["Name"] = f"x-{run_id}"
     return "".join(f"{cells.get(name, ''):<{width}}" for name, width in QUEUE_FIELDS) + "\n"
@@ -130,7 +130,7 @@ class Call:
 
 
 class SlurmCommands:
-    """A directory for PATH. Commands that have no reply are not there."""
+    """A directory for PATH. Commands without a reply do not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -151,7 +151,7 @@ class SlurmCommands:
         self.replies(name, stderr=stderr, code=1)
 
     def calls(self, name: str) -> list[Call]:
-        """Its calls so far, the first one first."""
+        """Its calls so far, oldest first."""
         log = self.path / "calls.jsonl"
         if not log.exists():
             return []
@@ -159,5 +159,5 @@ class SlurmCommands:
         return [Call(call["args"], call["env"], call["cwd"]) for call in calls if call["name"] == name]
 
     def on_path(self) -> str:
-        """A PATH on which Slurm's commands are these alone, beside this interpreter."""
+        """A PATH with this interpreter and no Slurm commands but these."""
         return os.pathsep.join([str(self.path), str(Path(sys.executable).parent)])

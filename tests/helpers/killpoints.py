@@ -1,7 +1,7 @@
 """SIGKILL, or an error, at a chosen effect of a process.
 
-An effect is what another process could see, or what must not be lost: opening a file for writing, a write and half of
-one, an fsync, a rename, a new or a removed directory entry.
+An effect is anything that another process could see or that must not be lost: opening a file for writing, a full or
+half write, an fsync, a rename, a new or a removed directory entry.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 def watch(effect: Callable[[str], None], root: str) -> None:
-    """Call ``effect`` with a name right before each effect from now on; what it raises happens instead.
+    """From now on, call ``effect`` with a name right before each effect; what it raises replaces the effect.
 
-    Of opened files only those below ``root`` count. There is no way back: for processes that do nothing else.
+    Opened files count only below ``root``. This cannot be undone: for processes that do nothing else.
     """
     busy = [False]
 
@@ -120,21 +120,21 @@ def writers_that_fail(
 
 
 def heal(directory: Path) -> None:
-    """Let nothing fail any more."""
+    """Stop all failures."""
     (directory / "healed").touch()
 
 
 def until_gone(directory: Path) -> None:
-    """Wait until no writer of :func:`writers_that_fail` is left: one whose rank was killed ends what it is at."""
+    """Wait until no writer of :func:`writers_that_fail` is left: a writer finishes its work if its rank was killed."""
     with (directory / "running").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def fail_as_configured() -> None:
-    """Fail as :func:`writers_that_fail` was asked to; called before the program itself runs."""
+    """Fail as :func:`writers_that_fail` has configured; called before the program itself runs."""
     fault = json.loads(os.environ["FAIL"])
     healed, action, rank = Path(fault["healed"]), fault["action"], os.getppid()
-    # The kernel drops it when this process is gone.
+    # The kernel releases it when this process is gone.
     fcntl.flock(os.open(healed.with_name("running"), os.O_RDONLY | os.O_CREAT, 0o600), fcntl.LOCK_SH)
     count = [0]
 

@@ -1,4 +1,4 @@
-"""Simulated runs of this machine, whose submissions each have a job of their own."""
+"""Simulated local runs, each of whose submissions has its own job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROCESS = {"host": "n0", "boot": "b", "pid": 5, "start": 9}
 
 
 class LocalRun(SimulatedRun):
-    """A run of this machine, that begins at 100 s: the job of its n-th submission is jn."""
+    """A local run that begins at 100 s: the job of its n-th submission is jn."""
 
     def __init__(self) -> None:
         super().__init__(executor="local", now=100.0)
@@ -37,6 +37,6 @@ class LocalRun(SimulatedRun):
         return self.rank("saved", step=step, path=path, bytes=10, seconds=0.5, saved_at=self.now + 1)
 
     def fold(self, **steps: int) -> Run:
-        """The run, whose jobs have reached these steps."""
+        """The run, with its jobs at these steps."""
         progress = {f"{job}.0": Progress(step, 1.0, {"loss": step / 10}) for job, step in steps.items()}
         return read_run("RUN", self.events, progress)

@@ -1,4 +1,4 @@
-"""Lines of logs that known patterns match, and hits made of them."""
+"""Log lines that known patterns match, and the hits that they produce."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Facts of nodes, and what the checks make of them."""
+"""Facts about nodes, and the findings that checks derive from them."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ GOOD: dict[str, Any] = {
 
 
 def spec_with(**sections: Any) -> Spec:
-    """A spec whose sections of preflight have these values."""
+    """A spec whose preflight sections have these values."""
     base = PreflightSpec()
     changed = {
         name: replace(getattr(base, name), **values) if isinstance(values, dict) and name != "plugins" else values
@@ -63,13 +63,13 @@ def spec_with(**sections: Any) -> Spec:
 
 
 def judge_check(check: str, facts: Mapping[int, Mapping[str, Any]], spec: Spec | None = None) -> dict[int, Finding]:
-    """The finding of one check on each node, all else being well."""
+    """The finding of one check on each node, with everything else healthy."""
     findings = judge_checks({node: {**GOOD, check: its} for node, its in facts.items()}, spec or Spec(), HOSTS)
     return {node: next(finding for finding in its if finding.check == check) for node, its in findings.items()}
 
 
 def judge_node(check: str, facts: Mapping[str, Any], spec: Spec | None = None) -> Finding:
-    """The finding of one check on a node that is alone."""
+    """The finding of one check on a single node."""
     return judge_check(check, {0: facts}, spec)[0]
 
 

@@ -1,6 +1,6 @@
-"""Objects to save, each made from a seed, so that those of two seeds differ in everything; and whether they do.
+"""Objects to save, created from a seed so that two seeds differ in every value, and comparisons of their states.
 
-``ALONE`` and ``TOGETHER`` name what makes the objects of one rank, and of each of two.
+``ALONE`` and ``TOGETHER`` name the functions that create the objects of a single rank, and of each of two ranks.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def fsdp(seed: int, ranks: RankGroup) -> Objects:
 
 
 def uneven_fsdp(seed: int, ranks: RankGroup) -> Objects:
-    """Parameters that leave a rank with less than the others, or with nothing."""
+    """Parameters of which a rank gets a smaller share than the others, or nothing."""
     model = fully_shard(network(seed, nn.Linear(WIDTH, 7), nn.Linear(7, 1), nn.Linear(1, WIDTH)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5)
     train(model, optimizer)
@@ -87,7 +87,7 @@ def uneven_fsdp(seed: int, ranks: RankGroup) -> Objects:
 
 
 class Compiled(nn.Module):
-    """What torch.compile gives, without the seconds that its first use takes."""
+    """What torch.compile returns, without the seconds of compilation at its first use."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ def frozen(seed: int, ranks: RankGroup) -> Objects:
 
 
 def without_gradients(seed: int, ranks: RankGroup) -> Objects:
-    """A parameter that training has not used so far, as of a mixture's expert."""
+    """A parameter that training has not used yet, like that of an expert in a mixture."""
     model = nn.ModuleDict({"used": network(seed), "unused": nn.Linear(3, 3)})
     randomize(model["unused"])
     optimizer = torch.optim.AdamW(model.parameters())
@@ -129,7 +129,7 @@ def tied(seed: int, ranks: RankGroup) -> Objects:
 
 
 def two_modules(seed: int, ranks: RankGroup) -> Objects:
-    """One optimizer over both, with groups of its own, one of them made later."""
+    """One optimizer over both, with its own groups, one of them added later."""
     encoder, decoder = network(seed), network(seed + 10)
     optimizer = torch.optim.AdamW(encoder.parameters(), lr=0.1)
     optimizer.add_param_group({"params": decoder[0].parameters(), "lr": 0.01 * (seed + 1), "betas": (0.8, 0.9)})
@@ -166,7 +166,7 @@ def extra_state(seed: int, ranks: RankGroup) -> Objects:
 
 
 def odd_buffers(seed: int, ranks: RankGroup) -> Objects:
-    """Not contiguous, lazily conjugated or negated, sparse, empty, without dimensions, with odd NaN."""
+    """Tensors that are non-contiguous, lazily conjugated or negated, sparse, empty, 0-dimensional, or with odd NaNs."""
     torch.manual_seed(seed)
     model = nn.Module()
     model.register_parameter("transposed", nn.Parameter(torch.randn(4, 5).t()))
@@ -257,7 +257,7 @@ def schedulers(seed: int, ranks: RankGroup) -> Objects:
 
 
 class Counter:
-    """An object of a script's own."""
+    """An object defined by a script."""
 
     def __init__(self, state: Any) -> None:
         self.state = state
@@ -329,7 +329,7 @@ TOGETHER: dict[str, Make] = {
 
 
 def raw(value: torch.Tensor) -> tuple[Any, ...]:
-    """A tensor as it is comparable, also where it has NaN: type, shape and bytes."""
+    """A comparable form of a tensor, even with NaNs: type, shape and bytes."""
     if isinstance(value, DTensor):
         value = value.full_tensor()
     if value.layout is not torch.strided:
@@ -349,7 +349,7 @@ def comparable(state: Any) -> Any:
 
 
 def states(objects: Objects) -> dict[str, Any]:
-    """The states of objects as they themselves have them."""
+    """The states that the objects themselves report."""
     inner = {name: getattr(obj, "module", obj) if isinstance(obj, nn.parallel.DistributedDataParallel) else obj
              for name, obj in objects.items()}  # fmt: skip
     return {name: comparable(obj.state_dict()) for name, obj in inner.items()}
@@ -367,7 +367,7 @@ def differing(first: Any, second: Any, name: str = "") -> list[str]:
 
 
 def save_as(ranks: RankGroup, root: Path, make: str) -> dict[str, Any]:
-    """Save the objects that ``make`` names; their states."""
+    """Save the objects that ``make`` names; return their states."""
     objects = {**ALONE, **TOGETHER}[make](0, ranks)
     with Attempt(root, ranks, objects) as attempt:
         assert attempt.save(1) == ""

@@ -1,4 +1,4 @@
-"""Nodes that take part in a preflight, and what each says at its end."""
+"""Nodes that take part in a preflight, and their outcomes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 
 def require_outcomes(outcomes: Sequence[PreflightOutcome | BaseException]) -> list[PreflightOutcome]:
-    """The outcomes of all nodes; raises the first exception instead, if there is one."""
+    """The outcomes of all nodes. Raises the first exception, if there is one."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

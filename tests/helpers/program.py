@@ -1,4 +1,4 @@
-"""Small programs that a test talks to: it writes lines to them, and they answer."""
+"""Small programs that a test talks to: it writes lines to them, and they reply."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 class Program:
-    """One that runs, in a process group of its own."""
+    """A running program, in its own process group."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     def line(self) -> str:
-        """The next line that it says; empty at its end."""
+        """The next line of its output; empty at its end."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
@@ -36,7 +36,7 @@ class Program:
         return self.line()
 
     def send(self, *numbers: signal.Signals) -> None:
-        """Signal it, but not what it has started."""
+        """Send it a signal, but not the processes that it has started."""
         for number in numbers:
             self.process.send_signal(number)
 
@@ -48,7 +48,7 @@ class Program:
 
 @contextmanager
 def program(text: str, file: Path | None = None) -> Iterator[Program]:
-    """A program that this Python runs. ``file``: where to write it, for one that starts itself anew as a module."""
+    """A program run by this Python. ``file``: where to write it, for a program that restarts itself as a module."""
     if file is not None:
         file.write_text(text)
     process = subprocess.Popen(

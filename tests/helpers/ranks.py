@@ -1,4 +1,4 @@
-"""Checkpoints without a session: one attempt's side of them on one rank, and pairs of processes that are two ranks."""
+"""Checkpoints without a session: those of one attempt on one rank, and pairs of processes that act as two ranks."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from slurmtrain.system.journal import Journal
 
 JOB = "1"
 CPU = torch.device("cpu")
-# How long a function may take in a pair; beyond that its ranks wait for each other for ever.
+# How long a function may take in a pair; after that its ranks are assumed to wait for each other forever.
 _TIMEOUT_S = 500.0
 
 
 def alone() -> RankGroup:
-    """The one rank of a world of one, which needs no process group."""
+    """The only rank of a world of size one, which needs no process group."""
     return RankGroup(0, 1, CPU)
 
 
 class Attempt:
-    """One attempt's checkpoints on one rank; it holds the run's lease unless ``lease`` is off."""
+    """One attempt's checkpoints on one rank; the attempt holds the run's lease unless ``lease`` is off."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Attempt:
         return self.saver.begin(SaveInfo(step=step, why="steps", metrics=metrics))
 
     def save(self, step: int, **metrics: float) -> str:
-        """Save and wait for it; returns why it failed, or nothing."""
+        """Save and wait; return why the save failed, or nothing."""
         problem = self.begin(step, **metrics)
         if problem:
             return problem
@@ -91,7 +91,7 @@ class Attempt:
         return outcome.problem
 
     def advance(self) -> SaveOutcome | None:
-        """Agree once, as sessions do between steps; how the save ended, once it has."""
+        """Agree once, as sessions do between steps; return how the save ended, once it has."""
         writing, publication = self.saver.progress()
         return self.saver.advance(self.ranks.agree(Vote(writing=writing, publication=publication)))
 
@@ -99,7 +99,7 @@ class Attempt:
         return self.restorer.restore()
 
     def events(self, kind: str) -> list[dict[str, Any]]:
-        """What rank 0 has journaled of a kind."""
+        """Events of a kind that rank 0 has journaled."""
         return [event for event in events_of(self.run, self.attempt.path.name) if event["kind"] == kind]
 
 
@@ -110,13 +110,13 @@ def events_of(run: RunDir, attempt: str) -> list[dict[str, Any]]:
 
 
 def listed(root: Path) -> list[str]:
-    """What lies beside checkpoints, and they themselves, by name."""
+    """Names of the checkpoints and of everything next to them."""
     checkpoints = RunDir(root).checkpoints
     return sorted(entry.name for entry in checkpoints.iterdir()) if checkpoints.exists() else []
 
 
 class Pair:
-    """Processes that stay, and are the ranks of one world; functions run in them are those of test modules."""
+    """Long-lived processes that are the ranks of one world and run functions of test modules."""
 
     def __init__(self, size: int = 2) -> None:
         self._size = size
@@ -125,7 +125,7 @@ class Pair:
         self._meeting = ""
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """``function(ranks, *arguments)`` on all ranks; their results. Raises AssertionError with what one raised."""
+        """Run ``function(ranks, *arguments)`` on all ranks; return the results. Raises AssertionError if one raised."""
         if not self._processes:
             self._start()
         for connection in self._connections:
@@ -162,7 +162,7 @@ class Pair:
             self._processes.append(process)
 
     def close(self) -> None:
-        """End the processes; the next :meth:`run` starts others."""
+        """End the processes; the next :meth:`run` starts new ones."""
         for connection in self._connections:
             connection.close()
         for process in self._processes:
@@ -192,7 +192,7 @@ def _serve(connection: Connection, rank: int, size: int, meeting: str) -> None:
         with suppress(OSError):
             connection.send(answer)
         if answer[0] == "error":
-            # The other rank may wait for this one: both processes are of no more use.
+            # The other rank may wait for this one: neither process can be used any more.
             os._exit(1)
     ranks.close()
     dist.destroy_process_group()

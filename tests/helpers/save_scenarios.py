@@ -1,4 +1,4 @@
-"""Saves of small checkpoints, prunings and sweeps that are killed before every one of their effects.
+"""Small saves, prunings and sweeps that are killed before each of their effects.
 
 ``python -m helpers.save_scenarios SUCCESSOR`` tries :data:`SCENARIOS` and prints how many kills each took. It imports
 no torch, so that forking it is safe and fast.
@@ -30,12 +30,12 @@ from slurmtrain.system.files import make_directory, write_json
 # --- small checkpoints without torch ----------------------------------------------------------------------------------
 
 FIRST, NEXT, LAST = "1.0", "1.1", "1.2"
-# Who continues where something was killed: another process of the same attempt, another attempt, or another after that.
+# Who continues after a kill: another process of the same attempt, the next attempt, or the one after that.
 SUCCESSORS = ("writer", "attempt", "two attempts")
 
 
 def content(step: int, rank: int, life: int = 0) -> bytes:
-    """What a rank saves at a step; ``life`` distinguishes saves of the same step."""
+    """The content that a rank saves at a step; ``life`` distinguishes saves of the same step."""
     return random.Random(f"{step}/{rank}/{life}").randbytes(3_000 + 500 * rank)
 
 
@@ -54,7 +54,7 @@ class Save:
         prune(run, attempt, self.keep)
 
     def write(self, run: RunDir, attempt: str, rank: int) -> dict[str, Any]:
-        """What a rank's writer does; its answer."""
+        """Do what a rank's writer does; return its answer."""
         data = content(self.step, rank, self.life)
         handle = os.memfd_create("test")
         os.truncate(handle, len(data))
@@ -106,7 +106,7 @@ def spoil(run: RunDir, step: int) -> None:
 
 
 def check(directory: Path, lives: int = 2) -> None:
-    """Raises AssertionError unless a checkpoint is bit for bit one that was saved, with nothing else in it."""
+    """Raises AssertionError unless a checkpoint is bit for bit one that was saved, with no extra content."""
     manifest = files.read_manifest(directory)
     files.verify(directory, manifest, manifest.files)
     names = {entry.name for entry in directory.iterdir()}
@@ -142,7 +142,7 @@ def _is_good(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """``before`` is there when ``act`` begins, which is killed; then an attempt makes the save ``after``."""
+    """``before`` exists when ``act`` begins, which is killed; then an attempt makes the save ``after``."""
 
     before: tuple[Save, ...]
     act: Callable[[RunDir], None]
@@ -150,13 +150,13 @@ class Scenario:
     spoiled: frozenset[int] = frozenset()
     prepare: Callable[[RunDir], None] | None = None
     acting: tuple[int, ...] = ()
-    """The steps that ``act`` saves, of which those that it was killed in are given up where its attempt continues."""
+    """The steps that ``act`` saves; a save that it was killed in is given up if its attempt continues."""
     lives_on: bool = True
-    """Whether the attempt that acts could continue."""
+    """Whether the killed attempt could continue."""
 
 
 def _third(keep: KeepSpec, *, ranks: int = 1, metrics: tuple[float, ...] = ()) -> Scenario:
-    """Two or more are there, another comes, and the policy lets go of one."""
+    """Two or more exist, another is saved, and the policy drops one."""
     losses = metrics or (1.0, 2.0, 3.0, 4.0)
     before = tuple(Save(10 * (i + 1), ranks, keep, metrics={"loss": loss}) for i, loss in enumerate(losses[:-2]))
     new = Save(10 * (len(before) + 1), ranks, keep, metrics={"loss": losses[-2]})
@@ -172,7 +172,7 @@ def _again(steps: tuple[int, ...], ranks: int = 1) -> Scenario:
 
 
 def _put_aside(asides: int) -> Scenario:
-    """A damaged one is put aside, beside others like it, and later pruned."""
+    """A damaged one is set aside, next to others like it, and later pruned."""
 
     def act(run: RunDir) -> None:
         files.set_aside(run.checkpoints / "step-2")
@@ -186,7 +186,7 @@ def _put_aside(asides: int) -> Scenario:
 
 
 def _pruned(missing: int, keep: KeepSpec) -> Scenario:
-    """Room is made for so many bytes, before a save."""
+    """This many bytes are freed before a save."""
 
     def act(run: RunDir) -> None:
         prune(run, FIRST, keep, missing)
@@ -195,7 +195,7 @@ def _pruned(missing: int, keep: KeepSpec) -> Scenario:
 
 
 def _discarded() -> Scenario:
-    """A save is given up when both ranks have written; the next one goes well."""
+    """A save is given up after both ranks have written; the next one succeeds."""
     failing, fine = Save(2, 2), Save(3, 2)
 
     def act(run: RunDir) -> None:
@@ -208,7 +208,7 @@ def _discarded() -> Scenario:
 
 
 def _swept() -> Scenario:
-    """An earlier attempt has left something of everything; sweeping is what is killed."""
+    """An earlier attempt has left some of every kind of leftover; the sweep is killed."""
 
     def prepare(run: RunDir) -> None:
         take_lease(run, "0.9")
@@ -232,7 +232,7 @@ def _swept() -> Scenario:
 
 
 def _deleted() -> Scenario:
-    """Checkpoints are deleted, and one that was put aside."""
+    """Checkpoints are deleted, including one that was set aside."""
 
     def act(run: RunDir) -> None:
         files.delete(run.checkpoints / "step-1")
@@ -242,7 +242,7 @@ def _deleted() -> Scenario:
 
 
 def _fenced() -> Scenario:
-    """Another attempt has the lease: what was written is removed, and nothing published."""
+    """Another attempt has the lease: the written files are removed, and nothing is published."""
     zombie = Save(2, life=1)
 
     def act(run: RunDir) -> None:
@@ -294,9 +294,9 @@ SCENARIOS: dict[str, Scenario] = {
 
 
 def try_everywhere(scenario: Scenario, successor: str, place: Path) -> int:
-    """Kill a scenario before each of its effects, and check what is left; how many kills that was.
+    """Kill a scenario before each of its effects, and check what is left; return the number of kills.
 
-    ``successor`` continues: one of :data:`SUCCESSORS`. With two attempts the first of them is killed too, somewhere.
+    ``successor`` continues: one of :data:`SUCCESSORS`. With two attempts, the first is killed too, at some point.
     """
     base = RunDir(place / "base")
     make_directory(base.checkpoints)
@@ -333,7 +333,7 @@ def try_everywhere(scenario: Scenario, successor: str, place: Path) -> int:
 
 
 def _killed(act: Callable[[], None], run: RunDir, number: int) -> bool:
-    """Let another process do it, which dies before its ``number``-th effect; whether it came that far."""
+    """Let another process do it and die before its ``number``-th effect; return whether it came that far."""
     child = os.fork()
     if not child:
         try:
@@ -357,7 +357,7 @@ def _continue(scenario: Scenario, run: RunDir, attempt: str) -> None:
 
 
 def _check_published(scenario: Scenario, run: RunDir, before: Mapping[int, bytes]) -> None:
-    """Whatever counts as published is good, and there is one if there was one."""
+    """Everything published is good, and there still is a checkpoint if there was one."""
     published = good(run, scenario.spoiled)
     if not set(scenario.acting) & set(before):
         assert published or not before, "no checkpoint was left"
@@ -366,7 +366,7 @@ def _check_published(scenario: Scenario, run: RunDir, before: Mapping[int, bytes
 def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], successor: str) -> None:
     attempt = {"writer": FIRST, "attempt": NEXT, "two attempts": LAST}[successor]
     if successor == "writer":
-        # What rank 0 does when its writer is gone.
+        # What rank 0 does if its writer is gone.
         for step in scenario.acting:
             files.Staging(run.checkpoints, FIRST, step).finish()
     else:
@@ -387,7 +387,7 @@ def _check_after(scenario: Scenario, run: RunDir, before: Mapping[int, bytes], s
 
 
 def main(successor: str, *names: str) -> None:
-    """Try scenarios, all by default; prints as JSON how many kills each took, or what went wrong."""
+    """Try scenarios, all by default; print as JSON how many kills each took, or what went wrong."""
     # More writes of less, so that there are more places to be killed at.
     writer_process._CHUNK = 1 << 10
     memory = Path("/dev/shm")

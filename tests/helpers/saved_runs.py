@@ -1,4 +1,4 @@
-"""Two runs that have saved four times: one trains, one has ended; and damage to their checkpoints."""
+"""Two runs that have saved four times, one in training and one ended; and damage to their checkpoints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FILES = ("__0_0.distcp", ".metadata", MANIFEST)
 
 
 def make_saved_runs(place: Path) -> None:
-    """A runs root ``training`` and one ``ended``, each with a run that has saved, and whose policy keeps two."""
+    """Runs roots ``training`` and ``ended``, each with a run that has saved and whose policy keeps two."""
     training = make_run(place / "training", keep=2)
     make_checkpoints(training, STEPS)
     ended = make_run(place / "ended", keep=2, process=gone())
@@ -37,19 +37,19 @@ def make_saved_runs(place: Path) -> None:
 
 
 def copy_run(root: Path, workspace: Workspace) -> RunDir:
-    """Copy a runs root into an empty workspace; its only run."""
+    """Copy a runs root into an empty workspace; return its only run."""
     shutil.copytree(root, workspace.config.runs)
     [run_id] = workspace.run_ids()
     return workspace.root.run(run_id)
 
 
 def on_disk(run: RunDir) -> list[str]:
-    """The checkpoints, and what lies beside them, by name."""
+    """The checkpoints and everything next to them, by name."""
     return sorted(path.name for path in run.checkpoints.iterdir())
 
 
 def checkpoint_states(workspace: Workspace, run: RunDir) -> dict[int | None, tuple[bool, bool]]:
-    """(complete, verified) of the checkpoints that are known to be on disk, by step."""
+    """(complete, verified) of the checkpoints known to be on disk, by step."""
     return {
         checkpoint.step: (checkpoint.complete, checkpoint.verified)
         for checkpoint in observe_run(workspace, run.id, ask_slurm=False).on_disk
@@ -67,7 +67,7 @@ def cut(path: Path) -> None:
 
 
 def act_before(monkeypatch: pytest.MonkeyPatch, name: str, act: Act) -> None:
-    """Act right before each call of a function of ``files``, which several threads may make."""
+    """Act right before each call of a function of ``files``; several threads may call it."""
     original, lock = getattr(files, name), threading.Lock()
 
     def acting(*arguments: Any, **more: Any) -> Any:
@@ -79,13 +79,13 @@ def act_before(monkeypatch: pytest.MonkeyPatch, name: str, act: Act) -> None:
 
 
 def delete_first(run: RunDir, step: int) -> None:
-    """Delete a checkpoint, as the run does that is faster."""
+    """Delete a checkpoint, as if the run had been faster."""
     with contextlib.suppress(FileNotFoundError):
         (run.checkpoints / f"step-{step}").rename(run.checkpoints / f".trash-step-{step}")
 
 
 def fill_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have no room for any journal's lines."""
+    """Fail all journal writes for lack of disk space."""
 
     def write(self: Journal, kind: str, **data: Any) -> float:
         raise OSError(errno.ENOSPC, "No space left on device")

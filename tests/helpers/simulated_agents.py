@@ -1,4 +1,4 @@
-"""Agents of an attempt in threads over one store, without ranks: these end as a test scripts it."""
+"""Agents of an attempt in threads over one store, with scripted ranks instead of processes."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.journal import Journal
 
-# What ranks of a node do in a round: end by themselves, fail, wait until they are asked to stop, hang, hang with the
-# others in the loop, or die with their agent.
+# What ranks of a node do in a round: end on their own, fail, wait for a request to stop, hang, hang with the others in
+# the loop, or die with their agent.
 COMPLETE, CRASH, WAIT, HANG, LOST = "complete", "crash", "wait", "hang", "lost"
 POLL_S = 0.002
 
 
 class Gone(BaseException):
-    """The agent is dead; nothing catches this."""
+    """The agent has died; nothing catches this."""
 
 
 class Process:
-    """A rank's process, as far as the agent looks at it."""
+    """The part of a rank's process that the agent uses."""
 
     def __init__(self, pid: int, behaviour: str) -> None:
         self.pid = pid
@@ -58,7 +58,7 @@ class Process:
 
 
 class Ranks(Workers):
-    """The workers' own supervision, over processes that are none."""
+    """The real supervision of workers, over fake processes."""
 
     world: World
 
@@ -143,7 +143,7 @@ class World:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def begin(self, *absent: int) -> World:
-        """Start the agents, but for these, which never come."""
+        """Start the agents, except these, which never join."""
         for node in range(self.nodes):
             if node not in absent:
                 self.threads[node] = threading.Thread(target=self._agent, args=(node,), daemon=True)
@@ -151,7 +151,7 @@ class World:
         return self
 
     def end(self) -> World:
-        """Wait until all agents that live have ended."""
+        """Wait until all living agents have ended."""
         for node, thread in self.threads.items():
             until(
                 lambda node=node, thread=thread: node in self.dead or not thread.is_alive(), f"the end of node {node}"
@@ -159,12 +159,12 @@ class World:
         return self
 
     def signal(self, *nodes: int, number: signal.Signals = signal.SIGTERM) -> None:
-        # Node 0 last: as soon as that has left, what else has not been signalled ends for want of it.
+        # Node 0 last: as soon as it has left, any node not yet signalled ends for lack of it.
         for node in nodes or reversed(range(self.nodes)):
             self.flags[node].raised, self.flags[node].raised_at = number, time.time()
 
     def lose(self, node: int, control: ControlStore) -> None:
-        """End the agent of a node, which reports nothing."""
+        """End the agent of a node without a report."""
         self.dead.add(node)
         control.gather = lambda *_, **__: None  # type: ignore[method-assign]
         raise Gone
@@ -219,7 +219,7 @@ class World:
 
 @dataclass(frozen=True)
 class Host:
-    """The agent of a node, as far as rounds need it."""
+    """The agent of a node, reduced to what rounds need."""
 
     world: World
     node: int

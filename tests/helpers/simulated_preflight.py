@@ -1,4 +1,4 @@
-"""The preflight of an attempt with all agents in one process, on loopback addresses, and faults between them."""
+"""The preflight of an attempt with all agents in one process, on loopback addresses, with injected faults."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from slurmtrain.runtime.preflight.participant import Participant, PreflightOutco
 from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET = bytes(range(32))
-# Longer than any preflight takes, on a busy machine too.
+# Longer than any preflight, even on a busy machine.
 LONG_S = 120.0
 _DISCIPLINE = {"disciplined": True, "source": "chrony", "description": "chrony follows 10.0.0.1"}
 _NOT_MEASURED = ("exclude", "timeout_s", "clock", "network", "port", "bandwidth", "plugins")
 
 
 def address(network: int, node: int) -> str:
-    """A node's own address in one of some networks; all of them are this machine's."""
+    """A node's own address in one of several networks, all of which are on this machine."""
     return f"127.{network}.{node // 250}.{node % 250 + 1}"
 
 
@@ -49,7 +49,7 @@ def slow(node: int, interface: str = "slow0", speed_mbps: int | None = 1000) -> 
 
 @contextlib.contextmanager
 def vacant(address: str) -> Iterator[int]:
-    """A port at which nobody listens, and which the kernel does not choose meanwhile; binding it by number succeeds."""
+    """A port without a listener that the kernel does not assign in the meantime; binding it by number succeeds."""
     with socket.socket() as reserved:
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         reserved.bind((address, 0))
@@ -57,7 +57,7 @@ def vacant(address: str) -> Iterator[int]:
 
 
 def bridge() -> Candidate:
-    """A bridge of containers, with the same address on every node: it leads to no other node."""
+    """A container bridge, with the same address on every node: it leads to no other node."""
     return Candidate(interface="br0", address="127.9.0.1", prefix=16, speed_mbps=400_000)
 
 
@@ -103,24 +103,24 @@ class SimulatedPreflight:
         self._spec = _spec(nodes, interface, sections)
 
     def block(self, network: int, source: int, target: int) -> None:
-        """Let no connection through from one node to another, over one network."""
+        """Block connections from one node to another over one network."""
         self._blocked.add((address(network, source), address(network, target)))
 
     def isolate(self, network: int, node: int) -> None:
-        """Let no connection through to a node or from it, over one network."""
+        """Block connections to and from a node over one network."""
         for other in range(len(self.nodes)):
             self.block(network, node, other)
             self.block(network, other, node)
 
     def end_at(self, node: int, moment: str, *, signal: str | None = None, error: BaseException | None = None) -> None:
-        """Have a node's agent end at a moment: silently, by a signal, or by an error of its own.
+        """Let a node's agent end at a moment: silently, by a signal, or by its own error.
 
-        ``moment``: candidates, measure or bandwidth: when that function is called.
+        ``moment``: the call of this function: candidates, measure or bandwidth.
         """
         self._planned_ends[node, moment] = error or signal
 
     def run(self) -> list[PreflightOutcome | BaseException]:
-        """Run the agents of all nodes; returns each one's outcome or exception: a CancelledError where it died."""
+        """Run the agents of all nodes; return each one's outcome or exception: a CancelledError if it died."""
         report = CoordinatorConnection.report
 
         async def report_and_count(connection: CoordinatorConnection, topic: str, payload: Any) -> None:
@@ -128,7 +128,7 @@ class SimulatedPreflight:
             if topic in self._reported:
                 self._reported[topic].release()
 
-        # Garbage is collected meanwhile, which would take long for all that the tests have loaded.
+        # Otherwise garbage collection would scan everything that the tests have loaded, which takes long.
         gc.freeze()
         try:
             with (
@@ -191,7 +191,7 @@ class SimulatedPreflight:
         return {**{check: {"skip": "not measured"} for check in checks}, **self.nodes[node].facts}
 
     def _note_call(self, node: int, function: str, arguments: object = None) -> None:
-        """Note a call of one of a node's functions, and end the node if that is planned."""
+        """Record a call of one of a node's functions, and end the node if planned."""
         self.calls.setdefault(function, {})[node] = arguments
         if node == 0 and function == "warm_up" and not all(simulated.joins for simulated in self.nodes):
             self._wait_for_reports("join", [simulated for simulated in self.nodes[1:] if simulated.joins])
@@ -206,7 +206,7 @@ class SimulatedPreflight:
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     def _wait_for_reports(self, topic: str, nodes: Sequence[SimulatedNode]) -> None:
-        """Let node 0 continue, and its time limit for the late nodes begin, only when these others have reported."""
+        """Let node 0 continue, and start its time limit for late nodes, only when these others have reported."""
         for _ in nodes:
             self._reported[topic].acquire(timeout=LONG_S)
 
@@ -219,8 +219,8 @@ class SimulatedPreflight:
 async def _collect_garbage() -> None:
     """End the connections of agents that have died.
 
-    One that a server of asyncio had accepted, but had no time to serve before it was closed, stays open as long as its
-    process does, which here is for good.
+    A connection that an asyncio server accepted but could not serve before it was closed stays open as long as its
+    process, which here never ends.
     """
     while True:
         await asyncio.sleep(0.2)
@@ -248,8 +248,8 @@ def _spec(nodes: int, interface: str, sections: Mapping[str, Any]) -> Spec:
 class Proxy:
     """A proxy for a service on this machine: clients connect to ``port`` instead.
 
-    ``forth`` records what went to the service, ``back`` what came from it. Each piece is passed on as ``forth_as`` and
-    ``back_as`` change it.
+    ``forth`` records the data sent to the service, ``back`` the data from it. ``forth_as`` and ``back_as`` transform
+    each piece before it is passed on.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The one builder of runs for tests: events in memory, and the same in a run directory, for commands to read.
+"""The only builder of runs for tests: events in memory, and the same in a run directory, for commands to read.
 
-Each call appends what a writer would have written, a second after the event before, and returns the run::
+Each call appends what a writer would have written, a second after the previous event, and returns the run::
 
     sim = SimulatedRun().submitted().started(nodes=2).later(100).stopped()
     assert sim.newest.cause == "preempted"                      # what the fold makes of it
@@ -36,10 +36,10 @@ from slurmtrain.system.files import write_json
 
 RUN_ID = "0123456789"
 JOB = "7"
-# Where every run begins, in seconds since 1970: so long ago that nothing is waited for. And its jobs' time limit.
+# When every run begins, in seconds since 1970: so long ago that all timeouts have passed. And its jobs' time limit.
 BEGIN = 1_000.0
 LIMIT_S = 3_600.0
-# A process of another machine: nobody here can say that it is gone.
+# A process of another machine: its end cannot be observed here.
 ELSEWHERE = {"host": "elsewhere", "boot": "b", "pid": 5, "start": 9}
 CRASHED = "rank 0 exited with code 1"
 DOWN = Queue(problem="squeue: Unable to contact slurm controller")
@@ -53,7 +53,7 @@ def make_test_plan(**keys: Any) -> Plan:
 
 
 class SimulatedRun:
-    """One run, by default one whose jobs are Slurm's."""
+    """One run, by default with Slurm jobs."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class SimulatedRun:
         job: str = JOB,
         now: float = BEGIN,
     ) -> None:
-        """``directory``: where journals are written, too; None: events stay in memory.
+        """``directory``: where to write journals too; None: events stay in memory.
 
-        ``spec``: keys of the spec in the plan that the directory gets; None: it gets none. ``job``: the id of its next
-        jobs. ``now``: the time of the event before the first one, in seconds since 1970.
+        ``spec``: keys of the spec in the directory's plan; None: no plan. ``job``: the id of its next
+        jobs. ``now``: the time one second before the first event, in seconds since 1970.
         """
         self.directory = directory
         self.executor = executor
@@ -86,7 +86,7 @@ class SimulatedRun:
     # --- writers ------------------------------------------------------------------------------------------------------
 
     def write(self, source: str, kind: str, /, at: float | None = None, **fields: Any) -> Self:
-        """Append an event to the journal ``source``, at this time or a second after the event before."""
+        """Append an event to the journal ``source``, at this time or a second after the previous event."""
         self.now = self.now + 1 if at is None else at
         self.events.append(event(self.now, kind, fields, source, len(self.events) * 10))
         if self.directory is not None:
@@ -97,15 +97,15 @@ class SimulatedRun:
         return self
 
     def command(self, kind: str, /, **fields: Any) -> Self:
-        """What a command on the login node writes."""
+        """Write an event as a command on the login node."""
         return self.write("journal/submit.jsonl", kind, **fields)
 
     def node(self, kind: str, node: int = 0, restart: int = 0, /, **fields: Any) -> Self:
-        """What a node's agent writes."""
+        """Write an event as a node's agent."""
         return self.write(f"attempts/{self.job}.{restart}/node-{node}.jsonl", kind, **fields)
 
     def rank(self, kind: str, rank: int = 0, restart: int = 0, /, **fields: Any) -> Self:
-        """What a rank writes."""
+        """Write an event as a rank."""
         return self.write(f"attempts/{self.job}.{restart}/rank-{rank}.jsonl", kind, **fields)
 
     def later(self, seconds: float) -> Self:
@@ -121,7 +121,7 @@ class SimulatedRun:
         return self.command("created", **{"name": name, "executor": self.executor, **fields})
 
     def submitting(self, submission: int = 1, **fields: Any) -> Self:
-        """A command is about to hand the run over: its first event where it was not ``created`` before.
+        """A command is about to submit the run: its first event, unless it was ``created`` before.
 
         ``fields``: of the event, such as ``requeue``, the policy (by default the plan's), and ``by``, the command.
         """
@@ -135,7 +135,7 @@ class SimulatedRun:
         return self.command("submitting", **{**defaults, "host": "login", **fields})
 
     def submitted(self, submission: int = 1, *, process: Mapping[str, Any] | None = None, **fields: Any) -> Self:
-        """The scheduler has the job. ``process``: of a local job; ``fields``: of the event ``submitting``."""
+        """The scheduler has accepted the job. ``process``: of a local job; ``fields``: of the event ``submitting``."""
         self.submitting(submission, **fields)
         if self.directory is not None and self._plan is not None:
             files = self.directory.submission(submission)
@@ -147,7 +147,7 @@ class SimulatedRun:
         return self.command("submitted", submission=submission, job_id=self.job, **defaults)
 
     def started(self, restart: int = 0, nodes: int = 1, submission: int = 1, **fields: Any) -> Self:
-        """Agents run on so many nodes. ``fields``: more of the event."""
+        """Agents run on this many nodes. ``fields``: further fields of the event."""
         for node in range(nodes):
             defaults = {"node": node, "nodes": nodes, "host": f"n{node}", "executor": self.executor}
             defaults |= {"submission": submission, "attempt": submission + restart}
@@ -155,7 +155,7 @@ class SimulatedRun:
         return self
 
     def reached(self, step: int, restart: int = 0, at: float | None = None, **metrics: float) -> Self:
-        """Training has finished so many steps, and rank 0 has logged these metrics, at this time or now."""
+        """Training has finished this many steps, and rank 0 has logged these metrics, at this time or now."""
         attempt = f"{self.job}.{restart}"
         self.steps[attempt] = step
         if self.directory is not None:
@@ -171,7 +171,7 @@ class SimulatedRun:
         return self.rank("saved", 0, restart, step=step, **{**defaults, **fields})
 
     def ended(self, cause: str, node: int = 0, restart: int = 0, **fields: Any) -> Self:
-        """A node's agent has ended, and says why."""
+        """A node's agent has ended, with a reason."""
         return self.node("end", node, restart, **{"cause": cause, "reason": "", "signal": None, **fields})
 
     def crashed(self, restart: int = 0, at: float | None = None, error: str = "ValueError") -> Self:
@@ -181,16 +181,16 @@ class SimulatedRun:
         return self.ended("crash", 0, restart, at=failed_at, reason=CRASHED, failed_at=failed_at, failures=[failure])
 
     def stopped(self, node: int = 0, restart: int = 0, **fields: Any) -> Self:
-        """A signal has ended a node's agent, which does not know why it was sent."""
+        """A signal has ended a node's agent, which does not know the reason."""
         defaults = {"reason": "stopped by SIGTERM", "signal": "SIGTERM", "failed_at": self.now + 1}
         return self.ended("preempted", node, restart, **{**defaults, **fields})
 
     def cancel(self, at: float | None = None) -> Self:
-        """A person wants the run ended."""
+        """A user asks for the run to be cancelled."""
         return self.command("cancel", at=at)
 
     def observed(self, job: Job, restart: int = 0, at: float | None = None) -> Self:
-        """A command has journaled what sacct says of a job."""
+        """A command has journaled what sacct says about a job."""
         return self.write(
             "journal/observe.jsonl",
             "observed",
@@ -207,11 +207,11 @@ class SimulatedRun:
             signal=job.signal,
         )
 
-    # --- what is made of it -------------------------------------------------------------------------------------------
+    # --- the resulting run --------------------------------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
-        """The run as the fold has it."""
+        """The run as computed by the fold."""
         return read_run("RUN", self.events, {key: Progress(step, self.now, {}) for key, step in self.steps.items()})
 
     @property
@@ -226,10 +226,10 @@ class SimulatedRun:
         """What ended each attempt."""
         return [attempt.cause for attempt in self.run.attempts]
 
-    # --- what Slurm says of it ----------------------------------------------------------------------------------------
+    # --- what Slurm says about it -------------------------------------------------------------------------------------
 
     def look(self, queue: Queue, accounting: Accounting | None = None) -> list[JobObserved]:
-        """Look at the run as a command does: ask, journal what is new, and see that asking again adds nothing."""
+        """Observe the run as a command does: query, journal what is new, and check that a second query adds nothing."""
         observations = self._news(queue, accounting)
         for observation in observations:
             self.write("journal/observe.jsonl", "observed", **observation.to_json())

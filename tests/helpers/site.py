@@ -1,4 +1,4 @@
-"""A place in which to call slurmtrain as a person would, with real runs through submitit's local executor."""
+"""A directory in which to call slurmtrain as a user would, with real runs through submitit's local executor."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ import yaml
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "local" / "scripts"
 ONE_PROCESS: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
-# How long until() rests after a look, in durations of that look: a command that looks takes time from what it looks at.
+# How long until() pauses after a check, as a multiple of the check's duration: checks take CPU time from the run.
 REST = 2
-# How long to wait for what must happen: generous, since machines are shared; nothing waits for it when all is well.
+# How long to wait for an expected event: generous, since machines are shared; passing tests never wait this long.
 PATIENCE_S = 120.0
 
 
 class Site:
-    """A directory with a runs root, in which to call slurmtrain as a person would."""
+    """A directory with a runs root, in which to call slurmtrain as a user would."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,7 +33,7 @@ class Site:
         self.python = sys.executable
         self.scripts = SCRIPTS
         self.identity: dict[str, Any] = {}
-        """Who calls, as subprocess.run() takes it; by default whoever runs the tests."""
+        """The calling user, as an argument of subprocess.run(); by default the user who runs the tests."""
 
     def call(
         self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None, cwd: Path | None = None
@@ -81,33 +81,33 @@ class Site:
         return path
 
     def light(self, name: str = "light", **keys: Any) -> Path:
-        """A spec for one process that trains like ``spec``'s script, and starts in half the time."""
+        """A spec for one process that trains like ``spec``'s script, but starts in half the time."""
         return self.spec(name, script="steps.py", **{"resources": ONE_PROCESS, **keys})
 
     def steady(self, name: str = "steady", **keys: Any) -> Path:
-        """A spec for one process that says something all the time, until it is ended, and knows nothing of us."""
+        """A spec for one process that prints continuously until it is ended, and does not use slurmtrain."""
         return self.spec(name, script="steady.py", **{"resources": ONE_PROCESS, **keys})
 
     def commanding(self, command: str, name: str = "plain", **keys: Any) -> Path:
-        """A spec for one process of a command of its own."""
+        """A spec for one process that runs this command."""
         return self.spec(name, **{"command": command, "resources": ONE_PROCESS, **keys})
 
     def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
-        """Submit a spec on this machine; returns the run's id."""
+        """Submit a spec on this machine; return the run's id."""
         return str(self.json("submit", str(spec), "--executor", "local", *arguments, **more)["runs"][0]["id"])
 
     def status(self, run_id: str) -> dict[str, Any]:
-        """One run as ``status`` has it."""
+        """One run as ``status`` prints it."""
         [run] = self.json("status", run_id)["runs"]
         return run
 
     def show(self, run_id: str) -> dict[str, Any]:
-        """One run as ``show`` has it."""
+        """One run as ``show`` prints it."""
         shown: dict[str, Any] = self.json("show", run_id)["run"]
         return shown
 
     def step(self, run_id: str) -> int:
-        """The last finished step of the newest attempt, by its own file."""
+        """The last finished step of the newest attempt, from its own file."""
         files = sorted((self.runs / run_id).glob("attempts/*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
         if not files:
             return 0
@@ -115,7 +115,7 @@ class Site:
         return int(json.loads(lines[-1])["step"]) if lines else 0
 
     def printed(self, run_id: str) -> list[str]:
-        """What the workers of all attempts have printed so far, by their own files."""
+        """What the workers of all attempts have printed so far, from their log files."""
         files = sorted((self.runs / run_id).glob("attempts/*/logs/rank-*.log"))
         return [line for path in files for line in path.read_text().splitlines()]
 
@@ -137,7 +137,7 @@ class Site:
         return [process for process in processes if process.pid != os.getpid()]
 
     def signal_all(self, run_id: str, number: signal.Signals) -> None:
-        """Send a signal to every process of a run, until there are no more of them in the case of SIGKILL."""
+        """Send a signal to every process of a run; for SIGKILL, repeat until none is left."""
         while processes := self.processes(run_id):
             for process in processes:
                 with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""What scontrol and sacctmgr of Slurm 22.05 print of a real cluster, as a site that slurmtrain has asked."""
+"""A site as slurmtrain reads it from a real cluster: captured output of scontrol and sacctmgr of Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ASSOCIATIONS = (_CAPTURED / "associations.txt").read_text()
 
 
 def config(**changes: str) -> str:
-    """The configuration with other values, in Slurm's own columns; names that it does not have are added."""
+    """The configuration with other values, in Slurm's own columns; missing names are added."""
     lines = CONFIG.splitlines()
     for name, value in changes.items():
         written = f"{name:<24}= {value}"
@@ -43,7 +43,7 @@ def partitions(**changes: str) -> str:
 
 
 def site(*, qos: str | None = QOS, partition: dict[str, str] | None = None, **changes: str) -> Site:
-    """The cluster with other values. ``qos``: None where accounting does not answer."""
+    """The cluster with other values. ``qos``: None if accounting does not answer."""
     cluster = read_cluster(read_config(config(**changes)))
     places = read_partitions(partitions(**(partition or {})))
     qos_by_name: dict[str, Qos] | None = None if qos is None else read_qos(qos)
@@ -63,7 +63,7 @@ def outlook_on(cluster: Site | None = None, partition: str = "spot", **job: Any)
 
 
 def severities(outlook: Outlook, *names: str) -> dict[str, str]:
-    """The severity of each finding by what it is about; of these names only, if there are any."""
+    """The severity of each finding by its subject; only for these names, if there are any."""
     return {finding.about: finding.severity for finding in outlook.findings if not names or finding.about in names}
 
 

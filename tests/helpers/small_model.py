@@ -1,4 +1,4 @@
-"""A small model whose parameters all have the value of the step, so that a mixture of two checkpoints shows."""
+"""A small model whose parameters all equal the step, so that a mixture of two checkpoints is detectable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Value:
 
 
 class Evil:
-    """Makes a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -53,12 +53,12 @@ def fill(module: nn.Module, step: float) -> None:
 
 
 def values(module: nn.Module) -> set[float]:
-    """The values of all parameters: more than one is a mixture."""
+    """The distinct values of all parameters: more than one means a mixture."""
     return {float(value) for parameter in module.parameters() for value in parameter.detach().reshape(-1)}
 
 
 def save_steps(attempt: Attempt, module: nn.Module, *steps: int) -> list[str]:
-    """Save the model as it is at each step; why each save failed, empty where it did not."""
+    """Save the model as it is at each step; return why each save failed, empty if it did not."""
     problems = []
     for step in steps:
         fill(module, step)
@@ -67,7 +67,7 @@ def save_steps(attempt: Attempt, module: nn.Module, *steps: int) -> list[str]:
 
 
 def restored_step(root: Path, restart: int = 9, **more: Any) -> int:
-    """The step that a new attempt restores, with everything as it was then; 0 for none."""
+    """The step that a new attempt restores, with all state as it was then; 0 for none."""
     module = model(-1)
     with Attempt(root, alone(), {"model": module}, restart=restart, **more) as attempt:
         restored = attempt.restore()
@@ -78,14 +78,14 @@ def restored_step(root: Path, restart: int = 9, **more: Any) -> int:
 
 
 def save_two(ranks: RankGroup, root: Path) -> None:
-    """Save steps 1 and 2, with a value that each rank has of its own."""
+    """Save steps 1 and 2, with a value that differs by rank."""
     module = model()
     with Attempt(root, ranks, {"model": module, "own": Value(ranks.rank)}) as attempt:
         assert save_steps(attempt, module, 1, 2) == ["", ""]
 
 
 def restore_alone(root: Path, **more: Any) -> tuple[int, list[dict[str, Any]], list[dict[str, Any]]]:
-    """Restore on one rank what :func:`save_two` saved: the step, and what was journaled as rejected and as restored."""
+    """Restore what :func:`save_two` saved on one rank: the step, and the events for rejected and restored."""
     module, own = model(-1), Value("mine")
     with Attempt(root, alone(), {"model": module, "own": own}, restart=1, **more) as attempt:
         restored = attempt.restore()

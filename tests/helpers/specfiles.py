@@ -1,4 +1,4 @@
-"""Specs for tests, and what tests ask of the loaded ones."""
+"""Specs for tests, and accessors for loaded specs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs roots for tests of what commands do, and the shortest way to do it."""
+"""Runs roots for tests of commands, and shortcuts to run them."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from slurmtrain.slurm.scheduler import Scheduler
 
 
 def make_workspace(runs: Path, scheduler: Scheduler | None = None) -> Workspace:
-    """The runs root ``runs`` with its own registry and without MLflow. ``scheduler``: who is asked instead of Slurm."""
+    """The runs root ``runs`` with its own registry and without MLflow. ``scheduler``: replaces Slurm."""
     config = Config(runs=runs, executor=None, registry=runs / "registry.db", mlflow_uri=None)
     return Workspace(config, scheduler=scheduler)
 
 
 def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, **spec: Any) -> SimulatedRun:
-    """A run that was made long ago, before any job that sacct shows in tests. ``spec``: keys of its spec."""
+    """A run that was created long ago, before any job that sacct shows in tests. ``spec``: keys of its spec."""
     return SimulatedRun(workspace.root.run(RUN_ID), spec=spec, executor=executor, job=job, now=99.0)
 
 
 def sync_again(workspace: Workspace) -> Synced:
-    """What another command finds and does, which remembers nothing of the ones before."""
+    """What another command observes and does, with no state from previous ones."""
     return sync(Workspace(workspace.config), track=False)
 
 
 def load_run(workspace: Workspace, run_id: str = RUN_ID) -> Run:
-    """A run as the registry has it."""
+    """A run as stored in the registry."""
     run = workspace.store.load(run_id)
     assert run is not None
     return run

@@ -1,9 +1,9 @@
 """Kills a command at a chosen effect: put this directory on PYTHONPATH.
 
-An effect is what another process could see, or what must not be lost: opening a file of the runs root for writing, a
-write, an fsync, a rename, a new or a removed directory entry, a subprocess, a commit of SQLite. KILL_AT=N dies by
-SIGKILL right before the N-th, counted from 1; KILL_LOG names a file that gets a line an effect. KILL_IN says which
-program is meant: the module that ``python -m`` runs.
+An effect is anything that another process could see or that must not be lost: opening a file of the runs root, a
+write, an fsync, a rename, a new or a removed directory entry, a subprocess, a SQLite commit. KILL_AT=N: die by
+SIGKILL right before the N-th effect, counted from 1; KILL_LOG: a file that gets a line per effect. KILL_IN: the
+program to kill, as the module that ``python -m`` runs.
 """
 
 import os

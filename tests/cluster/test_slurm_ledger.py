@@ -245,7 +245,7 @@ def test_a_job_that_its_agent_left_held_is_let_go_by_sync(site: ClusterSite, clu
         )
     assert run["state"] == "requeued"
     assert "node1: clock: " in run["reason"]
-    assert "could not be put back into the queue (scontrol: not now)" in run["reason"]
+    assert "could not be requeued (scontrol: not now)" in run["reason"]
     synced = site.json("sync")
     assert (synced["released"], synced["problems"]) == ([run_id], [])
     assert site.json("sync")["released"] == []

@@ -232,7 +232,7 @@ def report_exits(exits: Sequence[Exit], request: StopRequest | None, node: int) 
     if request is not None:
         at = request.at if request.node == node else None
         return ExitReport(cause=request.cause, reason=request.why, failed_at=at, signal=request.signal)
-    return ExitReport(cause="cancelled", reason="the workers were asked to stop, saved and left")
+    return ExitReport(cause="cancelled", reason="the workers were told to stop, saved and exited")
 
 
 def report_signal(

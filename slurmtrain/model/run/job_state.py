@@ -36,10 +36,10 @@ _DESCRIPTIONS = {
     "DEADLINE": "it missed its deadline",
     "LAUNCH_FAILED": "Slurm could not launch it",
     "NODE_FAIL": "a node failed",
-    "OUT_OF_MEMORY": "it used more memory than it had asked for",
+    "OUT_OF_MEMORY": "it used more memory than it had requested",
     "PREEMPTED": "preempted by a job of higher priority",
     "RECONFIG_FAIL": "the nodes could not be reconfigured",
-    "REQUEUED": "put back into the queue",
+    "REQUEUED": "requeued",
     "REVOKED": "revoked by its cluster",
     "TIMEOUT": "the time limit was reached",
 }

@@ -96,7 +96,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
         return _closed_by(requeue, attempt, last_end or requeue.at)
     root = min((end for end in ends if end.payload.cause != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _failed_at(root) < cancelled_at):
-        if final is None and _was_asked(root) and _is_of_slurm(events):
+        if final is None and _stopped_by_signal(root) and _is_of_slurm(events):
             # Preempted, cancelled or requeued? Its nodes cannot know, and Slurm has not said yet.
             return replace(attempt, reason=f"{root.payload.reason}; Slurm has not said why yet")
         return _closed_by_node(attempt, root, final, last_end)
@@ -122,9 +122,9 @@ def superseded(attempt: Attempt, facts: AttemptFacts) -> Attempt:
     requeue = requeue_record(facts.events)
     if requeue is not None and attempt.cause != requeue.cause:
         return replace(_closed_by(requeue, attempt, requeue.at), excluded=requeue.excluded)
-    if attempt.ended and not (attempt.cause == "cancelled" and ends and all(_was_asked(end) for end in ends)):
+    if attempt.ended and not (attempt.cause == "cancelled" and ends and all(_stopped_by_signal(end) for end in ends)):
         return attempt
-    if any(_was_asked(end) for end in ends):
+    if any(_stopped_by_signal(end) for end in ends):
         reason = describe_state("PREEMPTED") + _at_step(attempt)
         return closed(attempt, "preempted", reason, facts.last_written, confirmed=attempt.confirmed)
     reason = "it ended without reporting a cause, and Slurm started it again" + _at_step(attempt)
@@ -182,7 +182,7 @@ def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end:
     end = root.payload
     # A person who cancels a job while it is being preempted wants it ended.
     overruled = final is not None and final.is_cancel and end.cause in _AT_A_STEP
-    follows = _was_asked(root) or end.cascade or overruled
+    follows = _stopped_by_signal(root) or end.cascade or overruled
     failed = replace(attempt, failures=tuple(end.failures))
     if follows and final is not None and not final.is_gone:
         cause, reason = _slurms_reason(final)
@@ -228,7 +228,7 @@ def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
     return next(reversed(slurms or finals), None)
 
 
-def _was_asked(end: End) -> bool:
+def _stopped_by_signal(end: End) -> bool:
     """Whether this node ended because of a signal, and does not know why."""
     return end.payload.signal is not None and not end.payload.sure
 
@@ -239,7 +239,7 @@ def _is_of_slurm(events: Sequence[AnyEvent]) -> bool:
 
 def _blame(end: End) -> tuple[bool, bool, float]:
     """The first failure sorts first, after it those that followed from another failure or do not know their cause."""
-    return (end.payload.cascade, _was_asked(end), _failed_at(end))
+    return (end.payload.cascade, _stopped_by_signal(end), _failed_at(end))
 
 
 def _failed_at(end: End) -> float:

@@ -98,7 +98,7 @@ def describe_wait(reason: str, excluded: Sequence[str], restarted_by: str, probl
     if restarted_by == "sync":
         return f"{reason}; 'slurmtrain sync' or 'watch' starts it again{without}{after}"
     if problem:
-        return f"{reason}; its job could not be put back into the queue ({problem}): 'slurmtrain sync' sees to it"
+        return f"{reason}; its job could not be requeued ({problem}): 'slurmtrain sync' starts it again"
     return f"{reason}; starts again{without}{after}"
 
 

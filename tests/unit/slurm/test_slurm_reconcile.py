@@ -145,7 +145,7 @@ def test_a_crash_that_a_job_has_journaled_needs_no_state_of_slurms(state: str) -
     [
         ({"state": "FAILED", "signal": 9}, "crash", "Slurm says FAILED with signal 9"),
         ({"state": "FAILED", "exit_code": 1}, "crash", "Slurm says FAILED with exit code 1"),
-        ({"state": "OUT_OF_MEMORY"}, "oom", "it used more memory than it had asked for"),
+        ({"state": "OUT_OF_MEMORY"}, "oom", "it used more memory than it had requested"),
         ({"state": "CANCELLED by 1001"}, "cancelled", "cancelled in Slurm"),
         ({"state": "COMPLETED"}, "lost", "Slurm says that the job completed, but the job itself never did"),
     ],

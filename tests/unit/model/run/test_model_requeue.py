@@ -83,7 +83,7 @@ def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_o
     sim = refused(SimulatedRun().submitted()).node("requeue_failed", 0, 0, reason="scontrol: no")
     state, reason = state_of(sim)
     assert state == "requeued"
-    assert reason.startswith(f"{WHY}; its job could not be put back into the queue (scontrol: no)")
+    assert reason.startswith(f"{WHY}; its job could not be requeued (scontrol: no)")
     assert sim.newest.restarted_by == "slurm"
     sim.observed(sim.slurm("FAILED"))
     assert sim.newest.restarted_by == "sync"

@@ -143,7 +143,7 @@ def _suspects(
 
 
 def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
-    """Ingest, then ingest runs found dead again: a process may write its end event just before it is found dead."""
+    """Ingest, then once more for runs found dead: a process may write its end event just before it is found dead."""
     from slurmtrain.ops.shared import local_jobs
 
     workspace = look.workspace

@@ -1,7 +1,7 @@
-"""Save checkpoints between the steps of a loop that trains nothing: as a run of slurmtrain's, or by torch's own means.
+"""Save checkpoints between the steps of a loop that trains nothing: as a slurmtrain run, or with torch alone.
 
 The state is that of a transformer under Adam: its parameters and two moments of each, in float32, which no step
-changes. A step is ``products`` products of matrices and an all-reduce of what the gradients of a small model weigh.
+changes. A step is ``products`` matrix products and an all-reduce the size of a small model's gradients.
 
 Each rank writes ``rank-<r>.json`` to ``out`` at its end. Times are of the monotonic clock, in seconds, which all
 processes of a machine share. ``bytes``: what the tensors of the state weigh, those of all shards together. ``ready``:
@@ -36,7 +36,7 @@ GRADIENTS = 250_000
 # Steps before the first save, and between the end of a save and the beginning of the next one.
 QUIET = 10
 FLOAT = 4
-# Of each parameter there are the parameter itself and Adam's two moments.
+# Each parameter is stored with Adam's two moments.
 COPIES = 3
 # Width and number of the blocks that make up most of a state that is at least so large; the embedding is the rest.
 SHAPES = {1_000_000_000: (1024, 6), 200_000_000: (512, 5), 0: (128, 4)}
@@ -77,7 +77,7 @@ class Training:
         self.ready = time.monotonic()
 
     def _fill(self) -> None:
-        """Write to all of the state: memory that nobody ever wrote to costs nothing to copy."""
+        """Write to all of the state: memory that was never written to costs nothing to copy."""
         noise = torch.rand(2**20)
         for parameter in self.model.parameters():
             moments = {name: torch.empty_like(parameter, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
@@ -121,7 +121,7 @@ class Block(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """A model of which parameters and Adam's moments weigh ``size`` bytes, to within 1 %."""
+    """A model whose parameters and Adam moments take ``size`` bytes, to within 1 %."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ def torch_save(training: Training, path: Path) -> None:
 
 
 def dcp_save(training: Training, path: Path) -> None:
-    """torch.distributed.checkpoint as it comes: each rank writes one file, and fsyncs it."""
+    """torch.distributed.checkpoint with its defaults: each rank writes one file, and fsyncs it."""
     dcp.save(_states(training), checkpoint_id=path)
 
 
@@ -194,7 +194,7 @@ WAYS: dict[str, Callable[[], Way]] = {
 
 
 def train(task: Task, save: Way, saves: int) -> None:
-    """Save so many times, one after the other is finished; the newest checkpoint stays in ``task.out``."""
+    """Save this many times, one after another; the newest checkpoint stays in ``task.out``."""
     training = Training(task)
     for number in range(saves):
         for _ in range(QUIET):
@@ -218,7 +218,7 @@ def train(task: Task, save: Way, saves: int) -> None:
 
 
 def train_in_session(task: Task, steps: int) -> None:
-    """The run's spec says when to save."""
+    """The run's spec decides when to save."""
     import slurmtrain
 
     with slurmtrain.session() as run:
@@ -237,7 +237,7 @@ def delete(path: Path) -> None:
 
 
 def run_rank(task: Task, way: str, saves: int, rank: int, world_size: int, port: int) -> None:
-    """Be one rank of a job, in a process of its own, as torchrun would start it; its output goes to ``task.out``."""
+    """Run one rank of a job in its own process, as torchrun would start it; its output goes to ``task.out``."""
     log = os.open(task.out / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
     for stream in (1, 2):
         os.dup2(log, stream)

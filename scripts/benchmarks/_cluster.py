@@ -1,4 +1,4 @@
-"""A real Slurm cluster to measure on, and what is noted of each call of Slurm's commands."""
+"""A real Slurm cluster to measure on, and a record of each call of Slurm's commands."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class NoCluster(Exception):
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster; ``job_name``: what the names of this benchmark's jobs begin with, and no others."""
+    """A cluster; ``job_name``: a prefix that only this benchmark's jobs have."""
 
     conf: str
     job_name: str
 
     def ask(self, *command: str) -> str:
-        """The standard output of one of Slurm's commands."""
+        """Run one of Slurm's commands and return its standard output."""
         environ = environment(SLURM_CONF=self.conf)
         completed = subprocess.run(
             command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
@@ -43,7 +43,7 @@ class Cluster:
         return completed.stdout
 
     def jobs(self) -> list[str]:
-        """This benchmark's jobs that have not ended, those whose nodes are still being freed included."""
+        """This benchmark's jobs that have not ended, including those whose nodes are still being freed."""
         lines = self.ask("squeue", "--me", "--noheader", "--format=%A|%j").splitlines()
         return sorted({job for job, name in (line.split("|", 1) for line in lines) if name.startswith(self.job_name)})
 
@@ -63,7 +63,7 @@ class Cluster:
 
 @contextmanager
 def cluster(purpose: str, nodes: int) -> Iterator[Cluster]:
-    """The cluster that SLURM_CONF names, or else one of our own for as long as this lasts. Raises NoCluster."""
+    """The cluster that SLURM_CONF names, otherwise our own for the duration of this context. Raises NoCluster."""
     conf = os.environ.get("SLURM_CONF")
     if conf and not shutil.which("sbatch"):
         raise NoCluster("SLURM_CONF is set, but there is no sbatch on this machine's PATH")
@@ -80,7 +80,7 @@ def cluster(purpose: str, nodes: int) -> Iterator[Cluster]:
 
 
 def _start(nodes: int) -> bool:
-    """Start the cluster; returns whether it was not there before, so that it is to be ended."""
+    """Start the cluster; return whether it is new, and so must be stopped afterwards."""
     if os.geteuid() != 0:
         raise NoCluster(
             "only root can start a Slurm cluster on this machine; run it as root, or set SLURM_CONF to use another one"
@@ -112,9 +112,9 @@ def _script(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 class Recorder:
-    """Wrappers around Slurm's commands, first on PATH, which note the name and the time of each call.
+    """Wrappers around Slurm's commands, first on PATH, which record the name and time of each call.
 
-    A job inherits PATH, so that what a batch script calls is noted too.
+    A job inherits PATH, so calls from a batch script are recorded too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -130,11 +130,11 @@ class Recorder:
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """What a process must have in its environment for its calls to be noted."""
+        """The environment variables that a process needs for its calls to be recorded."""
         return {"PATH": f"{self._programs}{os.pathsep}{environment()['PATH']}"}
 
     def take(self) -> Sequence[tuple[str, float]]:
-        """Names and times of the calls since the last time this was asked."""
+        """Names and times of the calls since the previous call of this method."""
         try:
             lines = self._calls.read_text().splitlines()
         except FileNotFoundError:

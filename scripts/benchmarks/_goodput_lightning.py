@@ -16,12 +16,12 @@ from _goodput_train import Network, Task, make_optimizer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.environments import SLURMEnvironment
 
-# More than there are steps, so that the training never comes to the end of its first epoch.
+# More than the number of steps, so that the training never finishes its first epoch.
 SAMPLES = 1_000_000
 
 
 class Samples(torch.utils.data.Dataset[int]):
-    """Numbers; what is trained with is the same at each step."""
+    """Numbers; the training data is the same at each step."""
 
     def __len__(self) -> int:
         return SAMPLES
@@ -56,13 +56,13 @@ class Module(lightning.LightningModule):
         self._log.finished(self.global_step)
 
     def on_train_end(self) -> None:
-        # Also called where training was left before its end.
+        # Also called if training was interrupted.
         if self._log is not None and self.global_step >= self._task.steps:
             self._log.finish()
 
 
 def newest(folder: Path) -> Path | None:
-    """Of the checkpoints that were written every so often and those on a signal; Lightning looks for one kind only."""
+    """The newest of the periodic checkpoints and those saved on a signal; Lightning looks for one kind only."""
     return max(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime, default=None)
 
 

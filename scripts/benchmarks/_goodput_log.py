@@ -1,4 +1,4 @@
-"""The log of finished steps that every system writes alike, and what follows from it. Standard library alone."""
+"""The log of finished steps that every system writes, and its evaluation. Standard library only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
-# What can happen to a job, in the order in which the full trace has it.
+# What can happen to a job, in the order of the full trace.
 PREEMPT, KILL_RANK, KILL_NODE = "preempt", "kill_rank", "kill_node"
 FULL = (PREEMPT, KILL_RANK, KILL_NODE, PREEMPT)
 QUICK = (PREEMPT, KILL_RANK)
@@ -36,14 +36,14 @@ class Place(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What happens, and how many seconds after the first step since the one before."""
+    """What happens, and how many seconds after the first step since the previous fault."""
 
     kind: str
     after_s: float
 
 
 class StepLog:
-    """What each rank keeps in ``out``: where it runs, and, on rank 0, a line for each step that it has finished."""
+    """What each rank writes to ``out``: where it runs and, on rank 0, a line for each finished step."""
 
     def __init__(self, out: Path, rank: int) -> None:
         self._out, self._rank = out, rank
@@ -54,18 +54,18 @@ class StepLog:
         self._file = (out / "steps.log").open("a", buffering=1) if rank == 0 else None
 
     def finished(self, step: int) -> None:
-        """A step is finished."""
+        """Record a finished step."""
         if self._file is not None:
             self._file.write(f"{time.time():.3f} {os.getpid()} {step}\n")
 
     def finish(self) -> None:
-        """All of them are."""
+        """Record that all steps are finished."""
         if self._rank == 0:
             (self._out / "done").touch()
 
 
 def read(out: Path) -> list[Line]:
-    """The steps that have been finished so far."""
+    """The steps finished so far."""
     try:
         return parse((out / "steps.log").read_text())
     except FileNotFoundError:
@@ -73,7 +73,7 @@ def read(out: Path) -> list[Line]:
 
 
 def parse(text: str) -> list[Line]:
-    """The lines of a log, without a last one that is not written to its end."""
+    """The lines of a log, without an incomplete last one."""
     fields = (line.split() for line in text.splitlines(keepends=True) if line.endswith("\n"))
     return [Line(float(t), int(pid), int(step)) for t, pid, step in fields]
 
@@ -94,7 +94,7 @@ def missing_steps(lines: Sequence[Line], steps: int) -> list[int]:
 
 
 def first_after(lines: Sequence[Line], fault_t: float) -> Line | None:
-    """The first step that was finished by a process other than the one that the fault at ``fault_t`` has hit."""
+    """The first step that was finished by a process other than the one hit by the fault at ``fault_t``."""
     before = [line.pid for line in lines if line.t <= fault_t]
     hit = before[-1] if before else None
     return next((line for line in lines if line.t > fault_t and line.pid != hit), None)
@@ -114,9 +114,9 @@ def trace(kinds: Sequence[str], seed: int, least_s: float, most_s: float) -> lis
 
 
 def due(fault: Fault, lines: Sequence[Line], last_fault_t: float | None) -> float | None:
-    """When a fault is due (seconds since 1970); None as long as the job has not recovered from the one before.
+    """When a fault is due (seconds since 1970); None until the job has recovered from the previous one.
 
-    A fault that hits no job is none; so the trace stands still while a system does not train.
+    A fault that hits no job does not count, so the trace pauses while a system does not train.
     """
     since = first_after(lines, last_fault_t) if last_fault_t is not None else next(iter(lines), None)
     return None if since is None else since.t + fault.after_s
@@ -132,7 +132,7 @@ class Start(NamedTuple):
 
 
 def starts(sacct: str, prefix: str) -> list[Start]:
-    """All starts of the jobs whose name begins so, by accounting.
+    """All starts of the jobs whose names have this prefix, from accounting.
 
     ``sacct``: lines of JobName|State|Start|End|NNodes, with times in seconds since 1970, and no time or a word where
     there was no start. Raises ValueError while one of the jobs has not ended.
@@ -164,7 +164,7 @@ def node_seconds(all_starts: Sequence[Start]) -> float:
 
 @dataclass
 class Hand:
-    """The person who looks after a job now and then, and submits it anew where it does not come back by itself."""
+    """Simulates a user who checks on a job occasionally and resubmits it if it does not restart automatically."""
 
     gone_after_s: float
     stuck_after_s: float
@@ -172,7 +172,7 @@ class Hand:
     _calm_since: float = 0.0
 
     def needed(self, now: float, *, in_queue: bool, last_step_t: float) -> str | None:
-        """Why it is needed at this time ("gone", "stuck"), if it is; seconds since 1970 throughout."""
+        """Why help is needed at this time ("gone", "stuck"), if it is; all times are in seconds since 1970."""
         if in_queue:
             self._gone_since = None
         elif self._gone_since is None:

@@ -12,7 +12,7 @@ from _goodput_train import Task, train
 
 
 class Checkpointable:
-    """Trains; what has been trained before stands in a file, so that a requeued job needs nothing handed over."""
+    """Trains; earlier progress is in a file, so a requeued job needs no arguments."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
@@ -25,7 +25,7 @@ class Checkpointable:
         train(self._task)
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """What submitit calls before it requeues the job, on the signal that comes before the time limit."""
+        """Called by submitit before it requeues the job, on the signal before the time limit."""
         return submitit.helpers.DelayedSubmission(self)
 
 

@@ -1,6 +1,6 @@
-"""Train a model whose step is mostly sleep: as a run of slurmtrain's, or by itself with a checkpoint every so often.
+"""Train a model whose step is mostly sleep: as a slurmtrain run, or standalone with periodic checkpoints.
 
-By itself it does what most scripts do: rank 0 writes one file beside training, and each start continues from it.
+Standalone it does what most scripts do: rank 0 writes one file during training, and each start continues from it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Task:
 
 
 class Network(torch.nn.Module):
-    """What is trained, and what makes its state heavy."""
+    """The trained model, and ballast that makes its state large."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def make_optimizer(network: Network) -> torch.optim.Optimizer:
 
 
 class Training:
-    """The same in all systems but Lightning, which has a loop of its own."""
+    """The same in all systems except Lightning, which has its own loop."""
 
     def __init__(self, pause_s: float) -> None:
         torch.manual_seed(0)
@@ -76,7 +76,7 @@ class Training:
 
 
 def train(task: Task) -> None:
-    """As it is without slurmtrain; the environment says who the others are."""
+    """The loop without slurmtrain; the environment identifies the other ranks."""
     dist.init_process_group("gloo")
     log, training = StepLog(task.out, dist.get_rank()), Training(task.pause_s)
     checkpoint = task.out / "checkpoint.pt"
@@ -97,7 +97,7 @@ def train(task: Task) -> None:
 
 
 def write(checkpoint: Path, training: Training, step: int) -> None:
-    """Under another name first: a job may be killed while it writes."""
+    """Write under a temporary name first: a job may be killed while it writes."""
     unfinished = checkpoint.with_suffix(".tmp")
     states = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict(), "step": step}
     torch.save(states, unfinished)
@@ -105,7 +105,7 @@ def write(checkpoint: Path, training: Training, step: int) -> None:
 
 
 def train_in_session(task: Task) -> None:
-    """The run's spec says when to save."""
+    """The run's spec decides when to save."""
     import slurmtrain
 
     with slurmtrain.session() as run:

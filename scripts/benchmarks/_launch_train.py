@@ -1,4 +1,4 @@
-"""Train a small model for a few steps, as a run of slurmtrain's or, by itself, under torchrun.
+"""Train a small model for a few steps, as a slurmtrain run or standalone under torchrun.
 
 Rank 0 writes to ``--out`` when it came where, in seconds since 1970: to the first line of this script, to the end of
 its imports, into the process group, and to the end of its first step.
@@ -23,7 +23,7 @@ STEPS = 3
 
 
 class Training:
-    """What both sides do once they have joined the others."""
+    """What both sides do once their process group exists."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -40,7 +40,7 @@ class Training:
 
 
 def train(out: Path, marks: dict[str, float]) -> None:
-    """As it is without slurmtrain."""
+    """The script without slurmtrain."""
     dist.init_process_group("gloo")
     marks["joined"] = time.time()
     training = Training()

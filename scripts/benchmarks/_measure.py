@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-# What pip writes into bin/slurmtrain, for a Python that finds slurmtrain without its having been installed.
+# The content of pip's bin/slurmtrain, for a Python that can import slurmtrain but does not have it installed.
 _CONSOLE_SCRIPT = "import sys; from slurmtrain.cli import main; sys.argv[0] = 'slurmtrain'; sys.exit(main())"
 
 
 @dataclass
 class Sample:
-    """Values of one figure or ratio: shown as median and quartiles."""
+    """Values of one figure or ratio, shown as median and quartiles."""
 
     values: list[float] = field(default_factory=list)
     unit: str = ""
@@ -38,7 +38,7 @@ class Sample:
 
 @dataclass
 class Report:
-    """What a benchmark found; ``failures`` are sentences about what is not as it must be."""
+    """The results of a benchmark; ``failures`` are sentences about failed checks."""
 
     figures: dict[str, Sample] = field(default_factory=dict)
     ratios: dict[str, Sample] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Report:
         self.figures[name] = Sample(list(values), unit)
 
     def ratio(self, name: str, upper: Sequence[float], lower: Sequence[float]) -> None:
-        """The quotient of two figures that were measured in turns, pair by pair."""
+        """The quotient, pair by pair, of two figures that were measured alternately."""
         self.ratios[name] = Sample([up / low for up, low in zip(upper, lower, strict=True)])
 
     def medians(self, kind: str) -> dict[str, float]:
@@ -89,16 +89,16 @@ def _lines(path: str) -> list[str]:
 
 
 def command(*arguments: str) -> list[str]:
-    """The slurmtrain command of this Python: the installed one, or its equal."""
+    """The slurmtrain command of this Python: the installed one, or its equivalent."""
     installed = Path(sys.executable).with_name("slurmtrain")
     return [*([str(installed)] if installed.exists() else [sys.executable, "-c", _CONSOLE_SCRIPT]), *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment without settings of slurmtrain's, and with this Python first on PATH.
+    """This process's environment without slurmtrain settings, and with this Python first on PATH.
 
-    Python may write compiled modules: pip has compiled those of an installed package, too. Reading the source anew in
-    each process would cost a command as much as all else that it does.
+    Python may write compiled modules, as pip does for an installed one: compiling the source anew in each process would
+    cost a command as much as everything else that it does.
     """
     kept = {
         name: value

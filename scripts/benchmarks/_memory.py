@@ -1,4 +1,4 @@
-"""How much memory processes take, and all that they start."""
+"""How much memory processes and all their descendants take."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 
 SAMPLE_S = 0.05
-# The processes below a rank are looked up again with every so many samples, for looking takes longer than reading.
+# A rank's descendants are looked up again only once per this many samples: that takes longer than reading.
 LOOK_UP = 5
 
 
 class Failed(Exception):
-    """A way to save did not do its work; the message says how."""
+    """A way to save failed; the message says how."""
 
 
 class Memory:
@@ -66,7 +66,7 @@ def _tree(root: int) -> Iterator[int]:
 
 
 def _kilobytes(path: str, name: str) -> int:
-    """One line of a file of /proc; 0 where the process is gone."""
+    """One value from a file of /proc; 0 if the process is gone."""
     with contextlib.suppress(OSError):
         for line in Path(path).read_text().splitlines():
             if line.startswith(name):

@@ -28,7 +28,7 @@ from slurmtrain.runtime.preflight.participant import Participant, PreflightOutco
 from slurmtrain.runtime.preflight.sockets import listen
 
 GPUS = 8
-# On a machine that runs all agents at once a probe waits for others that a cluster would run elsewhere.
+# On a machine that runs all agents at once, a probe waits for others that would run elsewhere on a cluster.
 PROBE_S = 60.0
 JOIN_S = 120.0
 _HOST = "127.0.0.1"
@@ -70,7 +70,7 @@ def main(nodes: int, first: int, count: int, secret: bytes, port: int) -> None:
 
 
 def _summarize(outcome: PreflightOutcome) -> dict[str, Any]:
-    """How much an agent did, and its findings that are no pass."""
+    """How much an agent did, and its findings other than passes."""
     warnings = [f"{finding.check}: {finding.summary}" for finding in outcome.findings if finding.status != "pass"]
     return {"sent": outcome.sent, "tests": outcome.tests, "problem": outcome.problem, "warnings": warnings}
 
@@ -131,7 +131,7 @@ def _address(network: int, node: int) -> str:
 
 
 def _facts(node: int, addresses: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What a healthy node measures, as :func:`slurmtrain.runtime.preflight.facts.measure.measure_all` has it."""
+    """What a healthy node measures, as from :func:`slurmtrain.runtime.preflight.facts.measure.measure_all`."""
     name = "NVIDIA H100 80GB HBM3"
     room = {"inodes": 976_562_496, "writable": True}
     gpus = [

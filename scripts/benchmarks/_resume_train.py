@@ -19,7 +19,7 @@ import slurmtrain
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """SHA-256 of every byte of the weights and of the optimizer's state, and of what each generator gives next."""
+    """SHA-256 of every byte of the weights and the optimizer's state, and of each generator's next draw."""
     hashed = hashlib.sha256()
     states = optimizer.state_dict()["state"]
     tensors = [*model.state_dict().values(), *(states[key]["momentum_buffer"] for key in sorted(states))]

@@ -1,4 +1,4 @@
-"""Run directories as submit, agents and sessions leave them, written with their own modules but for the fsyncs."""
+"""Run directories as left by submit, agents and sessions, written by the same modules but without fsyncs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ STEPS = 20
 
 
 def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] = ()) -> None:
-    """So many local runs that have ended, newer ones that run, and one that waits in Slurm's queue for each job."""
+    """This many ended local runs, newer ones that are running, and a pending one for each Slurm job."""
     [planned] = load(SPEC, [f"params.steps={STEPS}"], []).runs
     spec, plan = SPEC.read_text(), json.dumps(planned.plan.to_json(), indent=1)
     now_ms, numbers = time.time_ns() // 1_000_000, random.Random(0)
@@ -60,7 +60,7 @@ def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:
 
 
 def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
-    """One attempt on this machine that came to its end, or that is half-way there."""
+    """One attempt on this machine that has ended or is halfway through."""
     job_id, bench = f"local-{run.id[-6:]}", this_process()
     attempt = run.attempt(job_id, 0)
     attempt.path.mkdir(mode=DIRECTORY_MODE)

@@ -1,4 +1,4 @@
-"""Train nothing at a fixed cost a step, as a run of slurmtrain's or, by itself, under torchrun.
+"""Train nothing at a fixed cost per step, as a slurmtrain run or standalone under torchrun.
 
 A step is ``--work`` products of matrices and an all-reduce of what the gradients of a small model weigh. What rank 0
 writes to ``--out`` when it is done: for each step the times, in seconds since 1970, at which its body began and ended.
@@ -43,7 +43,7 @@ class Work:
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """The training loop as it is without slurmtrain."""
+    """The training loop without slurmtrain."""
     dist.init_process_group("gloo")
     work, marks = Work(arguments.work), []
     for _ in range(arguments.steps):

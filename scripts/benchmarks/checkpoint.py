@@ -1,8 +1,8 @@
-"""What a checkpoint costs: slurmtrain's beside torch's own means, and beside writing as many bytes to one file.
+"""The cost of a checkpoint: slurmtrain's, torch's own, and a plain write of as many bytes to one file.
 
-Every way to save has processes of its own, which save again and again between short steps; ``_checkpoint_train.py``
-says what they do. All are measured from outside in the same manner: training stands still from the end of the last step
-before a save to the beginning of the next one, on the rank where that is longest.
+Every way to save has its own processes, which save repeatedly between short steps; ``_checkpoint_train.py`` describes
+them. All are measured from outside in the same way: the stall lasts from the end of the last step before a save to the
+beginning of the next one, on the rank where that is longest.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from slurmtrain.system.process import Process, descendants
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_checkpoint_train.py"
 STEP_S = 0.020
 PATIENCE_S = 600.0
-# When a rank has failed, the others have so long to see that it is gone.
+# After a rank has failed, how long the others have to notice it.
 GRACE_S = 10.0
 POLL_S = 0.2
-# From one save of a run of slurmtrain's to the next, so many times what a plain write takes, within bounds in seconds.
+# Time between two saves of a slurmtrain run, as a multiple of a plain write, within bounds in seconds.
 ROOM = 8
 LEAST_S, MOST_S = 0.6, 10.0
 LARGEST = 1_000_000_000
 SIZES = {10_000_000: "10MB", 200_000_000: "200MB", LARGEST: "1GB"}
-# The most memory that a process takes: in copies of its state, and in bytes for what it imports.
+# Upper bounds on a process's memory: in copies of its state, and in bytes for its imports.
 COPIES = 4
 IMPORTED = 600_000_000
-# Filesystems in memory, where an fsync costs nothing.
+# In-memory filesystems, where an fsync costs nothing.
 IN_MEMORY = ("tmpfs", "ramfs")
 STALL_AIM = 0.10
 WALL_AIM = 1.3
@@ -66,7 +66,7 @@ PRELOADED = [
 
 @dataclass(frozen=True)
 class Case:
-    """So many bytes of state on so many processes; ``sharded``: each has its share (FSDP2), and not all of it (DDP)."""
+    """A state size and a number of processes; ``sharded``: each has its share (FSDP2) rather than all of it (DDP)."""
 
     size: int
     processes: int
@@ -77,7 +77,7 @@ class Case:
 
     @property
     def memory(self) -> int:
-        """Bytes that it takes to measure it."""
+        """Bytes of memory that measuring it takes."""
         return self.size * COPIES * (1 if self.sharded else self.processes) + IMPORTED * self.processes
 
 
@@ -86,9 +86,9 @@ SHARDED = Case(200_000_000, 2, sharded=True)
 
 @dataclass(frozen=True)
 class Save:
-    """Seconds. ``wall``: from the call until the checkpoint is complete. ``told``: the stall that the journal tells.
+    """Seconds. ``wall``: from the call until the checkpoint is complete. ``told``: the stall according to the journal.
 
-    ``lost``: by how much this save delayed training: the stall, and what steps beside it took longer than others.
+    ``lost``: by how much this save delayed training: the stall, and the slowdown of steps during the save.
     """
 
     wall_s: float
@@ -106,7 +106,7 @@ class Job:
 
     @property
     def later(self) -> Sequence[Save]:
-        """All but the first, which starts processes and fills caches."""
+        """All except the first, which starts processes and fills caches."""
         return self.saves[1:]
 
 
@@ -115,7 +115,7 @@ class Job:
 
 @dataclass
 class Bench:
-    """A folder to save to, and how many times a training saves in it. Every way is a method that takes a case."""
+    """A folder to save to, and how many times a training saves in it. Each way is a method that takes a case."""
 
     folder: Path
     products: int
@@ -123,7 +123,7 @@ class Bench:
     plain_s: float = 0.0
 
     def to_dict(self, case: Case) -> Job:
-        """The limit: one process writes as many bytes to one file, and fsyncs it."""
+        """The lower bound: one process writes as many bytes to one file, and fsyncs it."""
         block = os.urandom(2**23)
         saves = []
         with self._out() as out:
@@ -141,7 +141,7 @@ class Bench:
         return Job(saves)
 
     def by_torch(self, way: str, case: Case) -> Job:
-        """One of torch's own ways, on processes that are started as torchrun would start them."""
+        """One of torch's own ways, on processes started as torchrun would start them."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
         with self._out() as out:
@@ -191,7 +191,7 @@ class Bench:
             return _job(reports, saves, [(event["step"], event["seconds"]) for event in saved], memory)
 
     def _every(self, case: Case) -> int:
-        """After how many steps to save: steps take longer where processes share a core."""
+        """After how many steps to save: steps take longer if processes share a core."""
         crowd = max(1.0, case.processes / len(os.sched_getaffinity(0)))
         return math.ceil(min(MOST_S, max(LEAST_S, ROOM * self.plain_s)) / (STEP_S * crowd))
 
@@ -228,7 +228,7 @@ def _free_port() -> int:
 
 
 def _join(ranks: Sequence[multiprocessing.process.BaseProcess]) -> None:
-    """Wait for them, but not for ever, and when one has failed not for long."""
+    """Wait for the ranks with a time limit, a short one after one has failed."""
     deadline = time.monotonic() + PATIENCE_S
     while running := [rank for rank in ranks if rank.exitcode is None]:
         if any(rank.exitcode for rank in ranks):
@@ -246,7 +246,7 @@ def _last_word(out: Path, rank: int, exitcode: int | None) -> str:
 
 
 def _controller(run: RunDir) -> Process:
-    """The process that everything of a local run hangs on."""
+    """The process that is the ancestor of all processes of a local run."""
     reports = [
         event for path in run.journals.glob("*.jsonl") for event in _events(path) if event["kind"] == "submitted"
     ]
@@ -254,7 +254,7 @@ def _controller(run: RunDir) -> Process:
 
 
 def _wait_for_end(attempt: AttemptDir) -> None:
-    """Until the run is completed. Raises Failed if it ends otherwise."""
+    """Wait until the run is completed. Raises Failed if it ends otherwise."""
 
     def ended() -> list[dict[str, Any]]:
         return [event for event in _events(attempt.node_journal(0)) if event["kind"] == "end"]
@@ -274,7 +274,7 @@ def _wait_until(true: Callable[[], bool], seconds: float) -> bool:
 
 
 def _kill(process: Process) -> None:
-    """End what is left of a process and of all below it, and wait until it is gone."""
+    """End a process and its descendants, and wait until they are gone."""
     left = [process, *descendants(process)]
     for member in left:
         member.send(signal.SIGKILL)
@@ -319,7 +319,7 @@ def _bytes_below(path: Path) -> int:
 
 
 def _check_bytes(written: int, reports: Sequence[Mapping[str, Any]]) -> None:
-    """Raises Failed where a checkpoint is not what the state weighs and little more."""
+    """Raises Failed unless a checkpoint is as large as the state or slightly larger."""
     state = reports[0]["bytes"]
     if not state <= written <= 1.1 * state:
         raise Failed(f"a checkpoint of {state} bytes of state has {written} bytes")
@@ -383,7 +383,7 @@ def saves_in_a_round(*, quick: bool) -> int:
 
 
 def lacks(case: Case, folder: Path) -> str | None:
-    """What this machine has too little of for a case; None if it will do. A job has up to two checkpoints at a time."""
+    """What this machine lacks for a case; None if nothing. A job has up to two checkpoints at a time."""
     free, memory = shutil.disk_usage(folder).free, psutil.virtual_memory().available
     if free < 3 * case.size:
         return f"{folder} has {free / 1e9:.1f} GB free"
@@ -399,7 +399,7 @@ def measure(bench: Bench, case: Case, rounds: int, report: Report) -> dict[str, 
         "plain": bench.to_dict,
         "slurmtrain": bench.slurmtrain,
     }
-    # The first to write as much as this finds no memory for it in the page cache yet.
+    # The first to write this much finds no memory for it in the page cache yet.
     bench.to_dict(case)
     jobs_by_way: dict[str, list[Job]] = {name: [] for name in ways}
     for number in range(rounds):
@@ -421,7 +421,7 @@ def measure(bench: Bench, case: Case, rounds: int, report: Report) -> dict[str, 
 
 
 def add_figures(case: Case, jobs_by_way: Mapping[str, Sequence[Job]], report: Report) -> None:
-    """Figures of each way, then ratios of those that can be paired, save by save of a round."""
+    """Figures of each way, then ratios of those that can be paired, save by save within a round."""
     for name, jobs in jobs_by_way.items():
         firsts, laters = [job.saves[0] for job in jobs], [save for job in jobs for save in job.later]
         label = f"{case}: {name}"
@@ -458,7 +458,7 @@ def compare(
 
 
 def judge(case: Case, report: Report) -> None:
-    """Whether the aims are met, which are about the largest size."""
+    """Whether the aims, which concern the largest size, are met."""
     aims = {"stall slurmtrain/dcp_save": STALL_AIM, "wall slurmtrain/plain": WALL_AIM}
     for measure_name, aim in aims.items():
         name = f"{case}: {measure_name}"

@@ -1,4 +1,4 @@
-"""Whole-process times of commands, beside those of Python and of the libraries that a command cannot do without."""
+"""Whole-process times of commands, compared with Python and the libraries that every command needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.registry.store import Store
 
 RUNS = 1000
-# Of those, so many are under way; the others have ended.
+# Of those, how many are active; the others have ended.
 UNDER_WAY = 2
 SETTLING_S = 120.0
 BARE = ("python", "import_click", "import_sqlalchemy")
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def settle(runs: Path) -> None:
-    """Run status until the registry has taken in all runs, and knows those that ended to be settled."""
+    """Run status until the registry has ingested all runs, and has settled those that ended."""
     began = time.monotonic()
     while True:
         looked = time.monotonic()

@@ -1,8 +1,8 @@
 """What interruptions cost on a real Slurm cluster: slurmtrain, submitit, sbatch with torchrun, and Lightning.
 
 The same small training on two nodes meets the same faults under each of them. It starts a cluster with scripts/cluster,
-which takes root, or uses the one that SLURM_CONF names, which must be one of scripts/cluster's: other ones cannot be
-broken on purpose. Lightning is left out where no Python with it is named (``--lightning``).
+which requires root, or uses the one that SLURM_CONF names, which must come from scripts/cluster: other clusters cannot
+be broken on purpose. Lightning is left out unless ``--lightning`` names a Python that has it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ PAUSE_S = 0.09
 EVERY = 50
 SEED = 2026
 PAUSES_S = (9.0, 14.0)
-# How long another job has the nodes that it takes.
+# How long another job occupies the nodes that it takes.
 TAKEN_S = 20
-# How long a node has no power: Slurm has noticed by then.
+# How long a node is powered off: long enough for Slurm to notice.
 DARK_S = 40
 GONE_S, STUCK_S = 30.0, 150.0
 PATIENCE_S = 1200.0
@@ -65,7 +65,7 @@ _BATCH = """\
 #SBATCH --output={out}/job-%j.log
 {more}
 """
-# As somebody who knows both would write it: ranks that fail are started again in place, and a node that fails ends all.
+# As an expert in both would write it: failed ranks are restarted in place, and a failed node ends the job.
 _TORCHRUN = """\
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 address=$(getent ahostsv4 "$first" | awk 'NR == 1 {{ print $1 }}')
@@ -82,7 +82,7 @@ srun --kill-on-bad-exit=1 {python} {script}"""
 
 @dataclass
 class TraceResult:
-    """What became of one system under the trace; times are seconds since 1970."""
+    """The outcome of one system under the trace; times are in seconds since 1970."""
 
     system: str
     began_t: float
@@ -99,7 +99,7 @@ class TraceResult:
 
     @property
     def on_nodes_s(self) -> float:
-        """Seconds for which it had all of its nodes."""
+        """Seconds during which it had all of its nodes."""
         return log.node_seconds(self.starts) / NODES
 
     def back_after(self, kind: str) -> list[float]:
@@ -121,7 +121,7 @@ class Site:
         return run_quietly(argv, **self._environment())
 
     def try_to(self, argv: Sequence[str]) -> str:
-        """What went wrong, or nothing."""
+        """The problem, or nothing."""
         completed = subprocess.run(
             argv, cwd=ROOT, env=environment(**self._environment()), stdin=subprocess.DEVNULL,
             capture_output=True, text=True, check=False,
@@ -139,11 +139,11 @@ class Site:
         }
 
     def script(self, *arguments: str) -> str:
-        """Run scripts/cluster on this cluster; says what went wrong, or nothing."""
+        """Run scripts/cluster on this cluster; return the problem, or nothing."""
         return self.try_to([sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", self.name])
 
     def wait_until_idle(self) -> None:
-        """Until all nodes are there and nothing runs on them, also not what took the nodes of a job."""
+        """Wait until all nodes are available and idle, even of the job that preempted another one."""
         deadline = time.monotonic() + 2 * PATIENCE_S / 10
         while True:
             states = self.cluster.ask("sinfo", "--noheader", "--Node", f"--partition={PARTITION}", "--format=%T")
@@ -169,7 +169,7 @@ class Site:
 
 
 class System:
-    """How a training is submitted, and again by hand where it does not come back by itself."""
+    """How a training is submitted, and resubmitted by hand if it does not restart automatically."""
 
     def __init__(self, site: Site, name: str, steps: int, number: int) -> None:
         self.site, self.name, self.steps = site, name, steps
@@ -180,7 +180,7 @@ class System:
         self._run_id = ""
 
     def submit(self) -> None:
-        """Begin, or continue from the newest checkpoint."""
+        """Start, or continue from the newest checkpoint."""
         if self.name == "slurmtrain":
             self._submit_slurmtrain()
         elif self.name == "submitit":
@@ -197,7 +197,7 @@ class System:
             self._sbatch(_SRUN.format(python=shlex.quote(self.site.lightning), script=script))
 
     def jobs(self) -> list[str]:
-        """Its jobs that are in the queue; those that run are noted."""
+        """Its jobs in the queue; running ones are recorded."""
         asked_t, jobs = time.time(), []
         command = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "--me", "--noheader", "--format=%A|%T|%S|%D|%j"]
         for line in self.site.cluster.ask(*command).splitlines():
@@ -252,7 +252,7 @@ class Course:
         self.outcome = TraceResult(system.name, time.time())
 
     def run(self) -> TraceResult:
-        """Until the training is done."""
+        """Wait until the training is done."""
         outcome, finished = self.outcome, self._system.out / "done"
         deadline = time.monotonic() + PATIENCE_S
         with ThreadPoolExecutor(1) as pool:
@@ -276,7 +276,7 @@ class Course:
         return outcome
 
     def _break(self, pool: ThreadPoolExecutor) -> None:
-        """Let the next fault happen, if it is time, and if all nodes are there again."""
+        """Inject the next fault if it is due and all nodes are available again."""
         if not self._faults or (self._mending is not None and not self._mending.done()):
             return
         outcome = self.outcome
@@ -291,7 +291,7 @@ class Course:
             say(f"{outcome.system}: {fault.kind} {since:.0f} s after its submission, at step {outcome.lines[-1].step}")
 
     def _inflict(self, fault: Fault, pool: ThreadPoolExecutor) -> float | None:
-        """When it happened; None where there was no job any more."""
+        """When it happened; None if the job no longer existed."""
         if fault.kind == log.PREEMPT:
             jobs = self._system.jobs()
             problem = self._site.script("preempt", jobs[0], "--seconds", str(TAKEN_S)) if jobs else "there is no job"
@@ -312,7 +312,7 @@ class Course:
         return self._site.script("start-node", host)
 
     def _look_after(self) -> None:
-        """Do what its user would, where the job is gone or stands still."""
+        """Do what its user would do if the job is gone or stuck."""
         now = time.time()
         if now - self._asked_at < ASK_S:
             return
@@ -331,7 +331,7 @@ class Course:
         self._hand.lent(time.time())
 
     def _wait_for_end(self) -> None:
-        """Until none of its jobs is left; what still runs although the training is done is ended, and reported."""
+        """Wait until none of its jobs is left; jobs that outlive the training are ended and reported."""
         deadline = time.monotonic() + 60
         while jobs := self._system.jobs():
             if time.monotonic() > deadline:
@@ -432,7 +432,7 @@ def breakable(name: str) -> Iterator[str]:
 def measure(
     site: Site, systems: Sequence[str], rounds: int, steps: int, trace: Sequence[Fault], report: Report
 ) -> None:
-    """Each system once a round, in turns; before all of them the training undisturbed, for what a step takes."""
+    """Run each system once per round, alternately; first the training undisturbed, to measure a step."""
     say(f"undisturbed: {UNDISTURBED_STEPS} steps under torchrun")
     calm = Course(System(site, "torchrun", UNDISTURBED_STEPS, 0), []).run()
     step_s = log.step_seconds(calm.lines)

@@ -1,6 +1,7 @@
-"""What ``checkpoint.every: auto`` loses over recorded interruptions, beside the best fixed interval in hindsight.
+"""What ``checkpoint.every: auto`` loses over recorded interruptions, compared with the best fixed interval.
 
-A job runs through each trace of ``traces/`` from its begin to its end, and learns from its own interruptions alone.
+A job runs through each trace of ``traces/`` from beginning to end, and learns only from its own interruptions. The best
+fixed interval is chosen in hindsight.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from slurmtrain.model.interruption.interval import FIRST_SAVE_S, InterruptionSta
 
 TRACES = Path(__file__).with_name("traces")
 DAY_S = 86400.0
-# From an interruption to training again; those that come meanwhile are one with it.
+# From an interruption to training again; interruptions in between count as the same one.
 RESTART_S = 60.0
 # The length of every attempt is varied by so much, so that the best fixed interval is not one that a few interruptions
 # happened to miss. Recorded times are minutes apart from what happened anyway.
 VARIED = 0.1
 FIXED_S = (600.0, 1800.0, 3600.0)
 AIM = 1.05
-# For so long the registry's statistics of a partition reach back (ops/shared/interruption_stats.py).
+# How far back the registry's statistics of a partition reach (ops/shared/interruption_stats.py).
 REMEMBERED_S = 90 * DAY_S
 MOST_DAYS = 150
 # Chosen anew when what was seen has grown by this part: choosing after every save would change less than half of it.
@@ -38,9 +39,9 @@ GROWTH = 0.01
 
 @dataclass(frozen=True)
 class Recorded:
-    """A trace, and the job that runs through it: on so many nodes, for so long.
+    """A trace, and the job that runs through it: its number of nodes and duration.
 
-    ``only``: first characters of the names of its nodes, where it does not have all of the trace.
+    ``only``: first characters of the names of its nodes, if it does not have all nodes of the trace.
     """
 
     name: str
@@ -66,7 +67,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Attempt:
-    """For how many seconds training went on, and whether it was interrupted then."""
+    """How many seconds training lasted, and whether it was then interrupted."""
 
     seconds: float
     interrupted: bool
@@ -109,7 +110,7 @@ class Result:
 
     @property
     def ratio(self) -> float:
-        """What auto loses, as a multiple of what the best fixed interval does."""
+        """What auto loses, as a multiple of what the best fixed interval loses."""
         return sum(self.auto) / sum(self.best)
 
     def __str__(self) -> str:
@@ -136,7 +137,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def report_statistics(report: Report) -> None:
-    """Add what the registry's statistics of a partition bring to jobs of a day."""
+    """Add what one-day jobs gain from the registry's statistics of a partition."""
     ratios = []
     for trace, cost in itertools.product([trace for trace in RECORDED if trace.seconds > 3 * DAY_S], COSTS):
         informed, uninformed = jobs_of_a_day(trace, cost)
@@ -152,13 +153,13 @@ def report_statistics(report: Report) -> None:
 
 
 def intervals(ratio: float, shortest_s: float = 5.0, longest_s: float = 2 * DAY_S) -> list[float]:
-    """Fixed intervals to try, each so much longer than the one before, and those that people choose."""
+    """Fixed intervals to try: a geometric series, and those that people choose."""
     count = math.ceil(math.log(longest_s / shortest_s) / math.log(ratio))
     return sorted({*(shortest_s * ratio**number for number in range(count)), *FIXED_S})
 
 
 def report_of(results: Sequence[Result], as_recorded: Sequence[Result]) -> Report:
-    """Figures and ratios; fails where auto is too far from the best fixed interval over all traces together."""
+    """Figures and ratios; fails if auto is too far from the best fixed interval over all traces together."""
     report = Report()
     for result in results:
         report.figure(f"{result}: best fixed interval", [result.best_s], "s")
@@ -276,7 +277,7 @@ def auto(
 ) -> tuple[float, float]:
     """Seconds lost with the intervals that slurmtrain chooses, and the mean of these intervals.
 
-    ``history`` is what is known before the first attempt.
+    ``history`` holds the interruptions known before the first attempt.
     """
     history, lost, saves = history or InterruptionStats(), 0.0, 0
     for attempt in attempts:
@@ -307,7 +308,7 @@ class _Stretch:
 
 
 def _stretches(history: InterruptionStats, cost: Cost, nodes: int, seconds: float) -> Iterator[_Stretch]:
-    """The saves of an attempt of so many seconds."""
+    """The saves of an attempt of this many seconds."""
     now = 0.0
     choice = _chosen(history, nodes, now, None)
     while True:
@@ -315,7 +316,7 @@ def _stretches(history: InterruptionStats, cost: Cost, nodes: int, seconds: floa
         fitting = int((seconds - now) // period)
         if fitting < 1:
             return
-        # The first save of a run tells what a save costs, and the next one is chosen by that.
+        # The first save of a run shows the cost of a save, and the next interval is based on that.
         grown = GROWTH * (history.uptime_s / nodes + now) if now or history.stall_s is not None else 0.0
         saves = min(fitting, max(1, int(grown // period)))
         now += saves * period
@@ -338,7 +339,7 @@ _HIGHEST = 3.5
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """One panel a trace: what is lost with each fixed interval, and with auto, as multiples of the least."""
+    """One panel per trace: the loss with each fixed interval and with auto, as multiples of the least."""
     import matplotlib as mpl
 
     mpl.use("svg")

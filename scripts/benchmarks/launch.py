@@ -1,6 +1,6 @@
-"""From sbatch to the first step of training on a real Slurm cluster, beside a hand-written batch script with torchrun.
+"""From sbatch to the first training step on a real Slurm cluster, compared with a batch script that calls torchrun.
 
-It needs root, for it starts a cluster of its own with scripts/cluster, or SLURM_CONF, for then it uses that one.
+It needs root to start its own cluster with scripts/cluster, or SLURM_CONF to use an existing one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NODES = (2, 4)
 MINUTES = 10
 PATIENCE_S = 240.0
 POLL_S = 0.05
-# Where a launch comes by, in this order; the torchrun side has no node agent.
+# The milestones of a launch, in this order; the torchrun side has no node agent.
 _MARKS = ("submit", "sbatch", "srun", "agent", "rendezvous", "workers", "script", "imported", "joined", "first_step")
 _AGENT = ("agent", "rendezvous", "workers")
 _BATCH = """\
@@ -59,11 +59,11 @@ class Bench:
     procs: int
 
     def session(self, nodes: int) -> Marks:
-        """A run that is submitted with slurmtrain, whose script uses the library."""
+        """A run submitted with slurmtrain, whose script uses the library."""
         return self._submitted(nodes, self._script())
 
     def no_session(self, nodes: int) -> Marks:
-        """A run that is submitted with slurmtrain, whose script knows nothing of it."""
+        """A run submitted with slurmtrain, whose script does not use the library."""
         return self._submitted(nodes, [*self._script(), "--without-session"])
 
     def torchrun(self, nodes: int) -> Marks:
@@ -107,19 +107,19 @@ class Bench:
         return run_quietly(argv, **variables, **self.recorder.environment)
 
     def _calm(self) -> None:
-        """Nothing of the launch before is left."""
+        """Wait until nothing of the previous launch is left."""
         self.cluster.wait_until_free()
         (self.folder / "marks.json").unlink(missing_ok=True)
         self.recorder.take()
 
     def _until_first_step(self, logs: Path) -> Marks:
-        """Wait for rank 0's marks. ``logs``: the file or directory to show where a job ends without any."""
+        """Wait for rank 0's marks. ``logs``: the file or directory to show if a job ends without any."""
         out = self.folder / "marks.json"
         deadline = time.monotonic() + PATIENCE_S
         look_at = time.monotonic() + 30
         while not out.exists():
             now = time.monotonic()
-            # Only where it takes long: to ask costs the machine time too.
+            # Only if it takes long: queries cost machine time too.
             ended = now > look_at and not self.cluster.jobs() and not out.exists()
             if ended or now > deadline:
                 sys.exit(f"bench: no first step within {PATIENCE_S:.0f} s, or the job ended before:\n{tails(logs)}")
@@ -169,7 +169,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def measure(bench: Bench, nodes: int, rounds: int, report: Report, *, no_session: bool) -> None:
-    """Launch each side once a round, in turns; the first round warms up the caches of the machine."""
+    """Launch each side once per round, alternately; the first round warms up the machine's caches."""
     sides = {"session": bench.session, "torchrun": bench.torchrun}
     if no_session:
         sides["no_session"] = bench.no_session

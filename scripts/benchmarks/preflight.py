@@ -1,7 +1,7 @@
-"""The default preflight on a real Slurm cluster beside importing torch alone, and how it grows with simulated nodes.
+"""The default preflight on a real Slurm cluster compared with importing torch, and its scaling on simulated nodes.
 
-The first part needs root, for it starts a cluster of its own with scripts/cluster, or SLURM_CONF, for then it uses that
-one; without either, only the simulation is measured. ``_preflight_agents.py`` says what is made up there.
+The first part needs root to start its own cluster with scripts/cluster, or SLURM_CONF to use an existing one; without
+either, only the simulation is measured. ``_preflight_agents.py`` says what is made up there.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 AGENTS = ROOT / "scripts" / "benchmarks" / "_preflight_agents.py"
 NODES = (1, 2, 4)
 SIMULATED = (16, 64, 256)
-# Of the estimate of a real cluster's time, the part that does not grow is measured on so many nodes.
+# The constant part of the estimate for a real cluster is measured on this many nodes.
 FIXED = 2
 MINUTES = 10
 PATIENCE_S = 240.0
 POLL_S = 0.1
-# More agents in one process answer more slowly, and less like a node.
+# More agents in one process answer more slowly, and less like real nodes.
 MOST_A_PROCESS = 64
 # What the agent does before its preflight begins, then what the preflight does first.
 _IMPORT = """\
@@ -105,7 +105,7 @@ class Bench:
         return JobTiming(max(ended for _, ended in times) - min(begun), max(begun) - min(begun))
 
     def _journals(self, attempt: AttemptDir, nodes: int) -> list[dict[str, Any]]:
-        """The events of each node by kind, once all have ended."""
+        """The events of each node by kind, once all nodes have ended."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             journals = [_events(attempt.node_journal(node)) for node in range(nodes)]
@@ -143,7 +143,7 @@ class SimulatedResult:
 
 
 def simulate(nodes: int) -> SimulatedResult:
-    """Run the preflight of so many nodes on this machine."""
+    """Run the preflight of this many nodes on this machine."""
     firsts = [0, 1, *range(2, nodes, MOST_A_PROCESS)]
     shares = [(first, after - first) for first, after in zip(firsts, [*firsts[1:], nodes], strict=True)]
     secret, port = secrets.token_hex(32), "0"
@@ -225,7 +225,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def measure_real(bench: Bench, nodes: int, rounds: int, report: Report) -> None:
-    """The suite and the import alone once a round, in turns; the first round warms up the caches of the machine."""
+    """Run the suite and the bare import once per round, alternately; the first round warms up the machine's caches."""
     sides = {"suite": bench.suite, "import": bench.alone}
     timings: dict[str, list[JobTiming]] = {name: [] for name in sides}
     for number in range(-1, rounds):

@@ -33,7 +33,7 @@ PATIENCE_S = 120.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one run that was killed."""
+    """The outcome of one run that was killed."""
 
     same: bool
     lost: int
@@ -99,7 +99,7 @@ class Bench:
 
     def killed_and_resumed(self, seed: int, expected: str) -> Outcome:
         directory, finished = self.killed(random.Random(seed))
-        # What is complete and only lacks its name gets it, as `resume` does.
+        # Complete checkpoints that only lack their final name get it, as in `resume`.
         sweep(directory.checkpoints, attempt="")
         newest = newest_published(directory.checkpoints)
         goes_on_from = checkpoint_step(newest.name) or 0 if newest else 0
@@ -126,7 +126,7 @@ class Bench:
             kill(processes, numbers)
             if not (attempt.run.path / "final.json").exists():
                 return attempt.run, last_step(attempt.metrics)
-            # It came to its end before it was killed: the next one is to be killed earlier.
+            # It ended before it was killed: kill the next one earlier.
             step = numbers.randint(1, step)
 
     def submit(self, *options: str) -> dict[str, Any]:
@@ -152,14 +152,14 @@ def processes_of(attempt: AttemptDir) -> list[Process]:
 
 
 def kill(processes: list[Process], numbers: random.Random) -> None:
-    """SIGKILL to all of them, in any order, and wait until they are gone."""
+    """Send SIGKILL to all of them, in any order, and wait until they are gone."""
     for process in numbers.sample(processes, len(processes)):
         process.send(signal.SIGKILL)
     wait_until(lambda: not any(process.alive() for process in processes), "the killed processes did not go")
 
 
 def last_step(metrics: Path) -> int:
-    """The last finished step of an attempt: that of the last whole line."""
+    """The last finished step of an attempt: that of the last complete line."""
     if not metrics.exists():
         return 0
     lines = metrics.read_bytes().splitlines(keepends=True)

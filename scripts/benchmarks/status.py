@@ -32,7 +32,7 @@ SETTLING_S = 300.0
 
 @dataclass
 class Root:
-    """A runs root, and what Slurm's commands were called while its runs were listed."""
+    """A runs root, and the calls of Slurm's commands while its runs were listed."""
 
     runs: Path
     ended: int
@@ -48,7 +48,7 @@ class Root:
         return {"SLURMTRAIN_RUNS": str(self.runs), **conf, **self.recorder.environment}
 
     def make(self) -> None:
-        """Make the runs; list them for the first time, which takes them in; go on until the registry is done."""
+        """Create the runs; list them for the first time, which ingests them; repeat until the registry is done."""
         make_runs(self.runs, ended=self.ended, jobs=self.jobs)
         self.first_s = self.seconds()
         began = time.monotonic()
@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> Report:
 
 
 def held_jobs(slurm: Cluster, count: int) -> list[str]:
-    """Ids of so many jobs that wait, elements of arrays that are held; they end with the benchmark."""
+    """Ids of this many pending jobs, elements of held arrays; they end with the benchmark."""
     ids = []
     for first in range(0, count, ARRAY):
         size = min(ARRAY, count - first)

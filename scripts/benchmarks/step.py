@@ -1,4 +1,4 @@
-"""What a session costs: the time of a step, and from submit to the first step, each beside plain torchrun's."""
+"""The cost of a session: the time of a step, and from submit to the first step, each compared with torchrun."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from _measure import ROOT, Report, command, run_quietly, say
 SCRIPT = ROOT / "scripts" / "benchmarks" / "_step_train.py"
 PROCESSES = 2
 STEP_S = 0.010
-# The first steps of a run are left out: caches are cold, and ranks have not met yet.
+# The first steps of a run are left out: caches are cold, and ranks have not connected yet.
 COLD = 20
 
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> Report:
         values = {name: [getattr(each, measure.name) for each in measured] for name, measured in results.items()}
         for name, samples in values.items():
             report.figure(f"{name}_{measure.name}", samples, unit)
-        # Between two steps plain torchrun does nothing, so that nothing can be told by a ratio to it.
+        # Plain torchrun does nothing between two steps, so a ratio to it would be meaningless.
         if not figure.startswith("between_steps"):
             report.ratio(f"{figure}: session/torchrun", values["session"], values["torchrun"])
     report.notes = ["aims: step ratios at most 1.01, session_between_steps_median_us at most 25"]
@@ -98,7 +98,7 @@ def under_session(folder: Path, steps: int, work: int) -> Measured:
         )
     )
     launched = time.time()
-    # Whoever waits takes time from the ranks: torchrun's launcher does so for itself, here nobody needs to.
+    # Waiting processes take time from the ranks: torchrun's launcher waits by itself, here none is needed.
     run_quietly(command("submit", str(spec), "--executor", "local"), SLURMTRAIN_RUNS=str(folder / "runs"))
     while not out.exists():
         time.sleep(0.5)

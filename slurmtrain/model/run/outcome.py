@@ -79,7 +79,8 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     ends = [end for end in select(events, NodeEnded) if node_of(end.source) not in lost]
     final = _last_final(events)
     nodes = max((event.payload.nodes for event in select(events, AgentStarted)), default=0)
-    all_ended = nodes > 0 and len({end.source for end in ends}) >= nodes - len(lost)
+    # Without any end, as in a damaged journal that calls every node lost, nothing says how the attempt ended.
+    all_ended = nodes > 0 and bool(ends) and len({end.source for end in ends}) >= nodes - len(lost)
     requeue = requeue_record(events)
     if requeue is not None and requeue.intended:
         # A requeue ends the job's other nodes, some of them before they have journaled their end.

@@ -308,6 +308,11 @@ def test_what_a_lost_node_says_of_its_end_is_of_no_account() -> None:
     assert state_of(sim) == ("completed", None, "")
 
 
+def test_a_restart_that_calls_every_node_lost_ends_no_attempt() -> None:
+    run = restarted(begun(), cause="node_fail", lost=(0,)).run
+    assert run.state == "running"
+
+
 def test_a_run_has_completed_once_all_that_were_not_lost_say_so() -> None:
     sim = restarted(begun(nodes=3), cause="node_fail", lost=(1,)).ended("completed", 0)
     assert sim.run.state == "running"

@@ -39,7 +39,7 @@ def test_every_final_state_has_a_cause_that_there_is_and_every_held_job_waits() 
     assert HELD <= WAITING
 
 
-def test_a_final_state_is_told_describe_state() -> None:
+def test_a_final_state_is_described_in_words() -> None:
     assert describe_state("CANCELLED by 1001") == "cancelled in Slurm"
     assert describe_state("SOMETHING_NEW") == "Slurm says SOMETHING_NEW"
 

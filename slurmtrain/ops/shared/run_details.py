@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
@@ -14,7 +14,9 @@ from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.store import Listed
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
 
 
 def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:

@@ -8,12 +8,14 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.registry.store import Listed
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.store import Listed
 
 SCHEMA = 1
 # The rate is computed from the last lines of the metrics: this much of the file, in bytes.

@@ -104,8 +104,12 @@ def _print_table(report: DoctorReport) -> None:
         for case in outlook.cases
     ]
     tables.print_table(_HEADERS, rows)
-    _print_findings(_merge_findings(report.outlooks))
+    _print_report_findings(report)
     _print_unknown(report)
+
+
+def _print_report_findings(report: DoctorReport) -> None:
+    _print_findings([("", finding) for finding in report.findings] + _merge_findings(report.outlooks))
 
 
 def _merge_findings(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]]:
@@ -123,7 +127,7 @@ def _print_outlooks(report: DoctorReport) -> None:
         for case in outlook.cases:
             click.echo(_wrapped(f"  {case.event}: {case.text}", "    "))
         click.echo()
-    _print_findings([("", finding) for finding in report.findings] + _merge_findings(report.outlooks))
+    _print_report_findings(report)
     _print_unknown(report)
 
 

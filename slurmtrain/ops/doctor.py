@@ -17,6 +17,7 @@ from slurmtrain.model.interruption.site_findings import SiteFinding, worst_sever
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job import torch_private
 
 if TYPE_CHECKING:
     from slurmtrain.model.spec.plan import Plan
@@ -77,15 +78,14 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     plan = _plan(path, overrides) if path is not None else None
     name = plan.spec.name if plan else ""
     if executor == "local":
-        return DoctorReport(
-            executor=executor, name=name, outlooks=[local_outlook(_job_facts(workspace, plan, executor, None))]
-        )
+        outlooks = [local_outlook(_job_facts(workspace, plan, executor, None))]
+        return DoctorReport(executor=executor, name=name, outlooks=outlooks, findings=torch_findings())
     from slurmtrain.slurm import limits
     from slurmtrain.slurm.site import read_site
 
     # Only here: a local run needs no Slurm, and this asks it several questions.
     site = read_site(workspace.scheduler, _user())
-    findings = []
+    findings = torch_findings()
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := limits.rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
@@ -114,6 +114,21 @@ _SHOWN = (
     "MaxBatchRequeue", "MinJobAge", "AuthInfo", "SlurmdTimeout", "SlurmctldParameters", "OverTimeLimit", "RequeueExit",
     "AccountingStorageType", "JobAcctGatherType", "PrologFlags",
 )  # fmt: skip
+
+
+def torch_findings() -> list[SiteFinding]:
+    """Whether the installed torch is a version that slurmtrain knows; nothing if none is installed here."""
+    version = torch_private.installed_version()
+    release = torch_private.release_of(version) if version is not None else None
+    oldest, newest = (".".join(map(str, known)) for known in (torch_private.OLDEST, torch_private.NEWEST))
+    if release is not None and release < torch_private.OLDEST:
+        text = f"torch {version} is older than {oldest}, the oldest version that runs can use"
+        return [SiteFinding("fail", "torch", text, "upgrade torch in this environment")]
+    if release is not None and release > torch_private.NEWEST:
+        text = f"torch {version} is newer than {newest}, the newest version that this slurmtrain was tested with"
+        fix = "upgrade slurmtrain; if there is no newer one, `slurmtrain drill` tells whether runs survive"
+        return [SiteFinding("warn", "torch", text, fix)]
+    return []
 
 
 def _plan(path: Path, overrides: Sequence[str]) -> Plan:

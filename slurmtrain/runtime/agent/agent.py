@@ -28,6 +28,7 @@ from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
@@ -111,6 +112,7 @@ class _Agent:
         report = self._begin()
         if report is not None:
             return AttemptOutcome(report, report)
+        check_version()
         # Imported here because this imports torch, and a run may have to wait hours for its turn.
         from slurmtrain.runtime.preflight.entry import run_preflight
 

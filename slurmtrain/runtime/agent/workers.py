@@ -31,6 +31,7 @@ from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.job.torch_private import never_restart, worker_processes
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
@@ -141,7 +142,7 @@ class Workers(LocalElasticAgent):
         super().__init__(spec, _RankLogs(attempt.logs), start_method="spawn")
         # Torch tells ranks apart by how often they were restarted (max_restarts - remaining), so the number of the
         # round is passed as max_restarts. With none remaining, torch does not restart ranks by itself.
-        self._remaining_restarts = 0
+        never_restart(self)
         self.request: StopRequest | None = None
         """Why the ranks were asked to stop, if they were."""
         self._config = config
@@ -184,7 +185,7 @@ class Workers(LocalElasticAgent):
 
     def exits(self) -> list[Exit]:
         """How each rank of this node ended, once all have."""
-        ranks = {worker.id: worker.global_rank for worker in self._worker_group.workers}
+        ranks = {worker.id: worker.global_rank for worker in self.get_worker_group().workers}
         attempt = self._config.attempt
         return [
             Exit(
@@ -245,8 +246,7 @@ class Workers(LocalElasticAgent):
                 process.wait()
 
     def _processes(self) -> list[Any]:
-        handlers = getattr(self._pcontext, "subprocess_handlers", {})
-        return [handler.proc for handler in handlers.values()]
+        return worker_processes(self)
 
     def _exit_codes(self) -> list[int | None]:
         """Exit codes of this node's ranks; None for those still running."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed.checkpoint import DefaultSavePlanner, Metadata
-from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
@@ -21,7 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from slurmtrain.runtime.checkpoint.torch_format import Frame, frame_of
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.job.torch_private import storage_info
+from slurmtrain.runtime.job.torch_private import index_version, storage_info
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.job.torch_private import StorageInfo
@@ -107,7 +106,7 @@ class Sharding:
         """The content of ``.metadata``; on rank 0 only. ``values``: (rank, start, length) of each value, by name."""
         assert self._metadata is not None
         placed = {MetadataIndex(name): _info(*where) for name, where in values.items()}
-        metadata = replace(self._metadata, storage_data={**self._fixed, **placed}, version=CURRENT_DCP_VERSION)
+        metadata = replace(self._metadata, storage_data={**self._fixed, **placed}, **index_version())
         return pickle.dumps(metadata)
 
 

@@ -1,27 +1,67 @@
-"""The private parts of torch that slurmtrain uses, which torch may change: only in this file.
+"""What slurmtrain uses of torch that torch may change without notice: only in this file.
 
-Known to work with torch 2.13, and torchdata 0.11. Check this file first when upgrading torch. What torch documents as
-extension points (``torch.distributed.elastic``, the planners, readers and writers of ``torch.distributed.checkpoint``,
-hooks) is used where it is needed.
+Tests run with torch OLDEST to NEWEST, and torchdata 0.11. Check this file first when a new torch comes out:
+``scripts/test --torch VERSION``. A test (``test_runtime_torch_private``) ensures that no other module uses a name of
+torch that begins with an underscore, or that its module does not list in ``__all__``.
 
-Modules of torch that take long to import are imported by the functions that need them.
+What torch documents as extension points is used where it is needed: ``torch.distributed.elastic``, the planners,
+readers and writers of ``torch.distributed.checkpoint``, hooks. Among them are three methods of SimpleElasticAgent that
+begin with an underscore (ELASTIC_EXTENSION_POINTS): only a subclass can override them, so these names also occur in
+``runtime.agent.workers.Workers``.
+
+This module is imported where torch is not, so the functions import what they need of torch.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
+import re
+from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+from slurmtrain.errors import NotAvailable
 
 if TYPE_CHECKING:
+    from subprocess import Popen
+
+    from torch import nn
     from torch.distributed.checkpoint.filesystem import _StorageInfo
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
     StorageInfo = _StorageInfo
 
+# The versions of torch that slurmtrain is tested with. Older ones lack what it needs.
+OLDEST = (2, 13)
+NEWEST = (2, 13)
 # The modules of the functions that data-loader workers run: torch's and torchdata's.
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
+# Methods of torch's SimpleElasticAgent that its documentation lists for subclasses to override.
+ELASTIC_EXTENSION_POINTS = frozenset(("_start_workers", "_monitor_workers", "_exit_barrier"))
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+def installed_version() -> str | None:
+    """The version of torch that is installed for this Python, such as ``2.13.0+cpu``; None if there is none."""
+    try:
+        return metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def release_of(version: str) -> tuple[int, int] | None:
+    """The first two numbers of a ``version``; None if it does not begin with them."""
+    numbers = re.match(r"(\d{1,9})\.(\d{1,9})", version)
+    return (int(numbers[1]), int(numbers[2])) if numbers else None
+
+
+def check_version(version: str | None = None) -> None:
+    """Raise NotAvailable if this ``version`` of torch, by default the installed one, is older than OLDEST."""
+    version = version or installed_version()
+    release = release_of(version) if version is not None else None
+    if release is not None and release < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise NotAvailable(f"slurmtrain needs torch {oldest} or newer, and torch {version} is installed: upgrade torch")
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -29,6 +69,8 @@ LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.statefu
 
 def compiled_module(module: object) -> nn.Module | None:
     """The module inside what ``torch.compile(module)`` returns; None for anything else."""
+    from torch import nn
+
     original = getattr(module, "_orig_mod", None)
     return original if isinstance(original, nn.Module) else None
 
@@ -43,6 +85,20 @@ def import_compiler() -> None:
     import_module("torch._dynamo")
 
 
+# --- torch elastic ----------------------------------------------------------------------------------------------------
+
+
+def never_restart(agent: LocalElasticAgent) -> None:
+    """Keep torch elastic from restarting the workers of this ``agent``, whatever the ``max_restarts`` of its spec."""
+    agent._remaining_restarts = 0
+
+
+def worker_processes(agent: LocalElasticAgent) -> list[Popen[bytes]]:
+    """The processes of the workers that this ``agent`` has started, by local rank; none before it starts them."""
+    handlers = getattr(agent._pcontext, "subprocess_handlers", {})
+    return [handler.proc for handler in handlers.values()]
+
+
 # --- the index of a checkpoint ----------------------------------------------------------------------------------------
 
 
@@ -51,6 +107,13 @@ def storage_info(path: str, offset: int, length: int) -> StorageInfo:
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
     return _StorageInfo(path, offset, length)
+
+
+def index_version() -> dict[str, Any]:
+    """The field of an index that names the version of its format, as torch's own writer fills it in."""
+    from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION
+
+    return {"version": CURRENT_DCP_VERSION}
 
 
 def index_classes() -> tuple[Any, ...]:
@@ -69,4 +132,6 @@ def memory_formats() -> Any:
 
 def find_in_index(module: str, name: str) -> Any:
     """The function with which an index looks up tensor layouts, if ``module`` and ``name`` are its; else None."""
-    return torch.serialization._get_layout if (module, name) == ("torch.serialization", "_get_layout") else None
+    from torch import serialization
+
+    return serialization._get_layout if (module, name) == ("torch.serialization", "_get_layout") else None

@@ -36,7 +36,7 @@ from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.job.torch_private import import_compiler
+from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.interpreter import importing, leave_quickly
@@ -87,9 +87,11 @@ def session(
         The session: ``rank``, ``world_size``, ``device``, ``params`` and so on are available before it is entered.
 
     Raises:
+        NotAvailable: This version of torch is too old.
         PathError: The run's plan cannot be read. Entering the session raises what
             ``torch.distributed.init_process_group`` raises.
     """
+    check_version(torch.__version__)
     return Session(environment.this_worker(), params or {}, backend, timeout)
 
 

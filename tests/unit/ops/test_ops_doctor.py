@@ -16,9 +16,10 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.interruption.cases import InterruptionCase
 from slurmtrain.model.interruption.site_findings import SiteFinding
-from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
+from slurmtrain.ops.doctor import DoctorReport, examine, is_watched, torch_findings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job import torch_private
 from slurmtrain.system.process import identify
 
 SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2, time: '1:00:00'}\ntracking: {mlflow: {enabled: false}}\n"
@@ -166,3 +167,31 @@ def test_a_watch_that_runs_is_seen(workspace: Workspace) -> None:
     assert not is_watched(workspace.root)
     lock.write_text("no JSON")
     assert not is_watched(workspace.root)
+
+
+def test_the_torch_of_this_environment_is_known(workspace: Workspace) -> None:
+    assert not torch_findings()
+    assert not [finding for finding in examine(workspace, None, (), "local").findings if finding.about == "torch"]
+
+
+def test_a_torch_that_is_newer_than_all_that_were_tested_is_a_warning(
+    workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch_private, "installed_version", lambda: "99.1.0+cu999")
+    for executor in ("local", "slurm"):
+        report = examine(workspace, None, (), executor)
+        assert finding_about(report, "torch").severity == "warn"
+        assert "torch 99.1.0+cu999 is newer than" in finding_about(report, "torch").text
+
+
+def test_a_torch_that_is_too_old_is_a_failure(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_private, "installed_version", lambda: "1.13.1")
+    report = examine(workspace, None, (), "local")
+    assert not report.good
+    assert "torch 1.13.1 is older than" in finding_about(report, "torch").text
+
+
+@pytest.mark.parametrize("version", [None, "main"])
+def test_a_torch_whose_version_is_unknown_is_no_finding(version: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_private, "installed_version", lambda: version)
+    assert torch_findings() == []

@@ -1,25 +1,36 @@
 """slurmtrain: from one YAML file to a finished training run, through every preemption.
 
-Importing this package loads neither torch nor sqlalchemy: :func:`session` is loaded when it is first used.
+Importing this package loads neither torch nor sqlalchemy: what scripts use is loaded when it is first used.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from slurmtrain.version import __version__
 
-__all__ = ["__version__", "session"]
+__all__ = ["__version__", "leave", "log", "progress", "session", "stop_requested"]
 
 if TYPE_CHECKING:
+    from slurmtrain.runtime.training.loop import leave, log, progress, stop_requested
     from slurmtrain.runtime.training.session import session
+
+_MODULES = {
+    "leave": "slurmtrain.runtime.training.loop",
+    "log": "slurmtrain.runtime.training.loop",
+    "progress": "slurmtrain.runtime.training.loop",
+    "session": "slurmtrain.runtime.training.session",
+    "stop_requested": "slurmtrain.runtime.training.loop",
+}
 
 
 def __getattr__(name: str) -> object:
-    if name == "session":
+    if name in _MODULES:
         from slurmtrain.system.interpreter import importing
 
         with importing():
-            from slurmtrain.runtime.training.session import session
-        return session
+            function: object = getattr(import_module(_MODULES[name]), name)
+        globals()[name] = function
+        return function
     raise AttributeError(f"module 'slurmtrain' has no attribute {name!r}")

@@ -31,6 +31,7 @@ _JOB = "SLURMTRAIN_JOB_ID"
 _SUBMISSION = "SLURMTRAIN_SUBMISSION"
 _ATTEMPT = "SLURMTRAIN_ATTEMPT"
 _FROM_START = "SLURMTRAIN_FROM_START"
+_RESUME_FROM = "SLURMTRAIN_RESUME_FROM"
 _RUN_DIR = "SLURMTRAIN_RUN_DIR"
 _ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
@@ -47,8 +48,7 @@ BOOTSTRAP = "bootstrap"
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
          _STOP_SIGNAL, _FORCED_EXIT, _HOME, _HOME_SECRET,
-         "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_RESUME_FROM",
-         "SLURMTRAIN_GPUS")  # fmt: skip
+         _RESUME_FROM, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
             "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
@@ -287,7 +287,7 @@ def set_worker_environment(
             **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
             "SLURMTRAIN_RUN_ID": run.id,
             "SLURMTRAIN_CHECKPOINT_DIR": str(run.checkpoints),
-            "SLURMTRAIN_RESUME_FROM": resume_from or "",
+            _RESUME_FROM: resume_from or "",
         }
     )
     # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
@@ -349,9 +349,9 @@ def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
 class Worker:
     """What a training process knows about where it runs. ``attempt`` is None outside a job.
 
-    ``heartbeat``: the path of the board on which its agent reads its progress; None if there is none. ``stop_signal``:
-    what its agent sends to stop it. ``forced_exit_s``: seconds after that within which it must exit; None outside a
-    job.
+    ``resume_from``: the path of the checkpoint that the attempt continues from; None if there is none. ``heartbeat``:
+    the path of the board on which its agent reads its progress; None if there is none. ``stop_signal``: what its agent
+    sends to stop it. ``forced_exit_s``: seconds after that within which it must exit; None outside a job.
     """
 
     rank: int
@@ -363,6 +363,7 @@ class Worker:
     number: int
     params: Mapping[str, Any]
     from_start: bool
+    resume_from: str | None
     heartbeat: str | None
     stop_signal: signal.Signals
     forced_exit_s: float | None
@@ -384,6 +385,7 @@ def this_worker() -> Worker:
         number=int(environ.get(_ATTEMPT, "1")),
         params=json.loads(environ.get(_PARAMS, "{}")),
         from_start=bool(environ.get(_FROM_START)),
+        resume_from=environ.get(_RESUME_FROM) or None,
         heartbeat=environ.get(_HEARTBEAT),
         stop_signal=signal.Signals[environ.get(_STOP_SIGNAL, "SIGTERM")],
         forced_exit_s=float(environ[_FORCED_EXIT]) if environ.get(_FORCED_EXIT) else None,

@@ -38,6 +38,7 @@ class StopFlag:
         self._first: dict[str, tuple[signal.Signals, float]] = {}
         self._handled: list[signal.Signals] = []
         self._heard: list[signal.Signals] = []
+        self._numbers: tuple[signal.Signals, ...] = ()
         self._watch: _Watch | None = None
 
     @property
@@ -60,15 +61,20 @@ class StopFlag:
         this, so C code that holds the interpreter's lock prevents it. System calls that a signal interrupts are
         restarted (SA_RESTART), since libraries may take an interruption for a failure.
         """
-        numbers = (*STOP_SIGNALS, *others)
-        self._watch = _Watch(self, numbers, forced_exit_s)
+        self._numbers = (*STOP_SIGNALS, *others)
+        self._watch = _Watch(self, self._numbers, forced_exit_s)
         self._watch.begin()
-        for each in numbers:
-            signal.signal(each, self._handle)
+        self.reinstall()
         signal.signal(signal.SIGCONT, _ignore)
-        for each in (*numbers, signal.SIGCONT):
-            signal.siginterrupt(each, False)
-        atexit.register(self._ignore_late, numbers)
+        signal.siginterrupt(signal.SIGCONT, False)
+        atexit.register(self._ignore_late, self._numbers)
+
+    def reinstall(self) -> None:
+        """Handle again the signals for which other code, such as a trainer, has set handlers since :meth:`install`."""
+        for each in self._numbers:
+            if signal.getsignal(each) != self._handle:
+                signal.signal(each, self._handle)
+                signal.siginterrupt(each, False)
 
     def put_off_forced_exit(self) -> None:
         """Restart the countdown to the forced exit, since there is progress."""

@@ -13,12 +13,12 @@ from slurmtrain.model.run.events.base import Payload, payload
 
 @payload
 class SessionStarted(Payload):
-    """The training script started its session."""
+    """The training script started its session, or reported its progress for the first time."""
 
     KIND: ClassVar[str] = "session"
 
     step: int = 0
-    """Finished steps: 0 before a checkpoint is restored."""
+    """Finished steps: 0 before a session has restored a checkpoint."""
     world_size: int = 0
     """The number of ranks."""
     device: str = ""
@@ -56,6 +56,16 @@ class RankStopped(Payload):
 
 
 @payload
+class TrainingCompleted(Payload):
+    """The rank's work is done: if it exits with code 0 after this, it has completed, even if a stop was requested."""
+
+    KIND: ClassVar[str] = "finished"
+
+    step: int | None = None
+    """Finished steps; None if unknown."""
+
+
+@payload
 class ExceptionRaised(Payload):
     """The script raised an exception."""
 
@@ -68,5 +78,5 @@ class ExceptionRaised(Payload):
 
 
 RANK_EVENTS: Sequence[type[Payload]] = (
-    SessionStarted, StateRegistered, TrainingStarted, RankStopped, ExceptionRaised,
+    SessionStarted, StateRegistered, TrainingStarted, RankStopped, TrainingCompleted, ExceptionRaised,
 )  # fmt: skip

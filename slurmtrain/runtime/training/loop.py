@@ -1,0 +1,380 @@
+"""For training loops without a session: progress, metrics, and stops that lose no step.
+
+A process has one :class:`Loop`. The functions of this module, which scripts call as ``slurmtrain.progress()`` and so
+on, and the adapters in :mod:`slurmtrain.integrations` act on it. Outside a job they do nothing.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import operator
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.interruption.exit_report import STOPPED
+from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
+from slurmtrain.model.run.events.base import Payload
+from slurmtrain.model.run.events.rank import RankStopped, SessionStarted, TrainingCompleted, TrainingStarted
+from slurmtrain.runtime.job import environment, stacks
+from slurmtrain.runtime.job.environment import Worker
+from slurmtrain.runtime.job.heartbeat import Pulse
+from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
+from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag
+from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.system.interpreter import leave_quickly
+from slurmtrain.system.journal import Journal
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.job.process_group import RankGroup
+
+_SMOOTHING = 0.2
+
+
+# --- what scripts call ------------------------------------------------------------------------------------------------
+
+
+def stop_requested() -> bool:
+    """Whether this run was asked to stop: by a preemption, its time limit, ``slurmtrain cancel``, and so on.
+
+    Call it after each step, where the script can save::
+
+        for step in range(first, total):
+            train_step()
+            slurmtrain.progress(step + 1, total)
+            if slurmtrain.stop_requested():
+                save(step + 1)
+                slurmtrain.leave()
+
+    All ranks must call it equally often, at the same points: they agree on the answer, so that all of them stop after
+    the same step. They do so on a gloo group of their own, in one all-reduce about every 0.25 s; the calls in between
+    cost nothing. Ranks that do not use ``torch.distributed`` decide for themselves. Once the answer is True, it stays.
+
+    The first call, of this or of any other function of its kind, makes the process take note of stop signals instead
+    of being ended by them, and keeps them from its data loader's workers. Make it in the main thread, before workers
+    start. Outside a job the answer is False.
+    """
+    return current().stop_requested()
+
+
+def progress(step: int, total: int | None = None) -> None:
+    """Report that ``step`` steps are finished: for ``status``, and so that a hang is noticed.
+
+    Call it on all ranks: once before the loop, with the step that training starts from, and after each step. It also
+    writes the metrics that were logged since the last call. Outside a job it does nothing.
+
+    Args:
+        step: Finished steps, including those of earlier attempts.
+        total: The number of steps in the whole run. Once they are finished, exit code 0 completes the run even if a
+            stop was requested.
+
+    Raises:
+        ValueError: ``step`` or ``total`` is not a whole number of steps.
+        TypeError: A metric logged for this step is not one number.
+    """
+    loop = current()
+    loop.progress(_count(step), None if total is None else _count(total))
+    if total is not None and step >= total:
+        loop.complete()
+
+
+def log(metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
+    """Log metrics of the current step: ``slurmtrain.log(loss=loss)``, or ``slurmtrain.log({"val/loss": loss})``.
+
+    Rank 0 writes them, with the step, when :func:`progress` says that the step is finished, or when the process ends;
+    the other ranks return at once. It never waits for a network. Outside a job it does nothing.
+
+    Args:
+        metrics: Values by name, for names that are not identifiers.
+        more: Values by name. If a name is logged more than once in a step, the last value counts.
+
+    Raises:
+        TypeError: A value is neither a number nor a one-element tensor.
+    """
+    current().log({**(metrics or {}), **more})
+
+
+def leave() -> NoReturn:
+    """Exit because a stop was requested and the state is saved: the run continues from there.
+
+    All ranks must call it. Each waits until all have saved; then the stop is journaled.
+
+    Raises:
+        SystemExit: Always; the code is 75, outside a job too.
+    """
+    current().leave()
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+
+@cache
+def current() -> Loop:
+    """The loop of this process."""
+    return Loop(environment.this_worker())
+
+
+class Loop:
+    """What a process reports of its training, and what it learns of stop requests.
+
+    Nothing happens outside a job, and in processes that the rank has forked.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        """``worker``: where this process runs."""
+        self.worker = worker
+        self.step = 0
+        """Finished steps, as last reported."""
+        self._pid = os.getpid()
+        self._flag = StopFlag()
+        self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
+        self._journal = Journal(worker.attempt.rank_journal(worker.rank)) if worker.attempt is not None else None
+        self._metrics: MetricsFile | None = None
+        self._guard: ChildGuard | None = None
+        self._ranks: RankGroup | None = None
+        self._pending: dict[str, Any] = {}
+        self._total: int | None = None
+        self._reports = 0
+        self._step_s = 0.0
+        self._reported_at = 0.0
+        self._is_complete = False
+        self._is_stopping = False
+        self._has_left = False
+        self._calls = self._agree_at = 0
+        self._gap = 1
+        self._agreed_at = 0.0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it reports and listens: not outside a job, not in a fork, and not after the end."""
+        return self._journal is not None and not self._has_left and os.getpid() == self._pid
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the ranks have agreed to stop."""
+        return self._is_stopping
+
+    # --- signals ------------------------------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Handle stop signals from now on; again if other code has replaced the handlers since.
+
+        Raises RuntimeError if this process has a session, which handles them itself.
+        """
+        if not self.is_active or threading.current_thread() is not threading.main_thread():
+            return
+        if self._guard is not None:
+            self._flag.reinstall()
+            return
+        if any(_belongs_to_session(number) for number in (*STOP_SIGNALS, self.worker.stop_signal)):
+            raise RuntimeError(
+                "this process has a slurmtrain.session(): use run.steps(), run.log() and so on there, and neither "
+                "slurmtrain.progress() and its kind nor an adapter"
+            )
+        leave_quickly()
+        stacks.answer()
+        self._flag.install(self.worker.stop_signal, forced_exit_s=self.worker.forced_exit_s)
+        self._guard = ChildGuard()
+        atexit.register(self._close)
+        self.beat(Phase.READY)
+
+    def stop_requested(self) -> bool:
+        """See :func:`stop_requested`."""
+        if self._is_stopping or not self.is_active:
+            return self._is_stopping
+        self._listen_once()
+        self._calls += 1
+        if self._calls < self._agree_at:
+            return False
+        ranks = self._group()
+        if ranks is None:
+            self._is_stopping = self._flag.raised is not None
+        else:
+            now = time.monotonic()
+            # The mean over everything since the last agreement, evaluations included: rather too often than too late.
+            call_s = (now - self._agreed_at) / self._gap if self._agreed_at else 0.0
+            gap = steps_to_agreement(call_s, self._gap) if ranks.rank == 0 else 0
+            agreed = ranks.agree(Vote(stop=self._flag.raised is not None, gap=gap))
+            self._gap, self._agreed_at = max(1, agreed.gap), time.monotonic()
+            self._agree_at = self._calls + self._gap
+            self._is_stopping = agreed.stop
+        if self._is_stopping:
+            self._flag.put_off_forced_exit()
+            self.beat(Phase.STOPPING)
+        return self._is_stopping
+
+    def leave(self) -> NoReturn:
+        """See :func:`leave`."""
+        if self.is_active:
+            self._is_stopping = True
+            self._flag.put_off_forced_exit()
+            self.beat(Phase.STOPPING)
+            self._flush()
+            ranks = self._group()
+            if ranks is not None:
+                # Nobody leaves before all ranks have saved: the agent gives the others only seconds.
+                ranks.greatest(0)
+            if self.worker.rank == 0:
+                self._write(RankStopped(step=self.step))
+            self._close()
+        raise SystemExit(STOPPED)
+
+    # --- progress -----------------------------------------------------------------------------------------------------
+
+    def progress(self, step: int, total: int | None = None) -> None:
+        """Report that ``step`` steps are finished, of ``total`` if that is known, and write the pending metrics."""
+        if not self.is_active:
+            return
+        self._listen_once()
+        now = time.monotonic()
+        if step > self.step and self._reports:
+            took = (now - self._reported_at) / (step - self.step)
+            self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
+        self.step, self._reported_at = step, now
+        if not self._reports:
+            self._write_if_first(SessionStarted(step=step, world_size=self.worker.world_size))
+        if self._total != total or not self._reports:
+            self._total = total
+            self._write_if_first(TrainingStarted(total_steps=total))
+        self._reports += 1
+        # The first report comes before the first step, or after it, when other ranks may still compile theirs.
+        self.continue_steps()
+        self._flush(always=self._reports > 1)
+
+    def complete(self) -> None:
+        """Journal, once, that the work of this rank is done: exit code 0 then means that the run is completed."""
+        if self.is_active and not self._is_complete and not self._is_stopping:
+            self._is_complete = True
+            self._write(TrainingCompleted(step=self.step))
+            self.beat(Phase.READY)
+
+    def beat(self, phase: Phase | None = None) -> None:
+        """Show that this rank is alive, and the ``phase`` that begins, if one does."""
+        if not self.is_active:
+            return
+        self._flag.put_off_forced_exit()
+        current_phase = self._pulse.phase if phase is None else phase
+        self._pulse.beat(self.step, Phase.STOPPING if self._is_stopping else current_phase, self._step_s)
+
+    def begin_pause(self) -> None:
+        """Begin something that may take longer than a step, such as an evaluation, until :meth:`continue_steps`."""
+        self.beat(Phase.READY)
+
+    def continue_steps(self) -> None:
+        """Begin the phase of the loop over steps again, after another one; outside the loop, none is watched."""
+        if not self._reports or self._is_complete:
+            self.beat(Phase.READY)
+        else:
+            self.beat(Phase.FIRST if self._reports == 1 else Phase.TRAINING)
+
+    @contextlib.contextmanager
+    def during(self, phase: Phase) -> Iterator[None]:
+        """Be in this ``phase`` within the context, and in the one before afterwards; its time is not that of a step."""
+        before, began = self._pulse.phase, time.monotonic()
+        self.beat(phase)
+        try:
+            yield
+        finally:
+            took = time.monotonic() - began
+            self._reported_at += took
+            if phase is Phase.SAVING:
+                self._pulse.saved(took)
+            self.beat(before)
+
+    # --- metrics ------------------------------------------------------------------------------------------------------
+
+    def log(self, metrics: Mapping[str, Any]) -> None:
+        """Keep ``metrics`` until the current step is finished. Raises TypeError if one is not a number."""
+        if not self.is_active or self.worker.rank != 0:
+            return
+        self._listen_once()
+        if not are_plain(metrics.values()):
+            for name, value in metrics.items():
+                # Tensors are read only when the step is finished, so as not to wait for a GPU earlier.
+                if not hasattr(value, "item"):
+                    as_number(name, value)
+        self._pending.update(metrics)
+
+    def record(self, metrics: Mapping[str, Any]) -> None:
+        """Write ``metrics`` of the step finished last, at once; what is not a number is left out."""
+        numbers = {}
+        for name, value in metrics.items():
+            with contextlib.suppress(TypeError):
+                numbers[name] = as_number(name, value)
+        if numbers:
+            self.log(numbers)
+            self._flush()
+
+    def _flush(self, *, always: bool = False) -> None:
+        """Write the pending metrics with the step; ``always``: also the step alone if there are none."""
+        if self.worker.rank != 0 or self.worker.attempt is None or not (always or self._pending):
+            return
+        if self._metrics is None:
+            self._metrics = MetricsFile(self.worker.attempt.metrics)
+        pending, self._pending = self._pending, {}
+        self._metrics.write(self.step, pending)
+
+    # --- parts --------------------------------------------------------------------------------------------------------
+
+    def _listen_once(self) -> None:
+        if self._guard is None:
+            self.listen()
+
+    def _group(self) -> RankGroup | None:
+        """The group in which ranks agree; None if this one is alone. All ranks call this at the same points."""
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+            return None
+        if self._ranks is None and distributed.get_world_size() > 1:
+            import torch
+
+            from slurmtrain.runtime.job.process_group import RankGroup
+
+            cpu = torch.device("cpu")
+            self._ranks = RankGroup(distributed.get_rank(), distributed.get_world_size(), cpu)
+        return self._ranks
+
+    def _write_if_first(self, event: Payload) -> None:
+        if self.worker.rank == 0:
+            self._write(event)
+
+    def _write(self, event: Payload) -> None:
+        assert self._journal is not None
+        self._journal.write(event)
+
+    def _close(self) -> None:
+        """Write what is pending and end the threads: those of a process group must not outlive the interpreter."""
+        if not self.is_active:
+            return
+        self._flush()
+        self._pulse.beat(self.step, Phase.LEFT, self._step_s)
+        self._has_left = True
+        if self._ranks is not None:
+            self._ranks.close()
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._journal is not None:
+            self._journal.close()
+        self._flag.release()
+
+
+def _belongs_to_session(number: signal.Signals) -> bool:
+    return isinstance(getattr(signal.getsignal(number), "__self__", None), StopFlag)
+
+
+def _count(steps: Any) -> int:
+    """A number of steps. Raises ValueError for anything else."""
+    try:
+        number = operator.index(steps)
+    except TypeError:
+        number = -1
+    if isinstance(steps, bool) or number < 0:
+        raise ValueError(f"slurmtrain.progress() takes whole numbers of steps, not {steps!r}")
+    return number

@@ -1,8 +1,9 @@
-"""docs/getting-started.md does what it says: its commands are run in order, with real submissions."""
+"""What the documents show can be done: commands of the tour, in order, and the runs on the pages about trainers."""
 
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import os
 import re
 import shutil
@@ -17,7 +18,9 @@ from helpers.site import PATIENCE_S, Site
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PAGE = REPOSITORY / "docs" / "getting-started.md"
+TRAINERS = [REPOSITORY / "docs" / "trainers.md", *sorted((REPOSITORY / "docs" / "trainers").glob("*.md"))]
 _BLOCK = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_IMPORT = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
 _SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -38,14 +41,21 @@ def typed() -> Iterator[Typed]:
                 yield Typed(command, shown)
 
 
-def save_files(place: Path) -> list[str]:
-    """Write the files that the page asks its reader to save; returns their names."""
+def save_files(place: Path, page: Path = PAGE) -> list[str]:
+    """Write the files that a page asks its reader to save; returns their names."""
     names = []
-    for _, name, text in _BLOCK.findall(PAGE.read_text()):
+    for _, name, text in _BLOCK.findall(page.read_text()):
         if name:
             (place / name).write_text(text)
             names.append(name)
     return names
+
+
+def missing_libraries(place: Path, names: list[str]) -> list[str]:
+    """What these files import and this interpreter does not have."""
+    texts = [(place / name).read_text() for name in names if name.endswith(".py")]
+    imported = {module for text in texts for module in _IMPORT.findall(text)}
+    return sorted(module for module in imported if importlib.util.find_spec(module) is None)
 
 
 def environment(place: Path) -> dict[str, str]:
@@ -81,3 +91,20 @@ def test_the_commands_of_getting_started_print_what_the_page_shows(site: Site) -
         assert doctest.OutputChecker().check_output(step.shown, completed.stdout, _SAME), (
             f"$ {step.command}\nthe page shows\n{step.shown}\nbut it printed\n{completed.stdout}\n{completed.stderr}"
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", TRAINERS, ids=lambda page: page.stem)
+def test_the_runs_on_the_pages_about_trainers_complete(site: Site, page: Path) -> None:
+    names = save_files(site.path, page)
+    specs = [name for name in names if name.endswith(".yaml")]
+    assert specs, "the page shows no run"
+    if missing := missing_libraries(site.path, names):
+        pytest.skip(f"{', '.join(missing)} is not installed: scripts/bootstrap trainers")
+    for spec in specs:
+        [run] = site.json("submit", spec, "tracking.mlflow.enabled=false", "--executor", "local", "--wait")["runs"]
+        log = site.call("logs", run["id"]).stdout
+        assert run["state"] == "completed", log
+        assert run["step"] == run["total_steps"] is not None, log
+        assert run["checkpoint"]["complete"], log
+        assert "loss" in run["metrics"]

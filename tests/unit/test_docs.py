@@ -20,7 +20,7 @@ from slurmtrain.model.spec.spec import walk_keys
 from slurmtrain.specfile import load_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md")])
+DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/**/*.md")])
 _BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -142,9 +142,7 @@ def test_links_between_documents_lead_somewhere(path: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize(
-    "path", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").glob("*.md"))], ids=lambda path: path.name
-)
+@pytest.mark.parametrize("path", [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))], ids=name_of)
 def test_every_page_can_be_reached_from_the_list_of_pages(path: Path) -> None:
     pages = REPOSITORY / "docs" / "README.md"
     readme = REPOSITORY / "README.md"

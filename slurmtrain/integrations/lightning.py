@@ -1,0 +1,174 @@
+"""For scripts that train with PyTorch Lightning's Trainer."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+from argparse import Namespace
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.environments import SLURMEnvironment
+
+from slurmtrain.errors import UserError
+from slurmtrain.integrations.worlds import check_world
+from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.runtime.training.loop import current
+
+_STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt")
+
+
+class SlurmtrainCallback(Callback):  # type: ignore[misc]
+    """Lets a run of Lightning's Trainer stop without losing a step, and shows its progress.
+
+    Make it before the Trainer, on all ranks, and put it last among the callbacks::
+
+        callback = SlurmtrainCallback()
+        trainer = Trainer(callbacks=[ModelCheckpoint(dirpath), callback], logger=SlurmtrainLogger(), ...)
+        trainer.fit(module, data, ckpt_path=callback.resume_from)
+
+    When the run is asked to stop, all ranks agree on a step, save ``stop-step=<n>.ckpt`` there, and exit with code 75;
+    callbacks that come later, and the rest of the script, do not run. A stop during a validation takes effect after it.
+    Outside a job the callback does nothing.
+    """
+
+    def __init__(self, dirpath: str | Path | None = None) -> None:
+        """``dirpath``: where to save at a stop, which ``checkpoint.glob`` must match; None: where ModelCheckpoint does.
+
+        If there is no ModelCheckpoint, that is the run's directory for checkpoints.
+        """
+        self._directory = Path(dirpath) if dirpath is not None else None
+        self._loop = current()
+        self._loop.listen()
+
+    @property
+    def resume_from(self) -> str | None:
+        """The checkpoint to continue from; None to start from the beginning."""
+        return self._loop.worker.resume_from
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Check the ``trainer``, and take over its signals. Raises UserError if it is not set up for this run."""
+        if not self._loop.is_active or stage != "fit":
+            return
+        environment = getattr(trainer.strategy, "cluster_environment", None)
+        if isinstance(environment, SLURMEnvironment) and environment.auto_requeue:
+            raise UserError(
+                "Lightning's SLURMEnvironment would requeue the job by itself, without slurmtrain's record of it: pass "
+                "Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
+            )
+        check_world(
+            self._loop,
+            trainer.world_size,
+            "pass Trainer(devices=<resources.procs_per_node>, num_nodes=<resources.nodes>)",
+        )
+        # Lightning's own handler broadcasts between ranks, and then ends the script with exit code 0.
+        self._loop.listen()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Begin to report, when the ``trainer`` has restored ``pl_module``."""
+        self._loop.progress(trainer.global_step, _total_steps(trainer))
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Report a step; save and leave if the run is to stop."""
+        if trainer.global_step == self._loop.step:
+            return  # it accumulates gradients, which no checkpoint holds
+        self._loop.progress(trainer.global_step, _total_steps(trainer))
+        if not _is_last_step(trainer) and self._loop.stop_requested():
+            self._stop(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the ``trainer`` validates ``pl_module``."""
+        self._loop.begin_pause()
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *more: Any
+    ) -> None:
+        """Show that a validation goes on."""
+        self._loop.beat()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the ``trainer`` has validated ``pl_module``."""
+        self._loop.continue_steps()
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Note that a save begins; it ends before the next step does."""
+        self._loop.beat(Phase.SAVING)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Journal that training of ``pl_module`` by the ``trainer`` is completed."""
+        self._loop.complete()
+
+    def _stop(self, trainer: Trainer) -> NoReturn:
+        directory = self._stop_directory(trainer)
+        trainer.save_checkpoint(directory / f"stop-step={trainer.global_step}.ckpt")
+        trainer.strategy.barrier("slurmtrain")
+        if trainer.is_global_zero:
+            _delete_earlier(directory, trainer.global_step)
+        self._loop.leave()
+
+    def _stop_directory(self, trainer: Trainer) -> Path:
+        saved_to = getattr(trainer.checkpoint_callback, "dirpath", None)
+        attempt = self._loop.worker.attempt
+        assert attempt is not None
+        return self._directory or (Path(saved_to) if saved_to else attempt.run.checkpoints)
+
+
+class SlurmtrainLogger(Logger):  # type: ignore[misc]
+    """Makes what a module logs the metrics of the run, as ``slurmtrain status`` and MLflow have them.
+
+    Pass it as ``Trainer(logger=SlurmtrainLogger())``, alone or with other loggers, and with SlurmtrainCallback, which
+    counts the steps. Outside a job it does nothing.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name of the logger, for paths."""
+        return "slurmtrain"
+
+    @property
+    def version(self) -> str:
+        """The id of the run, for paths."""
+        attempt = current().worker.attempt
+        return attempt.run.id if attempt is not None else ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write ``metrics`` of the optimizer step finished last; ``step``, Lightning's count of batches, is ignored."""
+        current().record(metrics)
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: the hyperparameters of a run are the ``params`` of its spec."""
+
+
+def _total_steps(trainer: Trainer) -> int | None:
+    """The steps that ``trainer.global_step`` will have counted at the end; None if that is unknown."""
+    if len(trainer.optimizers) != 1:
+        return None  # each optimizer's steps count
+    total = trainer.estimated_stepping_batches
+    return int(total) if math.isfinite(total) and total >= 0 else None
+
+
+def _is_last_step(trainer: Trainer) -> bool:
+    """Whether training ends by itself after the current step."""
+    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
+        return True
+    epochs = trainer.max_epochs
+    return bool(trainer.is_last_batch) and epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
+
+
+def _delete_earlier(directory: Path, step: int) -> None:
+    """Delete what earlier stops have saved here, before this ``step``: ModelCheckpoint knows nothing of these files."""
+    for name in os.listdir(directory):
+        match = _STOP_FILE.fullmatch(name)
+        if match and int(match[1]) < step:
+            path = directory / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)

@@ -1,0 +1,31 @@
+"""Real trainers on two nodes of a real Slurm, preempted."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from helpers.cluster import Cluster, ClusterSite
+from helpers.cluster_runs import SPOT, TWO, events, preempt
+from helpers.site import PATIENCE_S, until
+from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trained_steps, trainings
+
+STEPS = 60
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["transformers", "lightning"])
+def test_a_preempted_trainer_with_an_adapter_loses_no_step(site: ClusterSite, cluster: Cluster, name: str) -> None:
+    trainer = TRAINERS[name]
+    trainer.skip_if_missing()
+    run_id = site.submit(trainer.spec(site, adapter=True, steps=STEPS, resources=TWO, slurm=SPOT))
+    target = SAVE_EVERY + random.Random(name).randrange(1, SAVE_EVERY)
+    until(lambda: trained_steps(site, run_id) >= target, f"{target} steps")
+    preempt(cluster, lambda: events(site, run_id, "requeue"))
+    until(lambda: site.status(run_id)["state"] == "completed", "the end of the run", patience_s=2 * PATIENCE_S)
+    run = site.show(run_id)
+    assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
+    assert len({attempt["job_id"] for attempt in run["attempts"]}) == 1
+    assert (run["step"], run["lost_steps"], lost_steps(site, run_id)) == (STEPS, 0, [0])
+    assert trainings(site, run_id)[-1].last == STEPS
+    assert run["metrics"]["loss"] > 0

@@ -1,0 +1,47 @@
+"""What scripts of trainers record for tests: who trained which step, and the weights at the end."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PARAMS: dict[str, Any] = json.loads(os.environ.get("SLURMTRAIN_PARAMS", "{}"))
+STEPS = int(PARAMS.get("steps", 20))
+SAVE_EVERY = int(PARAMS.get("save_every", 6))
+DIRECTORY = Path(os.environ.get("SLURMTRAIN_CHECKPOINT_DIR", "out"))
+RESUME_FROM = os.environ.get("SLURMTRAIN_RESUME_FROM") or None
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def trained(step: int) -> None:
+    """Record that this process has finished a step, on rank 0, and take the time of one."""
+    if RANK == 0:
+        with (DIRECTORY.parent / "trained.jsonl").open("a") as file:
+            file.write(json.dumps({"t": time.time(), "pid": os.getpid(), "step": step}) + "\n")
+    time.sleep(PARAMS.get("step_ms", 0) / 1000)
+
+
+def ended(model: torch.nn.Module) -> None:
+    """Record the weights that training ends with."""
+    if RANK == 0:
+        digest = hashlib.sha256()
+        for name, tensor in sorted(model.state_dict().items()):
+            digest.update(name.encode() + tensor.detach().cpu().contiguous().numpy().tobytes())
+        print("weights", digest.hexdigest(), flush=True)
+
+
+def slow_saves() -> None:
+    """Make each ``torch.save`` take the time that the test asks for before it writes, so that a kill can hit it."""
+    plain = torch.save
+
+    def save(*arguments: Any, **options: Any) -> None:
+        time.sleep(PARAMS.get("save_ms", 0) / 1000)
+        plain(*arguments, **options)
+
+    torch.save = save

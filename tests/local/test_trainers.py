@@ -1,0 +1,143 @@
+"""Real trainers on two ranks, interrupted in every way, with slurmtrain's adapter and without.
+
+Announced stops lose no step with an adapter, and what comes without notice loses what was done since the last save, at
+most. No interrupted run counts as completed, no run is given half a checkpoint, and never are there two trainings.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.site import Site, until
+from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trained_steps, trainings, weights
+
+STEPS = 30
+# With TEST_TRAINERS=all every trainer meets every fault, with and without an adapter.
+ALL = os.environ.get("TEST_TRAINERS") == "all"
+FAULTS = ("preempted", "killed", "killed in a save", "cancelled")
+FEW = {
+    ("transformers", "preempted", True),
+    ("transformers", "preempted", False),
+    ("lightning", "preempted", True),
+    ("lightning", "preempted", False),
+    ("accelerate", "killed in a save", True),
+}
+CELLS = [cell for cell in itertools.product(TRAINERS, FAULTS, (True, False)) if ALL or cell in FEW]
+
+pytestmark = pytest.mark.slow
+
+
+class Undisturbed:
+    """The weights of runs that nothing happens to, one for each trainer that a test asks for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._weights: dict[str, str] = {}
+
+    def __getitem__(self, name: str) -> str:
+        if name not in self._weights:
+            (self._path / name).mkdir()
+            site = Site(self._path / name)
+            run_id = site.submit(TRAINERS[name].spec(site, adapter=True, steps=STEPS, step_ms=0), "--wait")
+            assert site.status(run_id)["state"] == "completed"
+            self._weights[name] = weights(site, run_id)
+        return self._weights[name]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    return Undisturbed(tmp_path_factory.mktemp("undisturbed"))
+
+
+# --- faults -----------------------------------------------------------------------------------------------------------
+
+
+def has_saved(site: Site, run_id: str) -> bool:
+    """Whether a run has saved, and trained at least a step since."""
+    return trained_steps(site, run_id) > SAVE_EVERY + 1
+
+
+def preempt(site: Site, run_id: str) -> None:
+    """Send SIGTERM to every process of the run, data-loader workers included, as Slurm does."""
+    until(lambda: has_saved(site, run_id), "a checkpoint")
+    site.signal_all(run_id, signal.SIGTERM)
+    until(lambda: not site.processes(run_id), "the end of all processes")
+    assert site.status(run_id)["state"] == "requeued"
+    site.call("sync")
+
+
+def kill(site: Site, run_id: str) -> None:
+    until(lambda: has_saved(site, run_id), "a checkpoint")
+    site.signal_all(run_id, signal.SIGKILL)
+    assert site.status(run_id)["state"] != "completed"
+    site.call("resume", run_id)
+
+
+def kill_in_save(site: Site, run_id: str) -> None:
+    """Kill everything while the second checkpoint is being written."""
+    directory = site.runs / run_id / "checkpoints"
+    until(lambda: trained_steps(site, run_id) >= 2 * SAVE_EVERY and writes(directory), "half a checkpoint")
+    site.signal_all(run_id, signal.SIGKILL)
+    assert writes(directory), "the save was over before the kill"
+    assert site.status(run_id)["state"] != "completed"
+    site.call("resume", run_id)
+
+
+def writes(directory: Path) -> bool:
+    """Whether a checkpoint is being written there."""
+    for path in directory.glob("checkpoint-*"):
+        names = {each.name for each in path.iterdir()}
+        if path.name.endswith(".tmp") or not ({"trainer_state.json", "random_states_1.pkl"} & names):
+            return True
+    return bool(list(directory.glob("*.partial")))
+
+
+def cancel(site: Site, run_id: str) -> None:
+    until(lambda: has_saved(site, run_id), "a checkpoint")
+    site.call("cancel", run_id)
+    until(lambda: not site.processes(run_id), "the end of all processes")
+    assert site.status(run_id)["state"] == "cancelled"
+    site.call("resume", run_id)
+
+
+STRIKE: dict[str, Callable[[Site, str], None]] = {
+    "preempted": preempt,
+    "killed": kill,
+    "killed in a save": kill_in_save,
+    "cancelled": cancel,
+}
+ANNOUNCED = ("preempted", "cancelled")
+
+
+@pytest.mark.parametrize(
+    ("name", "fault", "adapter"),
+    CELLS,
+    ids=[f"{name}-{fault}-{'adapter' if adapter else 'plain'}" for name, fault, adapter in CELLS],
+)
+def test_a_trainer_that_is_interrupted_continues_from_a_complete_checkpoint(
+    site: Site, undisturbed: Undisturbed, name: str, fault: str, adapter: bool
+) -> None:
+    trainer = TRAINERS[name]
+    trainer.skip_if_missing()
+    more: dict[str, Any] = {"save_ms": 700} if fault == "killed in a save" else {}
+    run_id = site.submit(trainer.spec(site, adapter=adapter, steps=STEPS, **more))
+    STRIKE[fault](site, run_id)
+    site.call("wait", run_id)
+    run = site.show(run_id)
+    log = "\n".join(site.printed(run_id))
+    assert run["state"] == "completed", log
+    causes = [attempt["cause"] for attempt in run["attempts"]]
+    assert causes == [{"preempted": "preempted", "cancelled": "cancelled"}.get(fault, "lost"), "completed"], log
+    [lost] = lost_steps(site, run_id)
+    assert lost == 0 if adapter and fault in ANNOUNCED else lost <= SAVE_EVERY, log
+    assert trainings(site, run_id)[-1].last == STEPS
+    if adapter:
+        assert (run["step"], run["total_steps"], run["lost_steps"]) == (STEPS, STEPS, lost)
+        assert "loss" in run["metrics"]
+    assert weights(site, run_id) == undisturbed[name]

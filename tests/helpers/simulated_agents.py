@@ -30,9 +30,9 @@ from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.journal import Journal
 
-# What ranks of a node do in a round: end on their own, fail, wait for a request to stop, hang, hang with the others in
-# the loop, or die with their agent.
-COMPLETE, CRASH, WAIT, HANG, LOST = "complete", "crash", "wait", "hang", "lost"
+# What ranks of a node do in a round: end on their own, fail, wait for a request to stop, the same but then exit with 0,
+# hang, hang with the others in the loop, or die with their agent.
+COMPLETE, CRASH, WAIT, OBEY, HANG, LOST = "complete", "crash", "wait", "obey", "hang", "lost"
 POLL_S = 0.002
 
 
@@ -45,6 +45,7 @@ class Process:
 
     def __init__(self, pid: int, behaviour: str) -> None:
         self.pid = pid
+        self.stop_code = 0 if behaviour == OBEY else STOPPED
         self.returncode: int | None = {COMPLETE: 0, CRASH: 1}.get(behaviour)
         self.signals: list[int] = []
 
@@ -54,7 +55,7 @@ class Process:
     def send_signal(self, number: signal.Signals) -> None:
         self.signals.append(number)
         if self.returncode is None:
-            self.returncode = STOPPED
+            self.returncode = self.stop_code
 
 
 class Ranks(Workers):

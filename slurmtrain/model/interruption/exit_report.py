@@ -30,6 +30,10 @@ _STOP_CODES = frozenset(
     -number for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 )
 
+# A signal to all processes of a job reaches a rank and its agent in any order, but at most this many seconds apart: a
+# rank that exits by itself this shortly before the agent hears of the stop may have heard of it already.
+_SIGNAL_SKEW_S = 1.0
+
 # Errors of the GPU hardware, after which other nodes may do better (NVIDIA's catalogue of Xid errors).
 _GPU_FAULTS = frozenset({48, 63, 64, 74, 79, 92, 95, 119, 120})
 # Messages of PyTorch (torch/csrc/cuda, c10/cuda), CUDA and ROCm.
@@ -54,6 +58,7 @@ class Exit:
     """One rank's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
 
     ``raised``: when the session saw an exception, and its text. Interpreter shutdown makes the exit come later.
+    ``finished``: it has journaled that its work is done (``TrainingCompleted``).
     """
 
     rank: int
@@ -62,6 +67,7 @@ class Exit:
     at: float
     raised: tuple[float, str] | None = None
     last_lines: Sequence[str] = ()
+    finished: bool = False
 
     @property
     def failed(self) -> bool:
@@ -206,14 +212,19 @@ class AttemptOutcome:
     attempt_report: ExitReport
 
 
-def report_exits(exits: Sequence[Exit], request: StopRequest | None, node: int) -> ExitReport:
+def report_exits(
+    exits: Sequence[Exit], request: StopRequest | None, node: int, *, zero_completes: bool = False
+) -> ExitReport:
     """The report of a node, from the exits of all its ranks and the stop request, if there was one.
 
     A rank that failed before the request is the cause. Any exit after the request follows from it, unless all ranks
-    exited with code 0: then they completed despite the request.
+    completed despite the request. Code 0 alone does not mean that: many trainers exit with 0 when they are asked to
+    stop, such as Lightning, whose SIGTERMException is a SystemExit without a code. It does if the rank has journaled
+    that its work is done, or exited before the request.
 
     ``exits``: those of all ranks of the node. ``request``: why they were to stop; None: they were not. ``node``: this
-    node's number.
+    node's number. ``zero_completes``: code 0 means that the work is done, also after a request
+    (``requeue.exit_zero: completed``).
     """
     failed = sorted(
         (each for each in exits if each.failed and not _follows(each, request)), key=lambda each: each.blame
@@ -227,12 +238,20 @@ def report_exits(exits: Sequence[Exit], request: StopRequest | None, node: int) 
             cascade=first.cascade,
             failures=[each.to_dict() for each in failed],
         )
-    if all(each.code == 0 for each in exits):
+    if all(each.code == 0 and (zero_completes or has_completed(each, request)) for each in exits):
         return ExitReport(cause="completed", reason="")
     if request is not None:
         at = request.at if request.node == node else None
         return ExitReport(cause=request.cause, reason=request.why, failed_at=at, signal=request.signal)
     return ExitReport(cause="cancelled", reason="the workers were told to stop, saved and exited")
+
+
+def has_completed(exited: Exit, request: StopRequest | None) -> bool:
+    """Whether a rank that exited with code 0 is known to have done its work, although a stop may have been requested.
+
+    ``request``: why the ranks were to stop; None: they were not.
+    """
+    return exited.finished or request is None or exited.at < request.at - _SIGNAL_SKEW_S
 
 
 def report_signal(

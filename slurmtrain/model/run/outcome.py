@@ -5,7 +5,8 @@ that a signal stopped it: a preemption and a cancel look alike from inside.
 
 In this order:
 
-1. All nodes journaled ``end: completed``: completed.
+1. All nodes journaled ``end: completed``: completed. If the end of some node is missing, Slurm's COMPLETED stands in
+   for it, but not if a stop was requested: agents exit with 0 when they obey.
 2. Some node ended otherwise: the one with the earliest ``failed_at`` determines the cause, unless a person cancelled
    before that. A rank that failed only because it lost a peer (``cascade``) comes after those that failed by
    themselves, even if it failed first.
@@ -19,11 +20,12 @@ was started again is over, whatever was journaled about it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts
-from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted
+from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RanksRestarted, RanksStopping
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
 from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
@@ -89,7 +91,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     if not (all_ended or final):
         return attempt
     last_end = max((end.time for end in ends), default=0.0)
-    slurm_completed = final is not None and base(final.state) == "COMPLETED"
+    slurm_completed = final is not None and base(final.state) == "COMPLETED" and not _was_stopping(events)
     if ends and all(end.payload.cause == "completed" for end in ends) and (all_ended or slurm_completed):
         return closed(attempt, "completed", "", last_end, confirmed=True)
     cancelled_at = next((time for time in cancels if time >= begin(attempt)), None)
@@ -232,6 +234,12 @@ def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
 def _stopped_by_signal(end: End) -> bool:
     """Whether this node ended because of a signal, and does not know why."""
     return end.payload.signal is not None and not end.payload.sure
+
+
+def _was_stopping(events: Sequence[AnyEvent]) -> bool:
+    """Whether the last ranks of the attempt were asked to stop."""
+    restarted_at = max((event.time for event in select(events, RanksRestarted)), default=-math.inf)
+    return any(event.time > restarted_at for event in select(events, RanksStopping))
 
 
 def _is_of_slurm(events: Sequence[AnyEvent]) -> bool:

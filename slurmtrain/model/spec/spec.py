@@ -42,6 +42,7 @@ from slurmtrain.model.spec.values import (
 
 NETWORK_PROFILES = ("tcp", "infiniband", "roce", "efa", "gcp")
 VERIFY = ("hashes", "sizes")
+EXIT_ZERO = ("auto", "completed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -238,6 +239,17 @@ class RequeueSpec:
         kinds.choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT"),
         "The signal that asks a script without `slurmtrain.session()` to save and exit.",
     )
+    exit_zero: str = declare_key(
+        "auto",
+        kinds.choice(*EXIT_ZERO),
+        "What it means that a script exits with code 0 after it was asked to stop. auto: it stopped, and the run "
+        "continues, unless its session or trainer has said that the work is done; completed: the work is done.",
+    )
+
+    @property
+    def zero_completes(self) -> bool:
+        """Whether exit code 0 means that the work is done, also after a stop request."""
+        return self.exit_zero == "completed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

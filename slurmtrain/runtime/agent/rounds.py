@@ -262,7 +262,7 @@ class Rounds:
             self._publish_result(own)
         decided = self._control.wait_for("next")
         if decided is None:
-            # Node 0 is gone. Work that was done stays done.
+            # Node 0 is gone. Work that is known to be done stays done.
             completed = own is not None and own.report.cause == "completed"
             report = own.report if own is not None and completed else self._report_without_node_0()
             return AttemptOutcome(report, report)
@@ -430,6 +430,7 @@ class _Round:
                 local_addr=config.address,
                 master=(context.point.address, port),
                 stop_signal=signal.Signals[config.spec.requeue.signal],
+                zero_completes=config.spec.requeue.zero_completes,
                 deadline=config.deadline,
             ),
             context.point,
@@ -438,7 +439,8 @@ class _Round:
             self,
         )
         workers.run()
-        report = report_exits(workers.exits(), workers.request, config.node)
+        zero_completes = config.spec.requeue.zero_completes
+        report = report_exits(workers.exits(), workers.request, config.node, zero_completes=zero_completes)
         return _NodeResult(
             report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
         )

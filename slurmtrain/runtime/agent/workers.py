@@ -24,8 +24,8 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
-from slurmtrain.model.run.events.base import select
-from slurmtrain.model.run.events.rank import ExceptionRaised
+from slurmtrain.model.run.events.base import AnyEvent, select
+from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
@@ -75,7 +75,8 @@ class WorkersConfig:
     ``argv``: the command of each rank, of which there are ``count``. ``attempt`` names the round. ``node``: this node;
     ``members``: the nodes that have ranks in the round, this one among them. ``local_addr``: this node's address in the
     elected network. ``master``: address and port at which the ranks meet. ``stop_signal``: what asks them to stop.
-    ``deadline``: when to ask for that because of the time limit, by the monotonic clock; None: never.
+    ``zero_completes``: code 0 means that the work is done, also after a stop request. ``deadline``: when to ask for a
+    stop because of the time limit, by the monotonic clock; None: never.
     """
 
     argv: Sequence[str]
@@ -86,6 +87,7 @@ class WorkersConfig:
     local_addr: str
     master: tuple[str, int]
     stop_signal: signal.Signals
+    zero_completes: bool
     deadline: float | None
 
 
@@ -166,9 +168,9 @@ class Workers(LocalElasticAgent):
         codes = self._exit_codes()
         failed = any(code not in (None, 0, STOPPED) for code in codes)
         if self.request is None:
-            if -signal.SIGTERM in codes:
-                # A rank without a session has probably died from a signal that this agent is about to receive too.
-                # Without waiting for the agent's own signal, that would count as a crash.
+            if self._may_follow_a_signal(codes):
+                # This agent may be about to receive the signal too. Without waiting for it, the end would count as a
+                # crash, or as completion.
                 time.sleep(_SIGNAL_SKEW_S)
             self.request = self._find_request()
         if self.request is not None or failed:
@@ -186,19 +188,34 @@ class Workers(LocalElasticAgent):
     def exits(self) -> list[Exit]:
         """How each rank of this node ended, once all have."""
         ranks = {worker.id: worker.global_rank for worker in self.get_worker_group().workers}
-        attempt = self._config.attempt
         return [
-            Exit(
-                rank=ranks[process.pid],
-                pid=process.pid,
-                code=process.returncode,
-                at=self._died_at.get(process.pid, time.time()),
-                raised=_read_exception(attempt.rank_journal(ranks[process.pid])),
-                last_lines=_last_lines(attempt.rank_log(ranks[process.pid])) if process.returncode else (),
-            )
-            for process in self._processes()
-            if process.returncode is not None
+            self._exit(ranks[process.pid], process) for process in self._processes() if process.returncode is not None
         ]
+
+    def _exit(self, rank: int, process: Any) -> Exit:
+        """How a rank ended, whose process has ended."""
+        attempt = self._config.attempt
+        events = read_events(attempt.rank_journal(rank), "")
+        return Exit(
+            rank=rank,
+            pid=process.pid,
+            code=process.returncode,
+            at=self._died_at.get(process.pid, time.time()),
+            raised=_find_exception(events),
+            last_lines=_last_lines(attempt.rank_log(rank)) if process.returncode else (),
+            finished=bool(select(events, TrainingCompleted)),
+        )
+
+    def _may_follow_a_signal(self, codes: Sequence[int | None]) -> bool:
+        """Whether ranks may have ended because of a signal, so far unknown to this agent, to all processes of the job.
+
+        ``codes``: the ranks' exit codes; None for those still running.
+        """
+        if -signal.SIGTERM in codes or STOPPED in codes:
+            return True
+        if None in codes or any(codes) or self._config.zero_completes:
+            return False
+        return not all(each.finished for each in self.exits())
 
     def _find_request(self) -> StopRequest | None:
         """Why this node's ranks are to stop, if they are; this node's own reasons come first."""
@@ -268,9 +285,9 @@ def _seconds_from_now(seconds: float) -> Callable[[], float]:
     return lambda: at
 
 
-def _read_exception(journal: Path) -> tuple[float, str] | None:
-    """Time and text of the exception that the session journaled, if it did."""
-    for event in select(read_events(journal, ""), ExceptionRaised):
+def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
+    """Time and text of the exception that the session journaled, if it did. ``events``: those of the rank's journal."""
+    for event in select(events, ExceptionRaised):
         return event.time, redact(f"{event.payload.type}: {event.payload.message}")
     return None
 

@@ -25,6 +25,7 @@ from slurmtrain.model.run.events.rank import (
     RankStopped,
     SessionStarted,
     StateRegistered,
+    TrainingCompleted,
     TrainingStarted,
 )
 from slurmtrain.runtime.checkpoint import files, rng
@@ -73,8 +74,8 @@ def session(
     Entering it joins the process group, unless the script has already created one. On a stop signal (preemption, time
     limit, ``slurmtrain cancel``) all ranks finish the same step, save, and exit with code 75, which means that the run
     can continue from there; leaving the ``with`` block in any other way without an exception means that the work is
-    done. The same script also runs outside a job and under plain torchrun, but without checkpoints and a metrics file:
-    those need a run directory.
+    done, unless a stop signal has come and ``run.steps(total)`` has not reached its total. The same script also runs
+    outside a job and under plain torchrun, but without checkpoints and a metrics file: those need a run directory.
 
     Args:
         params: Values for parameters that the spec does not set, by name; they also apply outside any job. The spec's
@@ -174,6 +175,9 @@ class Session:
         try:
             if left:
                 self._finish()
+                if self._journal is not None and self._is_done():
+                    # Every rank: an exit code of 0 does not prove this to the agent once a stop has been requested.
+                    self._journal.write(TrainingCompleted(step=self.step))
             elif not isinstance(error, SystemExit | KeyboardInterrupt) and self._journal is not None:
                 # Before anything else: the rank with the earliest event counts as the first to fail.
                 message = redact(str(error))[:_MESSAGE_CHARACTERS]
@@ -407,6 +411,13 @@ class Session:
         self._save_if_new("end")
         if self._checkpointer is not None and self.step > 0 and self.step != self._checkpointer.saved_step:
             raise CheckpointError(f"training reached step {self.step}, but its last checkpoint could not be saved")
+
+    def _is_done(self) -> bool:
+        """Whether leaving the session now means that the work is done.
+
+        After a stop signal it may also mean that the script, or a library that it calls, has heard the signal itself.
+        """
+        return self._flag.raised is None or 0 < self._total <= self.step
 
     def _save_if_new(self, why: str) -> str | None:
         return self._outside_step(lambda checkpointer: checkpointer.save(self.step, why, self._latest))

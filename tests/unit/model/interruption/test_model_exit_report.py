@@ -80,7 +80,34 @@ def test_only_the_node_with_the_reason_has_a_time_of_failure() -> None:
 
 
 def test_work_that_was_done_in_spite_of_a_request_is_completed() -> None:
-    assert report_exits([exited(0, 0), exited(1, 0)], STOP, 0).cause == "completed"
+    exits = [exited(0, 0, finished=True), exited(1, 0, finished=True)]
+    assert report_exits(exits, STOP, 0) == ExitReport(cause="completed", reason="")
+
+
+def test_exit_code_0_after_a_request_proves_nothing() -> None:
+    report = report_exits([exited(0, 0), exited(1, 0)], STOP, 0)
+    assert report == ExitReport(cause="preempted", reason="SIGUSR2", failed_at=50.0)
+
+
+def test_all_ranks_of_a_node_must_have_finished_their_work() -> None:
+    assert report_exits([exited(0, 0, finished=True), exited(1, 0)], STOP, 0).cause == "preempted"
+
+
+def test_a_rank_that_finished_its_work_and_then_failed_has_not_completed() -> None:
+    assert report_exits([exited(0, 3, finished=True)], None, 0).cause == "crash"
+    assert report_exits([exited(0, STOPPED, finished=True)], STOP, 0).cause == "preempted"
+
+
+def test_exit_code_0_after_a_request_completes_if_the_spec_says_so() -> None:
+    assert report_exits([exited(0, 0), exited(1, 0)], STOP, 0, zero_completes=True).cause == "completed"
+    assert report_exits([exited(0, 0), exited(1, STOPPED)], STOP, 0, zero_completes=True).cause == "preempted"
+
+
+@pytest.mark.parametrize(("at", "cause"), [(48.9, "completed"), (49.9, "preempted"), (50.1, "preempted")])
+def test_exit_code_0_well_before_the_request_is_completion_but_the_same_signal_may_reach_a_rank_first(
+    at: float, cause: str
+) -> None:
+    assert report_exits([exited(0, 0, at), exited(1, 0, 100.0, finished=True)], STOP, 0).cause == cause
 
 
 def test_a_failure_before_the_request_is_the_cause() -> None:

@@ -274,6 +274,18 @@ def test_a_job_one_of_whose_nodes_kept_silent_completed_only_if_slurm_says_so_to
         assert sim.causes == [cause]
 
 
+def test_slurms_completed_does_not_stand_in_for_a_node_that_was_asked_to_stop() -> None:
+    sim = SimulatedRun().submitted().started(nodes=2).node("stopping", cause="preempted", why="stopped by SIGTERM")
+    sim.ended("completed", 1).observed(sim.slurm("COMPLETED"))
+    assert sim.causes == ["lost"]
+
+
+def test_a_stop_of_an_earlier_round_does_not_count_against_slurms_completed() -> None:
+    sim = SimulatedRun().submitted().started(nodes=2).node("stopping", cause="crash", why="rank 0 exited with code 1")
+    sim.node("restart", round=1, members=[0, 1]).ended("completed", 1).observed(sim.slurm("COMPLETED"))
+    assert sim.causes == ["completed"]
+
+
 def test_an_attempt_of_which_nothing_is_left_is_lost() -> None:
     sim = SimulatedRun().submitted().started()
     sim.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)

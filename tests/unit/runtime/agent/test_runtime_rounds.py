@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.simulated_agents import CRASH, HANG, LOST, POLL_S, WAIT, Ranks, World
+from helpers.simulated_agents import CRASH, HANG, LOST, OBEY, POLL_S, WAIT, Ranks, World
 from helpers.site import until
 
 from slurmtrain.model.diagnosis.hang import Phase
@@ -359,6 +359,28 @@ def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
     assert world.outcomes[1] is None
     assert world.root == ("preempted", "stopped by SIGTERM")
     assert world.ranks[0, 0]._own[0].signals == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize(("exit_zero", "cause"), [("auto", "preempted"), ("completed", "completed")])
+def test_ranks_that_exit_with_0_when_they_are_asked_to_stop_have_not_completed_unless_the_spec_says_so(
+    make: Make, exit_zero: str, cause: str
+) -> None:
+    world = make({"nodes": 2}, {(0, 0): OBEY, (0, 1): OBEY}, requeue={"exit_zero": exit_zero}).begin()
+    world.until_running(0, 0)
+    world.until_running(0, 1)
+    world.signal(1)
+    world.end()
+    assert world.causes() == {0: cause, 1: cause}
+
+
+def test_a_run_goes_on_if_one_node_has_completed_and_another_was_stopped(make: Make) -> None:
+    world = make({"nodes": 2}, {(0, 0): OBEY}).begin()
+    world.until_running(0, 0)
+    world.until_running(0, 1)
+    world.signal(0)
+    world.end()
+    assert world.causes() == {0: "preempted", 1: "completed"}
+    assert world.root == ("preempted", "stopped by SIGTERM")
 
 
 def test_a_node_that_waits_for_node_0_to_begin_ends_as_soon_as_that_leaves(make: Make) -> None:

@@ -124,7 +124,7 @@ def test_steps_are_counted_logged_and_saved(run: RunDir, start: Start) -> None:
     assert lines(attempt)[0]["metrics"] == {"loss": 0.0, "skipped": 2.0, "val/acc": 1}
     assert lines(attempt)[-1]["metrics"] == {"final": 9}
     assert steps_on_disk(run) == [4, 5]
-    assert kinds(attempt) == ["session", "registered", "total", "saved", "saved", "saved", "pruned"]
+    assert kinds(attempt) == ["session", "registered", "total", "saved", "saved", "saved", "finished", "pruned"]
     saved = [event for event in events(attempt) if event["kind"] == "saved"]
     assert [(event["step"], event["why"]) for event in saved] == [(2, "steps"), (4, "steps"), (5, "end")]
     assert saved[0]["metrics"] == {"loss": 1.0, "skipped": 2.0, "val/acc": 1.0}
@@ -183,7 +183,7 @@ def test_a_finished_run_that_is_started_again_does_nothing(run: RunDir, start: S
             session.checkpoint(counter=Counter())
             finished = list(session.steps(3))
     assert finished == []
-    assert kinds(attempt) == ["session", "registered", "restored", "total", "interval"]
+    assert kinds(attempt) == ["session", "registered", "restored", "total", "interval", "finished"]
 
 
 def test_from_the_start_means_without_a_checkpoint(run: RunDir, start: Start) -> None:
@@ -210,6 +210,36 @@ def test_a_stop_signal_saves_and_leaves_between_steps(run: RunDir, start: Start)
     assert (left.value.code, after) == (STOPPED, [])
     assert kinds(attempt)[-2:] == ["saved", "stopped"]
     assert steps_on_disk(run) == [events(attempt)[-1]["step"]]
+
+
+def test_a_session_that_ends_says_that_the_work_is_done(start: Start) -> None:
+    attempt = start()
+    with slurmtrain.session() as session:
+        for step in session.steps(3):
+            if step == 2:
+                # Too late to stop: this is the last step.
+                os.kill(os.getpid(), signal.SIGTERM)
+    assert (kinds(attempt)[-1], events(attempt)[-1]["step"]) == ("finished", 3)
+
+
+def test_a_script_that_leaves_its_loop_after_a_stop_signal_does_not_count_as_done(run: RunDir, start: Start) -> None:
+    attempt = start()
+    with slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100):
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+                break
+    assert "finished" not in kinds(attempt)
+    assert steps_on_disk(run) == [5]
+
+
+def test_a_trainer_that_exits_with_success_when_it_is_asked_to_stop_does_not_count_as_done(start: Start) -> None:
+    attempt = start()
+    with pytest.raises(SystemExit), slurmtrain.session():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit  # as Lightning does
+    assert "finished" not in kinds(attempt)
 
 
 def test_a_script_that_leaves_its_loop_early_has_finished_that_step(run: RunDir, start: Start) -> None:

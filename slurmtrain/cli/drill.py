@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from slurmtrain.cli.shared import options, output
-from slurmtrain.model.diagnosis.drill import FAULTS
+from slurmtrain.cli.shared.tables import is_terminal, print_table
+from slurmtrain.model.diagnosis.drill import FAILED, FAULTS, NOT_TRIED, PASSED
+from slurmtrain.model.diagnosis.drill_verdict import AGENTS_IN_PLACE, AGENTS_REQUEUE
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.drill import FaultVerdict
-    from slurmtrain.ops.drill.runs import DrillReport
+    from slurmtrain.model.diagnosis.drill import DrillProblem, FaultVerdict
+    from slurmtrain.ops.drill.report import DrillReport
 
-HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AGAIN", "STEP AFTER", "ATTEMPTS", "STATE")
+# As wide as its longest rows are, the table fits a terminal of 80 columns.
+HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "SAME", "RESTARTED", "STEP AFTER")
+_RESULTS = {PASSED: "passed", FAILED: "FAILED", NOT_TRIED: "not tried"}
+# What restarts a run, in a word. Its agents can do so in two ways.
+_RESTARTED = {AGENTS_IN_PLACE: "in place", AGENTS_REQUEUE: "requeue"}
 
 
 @click.command("drill", short_help="Inject faults into runs of a spec, and check that they recover.")
@@ -29,7 +39,9 @@ HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "IDENTICAL", "STARTED AG
     help="Inject only this fault; repeatable. By default all, but hang only if requeue.hang_after is set.",
 )
 @click.option(
-    "--twice", is_flag=True, help="Make the undisturbed run twice, to check that the script is deterministic."
+    "--twice",
+    is_flag=True,
+    help="Make the undisturbed run twice in any case; by default only if a run after a fault ends differently.",
 )
 @options.executor_option
 @options.json_option
@@ -46,7 +58,7 @@ def command(
     """Run SPEC undisturbed, then once per fault, and compare: a fire drill with your own script.
 
     KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
-    passed, else with 1.
+    passed, else with 1: also if a fault could not be tried, unless it is 'save'.
     """
     from slurmtrain.cli.shared.progress import run_progress
     from slurmtrain.ops.drill.runs import DrillOptions, drill
@@ -69,47 +81,57 @@ def command(
 
 
 def _print(report: DrillReport) -> None:
-    from slurmtrain.cli.shared.tables import print_table
-
     run = report.reference
-    took = report.to_dict()["drill"]["reference"]["seconds"]
     reason = f": {run.reason}" if run.reason else ""
-    click.echo(f"undisturbed: run {run.id} {run.state}" + (f" after {took:.0f} s" if took is not None else "") + reason)
+    after = f" after {report.seconds:.0f} s" if report.seconds is not None else ""
+    _paragraph(f"undisturbed: run {run.id} {run.state}{after}{reason}")
+    for line in _lines(report.script.problems, report.script.notes):
+        _paragraph(f"undisturbed: {line}")
     if report.again is not None:
-        click.echo(f"undisturbed once more: its last checkpoint {report.again.describe()}")
+        _paragraph(f"undisturbed once more: its last checkpoint {report.again.describe()}")
     if not report.verdicts:
         click.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
         return
     print_table(HEADERS, [_row(verdict) for verdict in report.verdicts])
     for verdict in report.verdicts:
-        for problem in verdict.problems:
-            click.echo(f"{verdict.fault}: {problem.problem}; {problem.advice}")
-        for note in verdict.notes:
-            click.echo(f"{verdict.fault}: {note}")
+        if verdict.not_tried:
+            _paragraph(f"{verdict.fault}: not tried: {verdict.not_tried}")
+        for line in _lines(verdict.problems, verdict.notes):
+            _paragraph(f"{verdict.fault}: {line}")
+
+
+def _lines(problems: Sequence[DrillProblem], notes: Sequence[str]) -> list[str]:
+    return [*(f"{problem.problem}; {problem.advice}" for problem in problems), *notes]
+
+
+def _paragraph(text: str) -> None:
+    """Print a line; on a terminal it is wrapped between words, with the rest indented."""
+    if is_terminal(sys.stdout):
+        width = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    click.echo(text)
 
 
 def _row(verdict: FaultVerdict) -> tuple[str, ...]:
-    in_time = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f} s"
-    stopped = "-" if verdict.stopped_s is None else f"{verdict.stopped_s:.1f} s{in_time}"
+    stopped = "-"
+    if verdict.stopped_s is not None:
+        allowed = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f}"
+        stopped = f"{_number(verdict.stopped_s)}{allowed} s"
     # "nobody" is a finding; "-" means that there was no fault to recover from.
-    again = "nobody" if verdict.restarted_by is None and verdict.injected else "-"
+    restarted = "nobody" if verdict.restarted_by is None and verdict.injected else "-"
     if verdict.restarted_by is not None:
-        again = f"{verdict.restarted_by}, {_seconds(verdict.restarted_s)}"
-    same = {True: "yes", False: "no", None: "-"}[verdict.comparison.identical]
-    restarts = f" + {verdict.restarts} in place" if verdict.restarts else ""
+        restarted = _RESTARTED.get(verdict.restarted_by, verdict.restarted_by)
     return (
         verdict.fault,
         verdict.run_id or "-",
-        "passed" if verdict.passed else "FAILED",
+        _RESULTS[verdict.result],
         stopped,
         "-" if verdict.lost_steps is None else str(verdict.lost_steps),
-        same,
-        again,
-        _seconds(verdict.step_s),
-        f"{verdict.attempts}{restarts}",
-        verdict.state,
+        {True: "yes", False: "no", None: "-"}[verdict.comparison.identical],
+        restarted,
+        "-" if verdict.step_s is None else f"{_number(verdict.step_s)} s",
     )
 
 
-def _seconds(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} s"
+def _number(seconds: float) -> str:
+    return f"{seconds:.1f}" if seconds < 10 else f"{seconds:.0f}"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
-from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.store import Listed
@@ -16,11 +16,18 @@ FIRST_PAUSE_S = 0.2
 LAST_PAUSE_S = 1.0
 
 
+class Stop(Protocol):
+    """What ends a wait early: a signal to this process, or a limit."""
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for ``seconds``, or until the wait is to end; returns whether it is."""
+
+
 def wait(
     workspace: Workspace,
     run_ids: Sequence[str],
     show: Callable[[Mapping[str, Listed]], None],
-    stop: StopSignal | None = None,
+    stop: Stop | None = None,
 ) -> tuple[bool, Synced]:
     """Wait until all these runs have ended, then mirror them to the tracking store.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,13 +14,19 @@ from slurmtrain.model.run.run import Run
 # The steps of each attempt as (seconds since 1970, finished steps), by the name of the attempt's directory.
 Steps = Mapping[str, Sequence[tuple[float, int]]]
 
+# The results of a fault. "Not tried" is never a pass: nothing is known about what the fault would do.
+PASSED = "passed"
+FAILED = "failed"
+NOT_TRIED = "not tried"
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A kind of fault.
 
     ``action``: what is done, as a phrase. ``causes``: causes that the run may report for it. ``announced``: the run is
-    asked to stop, so it can save first. ``optional``: it is injected only on request.
+    asked to stop, so it can save first. ``optional``: it is injected only on request. ``may_miss``: a drill can pass
+    although it could not be injected.
     """
 
     name: str
@@ -27,6 +34,7 @@ class Fault:
     causes: frozenset[str]
     announced: bool = False
     optional: bool = False
+    may_miss: bool = False
 
 
 FAULTS: Mapping[str, Fault] = {
@@ -35,6 +43,8 @@ FAULTS: Mapping[str, Fault] = {
         Fault("preempt", "SIGTERM to the job, as at a preemption", frozenset({"preempted"}), announced=True),
         Fault("timeout", "SIGUSR2 to the job, as ahead of the time limit", frozenset({"timeout"}), announced=True),
         Fault("rank", "SIGKILL to one rank", frozenset({"crash"})),
+        # Whether a save can be hit depends on how long saves take, which is no fault of the script.
+        Fault("save", "SIGKILL to all ranks in the middle of a save", frozenset({"crash"}), may_miss=True),
         # Without the agent nothing is left to journal a cause: Slurm's state, or what other agents noticed, decides.
         Fault("agent", "SIGKILL to the agent of one node", frozenset({"node_fail", "lost", "crash"})),
         Fault("all", "SIGKILL to everything of the job", frozenset({"node_fail", "lost", "crash"})),
@@ -48,8 +58,9 @@ FAULTS: Mapping[str, Fault] = {
 class InjectedFault:
     """A fault as it was injected.
 
-    ``at``: seconds since 1970. ``attempt``: the key of the attempt that it hit, after ``restarts`` in-place restarts
-    and at ``step``. ``target``: the processes that it hit, as a phrase.
+    ``at``: seconds since 1970. ``moment``: how far the run had come, as a phrase. ``attempt``: the key of the attempt
+    that it hit, after ``restarts`` in-place restarts and at ``step``. ``target``: the processes that it hit, as a
+    phrase. ``half_written``: the checkpoints that a save was writing then, for a fault that waits for one.
     """
 
     fault: str
@@ -58,14 +69,26 @@ class InjectedFault:
     restarts: int = 0
     step: int | None = None
     target: str = ""
+    moment: str = ""
+    half_written: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TensorDifference:
+    """A tensor that differs between two checkpoints. ``max_abs``: the largest absolute difference of its elements."""
+
+    name: str
+    max_abs: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointComparison:
     """How the last checkpoints of two runs differ. ``identical``: None if they cannot be compared; ``why`` says why.
 
-    ``method``: ``hashes``, ``values``, or ``files`` for a script's own checkpoints; empty if nothing was compared.
-    ``difference``: the largest relative difference of any tensor, and ``where`` it is.
+    ``method``: ``hashes``; ``values`` for slurmtrain's checkpoints; ``tensors`` for a script's own, or ``files`` if
+    their format is unknown; empty if nothing was compared. ``difference``: the largest relative difference of any
+    tensor, and ``where`` it is. ``max_abs``: the largest absolute difference of any tensor. ``differing``: the tensors
+    that differ, the largest difference first. ``steps``: of both checkpoints, if they differ.
     """
 
     identical: bool | None
@@ -73,6 +96,9 @@ class CheckpointComparison:
     why: str = ""
     difference: float | None = None
     where: str = ""
+    max_abs: float | None = None
+    differing: Sequence[TensorDifference] = ()
+    steps: tuple[int, int] | None = None
 
     def describe(self) -> str:
         """A predicate whose subject is the last checkpoint of the second run: "is bit-identical"."""
@@ -81,7 +107,17 @@ class CheckpointComparison:
         if self.identical is None:
             return f"cannot be compared: {self.why}"
         where = f" in {self.where}" if self.where else ""
-        return f"differs{where}" + (f" by {self.difference:.2g} (relative)" if self.difference is not None else "")
+        more = len(self.differing) - 1
+        others = f" and {more} more" if where and more > 0 else ""
+        return f"differs{where}{others}{self._by()}"
+
+    def _by(self) -> str:
+        amounts = []
+        if self.difference is not None:
+            amounts.append(f"{self.difference:.2g} (relative)")
+        if self.max_abs is not None:
+            amounts.append(f"{self.max_abs:.2g} (absolute)")
+        return f" by at most {', '.join(amounts)}" if amounts else ""
 
     def to_dict(self) -> dict[str, Any]:
         """The form that ``--json`` prints."""
@@ -91,6 +127,9 @@ class CheckpointComparison:
             "why": self.why or None,
             "difference": self.difference,
             "where": self.where or None,
+            "max_abs": self.max_abs,
+            "differing": [{"name": each.name, "max_abs": each.max_abs} for each in self.differing],
+            "steps": list(self.steps) if self.steps else None,
         }
 
 
@@ -102,13 +141,81 @@ class DrillProblem:
     advice: str
 
 
+@dataclass(frozen=True, slots=True)
+class OwnCheckpoint:
+    """A complete checkpoint that the script itself has saved. ``saved_at``: seconds since 1970."""
+
+    path: str
+    step: int | None
+    saved_at: float
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return self.path.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Baseline:
+    """What the undisturbed run has shown; it decides when faults strike and what is expected after them.
+
+    ``run``: its final state. ``saves``: the checkpoints that its script saved itself, oldest first. ``lines``: how many
+    lines its ranks printed. ``seconds``: from the start of its first attempt to its end. ``format``: that of the
+    script's own checkpoints, as a phrase; empty without any.
+    """
+
+    run: Run
+    saves: Sequence[OwnCheckpoint] = ()
+    lines: int = 0
+    seconds: float = 0.0
+    format: str = ""
+
+    @property
+    def counts_steps(self) -> bool:
+        """Whether its script reports steps: by a session, or by slurmtrain.progress() or log()."""
+        return self.run.step is not None
+
+    @property
+    def saves_early(self) -> bool:
+        """Whether it had saved something before its last save, which may be at its end."""
+        published = [checkpoint for checkpoint in self.run.checkpoints if checkpoint.why not in ("end", "found")]
+        return bool(published) or len(self.saves) > 1
+
+    @property
+    def save_interval(self) -> int | None:
+        """The largest number of steps between two of its script's saves; None if unknown."""
+        steps = sorted({save.step for save in self.saves if save.step is not None})
+        return max((b - a for a, b in itertools.pairwise(steps)), default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aftermath:
+    """What was seen of a script after a fault, apart from the journals.
+
+    ``exit_codes``: of the ranks that were asked to stop, by rank; negative for a signal. ``survivors``: processes of
+    the struck ranks that were still alive after the stop, as phrases. ``dead_workers``: what ranks printed about
+    DataLoader workers that died. ``saves``: the checkpoints that the script saved itself, in order of time.
+    ``resume_from``: what the next ranks were told to resume from; ``resumed_at``: when they started, in seconds since
+    1970, None if none did.
+    """
+
+    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    survivors: Sequence[str] = ()
+    dead_workers: Sequence[str] = ()
+    saves: Sequence[OwnCheckpoint] = ()
+    resume_from: str | None = None
+    resumed_at: float | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillFacts:
     """What a verdict is based on.
 
     ``run``: its final state; ``events``: from its journals, at least the kinds session, restored and requeue.
-    ``grace_s``: seconds that an announced stop may take. ``hang_after``: the spec's, in seconds. ``deterministic``:
-    whether two undisturbed runs end alike; None if that was not tried. ``world_sizes``: those of the undisturbed run.
+    ``aftermath``: what else was seen; ``baseline``: the undisturbed run. ``grace_s``: seconds that an announced stop
+    may take. ``hang_after``: the spec's, in seconds. ``noise``: how two undisturbed runs differ; None if that was not
+    tried. ``world_sizes``: those of the undisturbed run. ``ended_by_drill``: why the drill has ended the run itself;
+    empty if it has not. ``stop_signal``: the name of the signal that asks the script to stop.
     """
 
     run: Run
@@ -116,10 +223,24 @@ class DrillFacts:
     events: Sequence[AnyEvent]
     steps: Steps
     comparison: CheckpointComparison
+    baseline: Baseline
+    aftermath: Aftermath = field(default_factory=Aftermath)
     grace_s: float = DEFAULT_GRACE_S
     hang_after: float | None = None
-    deterministic: bool | None = None
+    noise: CheckpointComparison | None = None
     world_sizes: Collection[int] = ()
+    ended_by_drill: str = ""
+    stop_signal: str = "SIGTERM"
+
+    @property
+    def deterministic(self) -> bool | None:
+        """Whether two undisturbed runs end alike; None if unknown."""
+        return self.noise.identical if self.noise is not None else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the script saves its own checkpoints, in whatever format, or none."""
+        return not any(checkpoint.published for checkpoint in self.baseline.run.checkpoints)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +249,8 @@ class FaultVerdict:
 
     ``stopped_s``: until the last rank had ended. ``allowed_s``: how long that may take. ``restarted_s``: until
     ``restarted_by`` started the run again. ``step_s``: until it had finished the next step. ``notes``: what the user
-    should know although it is not a problem.
+    should know although it is not a problem. ``not_tried``: why nothing can be said about the fault; empty if it struck
+    a run that trained.
     """
 
     fault: str
@@ -146,13 +268,27 @@ class FaultVerdict:
     restarts: int = 0
     state: str = ""
     comparison: CheckpointComparison = field(default_factory=lambda: CheckpointComparison(identical=None))
+    aftermath: Aftermath = field(default_factory=Aftermath)
     problems: Sequence[DrillProblem] = ()
     notes: Sequence[str] = ()
+    not_tried: str = ""
 
     @property
     def passed(self) -> bool:
-        """Whether nothing is wrong."""
-        return not self.problems
+        """Whether the fault struck, and nothing is wrong."""
+        return self.result == PASSED
+
+    @property
+    def acceptable(self) -> bool:
+        """Whether a drill passes with this verdict."""
+        return self.passed or (self.result == NOT_TRIED and FAULTS[self.fault].may_miss)
+
+    @property
+    def result(self) -> str:
+        """``passed``, ``failed`` or ``not tried``. A run that fails without the fault has failed."""
+        if self.problems:
+            return FAILED
+        return NOT_TRIED if self.not_tried else PASSED
 
     def to_dict(self) -> dict[str, Any]:
         """The form that ``--json`` prints."""
@@ -162,8 +298,11 @@ class FaultVerdict:
             "fault": self.fault,
             "run_id": self.run_id or None,
             "passed": self.passed,
+            "result": self.result,
+            "not_tried": self.not_tried or None,
             "on": injected.target if injected else None,
             "at_step": injected.step if injected else None,
+            "moment": (injected.moment or None) if injected else None,
             "cause": self.cause,
             "stopped_s": _rounded(self.stopped_s),
             "allowed_s": _rounded(self.allowed_s),
@@ -175,6 +314,10 @@ class FaultVerdict:
             "attempts": self.attempts,
             "restarts": self.restarts,
             "state": self.state,
+            "exit_codes": {str(rank): code for rank, code in sorted(self.aftermath.exit_codes.items())},
+            "survivors": list(self.aftermath.survivors),
+            "half_written": list(injected.half_written) if injected else [],
+            "resume_from": self.aftermath.resume_from,
             "comparison": self.comparison.to_dict(),
             "problems": [{"what": problem.problem, "advice": problem.advice} for problem in self.problems],
             "notes": list(self.notes),

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from slurmtrain.model.diagnosis.drill import FAULTS, DrillFacts, DrillProblem, FaultVerdict, InjectedFault
+from slurmtrain.model.diagnosis.drill import (
+    FAULTS,
+    CheckpointComparison,
+    DrillFacts,
+    DrillProblem,
+    FaultVerdict,
+    InjectedFault,
+)
+from slurmtrain.model.diagnosis.drill_script import judge_script
 from slurmtrain.model.run.events.agent import JobRequeue
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
@@ -61,29 +69,52 @@ def judge_fault(facts: DrillFacts) -> FaultVerdict:
         restarts=sum(len(attempt.restarts) for attempt in run.attempts),
         state=run.state,
         comparison=facts.comparison,
+        aftermath=facts.aftermath,
     )
+    if facts.ended_by_drill:
+        return replace(verdict, problems=[_unending(verdict, facts)])
+    script = judge_script(facts)
     problems = [
         *_stop_problems(verdict),
         *_step_problems(verdict, facts),
         *_restart_problems(verdict, run),
         *_end_problems(verdict, facts),
+        *script.problems,
     ]
-    return replace(verdict, problems=tuple(problems), notes=tuple(_notes(verdict, facts)))
+    notes = (*script.notes, *_notes(verdict, facts))
+    return replace(verdict, problems=tuple(problems), notes=notes, not_tried=_why_not_tried(facts, struck))
+
+
+def _why_not_tried(facts: DrillFacts, struck: Attempt | None) -> str:
+    """Why a fault that was injected shows nothing; empty if it shows something."""
+    if facts.injected.fault == "save" and not facts.injected.half_written:
+        return "the save had ended before the signal arrived"
+    if struck is not None and struck.cause == "completed" and len(struck.restarts) <= facts.injected.restarts:
+        return "it finished before the fault had any effect"
+    return ""
 
 
 def not_hit_verdict(fault: str, run: Run, why: str = "") -> FaultVerdict:
     """The verdict on a ``run`` without its ``fault``: it ended before, or could not be hit because of ``why``."""
-    return FaultVerdict(
-        fault=fault, run_id=run.id, attempts=len(run.attempts), state=run.state, problems=[_not_hit(run, why)]
+    verdict = FaultVerdict(fault=fault, run_id=run.id, attempts=len(run.attempts), state=run.state)
+    if why:
+        return replace(verdict, not_tried=why)
+    if run.state != "completed":
+        reason = f": {run.reason}" if run.reason else ""
+        problem = f"it ended as {run.state} before the fault{reason}"
+        return replace(verdict, problems=[DrillProblem(problem, f"'slurmtrain doctor {run.id}' says more")])
+    if fault == "save":
+        return replace(verdict, not_tried="it finished first, and none of its saves was seen half-written")
+    why = (
+        "it finished first; make it longer, or have it save sooner, for example with the override "
+        "checkpoint.every.steps=5"
     )
+    return replace(verdict, not_tried=why)
 
 
 def not_submitted_verdict(fault: str, why: str) -> FaultVerdict:
-    """The verdict if there is no run because it could not be submitted: ``why``."""
-    advice = "try the fault again, alone, with --fault"
-    return FaultVerdict(
-        fault=fault, run_id="", state="-", problems=[DrillProblem(f"it could not be submitted: {why}", advice)]
-    )
+    """The verdict if there is no run, because of ``why``."""
+    return FaultVerdict(fault=fault, run_id="", state="-", not_tried=why)
 
 
 # --- what happened ----------------------------------------------------------------------------------------------------
@@ -167,6 +198,17 @@ def _step_s(facts: DrillFacts, injected: InjectedFault, restart: _Restart | None
 # --- what is wrong ----------------------------------------------------------------------------------------------------
 
 
+def _unending(verdict: FaultVerdict, facts: DrillFacts) -> DrillProblem:
+    """The problem of a run that the drill had to end itself."""
+    if verdict.fault == "hang" and not facts.baseline.counts_steps:
+        return DrillProblem(
+            "a hang of this script would not be noticed: it reports no progress",
+            "call slurmtrain.progress(step) after each step, or use slurmtrain.session() (docs/scripts.md)",
+        )
+    advice = f"'slurmtrain logs {verdict.run_id}' shows where it was; a hang is noticed only in a script that reports "
+    return DrillProblem(f"the drill has ended it: {facts.ended_by_drill}", advice + "steps (docs/scripts.md)")
+
+
 def _stop_problems(verdict: FaultVerdict) -> list[DrillProblem]:
     problems = []
     fault = FAULTS[verdict.fault]
@@ -176,7 +218,7 @@ def _stop_problems(verdict: FaultVerdict) -> list[DrillProblem]:
         if fault.announced:
             advice = "make saves faster (docs/checkpoint-interval.md), or ask the site for a longer GraceTime"
         problems.append(DrillProblem(problem, advice))
-    if verdict.cause is not None and verdict.cause not in fault.causes:
+    if verdict.cause not in (None, "completed", *fault.causes):
         expected = " or ".join(sorted(fault.causes))
         advice = "something else may have ended it: repeat the drill, and look at 'slurmtrain show' if it happens again"
         problems.append(DrillProblem(f"the run reports the cause {verdict.cause}, not {expected}", advice))
@@ -214,7 +256,8 @@ def _saved_steps(facts: DrillFacts) -> list[int]:
 
 
 def _restart_problems(verdict: FaultVerdict, run: Run) -> list[DrillProblem]:
-    if verdict.restarted_by is not None:
+    # What has completed need not be restarted.
+    if verdict.restarted_by is not None or verdict.cause == "completed":
         return []
     return [
         DrillProblem(
@@ -232,15 +275,32 @@ def _end_problems(verdict: FaultVerdict, facts: DrillFacts) -> list[DrillProblem
         return [
             DrillProblem(f"it ended as {facts.run.state}{reason}", f"'slurmtrain doctor {verdict.run_id}' says more")
         ]
+    if steps := _unfinished(facts):
+        problem = f"it completed at step {steps[1]}, and the undisturbed run at step {steps[0]}"
+        advice = (
+            "a rank that stops early must not exit with 0 after it has said that its work is done, nor with 0 at all "
+            "if requeue.exit_zero is completed: exit with 75"
+        )
+        return [DrillProblem(problem, advice)]
     if facts.comparison.identical is not False or _may_differ(facts):
         return []
     advice = (
-        "two undisturbed runs end alike, so its checkpoints lack some state: hand all of it to run.checkpoint(), "
-        "and derive the order of the data from the step (docs/scripts.md)"
+        "two undisturbed runs end alike, so its checkpoints lack some state: save and restore all of it (models, "
+        "optimizers, schedulers, random number generators), and derive the order of the data from the step "
+        "(docs/scripts.md)"
         if facts.deterministic
-        else "--twice makes a second undisturbed run, which shows whether the script is deterministic at all"
+        else "whether two undisturbed runs end alike is unknown: try again with --twice"
     )
     return [DrillProblem(f"its last checkpoint {facts.comparison.describe()}", advice)]
+
+
+def _unfinished(facts: DrillFacts) -> tuple[int, int] | None:
+    """The last steps of the undisturbed run and of this one, if this one ended before."""
+    pairs = [facts.comparison.steps, (facts.baseline.run.step, facts.run.step)]
+    for pair in pairs:
+        if pair is not None and pair[0] is not None and pair[1] is not None and pair[1] < pair[0]:
+            return (pair[0], pair[1])
+    return None
 
 
 def _may_differ(facts: DrillFacts) -> bool:
@@ -251,21 +311,6 @@ def _may_differ(facts: DrillFacts) -> bool:
 def _resized(facts: DrillFacts) -> bool:
     sizes = {event.payload.world_size for event in select(facts.events, SessionStarted)}
     return len(sizes | set(facts.world_sizes)) > 1
-
-
-def _not_hit(run: Run, why: str) -> DrillProblem:
-    if why:
-        advice = "it needs srun --overlap inside a job, and scancel --signal: ask the site whether they are allowed"
-        return DrillProblem(f"the fault could not be injected: {why}", advice)
-    if run.state != "completed":
-        reason = f": {run.reason}" if run.reason else ""
-        return DrillProblem(
-            f"it ended as {run.state} before the fault{reason}", f"'slurmtrain doctor {run.id}' says more"
-        )
-    return DrillProblem(
-        "it completed before the fault, so nothing was tested",
-        "make it longer, or have it save sooner, for example with the override checkpoint.every.steps=5",
-    )
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------
@@ -279,20 +324,36 @@ def _notes(verdict: FaultVerdict, facts: DrillFacts) -> list[str]:
         notes.append(
             f"it was interrupted {_times(others)} more: times and lost steps may not be due to the fault alone"
         )
-    if verdict.lost_steps is None and facts.run.step is None:
-        notes.append("its script has no slurmtrain.session(), so its steps are not counted")
-    elif not FAULTS[verdict.fault].announced and not _saved_steps(facts):
-        notes.append("it had saved nothing before the fault: checkpoint.every.steps makes it save sooner")
+    if facts.injected.moment.endswith("of its output"):
+        notes.append(
+            f"it was struck {facts.injected.moment}: it reports no step and had saved nothing, so whether it trained "
+            "by then is unknown"
+        )
+    elif not FAULTS[verdict.fault].announced and not _saved_steps(facts) and not facts.aftermath.saves:
+        notes.append("it had saved nothing before the fault: checkpoint.every.steps makes a session save sooner")
     if facts.run.state == "completed" and facts.comparison.identical is None:
         notes.append(f"its last checkpoint {facts.comparison.describe()}")
     if facts.comparison.identical is False and _may_differ(facts):
-        why = (
-            "the number of ranks was different"
-            if _resized(facts)
-            else "two undisturbed runs of this script differ as well"
-        )
-        notes.append(f"its last checkpoint {facts.comparison.describe()}; {why}")
+        notes.append(f"its last checkpoint {facts.comparison.describe()}; {_why_it_may_differ(facts)}")
     return notes
+
+
+def _why_it_may_differ(facts: DrillFacts) -> str:
+    if _resized(facts):
+        return "the number of ranks was different"
+    varies = "the script is not deterministic: two undisturbed runs differ as well"
+    within = _within_noise(facts.comparison, facts.noise)
+    if within is None or facts.noise is None:
+        return f"{varies}, so only steps and completeness are compared"
+    more_or_less = "no more than that" if within else "more than that, which may still be chance"
+    return f"{varies}, by {facts.noise.max_abs:.2g} (absolute); this is {more_or_less}"
+
+
+def _within_noise(comparison: CheckpointComparison, noise: CheckpointComparison | None) -> bool | None:
+    """Whether two runs differ by no more than two undisturbed ones; None if that is unknown."""
+    if noise is None or noise.max_abs is None or comparison.max_abs is None:
+        return None
+    return comparison.max_abs <= noise.max_abs
 
 
 def _steps(count: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError
-from slurmtrain.model.diagnosis.drill import CheckpointComparison
+from slurmtrain.model.diagnosis.drill import CheckpointComparison, TensorDifference
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.workspace import Workspace
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 
 # Bytes hashed at a time.
 _CHUNK = 1 << 22
+# How many of the tensors that differ are named.
+_NAMED = 10
 # Under this prefix a checkpoint keeps what belongs to one rank, such as its random number states.
 _OF_A_RANK = "ranks."
+
+# How to read each tensor and plain value of a checkpoint, by name: whole checkpoints may not fit into memory.
+Contents = Mapping[str, Callable[[], Any]]
 
 
 def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> CheckpointComparison:
@@ -62,7 +68,9 @@ def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpo
 
 def _compare_external(first: external.ExternalCheckpoint, second: external.ExternalCheckpoint) -> CheckpointComparison:
     if first.step != second.step:
-        return CheckpointComparison(identical=None, why=f"they are {first.path.name} and {second.path.name}")
+        why = f"they are {first.path.name} and {second.path.name}"
+        steps = None if first.step is None or second.step is None else (first.step, second.step)
+        return CheckpointComparison(identical=None, why=why, steps=steps)
     return CheckpointComparison(identical=_hashes(first.path) == _hashes(second.path), method="files")
 
 
@@ -87,7 +95,8 @@ def _compare_published(first: Path, second: Path) -> CheckpointComparison:
     manifest, other_manifest = read_manifest(first), read_manifest(second)
     # Weights of different steps differ anyway; what matters is that one run stopped early.
     if manifest.step != other_manifest.step:
-        return CheckpointComparison(identical=None, why=f"they are of steps {manifest.step} and {other_manifest.step}")
+        steps = manifest.step, other_manifest.step
+        return CheckpointComparison(identical=None, why=f"they are of steps {steps[0]} and {steps[1]}", steps=steps)
     same_ranks = manifest.world_size == other_manifest.world_size
     # Equal hashes in the manifests save reading gigabytes. Different ones prove nothing: equal tensors may be pickled
     # differently.
@@ -120,26 +129,21 @@ def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> Checkpoin
 
 
 def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> CheckpointComparison:
-    shapes = first.shapes()
-    if shapes != second.shapes():
-        unmatched = sorted(set(shapes.items()) ^ set(second.shapes().items()))
-        return CheckpointComparison(identical=False, method="values", where=unmatched[0][0])
-    # Tensors first, one at a time: two whole checkpoints may not fit into memory.
-    worst: tuple[float, str] | None = None
-    for name in shapes:
-        difference = _difference(_read(first, name), _read(second, name))
-        if difference is not None and (worst is None or difference > worst[0]):
-            worst = (difference, name)
-    if worst is not None:
-        return CheckpointComparison(identical=False, method="values", difference=worst[0], where=worst[1])
-    # Then everything that is not a tensor: schedulers, counters, the states of ranks.
-    for name in sorted(set(first.metadata.state_dict_metadata) - set(shapes)):
-        if name.startswith(_OF_A_RANK) and not same_ranks:
-            continue
-        where = next(_differing(_value(first, name), _value(second, name), name), None)
-        if where is not None:
-            return CheckpointComparison(identical=False, method="values", where=where)
-    return CheckpointComparison(identical=True, method="values")
+    return _compare_contents(
+        _contents_of(first, same_ranks=same_ranks), _contents_of(second, same_ranks=same_ranks), "values"
+    )
+
+
+def _contents_of(index: Index, *, same_ranks: bool) -> Contents:
+    """What to compare of a checkpoint: tensors, schedulers, counters and, with the ``same_ranks``, states of ranks."""
+    shapes = index.shapes()
+    others = [name for name in index.metadata.state_dict_metadata if name not in shapes]
+    if not same_ranks:
+        others = [name for name in others if not name.startswith(_OF_A_RANK)]
+    return {
+        **{name: partial(_read, index, name) for name in shapes},
+        **{name: partial(_value, index, name) for name in sorted(others)},
+    }
 
 
 def _read(index: Index, name: str) -> Tensor:
@@ -153,8 +157,46 @@ def _value(index: Index, name: str) -> Any:
     return {key: item for key, item in value.items() if key != "rng"} if name.startswith(_OF_A_RANK) else value
 
 
-def _difference(first: Tensor, second: Tensor) -> float | None:
-    """The largest absolute difference over the largest absolute value; None if all bits are equal."""
+# --- contents, whatever the format ------------------------------------------------------------------------------------
+
+
+def _compare_contents(first: Contents, second: Contents, method: str) -> CheckpointComparison:
+    if unmatched := sorted(first.keys() ^ second.keys()):
+        return CheckpointComparison(identical=False, method=method, where=unmatched[0])
+    tensors: list[tuple[float, TensorDifference]] = []
+    others: list[str] = []
+    for name in first:
+        _compare_one(name, first[name](), second[name](), tensors, others)
+    if not tensors:
+        where = others[0] if others else ""
+        return CheckpointComparison(identical=not others, method=method, where=where)
+    tensors.sort(key=lambda each: (-each[0], each[1].name))
+    return CheckpointComparison(
+        identical=False,
+        method=method,
+        difference=tensors[0][0],
+        where=tensors[0][1].name,
+        max_abs=max(difference.max_abs for _, difference in tensors),
+        differing=tuple(difference for _, difference in tensors[:_NAMED]),
+    )
+
+
+def _compare_one(
+    name: str, first: Any, second: Any, tensors: list[tuple[float, TensorDifference]], others: list[str]
+) -> None:
+    """Add how two values differ to ``tensors``, with the relative difference first, or their name to ``others``."""
+    import torch
+
+    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
+        difference = _difference(first, second)
+        if difference is not None:
+            tensors.append((difference[0], TensorDifference(name, difference[1])))
+    else:
+        others += _differing(first, second, name)
+
+
+def _difference(first: Tensor, second: Tensor) -> tuple[float, float] | None:
+    """The largest absolute difference, over the largest absolute value and as it is; None if all bits are equal."""
     import torch
 
     # Bits rather than values: NaN is not equal to itself, and 0.0 equals -0.0.
@@ -163,8 +205,8 @@ def _difference(first: Tensor, second: Tensor) -> float | None:
     # Differences in small integer or half-precision types would overflow.
     wide = torch.complex128 if first.is_complex() or second.is_complex() else torch.float64
     a, b = first.to(wide), second.to(wide)
-    largest = float(torch.maximum(a.abs(), b.abs()).max())
-    return float((a - b).abs().max()) / largest if largest else 0.0
+    largest, difference = float(torch.maximum(a.abs(), b.abs()).max()), float((a - b).abs().max())
+    return (difference / largest if largest else 0.0), difference
 
 
 def _bits(tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
 from slurmtrain.model.run.events.base import Event, P
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.drill.own_checkpoints import SaveWatch
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.process import Process, descendants
 
@@ -27,9 +28,13 @@ from slurmtrain.system.process import Process, descendants
 _ANNOUNCED = {"preempt": signal.SIGTERM, "timeout": signal.SIGUSR2}
 _TO_RANK = {"rank": signal.SIGKILL, "hang": signal.SIGSTOP}
 # A shell script: its arguments are a signal and NODE:PID,PID,... for each node; it signals those on its own node.
-_ON_A_NODE = 'n=$1; shift; IFS=,; for w; do case $w in "$SLURMD_NODENAME":*) kill -s "$n" ${w#*:};; esac; done'
+_ON_A_NODE = 'n=$1; shift; IFS=,; for w; do case $w in "$SLURMD_NODENAME":*) kill -s "$n" -- ${w#*:};; esac; done'
 # A step inside an allocation starts within seconds, or not at all.
 _STEP_S = 60.0
+# How often to look for a save, in seconds: it may be over in a few milliseconds.
+_SAVE_POLL_S = 0.005
+# How long processes may take to end after SIGKILL, in seconds.
+_DEATH_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,10 @@ class FaultTarget:
         """Whether all agents have journaled their start, and no rank is missing below the highest known one."""
         ranks = sorted(rank for ranks in self.ranks.values() for rank in ranks)
         return len(self.agents) == self.nodes and bool(ranks) and ranks == list(range(len(ranks)))
+
+    def all_ranks(self) -> list[Process]:
+        """The processes of all ranks."""
+        return [process for ranks in self.ranks.values() for process in ranks.values()]
 
     def last_rank(self) -> tuple[int, int, Process]:
         """The highest rank, its node and its process: a rank without a special role, unlike rank 0."""
@@ -95,9 +104,7 @@ def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
         UserError: Its processes run on another machine, without a Slurm that can reach them.
         SlurmDown: ``scancel`` or ``srun`` failed.
     """
-    target = find_target(workspace, run)
-    if target is None or not target.complete:
-        raise RunBusy(f"run {run.id} does not train, so there is nothing to hit")
+    target = _target_of(workspace, run)
     # Taken before the signal, so that no effect of it precedes the fault.
     at = time.time()
     hit = _signal_locally(target, name) if run.executor == "local" else _signal_in_slurm(target, name)
@@ -105,6 +112,49 @@ def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
     return InjectedFault(
         fault=name, at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit
     )
+
+
+def inject_in_save(workspace: Workspace, run: Run, watch: SaveWatch, timeout_s: float) -> InjectedFault | None:
+    """Kill all ranks as soon as a save is under way; None if none is within ``timeout_s`` seconds.
+
+    ``half_written`` of the result is empty if the save was finished after all before the signal arrived. ``workspace``
+    has the ``run``, whose saves ``watch`` looks for. Raises what :func:`inject` raises.
+    """
+    target = _target_of(workspace, run)
+    local = run.executor == "local"
+    roots = target.all_ranks()
+    processes = [process for root in roots for process in (root, *descendants(root))] if local else []
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if begun := watch.half_written([process.pid for process in processes]):
+            at = time.time()
+            if local:
+                hit = _send(processes, signal.SIGKILL, _describe_ranks(target))
+            else:
+                groups = {target.hosts[n]: [-rank.pid for rank in ranks.values()] for n, ranks in target.ranks.items()}
+                _signal_on(target.attempt.job_id, groups, signal.SIGKILL)
+                hit = _describe_ranks(target)
+            _wait_for_death(processes)
+            attempt = target.attempt
+            return InjectedFault(
+                fault="save", at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit,
+                half_written=watch.still_half_written(begun),
+            )  # fmt: skip
+        time.sleep(_SAVE_POLL_S)
+    return None
+
+
+def _target_of(workspace: Workspace, run: Run) -> FaultTarget:
+    target = find_target(workspace, run)
+    if target is None or not target.complete:
+        raise RunBusy(f"run {run.id} does not train, so there is nothing to hit")
+    return target
+
+
+def _wait_for_death(processes: Sequence[Process]) -> None:
+    deadline = time.monotonic() + _DEATH_S
+    while any(process.alive() for process in processes) and time.monotonic() < deadline:
+        time.sleep(_SAVE_POLL_S)
 
 
 def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: type[P]) -> list[Event[P]]:
@@ -127,9 +177,8 @@ def _signal_locally(target: FaultTarget, name: str) -> str:
         node = max(target.ranks)
         return _send([target.agents[node]], signal.SIGKILL, f"the agent of node {node}")
     # Ranks first, agents last: a rank that outlived its agent would go on training.
-    ranks = [process for ranks in target.ranks.values() for process in ranks.values()]
     others = [Process.from_dict(process) for process in target.attempt.processes]
-    roots = (*ranks, *others, *target.agents.values())
+    roots = (*target.all_ranks(), *others, *target.agents.values())
     processes = [process for root in roots for process in (root, *descendants(root))]
     return _send(list(dict.fromkeys(processes)), signal.SIGKILL, "all of its processes")
 
@@ -178,7 +227,10 @@ def _signal_in_slurm(target: FaultTarget, name: str) -> str:
 
 
 def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Signals) -> None:
-    """Signal processes, given by host, from a step inside the job's allocation. Raises SlurmDown."""
+    """Signal processes from a step inside the job's allocation. Raises SlurmDown.
+
+    ``pids``: by host; the negative of one is its process group, as for kill(1).
+    """
     from slurmtrain.slurm.command import run_command
 
     count = len(pids)
@@ -200,6 +252,11 @@ def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Si
         *arguments,
         timeout_s=_STEP_S,
     )
+
+
+def _describe_ranks(target: FaultTarget) -> str:
+    count = len(target.all_ranks())
+    return "the rank" if count == 1 else f"all {count} ranks"
 
 
 def _describe_agents(target: FaultTarget) -> str:

@@ -7,48 +7,41 @@ the drill waits in, the same as in ``wait`` and ``watch``. A drill that is kille
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from slurmtrain.errors import RunBusy, SlurmDown, SlurmtrainError, UserError
-from slurmtrain.model.diagnosis.drill import (
-    FAULTS,
-    CheckpointComparison,
-    DrillFacts,
-    FaultVerdict,
-    InjectedFault,
-)
+from slurmtrain.model.diagnosis.drill import FAULTS, Baseline, CheckpointComparison, DrillFacts, FaultVerdict
+from slurmtrain.model.diagnosis.drill_moment import Patience, overdue, strike_moment, why_never
+from slurmtrain.model.diagnosis.drill_script import Findings, judge_baseline
 from slurmtrain.model.diagnosis.drill_verdict import judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
-from slurmtrain.model.run.events.agent import JobRequeue, WorkersStarted
+from slurmtrain.model.run.events.agent import JobRequeue
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.rank import SessionStarted
-from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.names import NAME_LIMIT
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.drill.compare_checkpoints import compare_checkpoints
-from slurmtrain.ops.drill.faults import find_target, inject
-from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.drill.faults import find_target, inject, inject_in_save
+from slurmtrain.ops.drill.observer import RunObserver
+from slurmtrain.ops.drill.own_checkpoints import SaveWatch
+from slurmtrain.ops.drill.report import DrillReport
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
 from slurmtrain.ops.wait import FIRST_PAUSE_S, LAST_PAUSE_S, wait
 from slurmtrain.registry.store import Listed
-from slurmtrain.runtime.checkpoint import external
 from slurmtrain.specfile import SpecFile
 
 REFERENCE = "reference"
 TWICE = "again"
-# If the script has no session, the fault hits after this share of the time that the undisturbed run took.
-_SHARE_OF_TIME = 1 / 3
-# A run with a session is hit once it has saved, or after this share of its steps: later it might end before the fault.
-_SHARE_OF_STEPS = 1 / 2
+# How long to look for a save, in seconds, before the state of the run is read again.
+_SAVE_WAIT_S = 1.0
 
 Say = Callable[[str], None]
 Look = Callable[[Mapping[str, Listed]], None]
@@ -59,7 +52,7 @@ class DrillOptions:
     """What to try.
 
     ``path`` and ``overrides``: the spec. ``faults``: names of faults; empty for all but the optional ones. ``twice``:
-    do the undisturbed run twice, which shows whether the script is deterministic.
+    do the undisturbed run twice in any case, not only if a run after a fault ends differently.
     """
 
     path: Path
@@ -67,41 +60,6 @@ class DrillOptions:
     faults: Sequence[str] = ()
     executor: str
     twice: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DrillReport:
-    """The outcome of a drill. ``again``: how a second undisturbed run compares with the first, if there was one."""
-
-    executor: str
-    reference: Run
-    again: CheckpointComparison | None = None
-    verdicts: Sequence[FaultVerdict] = field(default_factory=tuple)
-
-    @property
-    def passed(self) -> bool:
-        """Whether the undisturbed run completed and every other run survived its fault."""
-        return self.reference.state == "completed" and all(verdict.passed for verdict in self.verdicts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``drill --json`` prints."""
-        run = self.reference
-        return {
-            "schema": SCHEMA,
-            "drill": {
-                "executor": self.executor,
-                "passed": self.passed,
-                "reference": {
-                    "run_id": run.id,
-                    "state": run.state,
-                    "reason": run.reason,
-                    "step": run.step,
-                    "seconds": _took(run),
-                },
-                "again": self.again.to_dict() if self.again else None,
-                "faults": [verdict.to_dict() for verdict in self.verdicts],
-            },
-        }
 
 
 def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> DrillReport:
@@ -119,13 +77,21 @@ def drill(workspace: Workspace, options: DrillOptions, say: Say, look: Look) -> 
     """
     plan = _DrillPlan.load(options)
     drill_runs = _DrillRuns(workspace, options, plan, say, look)
-    reference = drill_runs.undisturbed(REFERENCE)
-    if reference.state != "completed":
-        return DrillReport(executor=options.executor, reference=reference)
-    again = compare_checkpoints(workspace, reference, drill_runs.undisturbed(TWICE)) if options.twice else None
-    deterministic = again.identical if again else None
-    verdicts = [drill_runs.struck(fault, reference, deterministic) for fault in plan.faults]
-    return DrillReport(executor=options.executor, reference=reference, again=again, verdicts=tuple(verdicts))
+    baseline, script = drill_runs.undisturbed(REFERENCE)
+    if baseline.run.state != "completed":
+        return DrillReport(executor=options.executor, baseline=baseline)
+    noise = drill_runs.noise(baseline) if options.twice else None
+    outcomes = [drill_runs.struck(fault, baseline) for fault in plan.faults]
+    # Only now, and only if it matters: it takes as long as the first one.
+    if noise is None and any(outcome.comparison.identical is False for outcome in outcomes):
+        noise = drill_runs.noise(baseline)
+    verdicts = [
+        outcome if isinstance(outcome, FaultVerdict) else judge_fault(replace(outcome, noise=noise))
+        for outcome in outcomes
+    ]
+    return DrillReport(
+        executor=options.executor, baseline=baseline, again=noise, script=script, verdicts=tuple(verdicts)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,10 +120,9 @@ class _DrillPlan:
         faults = list(dict.fromkeys(options.faults)) or [
             name for name, fault in FAULTS.items() if not fault.optional or plan.spec.requeue.hang_after is not None
         ]
-        names = [REFERENCE, *([TWICE] if options.twice else []), *faults]
         specs = {
             name: load(options.path, [*options.overrides, f"name={_run_name(plan.spec.name, name)}"], ())
-            for name in names
+            for name in (REFERENCE, TWICE, *faults)
         }
         return cls(plan, faults, specs)
 
@@ -188,52 +153,71 @@ class _DrillRuns:
     say: Say
     look: Look
 
-    def undisturbed(self, name: str) -> Run:
-        """Submit a run, inject nothing, and return it when it has ended."""
-        return self._ended(self._submitted(name, "nothing is done to it"))
+    def undisturbed(self, name: str) -> tuple[Baseline, Findings]:
+        """Submit a run, inject nothing, and return what it shows once it has ended."""
+        run_id = self._submitted(name, "nothing is done to it")
+        observer = RunObserver(self.workspace, run_id, self.drill_plan.plan)
+        self._wait(run_id, observer, None)
+        baseline = observer.baseline(observer.run())
+        pattern = self.drill_plan.plan.spec.checkpoint.glob
+        return baseline, judge_baseline(baseline, pattern, observer.incomplete())
 
-    def struck(self, name: str, reference: Run, deterministic: bool | None) -> FaultVerdict:
-        """Submit a run, inject the fault ``name``, and judge the run when it has ended.
+    def noise(self, baseline: Baseline) -> CheckpointComparison:
+        """How a second undisturbed run differs from the first."""
+        again, _ = self.undisturbed(TWICE)
+        return compare_checkpoints(self.workspace, baseline.run, again.run)
 
-        ``reference`` is the undisturbed run; ``deterministic``: whether two undisturbed runs end alike, if known.
+    def struck(self, name: str, baseline: Baseline) -> DrillFacts | FaultVerdict:
+        """Submit a run, inject the fault ``name``, and return what to judge once the run has ended.
+
+        A verdict is returned if there is nothing to judge, because the fault was not injected.
         """
+        if why := why_never(baseline):
+            return not_submitted_verdict(name, why)
         try:
             run_id = self._submitted(name, FAULTS[name].action)
         except SlurmtrainError as error:
             # The verdicts on earlier runs took hours: they must not be lost because one run cannot be submitted.
-            return not_submitted_verdict(name, str(error))
-        why = ""
-        try:
-            injected = self._inject_when_ready(run_id, name, reference)
-        except SlurmDown as error:
-            injected, why = None, str(error)
+            return not_submitted_verdict(name, f"it could not be submitted: {error}")
+        patience = Patience(
+            baseline=baseline, grace_s=self._grace(name), hang_after=self.drill_plan.plan.spec.requeue.hang_after
+        )
+        observer = RunObserver(self.workspace, run_id, self.drill_plan.plan)
+        why = self._inject_when_ready(name, observer, patience)
         # Even without a fault: the next run needs the nodes, and the verdict needs the final state.
-        run = self._ended(run_id)
-        if injected is None:
-            return not_hit_verdict(name, run, why)
+        ended_by_drill = self._wait(run_id, observer, patience)
+        run = observer.run()
+        if observer.injected is None or why:
+            return not_hit_verdict(name, run, why or ended_by_drill)
+        return self._facts(run, observer, patience, ended_by_drill)
+
+    def _facts(self, run: Run, observer: RunObserver, patience: Patience, ended_by_drill: str) -> DrillFacts:
+        assert observer.injected is not None
+        store, spec = self.workspace.store, self.drill_plan.plan.spec
+        events: list[AnyEvent] = [
+            *store.events(run.id, SessionStarted),
+            *store.events(run.id, CheckpointRestored),
+            *store.events(run.id, JobRequeue),
+        ]
+        baseline = patience.baseline
         comparison = (
-            compare_checkpoints(self.workspace, reference, run)
+            compare_checkpoints(self.workspace, baseline.run, run)
             if run.state == "completed"
             else CheckpointComparison(identical=None, why="it did not complete")
         )
-        store = self.workspace.store
-        events: list[AnyEvent] = [
-            *store.events(run_id, SessionStarted),
-            *store.events(run_id, CheckpointRestored),
-            *store.events(run_id, JobRequeue),
-        ]
-        return judge_fault(
-            DrillFacts(
-                run=run,
-                injected=injected,
-                events=events,
-                steps={attempt.key: self._steps(run, attempt.key) for attempt in run.attempts},
-                comparison=comparison,
-                grace_s=self._grace(name),
-                hang_after=self.drill_plan.plan.spec.requeue.hang_after,
-                deterministic=deterministic,
-                world_sizes={event.payload.world_size for event in store.events(reference.id, SessionStarted)},
-            )
+        return DrillFacts(
+            run=run,
+            injected=observer.injected,
+            events=events,
+            steps={attempt.key: observer.steps(attempt.key) for attempt in run.attempts},
+            comparison=comparison,
+            baseline=baseline,
+            aftermath=observer.aftermath(),
+            grace_s=patience.grace_s,
+            hang_after=patience.hang_after,
+            world_sizes={event.payload.world_size for event in store.events(baseline.run.id, SessionStarted)},
+            ended_by_drill=ended_by_drill,
+            stop_signal=spec.requeue.signal,
         )
 
     def _submitted(self, name: str, action: str) -> str:
@@ -243,82 +227,82 @@ class _DrillRuns:
         self.say(f"{name}: run {run_id}; {action}")
         return run_id
 
-    def _ended(self, run_id: str) -> Run:
-        _, synced = wait(self.workspace, [run_id], self.look)
+    def _wait(self, run_id: str, observer: RunObserver, patience: Patience | None) -> str:
+        """Wait for the end of a run. Returns why the drill has ended it itself; empty if it has not.
+
+        ``patience``: how long to wait; None: as long as it takes.
+        """
+
+        def show(runs: Mapping[str, Listed]) -> None:
+            observer.look()
+            self.look(runs)
+
+        limit = _Overdue(observer, patience)
+        _, synced = wait(self.workspace, [run_id], show, limit)
         # A sync loop repeats its notes.
         for note in dict.fromkeys([*synced.notes, *synced.problems]):
             self.say(f"warning: {note}")
-        return self._run(run_id)
+        if limit.why:
+            self._end(run_id, limit.why)
+        return limit.why
 
-    def _run(self, run_id: str) -> Run:
-        run = self.workspace.store.load(run_id)
-        assert run is not None
-        return run
+    def _end(self, run_id: str, why: str) -> None:
+        self.say(f"run {run_id} is ended: {why}")
+        with contextlib.suppress(RunBusy, SlurmDown):
+            cancel(self.workspace, [run_id], force=True)
 
-    def _inject_when_ready(self, run_id: str, name: str, reference: Run) -> InjectedFault | None:
-        """Inject the fault once the run is ready for it; None if it ended before."""
+    def _inject_when_ready(self, name: str, observer: RunObserver, patience: Patience) -> str:
+        """Inject the fault once the run trains. Returns why that failed; empty if it did not, or if the run ended."""
         pause = FIRST_PAUSE_S
+        watch = None
         while True:
             # Mirroring to MLflow can take seconds, during which the run may end before it is hit.
+            run_id = observer.run_id
             synced = sync(self.workspace, [run_id], track=False)
             self.look({run_id: synced.observed.runs[run_id]})
-            run = self._run(run_id)
-            if run.ended:
-                return None
-            if run.state == "running" and self._is_ready(run, name, reference):
+            observer.look()
+            run = observer.run()
+            if run.ended or overdue(run, None, patience, time.time()):
+                return ""
+            if run.state == "running" and (moment := self._moment(run, observer, patience.baseline)):
+                watch = watch or observer.save_watch()
                 # It may have ended, or been interrupted, since its state was read.
                 with contextlib.suppress(RunBusy):
-                    injected = inject(self.workspace, run, name)
-                    at = "" if injected.step is None else f" at step {injected.step}"
-                    self.say(f"{name}: {FAULTS[name].action}{at} ({injected.target})")
-                    return injected
+                    try:
+                        struck = self._strike(name, run, moment, observer, watch)
+                    except SlurmDown as error:
+                        return (
+                            f"it could not be injected: {error}; it needs srun --overlap inside a job, and scancel "
+                            "--signal: ask the site whether they are allowed"
+                        )
+                    if struck:
+                        return ""
+                    continue
             # A queued run may wait for hours; one that trains may soon be over.
             pause = FIRST_PAUSE_S if run.state == "running" else min(pause * 1.2, LAST_PAUSE_S)
             time.sleep(pause)
 
-    def _is_ready(self, run: Run, name: str, reference: Run) -> bool:
-        """Whether it trains and, for a fault without warning, has saved something to resume from."""
+    def _strike(self, name: str, run: Run, moment: str, observer: RunObserver, watch: SaveWatch) -> bool:
+        """Inject the fault; False if it waits for a save, and none has begun yet."""
         target = find_target(self.workspace, run)
-        if target is None or not target.complete or run.newest is None:
+        if target is not None:
+            observer.note_processes(target)
+        if name == "save":
+            injected = inject_in_save(self.workspace, run, watch, _SAVE_WAIT_S)
+        else:
+            injected = inject(self.workspace, run, name)
+        if injected is None:
             return False
-        # Without a session steps are not counted: its checkpoints, or the time, must suffice.
-        if reference.step is None:
-            return self._has_own_checkpoint(run) or self._trains_for(run) > _SHARE_OF_TIME * (_took(reference) or 0.0)
-        # A rank that has not finished a step of this attempt may still be in its setup.
-        first, last = run.newest.first_step, run.newest.last_step
-        if first is None or last is None or last <= first:
-            return False
-        return (
-            FAULTS[name].announced
-            or run.checkpoint is not None
-            or (run.total_steps is not None and last >= _SHARE_OF_STEPS * run.total_steps)
-        )
+        observer.struck(replace(injected, moment=moment))
+        self.say(f"{name}: {FAULTS[name].action}, {moment} ({injected.target})")
+        return True
 
-    def _has_own_checkpoint(self, run: Run) -> bool:
-        """Whether a script that saves its own checkpoints has left one."""
-        plan = self.drill_plan.plan
-        pattern = plan.spec.checkpoint.glob
-        if pattern is None:
-            return False
-        return external.newest(external.absolute(pattern, plan.workdir, self.workspace.root.run(run.id))) is not None
-
-    def _trains_for(self, run: Run) -> float:
-        """Seconds since its ranks were last started; 0 if they were not."""
-        key = run.newest.key if run.newest else ""
-        workers = self.workspace.store.events(run.id, WorkersStarted)
-        starts = [event.time for event in workers if attempt_of(event.source) == key]
-        return time.time() - max(starts) if starts else 0.0
-
-    def _steps(self, run: Run, key: str) -> list[tuple[float, int]]:
-        """The steps finished by the attempt with this ``key``, each with its time in seconds since 1970."""
-        steps = []
-        with contextlib.suppress(OSError):
-            for line in (self.workspace.root.run(run.id).attempts / key / "metrics.jsonl").read_bytes().splitlines():
-                # A killed rank leaves an incomplete line.
-                with contextlib.suppress(ValueError, KeyError, TypeError):
-                    record = json.loads(line)
-                    steps.append((float(record["t"]), int(record["step"])))
-        return steps
+    def _moment(self, run: Run, observer: RunObserver, baseline: Baseline) -> str | None:
+        """How far the run has come, as a phrase, if all its processes are known and it trains."""
+        target = find_target(self.workspace, run)
+        if target is None or not target.complete:
+            return None
+        return strike_moment(baseline, observer.sighting(run))
 
     def _grace(self, name: str) -> float:
         """Seconds that a stop for this fault may take: for a preemption the partition's GraceTime, else the default."""
@@ -333,8 +317,20 @@ class _DrillRuns:
             return DEFAULT_GRACE_S
 
 
-def _took(run: Run) -> float | None:
-    """Seconds from the start of its first attempt to its end; None if either is missing."""
-    if run.started_at is None or run.ended_at is None:
-        return None
-    return round(run.ended_at - run.started_at, 3)
+class _Overdue:
+    """Ends the wait for a run that will not end by itself."""
+
+    def __init__(self, observer: RunObserver, patience: Patience | None) -> None:
+        """``patience``: None: wait as long as it takes."""
+        self._observer = observer
+        self._patience = patience
+        self.why = ""
+        """Why the wait was ended; empty if it was not."""
+
+    def wait(self, seconds: float) -> bool:
+        """Sleep for ``seconds``; returns whether to wait no longer."""
+        if self._patience is not None:
+            self.why = overdue(self._observer.run(), self._observer.injected, self._patience, time.time())
+        if not self.why:
+            time.sleep(seconds)
+        return bool(self.why)

@@ -49,15 +49,16 @@ def newest(pattern: str, since: float | None = None) -> ExternalCheckpoint | Non
     If all names contain numbers, the newest is the one with the highest last number (``ckpt-10.pt`` over
     ``ckpt-9.pt``), since clocks of nodes differ; otherwise it is the one that was modified last.
     """
-    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
-    checkpoints = [
-        candidate
-        for path in matches
-        if (candidate := _look_at(Path(path))) and (since is None or candidate.saved_at >= since)
-    ]
+    checkpoints = [candidate for candidate in complete(pattern) if since is None or candidate.saved_at >= since]
     if all(candidate.step is not None for candidate in checkpoints):
         return max(checkpoints, key=lambda candidate: (candidate.step or 0, candidate.saved_at), default=None)
     return max(checkpoints, key=lambda candidate: candidate.saved_at)
+
+
+def complete(pattern: str) -> list[ExternalCheckpoint]:
+    """All complete checkpoints that the absolute glob ``pattern`` matches, in no order."""
+    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
+    return [candidate for path in matches if (candidate := _look_at(Path(path)))]
 
 
 def _look_at(path: Path) -> ExternalCheckpoint | None:

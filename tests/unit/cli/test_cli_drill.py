@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slurmtrain import cli
-from slurmtrain.model.diagnosis.drill import CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
+from slurmtrain.cli import drill as drill_command
+from slurmtrain.model.diagnosis.drill import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
+from slurmtrain.model.diagnosis.drill_script import Findings
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.drill import runs as module
-from slurmtrain.ops.drill.runs import DrillOptions, DrillReport
+from slurmtrain.ops.drill.report import DrillReport
+from slurmtrain.ops.drill.runs import DrillOptions
 
 REFERENCE = Run(id="REF", name="n", state="completed", reason="", executor="local", started_at=1.0, ended_at=13.0)
 PASSED = FaultVerdict(
@@ -31,6 +35,7 @@ PASSED = FaultVerdict(
     state="completed",
     comparison=CheckpointComparison(identical=True, method="hashes"),
 )
+MISSED = FaultVerdict(fault="save", run_id="SIX", state="completed", not_tried="it finished first")
 FAILED = FaultVerdict(
     fault="all", run_id="TWO", state="failed", problems=[DrillProblem("it is gone", "look at it")], notes=["so"]
 )
@@ -59,8 +64,11 @@ def call(
     return int(ended.value.code or 0)
 
 
-def report(*verdicts: FaultVerdict, again: CheckpointComparison | None = None) -> DrillReport:
-    return DrillReport(executor="local", reference=REFERENCE, again=again, verdicts=verdicts)
+def report(*verdicts: FaultVerdict, again: CheckpointComparison | None = None, script: Any = None) -> DrillReport:
+    baseline = Baseline(run=REFERENCE)
+    return DrillReport(
+        executor="local", baseline=baseline, again=again, verdicts=verdicts, script=script or Findings()
+    )  # fmt: skip
 
 
 def lines(text: str) -> Sequence[str]:
@@ -71,15 +79,48 @@ def test_a_table_shows_the_outcome_of_each_fault_and_then_the_advice(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     again = CheckpointComparison(identical=True, method="hashes")
-    assert call(monkeypatch, tmp_path, report(PASSED, FAILED, again=again)) == 1
+    script = Findings(notes=["its last checkpoint is ckpt-5.pt"])
+    assert call(monkeypatch, tmp_path, report(PASSED, MISSED, FAILED, again=again, script=script)) == 1
     output = capsys.readouterr()
-    first, second, _, passed, failed, *rest = lines(output.out)
+    first, own, second, _, passed, missed, failed, *rest = lines(output.out)
     assert first == "undisturbed: run REF completed after 12 s"
+    assert own == "undisturbed: its last checkpoint is ckpt-5.pt"
     assert second == "undisturbed once more: its last checkpoint is bit-identical"
-    assert passed == "rank ONE passed 0.3 s of 60 s 5 yes agents, in place, 0.3 s 4.2 s 1 + 1 in place completed"
-    assert failed == "all TWO FAILED - - - - - 0 failed"
-    assert rest == ["all: it is gone; look at it", "all: so"]
+    assert passed == "rank ONE passed 0.3 of 60 s 5 yes in place 4.2 s"
+    assert missed == "save SIX not tried - - - - -"
+    assert failed == "all TWO FAILED - - - - -"
+    assert rest == ["save: not tried: it finished first", "all: it is gone; look at it", "all: so"]
     assert output.err == "reference: run REF\n"
+
+
+def test_a_table_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = replace(
+        PASSED, fault="preempt", run_id="6agst33ddq", stopped_s=115.8, allowed_s=140.0, lost_steps=1000, step_s=1234.5
+    )  # fmt: skip
+    call(monkeypatch, tmp_path, report(wide, replace(MISSED, run_id="6agst33ddq")))
+    assert max(map(len, capsys.readouterr().out.splitlines()[1:4])) <= 80
+
+
+def test_long_lines_are_wrapped_between_words_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(drill_command, "is_terminal", lambda _: True)
+    monkeypatch.setenv("COLUMNS", "40")
+    drill_command._paragraph("rank: " + "word " * 20)
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first == "rank: word word word word word word word"
+    assert all(line.startswith("  word") and len(line) <= 40 for line in rest)
+
+
+def test_a_save_that_could_not_be_hit_does_not_change_the_exit_code(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert call(monkeypatch, tmp_path, report(PASSED, MISSED)) == 0
+    assert call(monkeypatch, tmp_path, report(PASSED, replace(MISSED, fault="rank"))) == 1
+    wrong = Findings(problems=[DrillProblem("nothing matches", "change it")])
+    assert call(monkeypatch, tmp_path, report(PASSED, script=wrong)) == 1
 
 
 def test_json_is_one_object_and_the_exit_code_is_0_where_all_runs_passed(
@@ -91,7 +132,9 @@ def test_json_is_one_object_and_the_exit_code_is_0_where_all_runs_passed(
     document = json.loads(capsys.readouterr().out)
     assert document["schema"] == 1
     assert (document["drill"]["passed"], document["drill"]["reference"]["seconds"]) == (True, 12.0)
+    assert document["drill"]["script"] == {"format": None, "saves": 0, "last": None, "problems": [], "notes": []}
     [verdict] = document["drill"]["faults"]
+    assert (verdict["result"], verdict["not_tried"], verdict["exit_codes"]) == ("passed", None, {})
     assert (verdict["fault"], verdict["stopped_s"], verdict["comparison"]["identical"]) == ("rank", 0.31, True)
     [received] = options
     assert (received.faults, received.overrides, received.twice) == (("rank", "all"), ("params.steps=5",), True)
@@ -101,7 +144,7 @@ def test_a_failed_undisturbed_run_ends_the_drill(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     failed = Run(id="REF", name="n", state="failed", reason="rank 0 exited with code 1", executor="local")
-    assert call(monkeypatch, tmp_path, DrillReport(executor="local", reference=failed)) == 1
+    assert call(monkeypatch, tmp_path, DrillReport(executor="local", baseline=Baseline(run=failed))) == 1
     output = capsys.readouterr().out
     assert "undisturbed: run REF failed: rank 0 exited with code 1" in output
     assert "'slurmtrain doctor REF'" in output
@@ -111,4 +154,4 @@ def test_an_unknown_fault_is_refused_with_the_known_ones(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert call(monkeypatch, tmp_path, report(), "--fault", "flood") == 2
-    assert "'preempt', 'timeout', 'rank', 'agent', 'all', 'hang'" in capsys.readouterr().err
+    assert "'preempt', 'timeout', 'rank', 'save', 'agent', 'all', 'hang'" in capsys.readouterr().err

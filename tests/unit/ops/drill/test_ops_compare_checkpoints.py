@@ -50,11 +50,14 @@ def test_the_largest_difference_is_given_with_its_place(workspace: Workspace, tm
     assert (comparison.identical, comparison.method, comparison.where) == (False, "values", "model.0.weight")
     assert comparison.difference is not None
     assert 0 < comparison.difference < 0.1
+    assert comparison.max_abs == pytest.approx(1e-3, rel=1e-3)
+    assert [each.name for each in comparison.differing] == ["model.0.weight"]
 
 
 def test_checkpoints_of_other_steps_are_not_compared(workspace: Workspace, tmp_path: Path) -> None:
     comparison = compare_checkpoints(workspace, *two_runs(workspace, tmp_path, step=11))
     assert (comparison.identical, comparison.why) == (None, "they are of steps 10 and 11")
+    assert comparison.steps == (10, 11)
 
 
 def test_a_run_without_a_checkpoint_cannot_be_compared(workspace: Workspace, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ def test_a_spec_that_cannot_be_drilled_is_refused_and_nothing_is_created(
 
 def test_runs_are_named_for_their_faults_and_hang_is_tried_only_on_request(tmp_path: Path) -> None:
     plan = _DrillPlan.load(options(tmp_path, requeue={"hang_after": 20}))
-    assert list(plan.specs) == ["reference", "preempt", "timeout", "rank", "agent", "all", "hang"]
+    assert list(plan.specs) == [
+        "reference", "again", "preempt", "timeout", "rank", "save", "agent", "all", "hang",
+    ]  # fmt: skip
     names = [spec.runs[0].plan.spec.name for spec in plan.specs.values()]
     assert all(len(name) == NAME_LIMIT for name in names)
     assert [name.rpartition("-drill-")[2] for name in names] == list(plan.specs)

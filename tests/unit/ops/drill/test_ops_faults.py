@@ -19,6 +19,7 @@ from slurmtrain.model.run.events.agent import AgentStarted, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.drill import faults
+from slurmtrain.ops.drill.own_checkpoints import SaveWatch
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal import Journal
@@ -83,6 +84,34 @@ def test_a_local_fault_hits_its_target_and_no_other_process(
             assert process.wait(60) == -expected
         else:
             assert process.poll() is None
+
+
+def test_all_ranks_are_killed_as_soon_as_a_save_is_under_way(
+    workspace: Workspace, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    agent, rank = sleepers
+    run = make_run(workspace.root.path, process=identity(agent).to_dict())
+    note_ranks(run, 0, {0: identity(rank).to_dict()})
+    watch = SaveWatch(None, run.checkpoints)
+    assert faults.inject_in_save(workspace, load_run(workspace, run), watch, timeout_s=0.1) is None
+    assert rank.poll() is None
+    half = run.checkpoints / ".1.0-step-5"
+    half.mkdir(parents=True)
+    hit = faults.inject_in_save(workspace, load_run(workspace, run), watch, timeout_s=60)
+    assert hit is not None
+    assert (hit.fault, hit.target, hit.half_written) == ("save", "the rank", [str(half)])
+    assert rank.wait(60) == -signal.SIGKILL
+    assert agent.poll() is None
+
+
+def test_in_slurm_the_process_groups_of_all_ranks_are_killed_in_a_save(
+    workspace: Workspace, slurm: SlurmCommands, two_nodes: RunDir
+) -> None:
+    watch = SaveWatch(None, two_nodes.checkpoints)
+    (two_nodes.checkpoints / ".1.0-step-5").mkdir(parents=True)
+    faults.inject_in_save(workspace, load_run(workspace, two_nodes, "slurm"), watch, timeout_s=60)
+    [call] = slurm.calls("srun")
+    assert call.args[-3:] == ["KILL", "elsewhere:-10,-11", "other:-12,-13"]
 
 
 def test_a_hang_stops_a_rank_without_ending_it(workspace: Workspace, sleepers: list[subprocess.Popen[bytes]]) -> None:

@@ -1,0 +1,144 @@
+"""The checkpoints that a run's script saves itself, as seen from outside while it trains."""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from slurmtrain.model.diagnosis.drill import OwnCheckpoint
+from slurmtrain.model.run.layout import staged_step
+from slurmtrain.runtime.checkpoint import external
+
+# How much of a directory of checkpoints is looked at, in search of a save that has begun.
+_DEPTH = 3
+_ENTRIES = 5000
+# Names that scripts give to what they have not finished writing begin or end like this.
+_TEMPORARY_START = (".", "tmp", "_tmp")
+_TEMPORARY_END = (".tmp", ".temp", ".part", ".partial", ".incomplete", "~")
+
+# Sizes in bytes and times of change in ns, by path.
+_Listing = dict[str, tuple[int, int]]
+
+
+class OwnCheckpoints:
+    """All complete checkpoints that have been there at any look: a script may delete its older ones."""
+
+    def __init__(self, pattern: str | None) -> None:
+        """``pattern``: an absolute glob; None: there are no checkpoints of its own."""
+        self._pattern = pattern
+        self._saves: dict[tuple[str, float], OwnCheckpoint] = {}
+
+    @property
+    def saves(self) -> list[OwnCheckpoint]:
+        """Those seen so far, the oldest first; a path that was saved to repeatedly is there repeatedly."""
+        return sorted(self._saves.values(), key=lambda save: save.saved_at)
+
+    def look(self) -> None:
+        """Take note of what is there now."""
+        if self._pattern is None:
+            return
+        for checkpoint in external.complete(self._pattern):
+            save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at)
+            self._saves[save.path, save.saved_at] = save
+
+    def incomplete(self) -> list[str]:
+        """What is there now and matches the pattern, but is not complete."""
+        return [] if self._pattern is None else _incomplete(self._pattern)
+
+
+class SaveWatch:
+    """Notices that a save is under way, in the directory of a run's checkpoints."""
+
+    def __init__(self, pattern: str | None, checkpoints: Path) -> None:
+        """``pattern``: an absolute glob of the script's own checkpoints, if any; ``checkpoints``: those of the run."""
+        self._pattern = pattern
+        self._base = checkpoints if pattern is None else _fixed_part(pattern)
+        self._before = self._list()
+
+    def half_written(self, pids: Iterable[int] = ()) -> list[str]:
+        """Files and directories that have changed since the last call and are not complete.
+
+        A file is not complete while one of the processes ``pids``, on this machine, has it open for writing.
+        """
+        now = self._list()
+        changed = [path for path, entry in now.items() if self._before.get(path) != entry]
+        self._before = now
+        if not changed:
+            return []
+        unfinished = {*filter(_is_temporary, now), *self._incomplete(), *_written_by(pids)}
+        return sorted(path for path in unfinished if any(_is_within(each, path) for each in changed))
+
+    def still_half_written(self, paths: Iterable[str]) -> list[str]:
+        """Those of ``paths``, which were half-written when their writers were killed, that were not finished before."""
+        incomplete = self._incomplete()
+        return [path for path in paths if Path(path).exists() and (path in incomplete or not _shows_its_end(path))]
+
+    def _incomplete(self) -> list[str]:
+        return [] if self._pattern is None else _incomplete(self._pattern)
+
+    def _list(self) -> _Listing:
+        return dict(_walk(str(self._base), _DEPTH, [_ENTRIES]))
+
+
+def _incomplete(pattern: str) -> list[str]:
+    """What matches an absolute glob ``pattern`` and is not complete."""
+    paths = []
+    for path in glob.glob(pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
+        with contextlib.suppress(OSError):
+            if not external.is_complete(Path(path)):
+                paths.append(path)
+    return paths
+
+
+def _shows_its_end(path: str) -> bool:
+    """Whether the format of a file is one that shows whether the file is complete."""
+    if _is_temporary(path):
+        return False
+    with contextlib.suppress(OSError), Path(path).open("rb") as file:
+        return path.endswith(".safetensors") or file.read(2) == b"PK"
+    return False
+
+
+def _fixed_part(pattern: str) -> Path:
+    """The directory that everything which matches an absolute ``pattern`` is below."""
+    parts = Path(pattern).parts
+    magic = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+    return Path(*parts[:magic])
+
+
+def _walk(directory: str, depth: int, left: list[int]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Files and directories below ``directory``; ``left``: how many more entries to look at."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            left[0] -= 1
+            if left[0] < 0:
+                return
+            with contextlib.suppress(OSError):
+                status = entry.stat(follow_symlinks=False)
+                yield entry.path, (status.st_size, status.st_mtime_ns)
+                if depth > 1 and entry.is_dir(follow_symlinks=False):
+                    yield from _walk(entry.path, depth - 1, left)
+
+
+def _is_temporary(path: str) -> bool:
+    name = path.rpartition("/")[2]
+    return staged_step(name) is not None or name.startswith(_TEMPORARY_START) or name.endswith(_TEMPORARY_END)
+
+
+def _written_by(pids: Iterable[int]) -> set[str]:
+    """Files that these processes have open for writing."""
+    # Imported here, since it takes 15 ms and most commands do not need it.
+    import psutil
+
+    paths = set()
+    for pid in pids:
+        with contextlib.suppress(psutil.Error, OSError):
+            paths |= {file.path for file in psutil.Process(pid).open_files() if file.mode != "r"}
+    return paths
+
+
+def _is_within(path: str, directory: str) -> bool:
+    return path == directory or path.startswith(f"{directory}/")

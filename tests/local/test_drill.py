@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+from typing import Any
 
 import pytest
-from helpers.site import Site
+from helpers.site import ONE_PROCESS, Site
 
 # Commands that wait look at a run that must be started again as often as they ask Slurm.
 SOON = {"SLURMTRAIN_SLURM_INTERVAL": "10"}
+THOROUGH = os.environ.get("TEST_DRILLS") == "all"
+rare = pytest.mark.skipif(not THOROUGH, reason="takes a minute; TEST_DRILLS=all, or scripts/test --thorough")
 
 
 @pytest.mark.slow
@@ -24,6 +28,8 @@ def test_a_drill_of_a_script_with_a_session_shows_who_started_it_again_and_the_s
     assert [one["comparison"]["identical"] for one in (preempted, killed)] == [True, True]
     assert (preempted["cause"], preempted["started_by"], preempted["lost_steps"]) == ("preempted", "sync", 0)
     assert (killed["cause"], killed["started_by"], killed["restarts"]) == ("crash", "agents, in place", 1)
+    # Both were struck after the first checkpoint, not during imports.
+    assert all("with a checkpoint of step" in one["moment"] for one in (preempted, killed))
     # What it lost is what it had done since it saved last.
     assert killed["lost_steps"] <= killed["at_step"] + 60 - killed["resumed_at"]
     assert killed["resumed_at"] >= 5
@@ -35,15 +41,87 @@ def test_a_drill_of_a_script_with_a_session_shows_who_started_it_again_and_the_s
     }
 
 
+def drill(site: Site, options: str, *faults: str, code: int | None = None, **keys: Any) -> dict[str, Any]:
+    """Drill the plain script with these options of its own; returns what is printed as JSON."""
+    command = f"python {site.scripts / 'drilled.py'} --out {{checkpoint_dir}} --resume {{resume_from}} {options}"
+    spec = site.commanding(
+        command, **{"checkpoint": {"glob": "{checkpoint_dir}/*.pt"}, "requeue": {"backoff_s": 0.5}, **keys}
+    )
+    words = [word for fault in faults for word in ("--fault", fault)]
+    completed = site.call("drill", str(spec), "--executor", "local", *words, "--json", code=code, env=SOON)
+    outcome: dict[str, Any] = json.loads(completed.stdout)["drill"]
+    return outcome
+
+
+def problems(outcome: dict[str, Any]) -> list[str]:
+    return [problem["what"] for problem in outcome["problems"]]
+
+
 @pytest.mark.slow
-def test_a_drill_of_a_script_without_a_session_compares_the_files_that_it_leaves(site: Site) -> None:
+def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_that_a_script_does_not_resume(
+    site: Site,
+) -> None:
+    outcome = drill(site, "--name last.pt --torn-s 0.3 --every 4 --steps 20", "save", code=1)
+    [killed] = outcome["faults"]
+    assert killed["half_written"] == [f"{site.runs}/{killed['run_id']}/checkpoints/last.pt"]
+    assert problems(killed) == ["the interrupted save destroyed last.pt, and it had no other"]
+    # It started from the beginning, and so ends alike.
+    assert killed["state"] == "completed"
+
+
+@rare
+@pytest.mark.slow
+def test_a_half_written_checkpoint_is_passed_over_for_the_one_before(site: Site) -> None:
+    [killed] = drill(site, "--torn-s 0.3", "save", code=0)["faults"]
+    [torn] = killed["half_written"]
+    assert killed["resume_from"] != torn
+    assert (killed["result"], killed["comparison"]["identical"]) == ("passed", True)
+
+
+@rare
+@pytest.mark.slow
+def test_a_script_that_starts_from_the_beginning_is_found_out(site: Site) -> None:
+    command = f"python {site.scripts / 'drilled.py'} --out {{checkpoint_dir}}"
+    spec = site.commanding(command, checkpoint={"glob": "{checkpoint_dir}/*.pt"})
+    completed = site.call("drill", str(spec), "--executor", "local", "--fault", "rank", "--json", code=1, env=SOON)
+    [killed] = json.loads(completed.stdout)["drill"]["faults"]
+    assert killed["comparison"]["identical"]
+    assert "and did not resume from it: it then reached step 5" in problems(killed)[0]
+
+
+@rare
+@pytest.mark.slow
+def test_a_script_that_ignores_the_signal_is_told_that_it_was_killed(site: Site) -> None:
+    # Longer than the 30 seconds that it has.
+    [ignoring] = drill(site, "--ignores --steps 500", "preempt", code=1)["faults"]
+    assert ignoring["exit_codes"] == {"0": -9}
+    assert "rank 0 did not end after SIGTERM and had to be killed" in problems(ignoring)
+    assert ignoring["state"] == "completed"
+
+
+@rare
+@pytest.mark.slow
+def test_a_script_that_saves_on_the_signal_passes_every_fault(site: Site) -> None:
+    outcome = drill(site, "--stops-with 75 --saves-on-signal", "preempt", "timeout", "rank", "agent", "all", code=0)
+    assert [fault["result"] for fault in outcome["faults"]] == ["passed"] * 5
+    assert "it saved ckpt-" in outcome["faults"][0]["notes"][0]
+
+
+@pytest.mark.slow
+def test_files_of_an_unknown_format_are_compared_as_they_are(site: Site) -> None:
     spec = site.spec(
         command=f"python {site.scripts / 'plain.py'} {{checkpoint_dir}} 40 100 --resume {{resume_from}}",
-        resources={"nodes": 1, "procs_per_node": 1},
+        resources=ONE_PROCESS,
         checkpoint={"glob": "{checkpoint_dir}/ckpt-*.txt"},
     )
     completed = site.call("drill", str(spec), "--executor", "local", "--fault", "all", env=SOON)
-    assert "all: its script has no slurmtrain.session(), so its steps are not counted" in completed.stdout
     [row] = [line.split() for line in completed.stdout.splitlines() if line.startswith("all ")]
-    assert row[2] == "passed"
-    assert row[5:7] == ["yes", "sync,"]
+    assert row[2:] == ["passed", "-", "-", "yes", "sync", "-"]
+    assert "all: it resumed from ckpt-" in completed.stdout
+
+
+def test_a_script_that_shows_nothing_has_not_been_tried(site: Site) -> None:
+    spec = site.commanding("python -c pass")
+    completed = site.call("drill", str(spec), "--executor", "local", "--fault", "all", code=1, env=SOON)
+    assert "all: not tried: it reports no step, leaves no checkpoint and prints nothing" in completed.stdout
+    assert len(site.json("status")["runs"]) == 1

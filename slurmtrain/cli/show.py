@@ -104,6 +104,12 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
             for line in attempt_problems.newest_lines(map(attempt_problems.describe_hang, attempt["hangs"]))
         ),
         *(
+            ("limit", line)
+            for line in attempt_problems.newest_lines(
+                map(attempt_problems.describe_raised_limit, attempt["raised_limits"])
+            )
+        ),
+        *(
             ("slow", line)
             for line in attempt_problems.newest_lines(map(attempt_problems.describe_straggler, attempt["stragglers"]))
         ),

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 2
+VERSION = 3
 
 metadata = sa.MetaData()
 
@@ -91,6 +91,7 @@ attempt = sa.Table(
     sa.Column("last_word", sa.Boolean, nullable=False),
     sa.Column("round_step", sa.Integer),
     sa.Column("hangs", sa.JSON, nullable=False),
+    sa.Column("raised_limits", sa.JSON, nullable=False),
     sa.Column("stragglers", sa.JSON, nullable=False),
     sa.Column("evidence", sa.JSON, nullable=False),
 )

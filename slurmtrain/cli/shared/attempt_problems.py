@@ -35,6 +35,13 @@ def describe_hang(hang: Mapping[str, Any]) -> str:
     return str(hang["why"]) + (f" (no progress for {formatting.duration(idle)})" if idle is not None else "")
 
 
+def describe_raised_limit(change: Mapping[str, Any]) -> str:
+    """Why the limit for a step was raised, and to what."""
+    raised = change.get("raised_s")
+    to = f"raised to {formatting.duration(raised)}" if raised is not None else "raised"
+    return f"{to}: {change['why']}" if change.get("why") else to
+
+
 def describe_straggler(straggler: Mapping[str, Any]) -> str:
     """How much slower a rank was than the others, excluding the time that it waited for them."""
     host = f" on {straggler['host']}" if straggler.get("host") else ""

@@ -33,6 +33,8 @@ class Phase(IntEnum):
     """Was asked to stop, and saves."""
     LEFT = 7
     """Has left the session."""
+    PAUSED = 8
+    """The script has paused its training, for an evaluation for example."""
 
     @property
     def label(self) -> str:
@@ -51,7 +53,8 @@ class Beat:
 
     ``step``: finished steps. ``at``: when it finished the last step or, if later, when its phase began. ``step_s``: the
     smoothed duration of a step; 0: none is finished yet. ``own_s``: the same without the time spent waiting for other
-    ranks; 0: unknown. ``save_s``: the longest save so far. ``pid``: 0 if there was never a heartbeat.
+    ranks; 0: unknown. ``save_s``: the longest save so far. ``pid``: 0 if there was never a heartbeat. While paused:
+    ``activity``: what for; ``pause_s``: how long it may take.
     """
 
     step: int = 0
@@ -61,6 +64,8 @@ class Beat:
     own_s: float = 0.0
     save_s: float = 0.0
     pid: int = 0
+    activity: str = ""
+    pause_s: float = 0.0
 
 
 NEVER = Beat()
@@ -74,9 +79,16 @@ FIRST_S = 600.0
 # How long a save or restore may take: at least this once one has been measured, and this before that.
 SAVE_S = 300.0
 UNKNOWN_SAVE_S = 1800.0
+# A pause may take this long if the script does not say: longer than most evaluations, shorter than a night.
+PAUSE_S = 2 * 3600.0
+# A rank that computes gets twice the time again and again, up to this many times the limit or, if the limit was derived
+# from step times, to this many seconds if that is more: an evaluation rarely takes longer, and torch gives up
+# collectives of gloo after the same time.
+MOST_TIMES = 8.0
+MOST_S = 1800.0
 
 # In other phases a rank may legitimately take any time: downloads before the loop, an evaluation after it.
-WATCHED = (Phase.FIRST, Phase.TRAINING, Phase.SAVING)
+WATCHED = (Phase.FIRST, Phase.TRAINING, Phase.SAVING, Phase.PAUSED)
 
 
 def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> float | None:
@@ -87,6 +99,8 @@ def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> fl
     """
     if beat.phase not in WATCHED:
         return None
+    if beat.phase is Phase.PAUSED:
+        return beat.pause_s or PAUSE_S
     usual = hang_after if hang_after is not None else max(LEAST_S, TIMES * median_step_s)
     # The user's limit says how long steps take, so the minimum time does not apply to it.
     if beat.phase is Phase.FIRST:
@@ -94,6 +108,15 @@ def hang_limit(hang_after: float | None, beat: Beat, median_step_s: float) -> fl
     if beat.phase is Phase.SAVING:
         return usual + (max(SAVE_S, TIMES * beat.save_s) if beat.save_s else UNKNOWN_SAVE_S)
     return usual
+
+
+def longest_limit(hang_after: float | None, limit_s: float) -> float:
+    """The longest limit, in seconds, to which ``limit_s`` is raised for ranks that compute.
+
+    ``hang_after``: as for :func:`hang_limit`.
+    """
+    most_s = MOST_TIMES * limit_s
+    return most_s if hang_after is not None else max(MOST_S, most_s)
 
 
 # --- who is to blame ----------------------------------------------------------------------------------------------
@@ -105,6 +128,7 @@ class RankState:
 
     ``idle_s``: seconds since its last heartbeat. ``state``: the state of its process as a letter of proc(5), empty if
     unknown. ``stack``: the frames of its main thread, innermost first, each "file:line function"; empty if unknown.
+    ``cpu``: the part of a core that its main thread has used lately, without waiting for a GPU; None: unknown.
     """
 
     rank: int
@@ -114,6 +138,7 @@ class RankState:
     idle_s: float
     state: str = ""
     stack: tuple[str, ...] = ()
+    cpu: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
@@ -125,6 +150,7 @@ class RankState:
             "idle_s": round(self.idle_s, 1),
             "state": self.state,
             "stack": list(self.stack),
+            **({} if self.cpu is None else {"cpu": round(self.cpu, 3)}),
         }
 
     @classmethod
@@ -138,6 +164,7 @@ class RankState:
             idle_s=float(plain["idle_s"]),
             state=str(plain["state"]),
             stack=tuple(map(str, plain["stack"])),
+            cpu=None if plain.get("cpu") is None else float(plain["cpu"]),
         )
 
 
@@ -147,6 +174,11 @@ _WAITING = re.compile(
     r"|backward|synchroni[sz]e",
     re.IGNORECASE,
 )
+# The innermost frame of a rank that waits in one of torch's collectives, or for its GPU.
+_COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|synchroni[sz]e|barrier", re.IGNORECASE)
+# A main thread that computes uses most of a core, one that waits or polls every few milliseconds hardly any. In between
+# are those that mostly wait for data-loader workers.
+_COMPUTING = 0.1
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen |/slurmtrain/(?:runtime|system)/")
 # How many ranks a message names.
 _SHOWN = 8
@@ -165,9 +197,9 @@ def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
     """The ranks that all others wait for, as far as can be determined, and a sentence that says why.
 
     The first that applies decides: ranks whose process cannot run in its state; ranks that have finished fewer steps
-    than others; ranks that have left the loop over steps while others are in it; ranks that have not reached the
-    collective in which others wait. If none applies, all ranks are returned: their idle times do not separate culprits
-    from victims. Ranks without a heartbeat are judged only by the state of their process.
+    than others; ranks that have left the loop over steps, or paused, while others are in it; ranks that have not
+    reached the collective in which others wait. If none applies, all ranks are returned: their idle times do not
+    separate culprits from victims. Ranks without a heartbeat are judged only by the state of their process.
     """
     reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]
     # Strongest evidence first: a stopped process explains why its step count is behind, not the other way round.
@@ -176,12 +208,33 @@ def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
         ([rank for rank in ranks if rank.state == "D"], _describe_state),
         (_behind(reporting), _describe_behind(reporting)),
         (_outside(reporting, lambda rank: rank.phase in WATCHED), _describe_left),
+        (_outside(reporting, lambda rank: rank.phase is not Phase.PAUSED), _describe_paused),
         (_outside([rank for rank in reporting if rank.stack], is_waiting), _describe_elsewhere),
     ):
         if suspects:
             reason = describe(suspects[0], len(suspects) > 1)
             return [rank.rank for rank in suspects], f"{_names(suspects)} {reason}"
     return [rank.rank for rank in ranks], _describe_all(ranks)
+
+
+def computing_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
+    """The ranks that all others wait for, and a sentence that says so, if the main threads of all of them compute.
+
+    An empty list if one of them does not, or if that is unknown: then the ranks hang.
+    """
+    culprits = set(find_culprits(ranks)[0])
+    suspects = [rank for rank in ranks if rank.rank in culprits]
+    if not suspects or not all(map(is_computing, suspects)):
+        return [], ""
+    many = len(suspects) > 1
+    return sorted(culprits), f"{_names(suspects)} {'compute' if many else 'computes'}{_at(suspects[0])}"
+
+
+def is_computing(rank: RankState) -> bool:
+    """Whether the rank's main thread computes, rather than waiting for something, and has not just begun to wait."""
+    if rank.cpu is None or rank.cpu < _COMPUTING or rank.state in _HELD:
+        return False
+    return not any(_COLLECTIVE.search(frame) for frame in rank.stack[:1])
 
 
 def is_waiting(rank: RankState) -> bool:
@@ -221,6 +274,10 @@ def _describe_behind(ranks: Sequence[RankState]) -> Callable[[RankState, bool], 
 
 def _describe_left(first: RankState, many: bool) -> str:
     return f"{_are(many)} not in the loop over steps that others are in, after step {first.step}{_at(first)}"
+
+
+def _describe_paused(first: RankState, many: bool) -> str:
+    return f"{_have(many)} been paused by the script, after step {first.step}{_at(first)}"
 
 
 def _describe_elsewhere(first: RankState, many: bool) -> str:

@@ -10,11 +10,14 @@ from slurmtrain.model.run.events.agent import (
     AgentStarted,
     ClockMeasured,
     HangDetected,
+    HangLimitRaised,
     JobRequeue,
     NetworkElected,
     NodeEnded,
     PreflightDone,
+    RanksPaused,
     RanksRestarted,
+    RanksResumed,
     RendezvousReady,
     RequeueFailed,
     StragglerDetected,
@@ -258,12 +261,34 @@ def _apply_observed(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> 
 
 @_apply.register
 def _apply_restart(payload: RanksRestarted, attempt: Attempt, event: AnyEvent) -> Attempt:
+    attempt = _running(attempt)
     return replace(attempt, restarts=(*attempt.restarts, {"at": event.time, **payload.known_json()}))
 
 
 @_apply.register
 def _apply_hang(payload: HangDetected, attempt: Attempt, event: AnyEvent) -> Attempt:
     return replace(attempt, hangs=(*attempt.hangs, {"at": event.time, **payload.known_json()}))
+
+
+@_apply.register
+def _apply_raised(payload: HangLimitRaised, attempt: Attempt, event: AnyEvent) -> Attempt:
+    return replace(attempt, raised_limits=(*attempt.raised_limits, {"at": event.time, **payload.known_json()}))
+
+
+@_apply.register
+def _apply_paused(payload: RanksPaused, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    after = f" after step {payload.step}" if payload.step is not None else ""
+    return _running(attempt, f"paused{after}" + (f": {payload.activity}" if payload.activity else ""))
+
+
+@_apply.register
+def _apply_resumed(_payload: RanksResumed, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return _running(attempt)
+
+
+def _running(attempt: Attempt, reason: str = "") -> Attempt:
+    """The attempt with what its ranks do, for as long as it runs."""
+    return attempt if attempt.ended else replace(attempt, reason=reason)
 
 
 @_apply.register

@@ -129,6 +129,9 @@ class Attempt:
     """The step that its ranks resumed from when they were last started."""
     hangs: Sequence[Mapping[str, Any]] = ()
     """What the ranks were doing when no step had been finished for too long."""
+    raised_limits: Sequence[Mapping[str, Any]] = ()
+    """Each time its ranks got longer for a step, because those that others waited for computed: ``at``, ``limit_s``,
+    ``raised_s``, ``ranks``, ``why``."""
     stragglers: Sequence[Mapping[str, Any]] = ()
     """Ranks that were slower than the others for a long time."""
     evidence: Mapping[str, Any] = field(default_factory=dict)

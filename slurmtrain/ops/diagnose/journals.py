@@ -95,13 +95,14 @@ class AttemptJournals:
         for end in self._ends:
             yield from _evidence_hits(end, self._host(end))
         # As in ``show``: only all nodes together can name the culprits, a single one cannot.
-        for number, hang in enumerate(attempt_json(self.attempt)["hangs"]):
+        facts = attempt_json(self.attempt)
+        for number, hang in enumerate(facts["hangs"]):
             first = next(iter(hang["culprits"]), None)
             yield Hit(
                 name="hang",
                 role=ROOT,
                 cause=f"no step was finished for too long: {hang['why']}",
-                fix=_FIXES["hang"],
+                fix=_FIXES["hang"] + _how_long_it_computed(facts["raised_limits"]),
                 text="",
                 origin=_JOURNALS,
                 rank=first,
@@ -124,6 +125,16 @@ class AttemptJournals:
 
     def _host(self, event: AnyEvent) -> str:
         return self.attempt.hosts.get(node_of(event.source), "")
+
+
+def _how_long_it_computed(raised: Sequence[Mapping[str, Any]]) -> str:
+    """What to do if ranks computed for long before the hang; empty if they did not."""
+    if not raised:
+        return ""
+    last = raised[-1]
+    return (
+        f"; its limit had been raised to {last.get('raised_s')} s, since {last.get('why')}: run.pause() gives it longer"
+    )
 
 
 def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) -> dict[int, str]:

@@ -70,6 +70,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "failures": [dict(failure) for failure in attempt.failures],
         "restarts": _moments(attempt.restarts),
         "hangs": _hangs(attempt),
+        "raised_limits": _moments(attempt.raised_limits),
         "stragglers": _moments(attempt.stragglers),
         "evidence": dict(attempt.evidence),
     }

@@ -50,8 +50,7 @@ class ControlStore:
 
     def publish_stop(self, request: StopRequest) -> None:
         """Tell all nodes to stop. Only the first request of a round counts: later ones follow from it. Never raises."""
-        with contextlib.suppress(RuntimeError):
-            self._store.compare_set(self._key("stop"), "", json.dumps(asdict(request)))
+        self.publish_first("stop", asdict(request))
 
     def stop_request(self) -> StopRequest | None:
         """A node's published request, or one because a node with ranks has died; None if neither. Never raises."""
@@ -136,6 +135,11 @@ class ControlStore:
         """
         with contextlib.suppress(RuntimeError):
             self._store.set(self._key(name), json.dumps(message))
+
+    def publish_first(self, name: str, message: Mapping[str, Any]) -> None:
+        """Publish a message under a name in this round, unless a node has done so already. Never raises."""
+        with contextlib.suppress(RuntimeError):
+            self._store.compare_set(self._key(name), "", json.dumps(message))
 
     def read(self, name: str) -> dict[str, Any] | None:
         """The message under a name in this round; None if there is none. Raises RuntimeError if node 0 is gone."""

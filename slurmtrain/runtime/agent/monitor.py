@@ -6,19 +6,31 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from slurmtrain.model.diagnosis.hang import RankState
+from slurmtrain.model.diagnosis.hang import Beat, RankState
 from slurmtrain.model.diagnosis.stragglers import Stragglers
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.model.run.events.agent import HangDetected, StragglerDetected
+from slurmtrain.model.run.events.agent import (
+    HangDetected,
+    HangLimitRaised,
+    RanksPaused,
+    RanksResumed,
+    StragglerDetected,
+)
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
-from slurmtrain.runtime.job import stacks
+from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
+from slurmtrain.runtime.job.thread_use import ThreadUse
 from slurmtrain.system.journal import Journal
 
 # How often nodes compare the speed of their ranks. Not often, since a straggler stays slow for minutes.
 _COMPARE_S = 10.0
+# What was found out about the ranks this long ago is still true when the run is stopped for it.
+_RECENT_S = 60.0
+# A pause that is longer is journaled: those who wait want to know.
+_LASTING_S = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,9 +68,14 @@ class RankMonitor:
         self._board = board
         self._control = control
         self._journal = journal
+        self._inquiry = HangInquiry(config.node, config.members, control, self._examine)
         self._stragglers = Stragglers()
         self._pids: Mapping[int, int] = {}
+        self._used: dict[int, ThreadUse] = {}
+        self._has_pauses = False
+        self._pause: Beat | None = None
         self._next_comparison = time.monotonic() + _COMPARE_S
+        self._examined_at: float | None = None
         self.states: list[RankState] = []
         """What the ranks of this node were doing when the run hung."""
 
@@ -69,8 +86,17 @@ class RankMonitor:
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
         hang = self._watchdog.look()
+        self._measure_slow_ranks()
+        self._announce_pauses()
         if hang is not None:
-            return StopRequest(cause="hang", why=_describe(hang), at=time.time(), node=self._config.node)
+            # If that excuses ranks, they are judged anew at the next look.
+            hang = None if self._watchdog.excuse(self._last_pause()) else hang
+        verdict = self._inquiry.advance(self._suspicion(hang) if hang is not None else None)
+        if verdict is not None and verdict.hangs:
+            suspicion = verdict.suspicion
+            return StopRequest(cause="hang", why=suspicion.why, at=time.time(), node=suspicion.node)
+        if verdict is not None:
+            self._raise_limits(verdict)
         if time.monotonic() >= self._next_comparison:
             self._next_comparison = time.monotonic() + _COMPARE_S
             self._compare_paces()
@@ -83,11 +109,94 @@ class RankMonitor:
 
     def examine_hang(self) -> None:
         """Find out and journal what the ranks of this node are doing. May take seconds."""
+        if self._examined_at is None or time.monotonic() - self._examined_at > _RECENT_S:
+            self._examine()
+        self._journal.write(HangDetected(node=self._config.node, ranks=[state.to_dict() for state in self.states]))
+
+    # --- whether a rank hangs -----------------------------------------------------------------------------------------
+
+    def _examine(self) -> list[RankState]:
+        """What the ranks of this node are doing."""
         config = self._config
         beats = dict(zip(config.ranks, self._board.read(), strict=True))
         logs = {rank: config.attempt.rank_log(rank) for rank in self._pids}
-        self.states = stacks.rank_states(config.node, beats, self._pids, logs)
-        self._journal.write(HangDetected(node=config.node, ranks=[state.to_dict() for state in self.states]))
+        cpu = thread_use.shares(self._processes(beats), self._used)
+        self.states = stacks.rank_states(config.node, beats, self._pids, logs, cpu)
+        self._examined_at = time.monotonic()
+        return self.states
+
+    def _processes(self, beats: Mapping[int, Beat]) -> dict[int, int]:
+        """The process of each rank: that of its last heartbeat, or else what was started for it."""
+        return {rank: beats[rank].pid or pid for rank, pid in self._pids.items() if rank in beats}
+
+    def _measure_slow_ranks(self) -> None:
+        """Measure ranks that have used half of their time, to know later what they have computed in the other half."""
+        slow = self._watchdog.half_over()
+        self._used = {rank: use for rank, use in self._used.items() if rank in slow}
+        if len(self._used) == len(slow):
+            return
+        pids = self._processes(dict(zip(self._config.ranks, self._board.read(), strict=True)))
+        for rank in set(slow) - set(self._used):
+            if rank in pids and (use := ThreadUse.now(pids[rank])):
+                self._used[rank] = use
+
+    def _announce_pauses(self) -> None:
+        """Tell the other nodes when ranks of this node pause and go on: theirs may wait for them."""
+        pauses = self._watchdog.pauses()
+        if bool(pauses) != self._has_pauses:
+            self._has_pauses = bool(pauses)
+            self._control.publish(f"paused/{self._config.node}", {"paused": self._has_pauses, "at": time.time()})
+        if self._config.node == 0:
+            self._journal_pause(pauses)
+
+    def _journal_pause(self, pauses: Mapping[int, Beat]) -> None:
+        """Journal a pause that lasts, and its end."""
+        now = time.monotonic()
+        if self._pause is None:
+            lasting = {rank: beat for rank, beat in pauses.items() if now - beat.at > _LASTING_S}
+            if lasting:
+                self._pause = next(iter(lasting.values()))
+                event = RanksPaused(ranks=list(lasting), step=self._pause.step, activity=self._pause.activity)
+                self._journal.write(event)
+        elif not pauses:
+            self._journal.write(RanksResumed(seconds=round(now - self._pause.at, 1)))
+            self._pause = None
+
+    def _last_pause(self) -> float:
+        """When a rank of the run was last paused, by this machine's monotonic clock; 0 if none ever was."""
+        now, last = time.monotonic(), 0.0
+        for node in self._config.members:
+            try:
+                message = self._control.read(f"paused/{node}")
+            except RuntimeError:
+                return 0.0
+            if message is not None:
+                # The preflight has compared the wall clocks of nodes.
+                ago_s = 0.0 if message["paused"] else max(0.0, time.time() - float(message["at"]))
+                last = max(last, now - ago_s)
+        return last
+
+    def _suspicion(self, hang: Hang) -> Suspicion:
+        return Suspicion(node=self._config.node, why=_describe(hang), limit_s=hang.limit_s, most_s=hang.most_s)
+
+    def _raise_limits(self, verdict: HangVerdict) -> None:
+        """Give ranks more time, on all nodes, since those that others wait for compute."""
+        self._watchdog.raise_limits()
+        # What they compute from now on decides the next time.
+        self._used = {}
+        if self._config.node == 0:
+            suspicion = verdict.suspicion
+            self._journal.write(
+                HangLimitRaised(
+                    node=suspicion.node,
+                    limit_s=suspicion.limit_s,
+                    raised_s=min(2 * suspicion.limit_s, suspicion.most_s),
+                    ranks=verdict.computing,
+                    why=verdict.why,
+                )
+            )
+
+    # --- which ranks slow down the others -----------------------------------------------------------------------------
 
     def _compare_paces(self) -> None:
         """Tell node 0 how fast the ranks are here; on node 0, journal those that slow down the others."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurmtrain.model.diagnosis.hang import Beat, Phase, hang_limit
+from slurmtrain.model.diagnosis.hang import Beat, Phase, hang_limit, longest_limit
 
 # The median step time is taken over this many of the last looks that found newly finished steps.
 _KEPT = 120
@@ -29,11 +29,13 @@ class Beats(Protocol):
 class Hang:
     """Ranks that have made no progress for too long.
 
-    ``limit_s``: the limit of the first rank that exceeded its own, in seconds. ``over``: the global ranks that exceeded
-    theirs. ``beats``: the last heartbeat of each rank of this node, by global rank. ``idle_s``: seconds since then.
+    ``limit_s``: the limit of the first rank that exceeded its own, in seconds. ``most_s``: the longest limit that it
+    can get. ``over``: the global ranks that exceeded theirs. ``beats``: the last heartbeat of each rank of this node,
+    by global rank. ``idle_s``: seconds since then.
     """
 
     limit_s: float
+    most_s: float
     over: tuple[int, ...]
     beats: dict[int, Beat]
     idle_s: dict[int, float]
@@ -57,14 +59,14 @@ class Watchdog:
         self._ranks = tuple(ranks)
         self._hang_after = hang_after
         self._now = now
-        self._looked = self._since = now()
-        self._reported = False
+        self._looked = self._since = self._excused_at = now()
+        self._times = 1.0
         self._beats: list[Beat] = []
         self._finished = 0
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
 
     def look(self) -> Hang | None:
-        """The hang, once, if a rank hangs; else None. Costs next to nothing when called more than once a second."""
+        """The hang, if ranks hang; else None. Costs next to nothing when called more than once a second."""
         now = self._now()
         if now - self._looked < _LOOK_S:
             return None
@@ -74,7 +76,35 @@ class Watchdog:
         self._looked = now
         self._beats = self._board.read()
         self._note_steps()
-        return None if self._reported else self._judge(now)
+        return self._judge()
+
+    def raise_limits(self) -> None:
+        """From now on, ranks may take twice as long, but no longer than :func:`longest_limit` allows."""
+        self._times *= 2
+
+    def excuse(self, until: float) -> bool:
+        """Hold no time before ``until`` against ranks that are not paused: they have waited for one that was.
+
+        Returns whether that changes anything.
+        """
+        if until <= self._excused_at:
+            return False
+        self._excused_at = until
+        return True
+
+    def pauses(self) -> dict[int, Beat]:
+        """The last heartbeats of the ranks that are paused, and for no longer than they may be, by global rank."""
+        limits, idle_s = self._limits(), self._idle()
+        return {
+            rank: beat
+            for rank, beat in zip(self._ranks, self._beats, strict=False)
+            if beat.phase is Phase.PAUSED and idle_s[rank] <= limits[rank][0]
+        }
+
+    def half_over(self) -> list[int]:
+        """The global ranks that have used half of their time."""
+        idle_s = self._idle()
+        return [rank for rank, (limit_s, _) in self._limits().items() if idle_s[rank] > limit_s / 2]
 
     def paces(self) -> dict[int, tuple[int, float]]:
         """For each rank that trains: its finished steps, and its own time per step (seconds; 0: not known)."""
@@ -91,19 +121,33 @@ class Watchdog:
             self._steps_s.append(statistics.median(steps_s))
         self._finished = finished
 
-    def _judge(self, now: float) -> Hang | None:
+    def _limits(self) -> dict[int, tuple[float, float]]:
+        """The limit of each watched rank, in seconds, and the longest that it can get."""
         median_s = statistics.median(self._steps_s) if self._steps_s else 0.0
-        idle_s = {rank: now - max(beat.at, self._since) for rank, beat in zip(self._ranks, self._beats, strict=True)}
-        over = {
-            rank: limit_s
-            for rank, beat in zip(self._ranks, self._beats, strict=True)
-            if (limit_s := hang_limit(self._hang_after, beat, median_s)) is not None and idle_s[rank] > limit_s
+        limits = {}
+        for rank, beat in zip(self._ranks, self._beats, strict=False):
+            limit_s = hang_limit(self._hang_after, beat, median_s)
+            if limit_s is not None:
+                most_s = longest_limit(self._hang_after, limit_s)
+                limits[rank] = min(limit_s * self._times, most_s), most_s
+        return limits
+
+    def _idle(self) -> dict[int, float]:
+        """Seconds since the last progress of each rank that may be held against it."""
+        return {
+            rank: self._looked - max(beat.at, self._since, 0.0 if beat.phase is Phase.PAUSED else self._excused_at)
+            for rank, beat in zip(self._ranks, self._beats, strict=False)
         }
+
+    def _judge(self) -> Hang | None:
+        idle_s = self._idle()
+        over = {rank: limits for rank, limits in self._limits().items() if idle_s[rank] > limits[0]}
         if not over:
             return None
-        self._reported = True
+        limit_s, most_s = next(iter(over.values()))
         return Hang(
-            limit_s=next(iter(over.values())),
+            limit_s=limit_s,
+            most_s=most_s,
             over=tuple(over),
             beats=dict(zip(self._ranks, self._beats, strict=True)),
             idle_s=idle_s,

@@ -49,14 +49,19 @@ def answer() -> None:
 
 
 def rank_states(
-    node: int, beats: Mapping[int, Beat], pids: Mapping[int, int], logs: Mapping[int, Path]
+    node: int,
+    beats: Mapping[int, Beat],
+    pids: Mapping[int, int],
+    logs: Mapping[int, Path],
+    cpu: Mapping[int, float] | None = None,
 ) -> list[RankState]:
     """What is known about the ranks of this ``node``, by global rank; writes their stacks to their logs.
 
     ``beats``: their last heartbeats. ``pids``: the processes that the node agent started. ``logs``: the ranks' log
-    files. Takes seconds. Never raises.
+    files. ``cpu``: the part of a core that their main threads have used lately, where that is known. Takes seconds.
+    Never raises.
     """
-    stacks, now = collect(pids, logs, beats), time.monotonic()
+    stacks, now, cpu = collect(pids, logs, beats), time.monotonic(), cpu or {}
     return [
         RankState(
             rank=rank,
@@ -66,6 +71,7 @@ def rank_states(
             idle_s=now - beat.at if beat.at else 0.0,
             state=state_of(beat.pid or pids.get(rank, 0)),
             stack=tuple(stacks.get(rank, ())),
+            cpu=cpu.get(rank),
         )
         for rank, beat in beats.items()
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -16,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import InterruptionStats, Vote, steps_to_agreement
@@ -53,6 +54,8 @@ _LOG_EVERY_S = 1.0
 _SMOOTHING = 0.2
 # An exception's message is cut to this length: some contain a whole tensor.
 _MESSAGE_CHARACTERS = 2000
+# How long a pause may take unless the script says otherwise.
+PAUSE = timedelta(seconds=PAUSE_S)
 T = TypeVar("T")
 
 
@@ -310,6 +313,39 @@ class Session:
             self._own_time.end()
             if self._pulse.phase is not Phase.STOPPING:
                 self._beat(Phase.READY)
+
+    @contextlib.contextmanager
+    def pause(self, activity: str = "", limit: timedelta = PAUSE) -> Iterator[None]:
+        """Pause training for something that takes longer than a step, such as an evaluation.
+
+        It is a context manager::
+
+            with run.pause("evaluation"):
+                evaluate(model)
+
+        Meanwhile neither this rank nor those that wait for it count as hanging, and the time does not count as that of
+        a step. It needs no other ranks: rank 0 may pause alone.
+
+        Args:
+            activity: What for.
+            limit: After this time, 2 hours by default, the rank hangs after all, unless its main thread computes.
+
+        Raises:
+            ValueError: ``limit`` is not positive.
+        """
+        if limit <= timedelta(0):
+            raise ValueError(f"run.pause() takes a positive limit, not {limit}")
+        phase, began = self._pulse.phase, time.monotonic()
+        if phase is Phase.PAUSED:
+            yield
+            return
+        self._own_time.discard()
+        self._pulse.pause(self.step, activity, limit.total_seconds(), self._step_s, self._own_time.s)
+        try:
+            yield
+        finally:
+            self._beat(phase)
+            self._step_began += time.monotonic() - began
 
     def log(self, metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         """Record metrics of the current step: ``run.log(loss=loss)``, or ``run.log({"val/loss": loss})``.

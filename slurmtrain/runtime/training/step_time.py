@@ -58,6 +58,10 @@ class StepTime:
         if not self._hooks:
             self._hooks = [module.register_forward_hook(_Hook(self._timer)) for module in self._modules]
 
+    def discard(self) -> None:
+        """Measure nothing in this step: something else than training takes time in it."""
+        self._timer.discard()
+
     def end(self) -> None:
         """Restore the modules: the step that begins is not measured, or there are no more steps."""
         for hook in self._hooks:
@@ -112,6 +116,9 @@ class _Clock:
         self._began = time.perf_counter()
         return took
 
+    def discard(self) -> None:
+        self._began = 0.0
+
     def forward_ended(self) -> None:
         if self._began:
             self._took = time.perf_counter() - self._began
@@ -144,6 +151,9 @@ class _Events:
         self._first.record(torch.cuda.current_stream(self._stream_of))
         self._open = True
         return took
+
+    def discard(self) -> None:
+        self._open = False
 
     def forward_ended(self) -> None:
         # Events recorded in a CUDA graph have no time.

@@ -161,6 +161,48 @@ class HangDetected(Payload):
 
 
 @payload
+class HangLimitRaised(Payload):
+    """Node 0: no step was finished for too long, but the ranks that all others wait for compute: they get more time."""
+
+    KIND: ClassVar[str] = "hang_limit"
+
+    node: int = 0
+    """The number of the node on which the limit was exceeded."""
+    limit_s: float | None = None
+    """The limit so far, in seconds."""
+    raised_s: float | None = None
+    """The limit from now on, in seconds."""
+    ranks: Sequence[int] = ()
+    """The ranks that compute."""
+    why: str = ""
+    """The same in words, with the place in the script."""
+
+
+@payload
+class RanksPaused(Payload):
+    """Node 0: the script has paused for longer than a few seconds."""
+
+    KIND: ClassVar[str] = "paused"
+
+    ranks: Sequence[int] = ()
+    """The ranks of this node that have paused."""
+    step: int | None = None
+    """Finished steps."""
+    activity: str = ""
+    """What the script says it is doing."""
+
+
+@payload
+class RanksResumed(Payload):
+    """Node 0: the script goes on after a pause."""
+
+    KIND: ClassVar[str] = "resumed"
+
+    seconds: float | None = None
+    """How long the pause was."""
+
+
+@payload
 class StragglerDetected(Payload):
     """Node 0: a rank that slows the others down."""
 
@@ -268,5 +310,6 @@ class NodeEnded(Payload):
 
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady, WorkersStarted,
-    SurplusStart, RanksStopping, HangDetected, StragglerDetected, RanksRestarted, JobRequeue, RequeueFailed, NodeEnded,
+    SurplusStart, RanksStopping, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected,
+    RanksRestarted, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

@@ -19,7 +19,8 @@ FailureRecord: TypeAlias = Mapping[str, Any]
 FindingRecord: TypeAlias = Mapping[str, Any]
 """What a check found: ``check``, ``status``, ``summary`` and, if there is any, ``evidence``."""
 RankRecord: TypeAlias = Mapping[str, Any]
-"""A rank of a hanging run: ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state``, ``stack``."""
+"""A rank of a hanging run: ``rank``, ``node``, ``step``, ``phase``, ``idle_s`` (seconds), ``state``, ``stack``, ``cpu``
+(cores)."""
 RoundRecord: TypeAlias = Mapping[str, Any]
 """The end of a round of ranks: ``cause``, ``began_at_step``, ``committed`` (step), ``reached`` (step), ``where``,
 ``foreign``."""
@@ -37,7 +38,7 @@ RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
     "RankRecord": (
         {},
         {"rank": "int", "node": "int", "step": "int", "phase": "str", "idle_s": "float", "state": "str",
-         "stack": "Sequence[str]"},
+         "stack": "Sequence[str]", "cpu": "float | None"},
     ),
     "RoundRecord": (
         {"cause": "str", "began_at_step": "int", "committed": "int"},

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.diagnosis.hang import Beat, Phase, RankState, describe_stack, find_culprits, hang_limit
+from slurmtrain.model.diagnosis.hang import (
+    Beat,
+    Phase,
+    RankState,
+    computing_culprits,
+    describe_stack,
+    find_culprits,
+    hang_limit,
+    longest_limit,
+)
 
 REDUCE = (
     "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py:3000 all_reduce",
@@ -60,6 +69,21 @@ def test_outside_the_loop_over_steps_nothing_is_watched(phase: Phase, hang_after
     assert hang_limit(hang_after, beat(phase), 1.0) is None
 
 
+@pytest.mark.parametrize("hang_after", [None, 5.0])
+def test_a_pause_may_take_as_long_as_the_script_says_whatever_steps_take(hang_after: float | None) -> None:
+    assert hang_limit(hang_after, beat(Phase.PAUSED, pause_s=300.0), 9.0) == 300
+    assert hang_limit(hang_after, beat(Phase.PAUSED), 9.0) == 2 * 3600
+
+
+@pytest.mark.parametrize(
+    ("hang_after", "limit_s", "expected"), [(None, 60, 1800), (None, 600, 4800), (5.0, 5, 40), (600.0, 600, 4800)]
+)
+def test_a_limit_is_raised_to_half_an_hour_or_to_eight_times_what_it_was(
+    hang_after: float | None, limit_s: float, expected: float
+) -> None:
+    assert longest_limit(hang_after, limit_s) == expected
+
+
 # --- who is to blame ----------------------------------------------------------------------------------------------
 
 
@@ -87,6 +111,12 @@ def test_a_rank_that_has_left_the_loop_is_to_blame() -> None:
     blamed, why = find_culprits([state(0), state(1, phase=Phase.READY, stack=LOADING)])
     assert blamed == [1]
     assert "not in the loop over steps" in why
+
+
+def test_a_rank_that_has_paused_is_named_before_those_that_wait_for_it() -> None:
+    blamed, why = find_culprits([state(0, phase=Phase.PAUSED, stack=LOADING), state(1)])
+    assert blamed == [0]
+    assert why == "rank 0 (node 0) has been paused by the script, after step 10: data.py:7 load"
 
 
 def test_a_rank_that_has_not_reached_the_collective_is_to_blame() -> None:
@@ -127,6 +157,46 @@ def test_a_frame_in_a_library_is_shown_with_its_caller() -> None:
     assert describe_stack(REDUCE[:1]) == "distributed_c10d.py:3000 all_reduce"
 
 
+# --- who computes ---------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_others_wait_for_computes_if_its_main_thread_does() -> None:
+    busy = state(1, cpu=0.9, state="R", stack=LOADING)
+    assert computing_culprits([state(0, cpu=0.0), busy, state(2, cpu=0.0)]) == (
+        [1],
+        "rank 1 (node 0) computes: data.py:7 load",
+    )
+    assert computing_culprits([busy])[0] == [1]
+    # It reads a file at the moment.
+    assert computing_culprits([replace(busy, state="D"), state(0)])[0] == [1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cpu": 0.02},
+        {"cpu": None},
+        {"state": "T"},
+        # It has begun to wait, or waits in a loop of its own for others.
+        {"stack": REDUCE},
+        {"stack": ("/venv/torch/cuda/__init__.py:1000 synchronize", "/home/me/train.py:41 main")},
+    ],
+)
+def test_a_rank_that_waits_or_of_which_that_is_unknown_does_not_compute(change: dict[str, Any]) -> None:
+    busy = state(0, cpu=0.9, state="R", stack=LOADING)
+    assert computing_culprits([busy])[0] == [0]
+    assert computing_culprits([replace(busy, **change)]) == ([], "")
+
+
+def test_ranks_compute_only_if_all_that_others_wait_for_do() -> None:
+    busy = state(0, cpu=0.9, stack=LOADING)
+    assert computing_culprits([busy, replace(busy, rank=1)])[0] == [0, 1]
+    assert computing_culprits([busy, replace(busy, rank=1, cpu=0.0)])[0] == []
+    # The second is behind the first, which therefore waits for it, whatever it computes.
+    assert computing_culprits([busy, replace(busy, rank=1, cpu=0.0, step=9)])[0] == []
+    assert computing_culprits([]) == ([], "")
+
+
 RANKS = st.lists(
     st.builds(
         RankState,
@@ -137,6 +207,7 @@ RANKS = st.lists(
         idle_s=st.floats(0, 1e6).map(lambda value: round(value, 1)),
         state=st.sampled_from(["", "R", "S", "D", "T", "t", "Z", "X", "I"]),
         stack=st.sampled_from([(), REDUCE, LOADING]) | st.lists(st.text()).map(tuple),
+        cpu=st.none() | st.floats(0, 1).map(lambda value: round(value, 3)),
     ),
     min_size=1,
     max_size=20,

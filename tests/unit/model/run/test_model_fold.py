@@ -477,3 +477,11 @@ def test_what_a_node_says_before_its_clock_was_set_back_is_still_its_own() -> No
     sim.later(-4000)
     sim.node("clock", 0, 0, offset_ms=1.0, bound_ms=0.1, disciplined=True, source="x")
     assert list(sim.newest.clock) == ["n0"]
+
+
+def test_a_run_that_pauses_says_what_for_until_it_goes_on() -> None:
+    sim = LocalRun().created().submitted().started().node("paused", ranks=[0], step=4, activity="evaluation")
+    assert sim.fold(j1=4).reason == "paused after step 4: evaluation"
+    assert sim.node("resumed", seconds=80.0).fold(j1=4).reason == ""
+    ended = sim.node("paused", ranks=[0]).ended("completed", node=0)
+    assert "paused" not in ended.fold(j1=9).reason

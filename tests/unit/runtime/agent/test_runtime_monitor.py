@@ -14,10 +14,10 @@ from torch.distributed import HashStore
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.agent import monitor, watchdog
+from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
-from slurmtrain.runtime.job import stacks
+from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.system.journal import Journal
 
@@ -69,12 +69,24 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1_000.0
         monkeypatch.setattr(monitor.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(monitor.time, "time", lambda: 1.7e9 + self.now)
         monkeypatch.setattr(watchdog.Watchdog.__init__, "__defaults__", (lambda: self.now,))
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return Clock(monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
+    """What main threads compute, by rank; ranks are examined at once, and have no stacks."""
+    shares: dict[int, float] = {}
+    monkeypatch.setattr(hang_inquiry._Examination, "start", lambda thread: thread.run())
+    monkeypatch.setattr(stacks, "collect", lambda *_: {})
+    monkeypatch.setattr(stacks, "state_of", lambda _: "S")
+    monkeypatch.setattr(thread_use, "shares", lambda *_: dict(shares))
+    return shares
 
 
 @pytest.fixture
@@ -90,12 +102,15 @@ def make(tmp_path: Path) -> Iterator[Make]:
         node.journal.close()
 
 
-def later(clock: Clock, node: Node, seconds: float) -> Any:
-    """Look each second; the first request to stop."""
+def later(clock: Clock, node: Node, seconds: float, *others: Node) -> Any:
+    """Look each second, on ``others`` too; the first request of ``node`` to stop."""
     for _ in range(int(seconds)):
         clock.now += 1.0
-        if request := node.monitor.find_hang():
-            return request
+        # Twice, since a verdict takes two messages.
+        for each in 2 * (*others, node):
+            request = each.monitor.find_hang()
+            if request and each is node:
+                return request
     return None
 
 
@@ -110,14 +125,19 @@ def test_ranks_that_finish_steps_do_not_hang(make: Make, clock: Clock) -> None:
         assert later(clock, node, 2) is None
 
 
-def test_a_rank_that_hangs_is_named_by_its_number_in_the_run_once(make: Make, clock: Clock) -> None:
-    node = make(node=3, members=(0, 3))
+def test_ranks_that_hang_are_named_by_their_numbers_in_the_run_on_all_nodes(make: Make, clock: Clock) -> None:
+    first, node = make(0, (0, 3)), make(3, (0, 3))
     node.beat(0, 5)
     node.beat(1, 5)
-    request = later(clock, node, 100)
-    assert (request.cause, request.node, request.signal) == ("hang", 3, None)
-    assert request.why == "ranks 2, 3 finished no step for 60 s"
-    assert later(clock, node, 100) is None
+    requests: dict[Node, Any] = {}
+    for _ in range(70):
+        clock.now += 1.0
+        for each in {first, node} - requests.keys():
+            if request := each.monitor.find_hang():
+                requests[each] = request
+    for request in (requests[first], requests[node]):
+        assert (request.cause, request.node, request.signal) == ("hang", 3, None)
+        assert request.why == "ranks 2, 3 finished no step for 60 s"
 
 
 def test_a_single_hanging_rank_is_named_alone(make: Make, clock: Clock) -> None:
@@ -150,6 +170,7 @@ def test_the_states_of_all_ranks_of_the_node_are_journaled(
     node.beat(0, 5)
     clock.now += 30.0
     node.monitor.examine_hang()
+    assert len(node.events("hang")) == 1
     assert calls == [({2: 200, 3: 201}, {2: "rank-2.log", 3: "rank-3.log"}, [2, 3])]
     first, second = node.monitor.states
     assert (first.rank, first.node, first.step, first.idle_s, first.state) == (2, 1, 5, 30.0, "S")
@@ -159,6 +180,80 @@ def test_the_states_of_all_ranks_of_the_node_are_journaled(
     [event] = node.events("hang")
     assert [state["rank"] for state in event["ranks"]] == [2, 3]
     assert event["node"] == 1
+
+
+def test_what_was_found_out_before_the_stop_is_not_found_out_again(make: Make, clock: Clock) -> None:
+    node = make()
+    node.monitor.set_pids({0: 200, 1: 201})
+    node.beat(0, 5)
+    node.beat(1, 5)
+    assert later(clock, node, 100)
+    states = node.monitor.states
+    node.monitor.examine_hang()
+    assert node.monitor.states is states
+    [event] = node.events("hang")
+    assert [state["rank"] for state in event["ranks"]] == [0, 1]
+
+
+# --- ranks that compute, and pauses ---------------------------------------------------------------------------------
+
+
+def test_ranks_that_compute_get_longer_on_all_nodes_until_they_wait(
+    make: Make, clock: Clock, cpu: dict[int, float]
+) -> None:
+    first, second = make(0, (0, 5), per_node=1), make(5, (0, 5), per_node=1)
+    for node, rank in ((first, 0), (second, 1)):
+        node.monitor.set_pids({rank: 100})
+        node.beat(0, 7)
+    cpu[0] = cpu[1] = 0.8
+    assert later(clock, first, 110, second) is None
+    cpu[1] = 0.0
+    request = later(clock, first, 100, second)
+    assert request.why.endswith("finished no step for 120 s")
+    [event] = first.events("hang_limit")
+    assert (event["limit_s"], event["raised_s"], event["ranks"]) == (60, 120, [0, 1])
+    assert second.events("hang_limit") == []
+
+
+def test_a_limit_is_raised_at_most_to_half_an_hour(make: Make, clock: Clock, cpu: dict[int, float]) -> None:
+    node = make(per_node=1)
+    node.monitor.set_pids({0: 100})
+    node.beat(0, 7)
+    cpu[0] = 1.0
+    request = later(clock, node, 2000)
+    assert request.why == "rank 0 finished no step for 1800 s"
+    assert [event["raised_s"] for event in node.events("hang_limit")] == [120, 240, 480, 960, 1800]
+
+
+def test_ranks_wait_for_one_that_is_paused_on_another_node(make: Make, clock: Clock) -> None:
+    first, second = make(0, (0, 5), per_node=1), make(5, (0, 5), per_node=1)
+    first.board.beats[0] = Beat(7, Phase.PAUSED, clock.now, 0.2, pid=99, activity="evaluation", pause_s=600.0)
+    second.beat(0, 7)
+    assert later(clock, second, 590, first) is None
+    [paused] = first.events("paused")
+    assert (paused["ranks"], paused["step"], paused["activity"]) == ([0], 7, "evaluation")
+    first.beat(0, 7)
+    assert later(clock, second, 55, first) is None
+    [resumed] = first.events("resumed")
+    assert 580 < resumed["seconds"] < 595
+    assert later(clock, second, 20, first).cause == "hang"
+
+
+def test_a_pause_that_lasts_too_long_hangs(make: Make, clock: Clock) -> None:
+    node = make(per_node=1)
+    node.board.beats[0] = Beat(7, Phase.PAUSED, clock.now, 0.2, pid=99, pause_s=600.0)
+    assert later(clock, node, 599) is None
+    assert later(clock, node, 10).why == "rank 0 finished no step for 600 s"
+
+
+def test_a_short_pause_is_not_journaled(make: Make, clock: Clock) -> None:
+    node = make(per_node=1)
+    for step in range(20):
+        node.board.beats[0] = Beat(step, Phase.PAUSED, clock.now, 0.2, pid=99, pause_s=600.0)
+        assert later(clock, node, 9) is None
+        node.beat(0, step + 1)
+        assert later(clock, node, 2) is None
+    assert node.events("paused") == node.events("resumed") == []
 
 
 # --- how far --------------------------------------------------------------------------------------------------------

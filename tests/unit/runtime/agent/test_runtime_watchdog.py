@@ -60,10 +60,51 @@ def test_a_rank_that_finishes_no_step_hangs() -> None:
     assert hang.beats == dict(zip((4, 5), node.beats, strict=True))
 
 
-def test_a_hang_is_reported_once() -> None:
+def test_a_hang_is_reported_until_it_is_over() -> None:
     node = training()
     assert node.wait(70) is not None
-    assert node.wait(200) is None
+    assert node.wait(2) is not None
+    node.beat(0, 6)
+    node.beat(1, 6)
+    assert node.wait(50) is None
+
+
+def test_a_raised_limit_is_twice_as_long_and_stays_but_not_for_ever() -> None:
+    node = training(hang_after=10.0)
+    for limit_s in (10, 20, 40, 80, 80):
+        hang = node.wait(100)
+        assert hang is not None
+        assert (hang.limit_s, hang.most_s) == (limit_s, 80)
+        assert limit_s < hang.idle_s[4] <= limit_s + 2
+        node.watchdog.raise_limits()
+    node.beat(0, 6)
+    node.beat(1, 6)
+    assert node.wait(79) is None
+
+
+def test_ranks_that_have_used_half_of_their_time_are_known() -> None:
+    node = training()
+    assert node.watchdog.half_over() == []
+    for _ in range(35):
+        node.beat(0, node.beats[0].step + 1)
+        node.wait(1)
+    assert node.watchdog.half_over() == [5]
+
+
+def test_ranks_that_wait_for_a_pause_are_excused_but_not_the_pause_itself() -> None:
+    node = training(hang_after=5.0)
+    node.beats[0] = Beat(5, Phase.PAUSED, node.clock, pause_s=20.0, pid=99)
+    hang = node.wait(10)
+    assert hang is not None
+    assert hang.over == (5,)
+    assert list(node.watchdog.pauses()) == [4]
+    for _ in range(6):
+        assert node.watchdog.excuse(node.clock)
+        assert not node.watchdog.excuse(node.clock)
+        hang = node.wait(5)
+    assert hang is not None
+    assert (hang.over, hang.limit_s) == ((4,), 20)
+    assert node.watchdog.pauses() == {}
 
 
 def test_long_steps_have_time_by_their_median() -> None:

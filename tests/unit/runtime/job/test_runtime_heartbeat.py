@@ -52,6 +52,29 @@ def test_a_beat_arrives_as_it_was_told(board: Board) -> None:
     assert pulse.phase is Phase.TRAINING
 
 
+def test_a_pause_says_what_it_is_for_and_how_long_it_may_take_until_the_next_beat(board: Board) -> None:
+    pulse = Pulse.open(board.path, 1)
+    pulse.beat(12, Phase.TRAINING, step_s=0.5)
+    pulse.pause(12, "evaluation", 300.0, step_s=0.5)
+    assert pulse.phase is Phase.PAUSED
+    _, paused = board.read()
+    assert (paused.step, paused.phase, paused.step_s) == (12, Phase.PAUSED, 0.5)
+    assert (paused.activity, paused.pause_s) == ("evaluation", 300.0)
+    pulse.beat(12, Phase.TRAINING, step_s=0.5)
+    assert board.read()[1] == Beat(12, Phase.TRAINING, board.read()[1].at, 0.5, pid=os.getpid())
+
+
+def test_what_a_long_pause_is_for_is_cut_between_two_characters(board: Board) -> None:
+    Pulse.open(board.path, 0).pause(1, "x" + "é" * 100)
+    assert board.read()[0].activity == "x" + "é" * 23
+
+
+def test_without_a_board_a_script_can_pause(tmp_path: Path) -> None:
+    pulse = Pulse.open(None, 3)
+    pulse.pause(1, "evaluation")
+    assert pulse.phase is Phase.PAUSED
+
+
 def test_a_board_forgets_the_ranks_that_were_before(board: Board) -> None:
     Pulse.open(board.path, 0).beat(1, Phase.LEFT)
     board.reset()

@@ -7,8 +7,10 @@ import os
 import pickle
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +131,33 @@ def test_steps_are_counted_logged_and_saved(run: RunDir, start: Start) -> None:
     assert [(event["step"], event["why"]) for event in saved] == [(2, "steps"), (4, "steps"), (5, "end")]
     assert saved[0]["metrics"] == {"loss": 1.0, "skipped": 2.0, "val/acc": 1.0}
     assert all(0 < event["stall_s"] <= event["seconds"] for event in saved)
+
+
+def test_a_pause_is_no_part_of_a_step_and_ends_with_its_block(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start()
+    board = Board(1)
+    monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
+    phases: list[Any] = []
+    with slurmtrain.session() as session:
+        with session.pause():
+            phases.append(board.read()[0].phase)
+        phases.append(board.read()[0].phase)
+        for step in session.steps(3):
+            if step == 1:
+                with pytest.raises(KeyError), session.pause("evaluation", limit=timedelta(minutes=5)):
+                    paused = board.read()[0]
+                    with session.pause("nothing of its own"):
+                        assert board.read()[0] == paused
+                    assert board.read()[0] == paused
+                    threading.Event().wait(1.0)
+                    raise KeyError
+                phases.append(board.read()[0].phase)
+        with pytest.raises(ValueError, match="positive limit"), session.pause(limit=timedelta(0)):
+            pass
+    assert phases == [Phase.PAUSED, Phase.READY, Phase.TRAINING]
+    assert (paused.step, paused.phase, paused.activity, paused.pause_s) == (1, Phase.PAUSED, "evaluation", 300.0)
+    assert board.read()[0].step_s < 0.5
+    board.close()
 
 
 def test_a_metric_that_is_no_number_is_refused_by_name(start: Start) -> None:

@@ -1,0 +1,85 @@
+"""How much a process's main thread computes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from helpers.site import until
+
+from slurmtrain.runtime.job import thread_use
+from slurmtrain.runtime.job.thread_use import ThreadUse, share, shares
+
+# The main thread computes, or another one does while the main thread waits for it.
+PROGRAMS = {
+    "main": "print(flush=True)\nwhile True: pass",
+    "other": "import threading\ndef compute():\n while True: pass\n"
+    "t = threading.Thread(target=compute)\nt.start()\nprint(flush=True)\nt.join()",
+}
+
+
+@pytest.fixture(params=PROGRAMS)
+def process(request: pytest.FixtureRequest) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAMS[request.param]], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield request.param, process
+    process.kill()
+    process.wait()
+
+
+def test_only_the_main_thread_counts(process: tuple[str, subprocess.Popen[bytes]]) -> None:
+    computes, program = process
+    before = ThreadUse.now(program.pid)
+    assert before is not None
+    # Until it has used something, however busy the machine is: the share is taken of the whole process's time.
+    start = cpu_of(program.pid)
+    until(lambda: cpu_of(program.pid) - start > 0.5)
+    after = ThreadUse.now(program.pid)
+    assert after is not None
+    if computes == "main":
+        assert after.cpu_s - before.cpu_s > 0.3
+        assert share(before, after, on_gpu=False) > 0
+    else:
+        assert after.cpu_s - before.cpu_s < 0.1
+
+
+def cpu_of(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_share_is_of_one_core() -> None:
+    before = ThreadUse(pid=7, at=100.0, cpu_s=3.0, waits=10)
+    after = ThreadUse(pid=7, at=110.0, cpu_s=8.0, waits=10)
+    assert share(before, after, on_gpu=False) == 0.5
+
+
+def test_a_thread_that_spins_without_the_kernel_waits_for_its_gpu() -> None:
+    before = ThreadUse(pid=7, at=100.0, cpu_s=3.0, waits=10)
+    after = ThreadUse(pid=7, at=110.0, cpu_s=13.0, waits=10)
+    assert share(before, after, on_gpu=True) == 0.0
+    assert share(before, replace(after, waits=11), on_gpu=True) == 1.0
+
+
+def test_ranks_without_an_earlier_measurement_are_measured_twice_and_those_that_are_gone_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(thread_use.time, "sleep", slept.append)
+    own = os.getpid()
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    earlier = ThreadUse.now(own)
+    assert earlier is not None
+    long_ago = replace(earlier, at=earlier.at - 60.0)
+    assert list(shares({0: own}, {0: long_ago})) == [0]
+    assert slept == []
+    measured = shares({0: own, 1: gone.pid, 2: own}, {0: long_ago, 2: replace(long_ago, pid=own + 1)})
+    assert sorted(measured) == [0, 2]
+    assert slept == [1.0]

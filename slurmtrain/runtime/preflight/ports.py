@@ -1,4 +1,4 @@
-"""The port of training's rendezvous: one that neither outgoing connections nor other runs on the node can take.
+"""The ports of training's rendezvous: such as neither outgoing connections nor other runs on the node can take.
 
 The batch script imports this module before a job's tasks start, so it needs only the standard library.
 """
@@ -25,6 +25,8 @@ _END = 65536
 # If fewer than this are left from _PREFERRED on, those below it are used as well.
 _ENOUGH = 1000
 _TRIES = 50
+LAUNCHERS = "launchers"
+"""The salt of the ports that are left to the launchers of runs (:func:`reserve_port`)."""
 # Ports of other services on a cluster's nodes, which may start a moment later.
 _KNOWN_SERVICES = {
     range(5000, 5001): "MLflow",
@@ -57,12 +59,12 @@ def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range]
         job_id: The job's id, with the array task.
         restart: How often the job was restarted. The next restart begins elsewhere, at a port that this one tries late
             or never: processes that it left behind may still listen.
-        salt: Selects different ports, for a second purpose.
+        salt: Selects different ports, for another purpose.
         ranges: The usable ports; by default those of this machine.
     """
     ports = [port for span in (_usable_ports_here() if ranges is None else ranges) for port in span]
-    # Odd and even positions: the two purposes never compete for a port.
-    candidates = (ports[1::2] if salt else ports[::2]) or ports
+    # Purposes never compete for a port.
+    candidates = (ports[3::4] if salt == LAUNCHERS else ports[1::4] if salt else ports[::2]) or ports
     if not candidates:
         return
     digest = hashlib.sha256(f"{salt}\0{job_id}".encode()).digest()
@@ -100,6 +102,30 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
         f"none of {len(attempted)} ports from {attempted[0]} on is free" if attempted else "there is no port to try"
     )
     raise LaunchError(f"cannot listen on {address}: {problem} ({reason})")
+
+
+def reserve_port(job_id: str, restart: int) -> socket.socket:
+    """A socket that keeps a port free for a process started later, which must be able to listen there itself.
+
+    The port stays reserved until the socket is closed. It is bound but does not listen, with SO_REUSEADDR: another
+    socket with that option, as all of torch's and Python's servers have, can still be bound to the port and listen. It
+    was bound without the option, which fails if any other socket is bound to the port: so two runs never reserve the
+    same one.
+
+    Args:
+        job_id: The job's id, with the array task.
+        restart: How often the job was restarted.
+
+    Raises:
+        LaunchError: None of the first 50 ports is free.
+    """
+    reason = "no port is outside the ephemeral range and the reserved ones"
+    for port in islice(job_ports(job_id, restart, LAUNCHERS), _TRIES):
+        try:
+            return sockets.reserve(port)
+        except OSError as error:
+            reason = _describe_error(error)
+    raise LaunchError(f"no port is free for the command of the run on {socket.gethostname()}: {reason}")
 
 
 def _usable_ports_here() -> list[range]:

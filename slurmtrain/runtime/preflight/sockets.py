@@ -31,6 +31,25 @@ def listen_anywhere(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=BACKLOG)  # noqa: S104 (peers must know the secret)
 
 
+def reserve(port: int) -> socket.socket:
+    """A socket bound to a port of all addresses of this machine, at which it does not listen. Raises OSError.
+
+    While it is open, only sockets with SO_REUSEADDR can be bound to the port (socket(7)).
+    """
+    dual = socket.has_dualstack_ipv6()
+    reserved = socket.socket(socket.AF_INET6 if dual else socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        if dual:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind(("::" if dual else "0.0.0.0", port))  # noqa: S104 (it does not listen)
+        # Only now: with the option, it could be bound to a port that is reserved already.
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    except OSError:
+        reserved.close()
+        raise
+    return reserved
+
+
 def listen_on_first(ports: Iterable[int]) -> socket.socket:
     """Like :func:`listen_anywhere`, on the first of these ports that is free. Raises LaunchError."""
     problem: OSError | None = None

@@ -9,19 +9,22 @@ import subprocess
 import sys
 import threading
 from contextlib import ExitStack
-from itertools import islice
+from datetime import timedelta
+from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from torch.distributed import TCPStore
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.ports import job_ports, listen_on_job_port, usable_ports
+from slurmtrain.runtime.preflight import ports, sockets
+from slurmtrain.runtime.preflight.ports import LAUNCHERS, job_ports, listen_on_job_port, reserve_port, usable_ports
 
 DEFAULT = usable_ports("32768\t60999\n", "\n")
 JOBS = st.one_of(st.integers(1, 10**9).map(str), st.from_regex(r"[1-9][0-9]{0,6}_[0-9]{1,4}", fullmatch=True))
+SALTS = ("", "bootstrap", LAUNCHERS)
 SIDES = st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted)
 
 
@@ -104,7 +107,7 @@ def set_kernel_settings(
 
 def test_the_kernels_settings_are_respected(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     set_kernel_settings(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
-    port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x"))
+    port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x")) | set(job_ports("7", 0, LAUNCHERS))
     assert port_numbers == set(numbers(usable_ports("20000 60999", "11000-12000")))
 
 
@@ -125,11 +128,12 @@ def test_if_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
 # --- which one is first -----------------------------------------------------------------------------------------
 
 
-@given(JOBS, st.integers(0, 100), st.sampled_from(["", "bootstrap"]))
+@given(JOBS, st.integers(0, 100), st.sampled_from(SALTS))
 def test_the_ports_of_a_start_are_the_same_each_time_and_no_port_comes_twice(job: str, restart: int, salt: str) -> None:
     port_numbers = list(job_ports(job, restart, salt, DEFAULT))
     assert port_numbers == list(job_ports(job, restart, salt, DEFAULT))
-    assert len(port_numbers) == len(set(port_numbers)) == pytest.approx(len(numbers(DEFAULT)) / 2, abs=1)
+    share = len(numbers(DEFAULT)) / (4 if salt else 2)
+    assert len(port_numbers) == len(set(port_numbers)) == pytest.approx(share, abs=1)
 
 
 def test_the_first_port_of_a_job_never_changes() -> None:
@@ -137,13 +141,13 @@ def test_the_first_port_of_a_job_never_changes() -> None:
     assert [next(job_ports("123_4", restart, ranges=DEFAULT)) for restart in (0, 1)] == [10781, 10881]
 
 
-@given(JOBS, st.integers(0, 1000), st.sampled_from(["", "bootstrap"]))
+@given(JOBS, st.integers(0, 1000), st.sampled_from(SALTS))
 def test_consecutive_restarts_try_different_ports(job: str, restart: int, salt: str) -> None:
     own_ports, other_ports = (set(islice(job_ports(job, span, salt, DEFAULT), 50)) for span in (restart, restart + 1))
     assert own_ports.isdisjoint(other_ports)
 
 
-@given(JOBS, st.integers(0, 1000), st.integers(2, 200), st.sampled_from(["", "bootstrap"]))
+@given(JOBS, st.integers(0, 1000), st.integers(2, 200), st.sampled_from(SALTS))
 def test_consecutive_restarts_begin_elsewhere_however_few_ports_there_are(
     job: str, restart: int, count: int, salt: str
 ) -> None:
@@ -153,12 +157,13 @@ def test_consecutive_restarts_begin_elsewhere_however_few_ports_there_are(
     assert own_ports[0] != next(job_ports(job, restart + 1, salt, few))
 
 
-@given(JOBS, JOBS, st.integers(0, 50), st.integers(0, 50), st.integers(2, 300))
-def test_with_a_salt_there_are_other_ports(
-    job: str, other_ports: str, own_ports: int, other_restart: int, count: int
+@given(JOBS, JOBS, st.integers(0, 50), st.integers(0, 50), st.integers(4, 300))
+def test_with_another_salt_there_are_other_ports(
+    job: str, other_job: str, restart: int, other_restart: int, count: int
 ) -> None:
     few = [range(10000, 10000 + count)]
-    assert set(job_ports(job, own_ports, "bootstrap", few)).isdisjoint(job_ports(other_ports, other_restart, "", few))
+    for salt, other in combinations(SALTS, 2):
+        assert set(job_ports(job, restart, salt, few)).isdisjoint(job_ports(other_job, other_restart, other, few))
 
 
 def test_tasks_of_an_array_begin_at_different_ports() -> None:
@@ -173,6 +178,25 @@ def test_a_single_port_is_tried_with_and_without_a_salt() -> None:
 
 def test_without_usable_ports_there_are_no_job_ports() -> None:
     assert list(job_ports("1", 0, "", [])) == []
+
+
+# --- reserving --------------------------------------------------------------------------------------------------
+
+
+def test_a_reserved_port_is_free_for_the_process_it_is_meant_for_and_for_no_other_reservation() -> None:
+    with reserve_port("995", 0) as first, reserve_port("995", 0) as second:
+        port = first.getsockname()[1]
+        assert second.getsockname()[1] != port
+        # What it is meant for: a store of torch, in a process that does not know of the reservation.
+        store = TCPStore("127.0.0.1", port, 1, True, timedelta(seconds=30))
+        assert store.port == port
+        with pytest.raises(OSError, match="in use"):
+            sockets.reserve(port)
+
+
+def test_a_reserved_port_refuses_connections() -> None:
+    with reserve_port("996", 0) as reserved, pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", reserved.getsockname()[1]), timeout=30)
 
 
 # --- listening --------------------------------------------------------------------------------------------------
@@ -224,7 +248,7 @@ def test_a_port_in_use_is_skipped(free_ports: list[int]) -> None:
 def test_listening_leaves_the_ports_of_a_salt_alone(free_ports: list[int]) -> None:
     with listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] in free_ports[::2]
-    assert sorted(job_ports("1", 0, salt="bootstrap")) == free_ports[1::2]
+    assert sorted(job_ports("1", 0, salt="bootstrap")) == free_ports[1::4]
 
 
 def test_the_error_if_no_port_is_free_names_the_address_and_the_reason(free_ports: list[int]) -> None:

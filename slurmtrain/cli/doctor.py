@@ -193,7 +193,8 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
     if diagnosis.root is None and diagnosed.failing is not None:
         failing = diagnosed.failing
         on = f" on {failing.host}" if failing.host else ""
-        click.echo(f"\nrank {failing.rank}{on} failed first: it {failing.description}")
+        subject = f"rank {failing.rank}" if failing.rank is not None else "the command"
+        click.echo(f"\n{subject}{on} failed first: it {failing.description}")
         for line in failing.last_lines:
             click.echo(f"  | {line}")
     # The first line already says how the attempt ended.

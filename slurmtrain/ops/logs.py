@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 # How often files are checked while following, in seconds.
 _POLL_S = 0.3
 _CHUNK_BYTES = 1 << 20
+_LOG = re.compile(r"(rank|node)-(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +96,7 @@ def read_logs(
         if ended:
             if rank is not None and not tails:
                 raise RunNotFound(
-                    f"run {run_id} has no log of rank {rank}; 'slurmtrain logs {run_id}' shows all there are"
+                    f"run {run_id} has no log of rank {rank} alone; 'slurmtrain logs {run_id}' shows all there are"
                 )
             return
         if run.newest is not None and run.newest.restarted_by == "sync" and announced < len(run.attempts):
@@ -114,16 +116,25 @@ def _choose(run: Run, number: int | None, *, follow: bool, started: bool) -> Seq
 
 
 def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
-    """The logs of the ranks and, if no rank ever started or the attempt failed, the output of the node agents."""
-    ranks = sorted(directory.logs.glob("rank-*.log"), key=lambda path: int(path.stem.split("-")[1]))
-    for path in ranks:
-        number = int(path.stem.split("-")[1])
-        if rank is None or number == rank:
-            yield path, f"rank {number}"
+    """The logs of the ranks, or of the commands that start them, and, if nothing was started, those of the agents.
+
+    ``rank``: only that rank's.
+    """
+    logs = sorted(_numbered(directory.logs), key=lambda log: log[1:])
+    for path, writer, number in logs:
+        if rank is None or (writer, number) == ("rank", rank):
+            yield path, f"{writer} {number}"
     # While the attempt starts, the output of the agents is of no interest yet.
-    if rank is None and attempt.ended and not ranks:
+    if rank is None and attempt.ended and not logs:
         submission = directory.run.submission(attempt.submission)
         yield submission.controller_log, "job"
         for path in sorted(submission.submitit.glob("*_log.out")):
             # submitit names it JOB_TASK_log.out.
             yield path, f"agent {path.stem.split('_')[-2]}"
+
+
+def _numbered(folder: Path) -> Iterator[tuple[Path, str, int]]:
+    """The logs in a folder, with the kind and the number of what has written them."""
+    for path in folder.glob("*.log"):
+        if match := _LOG.fullmatch(path.name):
+            yield path, match[1], int(match[2])

@@ -124,6 +124,7 @@ def _notes(workspace: Workspace, plan: Plan, executor: str) -> list[str]:
     """Notes on what may go wrong with runs of this plan, before any is created."""
     variables = {**os.environ, **plan.spec.env}
     return [
+        *plan.launcher_notes(),
         *_other_python(plan),
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete(variables)),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.model.spec.launcher import RANKS, find_contradictions
 from slurmtrain.model.spec.names import check_name
 from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
@@ -183,6 +184,12 @@ def _plan_one(
         return None
     workdir = (cwd / Path(spec.workdir or ".").expanduser()).resolve()
     plan, secrets = make_plan(spec, workdir=str(workdir), python=python, template=template)
+    # Of new plans only: a run planned by a version that did not know of this must stay readable.
+    resources = plan.spec.resources
+    for message in find_contradictions(
+        spec.command, plan.spec.launcher or RANKS, resources.nodes.max, resources.local_world_size
+    ):
+        mistakes.add(("command",), message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
 
 

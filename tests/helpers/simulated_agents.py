@@ -22,9 +22,10 @@ from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
-from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
+from slurmtrain.runtime.agent.rounds import Meeting, RoundConfig, Rounds
 from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
@@ -72,6 +73,7 @@ class Ranks(Workers):
         self._control = control
         self._flag = flag
         self._supervisor = supervisor
+        self._exits = RankExits(config.attempt)
         self._first = config.members.index(config.node)
         number, node = config.attempt.round, config.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)
@@ -231,7 +233,7 @@ class Host:
     def committed_step(self) -> int:
         return self.world.committed
 
-    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
+    def prepare_ranks(self, attempt: AttemptDir, _meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
         self.world.boards[self.node] = board
         if self.node == self.world.unfit:
             raise SlurmtrainError("cannot enter the working directory /w")

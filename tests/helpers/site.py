@@ -116,7 +116,7 @@ class Site:
 
     def printed(self, run_id: str) -> list[str]:
         """What the workers of all attempts have printed so far, from their log files."""
-        files = sorted((self.runs / run_id).glob("attempts/*/logs/rank-*.log"))
+        files = sorted((self.runs / run_id).glob("attempts/*/logs/*.log"))
         return [line for path in files for line in path.read_text().splitlines()]
 
     def wait_for_lines(self, run_id: str, lines: int = 1) -> None:

@@ -57,14 +57,16 @@ _MEMORY_LINES = 3
 class Exit:
     """One rank's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
 
-    ``raised``: when the session saw an exception, and its text. Interpreter shutdown makes the exit come later.
-    ``finished``: it has journaled that its work is done (``TrainingCompleted``).
+    ``rank``: None if a command that starts ranks itself ended for another reason than one of them; ``node``: the node
+    of such a command, else None. ``raised``: when the session saw an exception, and its text. Interpreter shutdown
+    makes the exit come later. ``finished``: it has journaled that its work is done (``TrainingCompleted``).
     """
 
-    rank: int
+    rank: int | None
     pid: int
     code: int
     at: float
+    node: int | None = None
     raised: tuple[float, str] | None = None
     last_lines: Sequence[str] = ()
     finished: bool = False
@@ -101,12 +103,14 @@ class Exit:
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
         message = (self.raised[1] if self.raised else last_line).strip()
         end = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
-        return f"rank {self.rank} {end}" + (f": {message}" if message else "")
+        subject = f"rank {self.rank}" if self.rank is not None else f"the command on node {self.node}"
+        return f"{subject} {end}" + (f": {message}" if message else "")
 
     def to_dict(self) -> dict[str, Any]:
         """This as journaled."""
         return {
             "rank": self.rank,
+            "node": self.node,
             "pid": self.pid,
             "exit_code": self.code if self.code >= 0 else None,
             "signal": _signal_name(-self.code) if self.code < 0 else None,

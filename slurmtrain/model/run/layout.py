@@ -243,6 +243,14 @@ class AttemptDir:
         """A rank's output."""
         return self.logs / f"rank-{rank}.log"
 
+    def node_log(self, node: int) -> Path:
+        """The output of a command that was started once on this node: of all ranks that it started."""
+        return self.logs / f"node-{node}.log"
+
+    def hostfile(self, node: int) -> Path:
+        """The list of the nodes that train, for a launcher on this node."""
+        return self.path / f"hostfile-{node}"
+
 
 def attempt_key(job_id: str, restart: int) -> str:
     """The name of an attempt's directory."""

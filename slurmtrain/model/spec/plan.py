@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
 
@@ -42,6 +43,21 @@ class Plan:
     def content(self) -> dict[str, Any]:
         """The spec as plain data, which is hashed."""
         return write_spec(self.spec)
+
+    @property
+    def words(self) -> list[str]:
+        """The words of the command, with the options that its launcher needs, before placeholders are filled in."""
+        words = shlex.split(self.spec.command)
+        if not self.spec.calls_launcher:
+            return words
+        return add_options(words, on_own_gpus=self.spec.resources.single_node_with_gpus)
+
+    def launcher_notes(self) -> list[str]:
+        """Notes on what starts the ranks, for who submits this, as sentences without a full stop."""
+        spec = self.spec
+        chosen = not self.template.get("launcher")
+        on_own_gpus = spec.resources.single_node_with_gpus
+        return [*describe_choice(spec.command, spec.launcher or RANKS, chosen=chosen, on_own_gpus=on_own_gpus)]
 
     @property
     def hash(self) -> str:
@@ -90,6 +106,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
         tracking = replace(tracking, mlflow=replace(tracking.mlflow, experiment=spec.name))
     resolved = replace(
         spec,
+        launcher=spec.launcher or choose_launcher(spec.command),
         resources=replace(spec.resources, procs_per_node=spec.resources.local_world_size),
         tracking=tracking,
         env={name: REDACTED if is_secret_variable(name) else value for name, value in spec.env.items()},
@@ -106,24 +123,25 @@ def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
     return {**template, "env": env} if env else dict(template)
 
 
-_PLACEHOLDER = re.compile(r"\{(resume_from|run_dir|checkpoint_dir|run_id|attempt)\}")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def fill_command(plan: Plan, facts: Mapping[str, str | None]) -> list[str]:
     """The command as an argument vector, its placeholders filled in from ``facts``.
 
     If a fact is None, as ``resume_from`` is at a first start, the argument that holds it is left out together with the
-    option before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish.
+    option before it: ``--resume {resume_from}`` and ``--resume={resume_from}`` both vanish. Braces around anything that
+    is not a fact stay. A launcher that is started once per node gets the options by which it finds the other nodes.
     """
     argv: list[str] = []
-    for word in shlex.split(plan.spec.command):
-        names = _PLACEHOLDER.findall(word)
-        if any(facts.get(name) is None for name in names):
+    for word in plan.words:
+        names = [name for name in _PLACEHOLDER.findall(word) if name in facts]
+        if any(facts[name] is None for name in names):
             # "--resume {resume_from}" are two words, and the option goes too; "--resume={resume_from}" is one.
             if word.startswith("{") and argv and argv[-1].startswith("-") and "=" not in argv[-1]:
                 argv.pop()
             continue
-        argv.append(_PLACEHOLDER.sub(lambda match: str(facts[match[1]]), word))
+        argv.append(_PLACEHOLDER.sub(lambda match: str(facts.get(match[1], match[0])), word))
     # "python" is not looked up on the node, where another one may come first on the PATH.
     if argv and argv[0] == "python":
         argv[0] = plan.python

@@ -23,6 +23,7 @@ from slurmtrain.model.spec.kinds import (
     ShorthandSection,
     declare_key,
 )
+from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.sbatch import check_sbatch_option
@@ -105,6 +106,11 @@ class ResourcesSpec:
     def local_world_size(self) -> int:
         """Processes per node."""
         return self.procs_per_node or self.gpus_per_node or 1
+
+    @property
+    def single_node_with_gpus(self) -> bool:
+        """Whether there is only one node, with a GPU for each process."""
+        return self.allocated.max == 1 and self.gpus_per_node == self.local_world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +290,14 @@ class Spec:
         "`{checkpoint_dir}`, `{run_id}` and `{attempt}` are substituted; no shell is involved.",
         required=True,
     )
+    launcher: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(*LAUNCHERS)),
+        "What starts the processes that train. `ranks`: slurmtrain, `procs_per_node` on each node. `node`: the "
+        "command, such as torchrun, which is started once per node. `none`: the same, without variables that a library "
+        "takes for its own. null: `node` if the command starts with torchrun, accelerate launch or deepspeed, else "
+        "`ranks`.",
+    )
     workdir: str | None = declare_key(
         None,
         Nullable(kinds.text("directory")),
@@ -324,6 +338,16 @@ class Spec:
         Items(Scalar("line of shell", read_setup_line), "list of shell lines"),
         "Shell lines that run before the tasks of a node start, for example `module load cuda`.",
     )
+
+    @property
+    def per_node(self) -> bool:
+        """Whether the command is started once per node, and starts the ranks. In a plan, null means ``ranks``."""
+        return self.launcher not in (None, RANKS)
+
+    @property
+    def calls_launcher(self) -> bool:
+        """Whether the command gets the variables and options by which launchers find the other nodes."""
+        return self.launcher == NODE
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""

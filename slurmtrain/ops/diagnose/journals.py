@@ -36,9 +36,12 @@ _FIXES = {
 
 @dataclass(frozen=True, slots=True)
 class FailedRank:
-    """The rank that the journals say failed first: how (``description``, a predicate), and its last output lines."""
+    """The rank that the journals say failed first: how (``description``, a predicate), and its last output lines.
 
-    rank: int
+    ``rank``: None if it is the command that was to start the ranks of ``host``.
+    """
+
+    rank: int | None
     host: str
     description: str
     last_lines: Sequence[str]
@@ -51,7 +54,8 @@ class FailedRank:
 class AttemptJournals:
     """What the journals of an attempt say: where its ranks ran, when they ended, and what the agents saw.
 
-    ``hosts``: the host of each rank. ``failures``: the first failure of each rank, as journaled.
+    ``hosts``: the host of each rank. ``failures``: the first failure of each rank, as journaled; that of a command that
+    was to start ranks is under None.
     """
 
     def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
@@ -64,12 +68,13 @@ class AttemptJournals:
         self.attempt = attempt
         self._ends = events(NodeEnded)
         self.hosts = _hosts_of_ranks(events(WorkersStarted), attempt)
-        self.failures: dict[int, Mapping[str, Any]] = {}
+        self.failures: dict[int | None, Mapping[str, Any]] = {}
         for end in self._ends:
             for failure in end.payload.failures:
                 # Ends are in order, so this is the first failure of the rank.
                 self.failures.setdefault(failure["rank"], failure)
-                self.hosts.setdefault(failure["rank"], self._host(end))
+                if failure["rank"] is not None:
+                    self.hosts.setdefault(failure["rank"], self._host(end))
 
     def exit_at(self, rank: int | None) -> float | None:
         """When a rank failed, in seconds since 1970; None if it did not, or if that is unknown."""
@@ -88,7 +93,9 @@ class AttemptJournals:
         if failure.get("error"):
             description += f": {printable(str(failure['error']))}"
         lines = [printable(str(line)) for line in failure.get("last_lines") or ()]
-        return FailedRank(failure["rank"], self.hosts[failure["rank"]], description, lines)
+        rank = failure["rank"]
+        host = self.hosts[rank] if rank is not None else self._host(first)
+        return FailedRank(rank, host, description, lines)
 
     def hits(self) -> Iterator[Hit]:
         """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
@@ -141,8 +148,10 @@ def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) 
     """Where each rank was last started."""
     hosts = {}
     for event in workers:
-        for rank in event.payload.processes:
-            hosts[int(rank)] = attempt.hosts.get(node_of(event.source), "")
+        each = event.payload.ranks_each
+        for number in event.payload.processes:
+            host = attempt.hosts.get(node_of(event.source), "")
+            hosts.update(dict.fromkeys(range(int(number) * each, (int(number) + 1) * each), host))
     return hosts
 
 

@@ -25,6 +25,7 @@ _MARGIN_S = 120.0
 # A line without a time gets the time of an earlier line, at most this many characters back.
 _LOOK_BACK = 64 << 10
 _RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
+_NODE_LOG = re.compile(r"node-(\d+)\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,8 @@ class AttemptLogs:
             for offset, text in parts:
                 yield from self._hits_in(text, log, offset)
         for rank, failure in self._journals.failures.items():
-            if rank not in legible:  # the log is gone, but the agent has journaled its last lines
+            # The log is gone, but the agent has journaled its last lines. A node's log has those of all of its ranks.
+            if rank not in legible and failure.get("node") is None:
                 lines = "\n".join([*map(str, failure.get("last_lines") or ()), str(failure.get("error") or "")])
                 yield from self._hits_in(lines, _Log(Path(f"journal of rank {rank}"), rank, ""), 0)
 
@@ -85,6 +87,10 @@ class AttemptLogs:
         for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
             self.ranks.add(rank)
             yield _Log(path, rank, self._journals.hosts.get(rank, ""))
+        # A command that starts the ranks of its node itself has one log for all of them.
+        for path in _listed(logs):
+            if match := _NODE_LOG.fullmatch(path.name):
+                yield _Log(path, None, attempt.hosts.get(match[1], ""))
         submission = directory.submission(attempt.submission)
         for path in _listed(submission.submitit):
             if path.name.startswith(f"{attempt.job_id}_") and path.name.endswith("_log.out"):

@@ -19,6 +19,7 @@ from slurmtrain.model.interruption.policy import Decision, PriorEnd
 from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RendezvousReady, SurplusStart, WaitingForRun
 from slurmtrain.model.run.events.checkpoint import CheckpointFound
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, checkpoint_step
+from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
 from slurmtrain.runtime.agent.finish import AttemptFinish, JobQueue, ask_policy
 from slurmtrain.runtime.agent.job_query import JobQuery
@@ -29,12 +30,13 @@ from slurmtrain.runtime.job.environment import Node
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
-from slurmtrain.system.files import make_directory
+from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import this_process
 
 if TYPE_CHECKING:
+    from slurmtrain.runtime.agent.rounds import Meeting
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 _TURN_POLL_S = 0.5
@@ -247,17 +249,19 @@ class _Agent:
         """The step of the newest checkpoint, taken from its name; 0 if there is none."""
         return self._checkpoints.newest_step()
 
-    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
+    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``resume_from``: the checkpoint. ``board``: the path of the board for heartbeats.
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``resume_from``: the checkpoint.
+        ``board``: the path of the board for heartbeats.
         """
         assert self._preflight is not None
+        place = self._place(meeting, self._preflight)
         environment.set_worker_environment(
             self._plan,
             attempt,
             self._node,
-            network=environment.network_variables(self._preflight.interface, self._preflight.address),
+            place,
             resume_from=resume_from,
             heartbeat=board,
         )
@@ -268,8 +272,27 @@ class _Agent:
             raise SlurmtrainError(
                 f"cannot enter the working directory {self._plan.workdir}: {error.strerror}"
             ) from error
-        facts = environment.facts_for_command(self._attempt.run, self._node.attempt, resume_from)
+        per_node = self._plan.spec.per_node
+        facts = environment.facts_for_command(
+            self._attempt.run, self._node.attempt, resume_from, place if per_node else None
+        )
+        if per_node:
+            lines = "".join(f"node-{node} slots={place.procs_per_node}\n" for node in meeting.members)
+            write_atomically(Path(place.hostfile), lines.encode())
         return fill_command(self._plan, facts)
+
+    def _place(self, meeting: Meeting, preflight: PreflightOutcome) -> NodePlace:
+        """This node's place in a round; ``preflight`` has elected its interface."""
+        return NodePlace(
+            node_rank=meeting.members.index(self._node.index),
+            nodes=len(meeting.members),
+            procs_per_node=self._plan.spec.resources.local_world_size,
+            interface=preflight.interface,
+            address=preflight.address,
+            master_addr=meeting.address,
+            master_port=meeting.port,
+            hostfile=str(self._attempt.hostfile(self._node.index)),
+        )
 
     def ask_policy(self, latest: PriorEnd) -> Decision:
         """What to do after an end that has just happened."""

@@ -38,7 +38,8 @@ class MonitorConfig:
     """What the monitor of a round needs to know.
 
     ``attempt`` names the round. ``node``: this node. ``hosts``: the names of nodes. ``members``: the nodes that have
-    ranks, ``ranks_per_node`` each. ``hang_after``: seconds, from the spec; None: judged by the step times.
+    ranks, ``ranks_per_node`` each. ``per_node``: the run's command was started once per node, and starts the ranks.
+    ``hang_after``: seconds, from the spec; None: judged by the step times.
     """
 
     attempt: AttemptDir
@@ -46,6 +47,7 @@ class MonitorConfig:
     hosts: Mapping[int, str]
     members: Sequence[int]
     ranks_per_node: int
+    per_node: bool
     hang_after: float | None
 
     @property
@@ -80,8 +82,9 @@ class RankMonitor:
         """What the ranks of this node were doing when the run hung."""
 
     def set_pids(self, pids: Mapping[int, int]) -> None:
-        """Set the process ids of this node's ranks, by global rank, once they have started."""
-        self._pids = pids
+        """Set the process ids of what was started, by global rank, or of the command that starts this node's ranks."""
+        config = self._config
+        self._pids = dict.fromkeys(config.ranks, *pids.values()) if config.per_node else pids
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
@@ -119,7 +122,8 @@ class RankMonitor:
         """What the ranks of this node are doing."""
         config = self._config
         beats = dict(zip(config.ranks, self._board.read(), strict=True))
-        logs = {rank: config.attempt.rank_log(rank) for rank in self._pids}
+        node_log = config.attempt.node_log(config.node) if config.per_node else None
+        logs = {rank: node_log or config.attempt.rank_log(rank) for rank in self._pids}
         cpu = thread_use.shares(self._processes(beats), self._used)
         self.states = stacks.rank_states(config.node, beats, self._pids, logs, cpu)
         self._examined_at = time.monotonic()

@@ -1,7 +1,8 @@
 """The start of each worker process, before the user's command: ``python -I -S rank_main.py COMMAND ARGUMENT...``.
 
-Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, asks the
-kernel for a stop signal if the node agent dies, removes the launcher's own variables, and executes the command.
+Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, or the
+node's if the command starts the ranks itself (``launcher: node`` or ``none``), asks the kernel for a stop signal if the
+node agent dies, removes the launcher's own variables, and executes the command.
 
 A script that does not use ``slurmtrain.session()`` is asked to stop by one signal, from the agent. Slurm sends others
 to all processes of a step, and these kill by default, so they are ignored here. That persists across exec, and the
@@ -18,6 +19,12 @@ import sys
 _PR_SET_PDEATHSIG = 1
 # Signals that Slurm sends at a preemption, a cancel or a time limit.
 _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# What torch elastic sets for a rank, which a launcher or a rendezvous of the command's own would take for its own.
+_OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
+              "ROLE_NAME", "ROLE_WORLD_SIZE")  # fmt: skip
+_OF_A_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+_OF_THE_AGENT = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
+                 "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
@@ -26,8 +33,9 @@ def main(argv: list[str]) -> None:
     for each in _SENT_TO_ALL:
         if each != stop:
             signal.signal(each, signal.SIG_IGN)
-    rank = os.environ["RANK"]
-    log = os.path.join(os.environ["SLURMTRAIN_LOG_DIR"], f"rank-{rank}.log")  # noqa: PTH118
+    launcher = os.environ.get("SLURMTRAIN_LAUNCHER", "ranks")
+    writer = f"rank-{os.environ['RANK']}" if launcher == "ranks" else f"node-{os.environ['SLURMTRAIN_NODE']}"
+    log = os.path.join(os.environ["SLURMTRAIN_LOG_DIR"], f"{writer}.log")  # noqa: PTH118
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(handle, 1)
     os.dup2(handle, 2)
@@ -37,14 +45,27 @@ def main(argv: list[str]) -> None:
     # Only now: an agent that died before the call above would never cause a signal.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
-    # These would make libraries take a rank for a job of submitit, which it is not.
-    for name in [name for name in os.environ if name.startswith("SUBMITIT_")]:
+    for name in [name for name in os.environ if _is_unwanted(name, launcher)]:
         del os.environ[name]
     try:
         os.execvp(argv[0], argv)  # noqa: S606
     except OSError as error:
         print(f"slurmtrain: cannot run {argv[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+
+
+def _is_unwanted(name: str, launcher: str) -> bool:
+    """Whether a variable of this process must not reach a command that ``launcher`` says how to start."""
+    if name == "TORCHELASTIC_SIGNALS_TO_HANDLE":  # for the node agent alone
+        return True
+    if name == "TORCHELASTIC_USE_AGENT_STORE" and os.environ[name] != "True":
+        return True
+    if launcher != "ranks" and name in (*_OF_A_RANK, *_OF_THE_AGENT):
+        return True
+    if launcher == "none" and name in _OF_A_MEETING:
+        return True
+    # These would make libraries take a rank for a job of submitit, which it is not.
+    return name.startswith("SUBMITIT_")
 
 
 main(sys.argv[1:])

@@ -57,14 +57,17 @@ def _first_line(error: Exception) -> str:
 class FixedRendezvous(RendezvousHandler):
     """Torch elastic's rendezvous for nodes that already know their rank: node i is group rank i."""
 
-    def __init__(self, agents: MeetingPoint, ranks: tuple[str, int], node: int, nodes: int, run_id: str) -> None:
+    def __init__(
+        self, agents: MeetingPoint, ranks: tuple[str, int], node: int, nodes: int, run_id: str, *, own_store: bool
+    ) -> None:
         """For the node with group rank ``node``, of ``nodes`` nodes with ranks.
 
         ``agents``: the store of the agents. ``ranks``: address and port of the store that the ranks use. ``run_id``:
-        distinguishes the keys of this round from those of others.
+        distinguishes the keys of this round from those of others. ``own_store``: rank 0 is to open that store.
         """
         self._agents = agents
         self._ranks = ranks
+        self._own_store = own_store
         self._node = node
         self._nodes = nodes
         self._run_id = run_id
@@ -75,8 +78,8 @@ class FixedRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether ranks join the store of the agents, rather than start one of their own."""
-        return True
+        """Whether ranks join a store that an agent serves, rather than start one of their own."""
+        return not self._own_store
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The result of the only rendezvous: each round has its own handler."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from slurmtrain.runtime.agent.rendezvous import MeetingPoint, open_store
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.preflight.ports import listen_on_job_port
+from slurmtrain.runtime.preflight.ports import listen_on_job_port, reserve_port
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 
@@ -80,6 +81,15 @@ class RoundConfig:
     lead_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The nodes that have ranks in a round (``members``), and where the ranks meet: an address and port of node 0."""
+
+    members: Sequence[int]
+    address: str
+    port: int
+
+
 class RoundHost(Protocol):
     """What rounds need from the agent that hosts them."""
 
@@ -89,10 +99,11 @@ class RoundHost(Protocol):
     def committed_step(self) -> int:
         """The step of the newest checkpoint; 0 if there is none."""
 
-    def prepare_ranks(self, attempt: AttemptDir, resume_from: str | None, board: str) -> list[str]:
+    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
         """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
 
-        ``attempt`` names the round. ``resume_from``: the checkpoint. ``board``: the path of the board for heartbeats.
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``resume_from``: the checkpoint.
+        ``board``: the path of the board for heartbeats.
         """
 
     def ask_policy(self, latest: PriorEnd) -> Decision:
@@ -167,7 +178,9 @@ class Rounds:
         # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began_at_step = 0
+        # What keeps the port where ranks meet: they end with the object.
         self._rank_store: MeetingPoint | None = None
+        self._reserved_port: socket.socket | None = None
 
     def run(self) -> AttemptOutcome | None:
         """Run all rounds, and return how the attempt ended; None if a signal stopped it before the first round."""
@@ -187,6 +200,7 @@ class Rounds:
         finally:
             self._leave()
             self._context.board.close()
+            self._release_port()
 
     # --- one round ------------------------------------------------------------------------------------------------
 
@@ -220,21 +234,32 @@ class Rounds:
         """On node 0: find the checkpoint to resume from and the port where ranks meet, and let the round begin."""
         self._began_at_step = self._control.call_alive(self._host.committed_step)
         resume_from = self._control.call_alive(self._host.find_checkpoint)
-        self._control.publish("begin", {"port": self._open_rank_store(), "resume_from": resume_from})
+        self._control.publish("begin", {"port": self._prepare_port(), "resume_from": resume_from})
 
-    def _open_rank_store(self) -> int:
-        """The port of the store that ranks use: the agents' own in the first round, then a new one for each round.
+    def _prepare_port(self) -> int:
+        """The port where the ranks of the next round meet: of a store that this agent serves, or one kept free.
 
-        Torch keeps the addresses of a process group in it, and ranks must not see those of an earlier round.
+        Each round has a port of its own. Torch keeps the addresses of a process group in the store, and ranks must not
+        see those of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
         """
-        point, config = self._context.point, self._config
+        self._release_port()
+        config = self._config
+        if has_own_store(config.spec, self._members):
+            self._reserved_port = reserve_port(f"{config.job_id}/{self._number}", config.restart)
+            return int(self._reserved_port.getsockname()[1])
+        point = self._context.point
         if self._number == 0:
+            # The agents' own store.
             return point.port
         listener = listen_on_job_port(point.address, f"{config.job_id}/{self._number}", config.restart)
         port = int(listener.getsockname()[1])
-        # Keep a reference: the store ends with the object that serves it.
         self._rank_store = open_store((point.address, port), 0, config.nodes, listener)
         return port
+
+    def _release_port(self) -> None:
+        if self._reserved_port is not None:
+            self._reserved_port.close()
+            self._reserved_port = None
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
@@ -404,6 +429,7 @@ class _Round:
                 hosts=config.hosts,
                 members=members,
                 ranks_per_node=config.spec.resources.local_world_size,
+                per_node=config.spec.per_node,
                 hang_after=config.spec.requeue.hang_after,
             ),
             context.board,
@@ -416,19 +442,22 @@ class _Round:
         config, context = self._config, self._context
         # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
         context.board.reset()
+        meeting = Meeting(self._members, context.point.address, port)
         argv = self._control.call_alive(
-            lambda: context.host.prepare_ranks(self._attempt, self._resume_from, context.board.path)
+            lambda: context.host.prepare_ranks(self._attempt, meeting, self._resume_from, context.board.path)
         )
         kernel = KernelState.now()
         workers = Workers(
             WorkersConfig(
                 argv=argv,
                 count=config.spec.resources.local_world_size,
+                per_node=config.spec.per_node,
+                own_store=has_own_store(config.spec, self._members),
                 attempt=self._attempt,
                 node=config.node,
                 members=self._members,
                 local_addr=config.address,
-                master=(context.point.address, port),
+                master=(meeting.address, meeting.port),
                 stop_signal=signal.Signals[config.spec.requeue.signal],
                 zero_completes=config.spec.requeue.zero_completes,
                 deadline=config.deadline,
@@ -446,10 +475,17 @@ class _Round:
         )
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """Called when the ranks have started; ``pids`` are their process ids by global rank."""
+        """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
+        spec = self._config.spec
         self._monitor.set_pids(pids)
-        processes = {str(rank): process.to_dict() for rank, pid in pids.items() if (process := identify(pid))}
-        self._context.journal.write(WorkersStarted(processes=processes, resume_from=self._resume_from))
+        processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
+        self._context.journal.write(
+            WorkersStarted(
+                processes=processes,
+                ranks_each=spec.resources.local_world_size if spec.per_node else 1,
+                resume_from=self._resume_from,
+            )
+        )
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does."""
@@ -481,6 +517,17 @@ class _Round:
         with contextlib.suppress(RuntimeError):
             message = self._control.read("until")
         return stop_by if message is None else time.monotonic() + message["at"] - time.time()
+
+
+def has_own_store(spec: Spec, members: Sequence[int]) -> bool:
+    """Whether rank 0 serves the store where ranks meet, and not the agent.
+
+    So it is where the command starts the ranks itself, and where there is only one rank: its script may open a
+    rendezvous of its own with what it inherits.
+
+    ``members``: the nodes that have ranks.
+    """
+    return spec.per_node or len(members) * spec.resources.local_world_size == 1
 
 
 def _states_of(results: Mapping[int, _NodeResult]) -> list[RankState]:

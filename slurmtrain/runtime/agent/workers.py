@@ -22,14 +22,11 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
-from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
-from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
-from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import never_restart, worker_processes
 
@@ -42,8 +39,6 @@ _LEFT_GRACE_S = 30.0
 _MONITOR_S = 0.1
 # A signal to all processes of a job reaches ranks and agent in any order, but at most this far apart.
 _SIGNAL_SKEW_S = 0.3
-_TAIL_LINES = 20
-_TAIL_BYTES = 16_384
 _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 
 
@@ -72,15 +67,18 @@ class _RankLogs(LogsSpecs):
 class WorkersConfig:
     """How to start the ranks of one node.
 
-    ``argv``: the command of each rank, of which there are ``count``. ``attempt`` names the round. ``node``: this node;
-    ``members``: the nodes that have ranks in the round, this one among them. ``local_addr``: this node's address in the
-    elected network. ``master``: address and port at which the ranks meet. ``stop_signal``: what asks them to stop.
-    ``zero_completes``: code 0 means that the work is done, also after a stop request. ``deadline``: when to ask for a
-    stop because of the time limit, by the monotonic clock; None: never.
+    ``argv``: the command of each rank, of which there are ``count``. ``per_node``: the command is started only once,
+    and starts the ranks itself. ``attempt`` names the round. ``node``: this node; ``members``: the nodes that have
+    ranks in the round, this one among them. ``local_addr``: this node's address in the elected network. ``master``:
+    address and port at which the ranks meet. ``own_store``: nothing serves a store there yet, rank 0 is to do so.
+    ``stop_signal``: what asks them to stop. ``zero_completes``: code 0 means that the work is done, also after a stop
+    request. ``deadline``: when to ask for a stop because of the time limit, by the monotonic clock; None: never.
     """
 
     argv: Sequence[str]
     count: int
+    per_node: bool
+    own_store: bool
     attempt: AttemptDir
     node: int
     members: Sequence[int]
@@ -95,7 +93,11 @@ class Supervisor(Protocol):
     """What running ranks need from the round that they belong to."""
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """Called when the ranks have started; ``pids`` are their process ids by global rank."""
+        """Called when the ranks have started; ``pids`` are their process ids by global rank.
+
+        With a command that starts the ranks itself, ``pids`` are those of the commands by node, as the nodes are
+        counted in the round.
+        """
 
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Called several times a second."""
@@ -130,9 +132,14 @@ class Workers(LocalElasticAgent):
         attempt, members = config.attempt, config.members
         spec = WorkerSpec(
             role="worker",
-            local_world_size=config.count,
+            local_world_size=1 if config.per_node else config.count,
             rdzv_handler=FixedRendezvous(
-                point, config.master, members.index(config.node), len(members), f"{attempt.run.id}/{attempt.round}"
+                point,
+                config.master,
+                members.index(config.node),
+                len(members),
+                f"{attempt.run.id}/{attempt.round}",
+                own_store=config.own_store,
             ),
             entrypoint=sys.executable,
             # Torch elastic substitutes $-variables in arguments; a user's dollar signs must arrive unchanged.
@@ -151,6 +158,7 @@ class Workers(LocalElasticAgent):
         self._control = control
         self._flag = flag
         self._supervisor = supervisor
+        self._exits = CommandExits(attempt, config.node, config.count) if config.per_node else RankExits(attempt)
         self._died_at: dict[int, float] = {}
 
     # --- torch elastic's extension points ---------------------------------------------------------------------------
@@ -186,25 +194,13 @@ class Workers(LocalElasticAgent):
     # --- supervision --------------------------------------------------------------------------------------------------
 
     def exits(self) -> list[Exit]:
-        """How each rank of this node ended, once all have."""
-        ranks = {worker.id: worker.global_rank for worker in self.get_worker_group().workers}
+        """How each rank of this node, or the command that starts them, ended, once all have."""
+        numbers = {worker.id: worker.global_rank for worker in self.get_worker_group().workers}
         return [
-            self._exit(ranks[process.pid], process) for process in self._processes() if process.returncode is not None
+            self._exits.read(numbers[process.pid], process, self._died_at.get(process.pid, time.time()))
+            for process in self._processes()
+            if process.returncode is not None
         ]
-
-    def _exit(self, rank: int, process: Any) -> Exit:
-        """How a rank ended, whose process has ended."""
-        attempt = self._config.attempt
-        events = read_events(attempt.rank_journal(rank), "")
-        return Exit(
-            rank=rank,
-            pid=process.pid,
-            code=process.returncode,
-            at=self._died_at.get(process.pid, time.time()),
-            raised=_find_exception(events),
-            last_lines=_last_lines(attempt.rank_log(rank)) if process.returncode else (),
-            finished=bool(select(events, TrainingCompleted)),
-        )
 
     def _may_follow_a_signal(self, codes: Sequence[int | None]) -> bool:
         """Whether ranks may have ended because of a signal, so far unknown to this agent, to all processes of the job.
@@ -266,8 +262,8 @@ class Workers(LocalElasticAgent):
         return worker_processes(self)
 
     def _exit_codes(self) -> list[int | None]:
-        """Exit codes of this node's ranks; None for those still running."""
-        return [process.poll() for process in self._processes()]
+        """Exit codes of this node's ranks, or of the command that starts them; None for those still running."""
+        return [self._exits.code(process) for process in self._processes()]
 
     def _note_death(self, pid: int) -> None:
         """Note when exactly a rank ends, more precisely than polling could: the first rank to fail is the one to blame.
@@ -283,20 +279,3 @@ def _seconds_from_now(seconds: float) -> Callable[[], float]:
     """A function that returns a fixed time, by the monotonic clock: this many seconds from now."""
     at = time.monotonic() + seconds
     return lambda: at
-
-
-def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
-    """Time and text of the exception that the session journaled, if it did. ``events``: those of the rank's journal."""
-    for event in select(events, ExceptionRaised):
-        return event.time, redact(f"{event.payload.type}: {event.payload.message}")
-    return None
-
-
-def _last_lines(log: Path) -> list[str]:
-    """The last lines of a log, with secrets redacted."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-            return [redact(line) for line in file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]]
-    except OSError:
-        return []

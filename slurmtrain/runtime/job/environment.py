@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
+from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system.files import read_json
 from slurmtrain.system.process import Process
@@ -21,6 +22,7 @@ from slurmtrain.system.process import Process
 # Commands that only query Slurm import this module too, for scrubbed(); these imports take longer than all the others.
 if TYPE_CHECKING:
     from slurmtrain.model.interruption.interval import InterruptionStats
+    from slurmtrain.model.spec.launcher import NodePlace
     from slurmtrain.model.spec.plan import Plan
     from slurmtrain.model.spec.spec import Spec
 
@@ -40,6 +42,11 @@ _AGENT_PID = "SLURMTRAIN_AGENT_PID"
 _HEARTBEAT = "SLURMTRAIN_HEARTBEAT"
 _STOP_SIGNAL = "SLURMTRAIN_STOP_SIGNAL"
 _FORCED_EXIT = "SLURMTRAIN_FORCED_EXIT_S"
+_ROUND = "SLURMTRAIN_ROUND"
+# Who starts the ranks, as in the spec; read by rank_main.py too.
+_LAUNCHER = "SLURMTRAIN_LAUNCHER"
+# The number of this node, which names its log; read by rank_main.py.
+_NODE = "SLURMTRAIN_NODE"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # The salt with which the port of the preflight is chosen, so that it differs from that of training.
@@ -47,10 +54,15 @@ BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
-         _STOP_SIGNAL, _FORCED_EXIT, _HOME, _HOME_SECRET,
-         _RESUME_FROM, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS")  # fmt: skip
+         _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _HOME, _HOME_SECRET,
+         _RESUME_FROM, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
+         "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES", "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE",
+         "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT", "SLURMTRAIN_HOSTFILE")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
-            "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # fmt: skip
+            "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK", "NNODES", "NPROC_PER_NODE",
+            "PET_MASTER_ADDR", "PET_MASTER_PORT", "PET_NODE_RANK", "PET_NNODES", "PET_NPROC_PER_NODE",
+            "PET_RDZV_ENDPOINT", "PET_LOCAL_ADDR", "PET_SIGNALS_TO_HANDLE",
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT")  # fmt: skip
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "SUBMITIT_", "SLURM_", "SRUN_", "SLURMD_")
 # These show Slurm's commands where the cluster is, and who the user is.
 _KEPT = ("SLURM_CONF", "SLURM_JWT")
@@ -249,15 +261,15 @@ def set_worker_environment(
     plan: Plan,
     attempt: AttemptDir,
     node: Node,
+    place: NodePlace,
     *,
-    network: Mapping[str, str],
     resume_from: str | None,
     heartbeat: str | None = None,
 ) -> None:
     """Set what the workers of this ``node`` inherit: the variables of the ``plan``, slurmtrain's, and the network's.
 
-    ``attempt``: names the round. ``network``: what :func:`network_variables` returns. ``resume_from``: the path of the
-    checkpoint to continue from. ``heartbeat``: the path of the node's board.
+    ``attempt``: names the round. ``place``: the node's, in this round. ``resume_from``: the path of the checkpoint to
+    continue from. ``heartbeat``: the path of the node's board.
     """
     run = attempt.run
     environ = os.environ
@@ -267,7 +279,8 @@ def set_worker_environment(
         network_profile.load(plan.spec.network.profile).variables if plan.spec.network.profile else {}
     ).items():
         environ.setdefault(name, value)
-    environ.update(network)
+    environ.update(network_variables(place.interface, place.address))
+    environ.update(_launcher_variables(plan.spec, place))
     environ.update(_env_of(plan.spec))
     if node.executor == "local":
         environ.update(_shared_gpus(plan, node.index))
@@ -282,6 +295,9 @@ def set_worker_environment(
             _FORCED_EXIT: str(FORCED_EXIT_S),
             _ATTEMPT: str(node.attempt),
             _SUBMISSION: str(node.submission),
+            _ROUND: str(attempt.round),
+            _LAUNCHER: plan.spec.launcher or RANKS,
+            _NODE: str(node.index),
             # Only in the first round: restarted ranks continue from what the first ones saved.
             _FROM_START: "1" if node.from_start and attempt.round == 0 else "",
             **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
@@ -292,6 +308,20 @@ def set_worker_environment(
     )
     # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+
+
+def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:
+    """Variables by which launchers find the nodes and their port.
+
+    Launchers that find no port take 29500, which runs on the same node would share: a single rank may call one too.
+    """
+    if spec.calls_launcher:
+        return {**place.own_variables(), **place.variables(spec.requeue.signal)}
+    if spec.per_node:
+        return place.own_variables()
+    if place.nodes * place.procs_per_node == 1:
+        return {"PET_MASTER_ADDR": place.master_addr, "PET_MASTER_PORT": str(place.master_port)}
+    return {}
 
 
 def network_variables(interface: str, address: str) -> dict[str, str]:
@@ -349,15 +379,22 @@ def _shared_gpus(plan: Plan, node: int) -> dict[str, str]:
 class Worker:
     """What a training process knows about where it runs. ``attempt`` is None outside a job.
 
-    ``resume_from``: the path of the checkpoint that the attempt continues from; None if there is none. ``heartbeat``:
-    the path of the board on which its agent reads its progress; None if there is none. ``stop_signal``: what its agent
-    sends to stop it. ``forced_exit_s``: seconds after that within which it must exit; None outside a job.
+    ``launched``: a launcher has set its rank. ``launcher``: who starts the ranks, as in the spec.
+    ``launcher_restarts``: how often the command's own launcher has restarted its ranks. ``nodes``, ``procs_per_node``:
+    the ranks that such a launcher is to start. ``resume_from``: the path of the checkpoint that the attempt continues
+    from; None if there is none. ``heartbeat``: the path of the board on which its agent reads its progress; None if
+    there is none. ``stop_signal``: what its agent sends to stop it. ``forced_exit_s``: seconds after that within which
+    it must exit; None outside a job.
     """
 
     rank: int
     local_rank: int
     world_size: int
     launched: bool
+    launcher: str
+    launcher_restarts: int
+    nodes: int
+    procs_per_node: int
     attempt: AttemptDir | None
     submission: SubmissionDir | None
     number: int
@@ -372,14 +409,19 @@ class Worker:
 def this_worker() -> Worker:
     """Read the worker's environment; outside any job, and under plain torchrun, most of it is missing."""
     environ = os.environ
-    # Torch elastic counts the rounds of ranks in an attempt.
-    rounds = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    attempt = AttemptDir(Path(environ[_ATTEMPT_DIR]), rounds) if environ.get(_ATTEMPT_DIR) else None
+    attempt_dir, launcher = environ.get(_ATTEMPT_DIR), environ.get(_LAUNCHER, RANKS)
+    attempt = AttemptDir(Path(attempt_dir), int(environ.get(_ROUND, "0"))) if attempt_dir else None
+    restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return Worker(
         rank=int(environ.get("RANK", "0")),
         local_rank=int(environ.get("LOCAL_RANK", "0")),
         world_size=int(environ.get("WORLD_SIZE", "1")),
         launched="RANK" in environ,
+        launcher=launcher,
+        # With ``ranks``, torch elastic counts the rounds there: see runtime/agent/workers.py.
+        launcher_restarts=restarts if launcher != RANKS else 0,
+        nodes=int(environ.get("SLURMTRAIN_NODES", "1")),
+        procs_per_node=int(environ.get("SLURMTRAIN_PROCS_PER_NODE", "1")),
         attempt=attempt,
         submission=attempt.run.submission(int(environ[_SUBMISSION])) if attempt else None,
         number=int(environ.get(_ATTEMPT, "1")),
@@ -397,9 +439,15 @@ def use_loopback() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
 
 
-def facts_for_command(run: RunDir, attempt: int, resume_from: str | None) -> dict[str, str | None]:
-    """The values of a command's placeholders, in this ``attempt`` of ``run``; ``resume_from``: a checkpoint's path."""
+def facts_for_command(
+    run: RunDir, attempt: int, resume_from: str | None, place: NodePlace | None
+) -> dict[str, str | None]:
+    """The values of a command's placeholders, in this ``attempt`` of ``run``.
+
+    ``resume_from``: a checkpoint's path. ``place``: the node's place in the round, if the command is started per node.
+    """
     return {
+        **(place.placeholders() if place is not None else {}),
         "run_dir": str(run.path),
         "checkpoint_dir": str(run.checkpoints),
         "run_id": run.id,

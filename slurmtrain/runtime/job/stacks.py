@@ -85,13 +85,15 @@ def collect(pids: Mapping[int, int], logs: Mapping[int, Path], beats: Mapping[in
     """
     stacks: dict[int, list[str]] = {rank: [] for rank in pids}
 
-    def look(rank: int) -> None:
-        beat = beats.get(rank)
-        with contextlib.suppress(OSError, ValueError):
-            stacks[rank] = _stack_of(rank, (beat.pid if beat else 0) or pids[rank], logs[rank])
+    def look(log: Path) -> None:
+        # One after the other, where ranks share a log: each answer is read back from what it adds to the log.
+        for rank in (rank for rank in pids if logs.get(rank) == log):
+            beat = beats.get(rank)
+            with contextlib.suppress(OSError, ValueError):
+                stacks[rank] = _stack_of(rank, (beat.pid if beat else 0) or pids[rank], log)
 
     # Not an executor: if one of its threads never returned, this process could not end.
-    threads = [threading.Thread(target=look, args=(rank,), daemon=True) for rank in pids if rank in logs]
+    threads = [threading.Thread(target=look, args=(log,), daemon=True) for log in dict.fromkeys(logs.values())]
     for thread in threads:
         thread.start()
     deadline = time.monotonic() + _PATIENCE_S

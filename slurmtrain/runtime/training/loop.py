@@ -23,12 +23,13 @@ from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.rank import RankStopped, SessionStarted, TrainingCompleted, TrainingStarted
-from slurmtrain.runtime.job import environment, stacks
+from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.environment import Worker
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.metrics import MetricsFile, are_plain, as_number
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
 
@@ -118,7 +119,7 @@ def leave() -> NoReturn:
 @cache
 def current() -> Loop:
     """The loop of this process."""
-    return Loop(environment.this_worker())
+    return Loop(this_ranked_worker())
 
 
 class Loop:

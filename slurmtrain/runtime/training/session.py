@@ -40,6 +40,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.training.child_signals import ChildGuard
+from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.step_time import StepTime
 from slurmtrain.system.interpreter import importing, leave_quickly
 from slurmtrain.system.journal import Journal
@@ -94,9 +95,11 @@ def session(
         NotAvailable: This version of torch is too old.
         PathError: The run's plan cannot be read. Entering the session raises what
             ``torch.distributed.init_process_group`` raises.
+        LaunchError: With ``launcher: node`` or ``none``, it is not known which rank this process is; or the launcher
+            has restarted it.
     """
     check_version(torch.__version__)
-    return Session(environment.this_worker(), params or {}, backend, timeout)
+    return Session(this_ranked_worker(), params or {}, backend, timeout)
 
 
 class Session:

@@ -119,7 +119,10 @@ class WorkersStarted(Payload):
     KIND: ClassVar[str] = "workers"
 
     processes: Mapping[str, ProcessRecord] = field(default_factory=dict)
-    """By rank: ``host``, ``boot``, ``pid``, ``start``."""
+    """By rank: ``host``, ``boot``, ``pid``, ``start``. If the run's command starts the ranks itself: by the number of
+    the node among those that train."""
+    ranks_each: int = 1
+    """How many ranks each process stands for: those of its node if the run's command starts the ranks itself."""
     resume_from: str | None = None
     """The checkpoint to resume from, for a user script that saves its own checkpoints."""
 

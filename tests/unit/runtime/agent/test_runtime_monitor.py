@@ -53,6 +53,7 @@ class Node:
             hosts={number: f"host{number}" for number in range(8)},
             members=members,
             ranks_per_node=per_node,
+            per_node=False,
             hang_after=None,
         )
         self.monitor = RankMonitor(config, board, self.control, self.journal)

@@ -26,8 +26,12 @@ print(signal.Signals(answer.value).name, "SLURMTRAIN_AGENT_PID" in os.environ, o
 
 def run(folder: Path, *command: str, agent: int | None = None, **environ: str) -> tuple[int, list[str]]:
     """Run a command by way of rank_main.py, as rank 3; returns the exit code and the lines of its log."""
+    code = run_main(folder, *command, agent=agent, RANK="3", **environ)
+    return code, (folder / "rank-3.log").read_text().splitlines()
+
+
+def run_main(folder: Path, *command: str, agent: int | None = None, **environ: str) -> int:
     variables = {
-        "RANK": "3",
         "SLURMTRAIN_LOG_DIR": str(folder),
         "SLURMTRAIN_AGENT_PID": str(os.getpid() if agent is None else agent),
         "SUBMITIT_X": "1",
@@ -35,7 +39,7 @@ def run(folder: Path, *command: str, agent: int | None = None, **environ: str) -
     process = subprocess.run(
         [sys.executable, "-I", "-S", str(RANK_MAIN), *command], env={**os.environ, **variables, **environ}, check=False
     )
-    return process.returncode, (folder / "rank-3.log").read_text().splitlines()
+    return process.returncode
 
 
 @pytest.mark.parametrize(
@@ -58,6 +62,39 @@ def test_a_script_survives_other_signals_and_is_ended_by_the_stop_signal(tmp_pat
     kill = "import os, signal; [os.kill(os.getpid(), s) for s in (signal.SIGUSR2, signal.SIGTERM, signal.SIGUSR1)]"
     code, lines = run(tmp_path, sys.executable, "-c", f"{kill}; print('too far')", SLURMTRAIN_STOP_SIGNAL="SIGUSR1")
     assert (code, lines) == (-signal.SIGUSR1, [])
+
+
+# What torch elastic sets for a process that it starts.
+ELASTIC = {
+    "RANK": "1", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2", "ROLE_RANK": "1", "ROLE_NAME": "worker", "ROLE_WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "12345", "TORCHELASTIC_RESTART_COUNT": "0", "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_ERROR_FILE": "/x",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("launcher", "kept"),
+    [
+        ("ranks", ELASTIC.keys() - {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}),
+        ("node", {"MASTER_ADDR", "MASTER_PORT"}),
+        ("none", set()),
+    ],
+)
+def test_a_command_that_starts_the_ranks_itself_does_not_inherit_those_of_a_rank(
+    launcher: str, kept: set[str], tmp_path: Path
+) -> None:
+    report = f"import os; print(*sorted({set(ELASTIC)} & os.environ.keys()))"
+    run_main(tmp_path, sys.executable, "-c", report, **ELASTIC, SLURMTRAIN_LAUNCHER=launcher, SLURMTRAIN_NODE="3")
+    log = tmp_path / ("rank-1.log" if launcher == "ranks" else "node-3.log")
+    assert log.read_text().split() == sorted(kept)
+
+
+def test_ranks_that_share_a_store_of_the_agent_are_told_so(tmp_path: Path) -> None:
+    report = "import os; print(os.environ['TORCHELASTIC_USE_AGENT_STORE'])"
+    _, lines = run(tmp_path, sys.executable, "-c", report, TORCHELASTIC_USE_AGENT_STORE="True")
+    assert lines == ["True"]
 
 
 def test_a_rank_does_not_begin_without_its_agent(tmp_path: Path) -> None:

@@ -1,0 +1,272 @@
+"""What starts the ranks: slurmtrain (``launcher: ranks``), or the run's command, once per node (``node``, ``none``).
+
+A command that starts with a known launcher, such as torchrun, is started once per node unless the spec says otherwise.
+Launchers find the other nodes by environment variables, or by options that are added to the command.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+RANKS, NODE, NONE = "ranks", "node", "none"
+LAUNCHERS = (RANKS, NODE, NONE)
+
+# What a launcher that was asked to stop gives its workers before it kills them: longer than the agent gives it.
+_SHUTDOWN_S = 24 * 3600
+_TORCHRUN, _ACCELERATE, _DEEPSPEED = "torchrun", "accelerate launch", "deepspeed"
+_MODULES = {
+    "torch.distributed.run": _TORCHRUN,
+    "torch.distributed.launch": _TORCHRUN,
+    "accelerate.commands.launch": _ACCELERATE,
+    "deepspeed.launcher.runner": _DEEPSPEED,
+}
+_PYTHON = re.compile(r"python(?:\d+(?:\.\d+)?)?")
+_PYTHON_FLAG = re.compile(r"-[bBdEIOqsSuv]+")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_SHELLS = frozenset({"sh", "bash", "dash", "zsh"})
+_IN_A_SHELL = re.compile(r"\b(torchrun|torch\.distributed\.(?:run|launch)|accelerate[ -]launch|deepspeed)\b")
+# Options without a value; the word after any other option is taken for its value.
+_FLAGS = frozenset(
+    {"m", "module", "no_python", "run_path", "standalone", "use_env", "virtual_local_rank",
+     "cpu", "multi_gpu", "tpu", "use_deepspeed", "use_fsdp", "use_megatron_lm", "use_parallelism_config", "debug", "q",
+     "quiet", "enable_cpu_affinity", "same_network", "dynamo_use_dynamic", "dynamo_use_fullgraph",
+     "dynamo_use_regional_compilation",
+     "no_local_rank", "no_ssh", "no_ssh_check", "force_multi", "save_pid", "elastic_training", "bind_cores_to_rank"}
+)  # fmt: skip
+# Options of launchers that name a number which the resources decide: processes per node, nodes, all processes.
+_PROCS_PER_NODE = {_TORCHRUN: ("nproc_per_node",), _DEEPSPEED: ("num_gpus", "num_accelerators")}
+_NODES = {_TORCHRUN: ("nnodes",), _ACCELERATE: ("num_machines",), _DEEPSPEED: ("num_nodes",)}
+_WORLD_SIZE = {_ACCELERATE: ("num_processes",)}
+_PORTS = ("master_port", "main_process_port", "rdzv_endpoint")
+# With one of these accelerate starts several processes per node; without one only where it finds several GPUs.
+_ACCELERATE_KINDS = (
+    "multi_gpu",
+    "config_file",
+    "use_deepspeed",
+    "use_fsdp",
+    "use_megatron_lm",
+    "tpu",
+    "mpirun_hostfile",
+)
+# Put between a launcher and the options that the command gives it, which win: argparse takes the last of a kind.
+_ADDED = {
+    _ACCELERATE: (
+        "--num_machines", "{nodes}", "--machine_rank", "{node_rank}", "--num_processes", "{world_size}",
+        "--main_process_ip", "{master_addr}", "--main_process_port", "{master_port}",
+    ),
+    _DEEPSPEED: (
+        "--hostfile", "{hostfile}", "--no_ssh", "--node_rank", "{node_rank}",
+        "--master_addr", "{master_addr}", "--master_port", "{master_port}",
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePlace:
+    """Where one of the processes that are started once per node runs, in one round.
+
+    ``node_rank``: its node among the ``nodes`` that train. ``procs_per_node``: how many ranks it is to start.
+    ``interface``, ``address``: its node's, in the network of the run. ``master_addr``, ``master_port``: where its ranks
+    meet, on the first node; the port is free there. ``hostfile``: the path of a file with a line ``NAME slots=N`` for
+    each node.
+    """
+
+    node_rank: int
+    nodes: int
+    procs_per_node: int
+    interface: str
+    address: str
+    master_addr: str
+    master_port: int
+    hostfile: str
+
+    def placeholders(self) -> dict[str, str]:
+        """The values of a command's placeholders."""
+        return {
+            "node_rank": str(self.node_rank),
+            "nodes": str(self.nodes),
+            "procs_per_node": str(self.procs_per_node),
+            "world_size": str(self.nodes * self.procs_per_node),
+            "master_addr": self.master_addr,
+            "master_port": str(self.master_port),
+            "hostfile": self.hostfile,
+        }
+
+    def own_variables(self) -> dict[str, str]:
+        """The same as environment variables that no library interprets."""
+        return {f"SLURMTRAIN_{name.upper()}": value for name, value in self.placeholders().items()}
+
+    def variables(self, stop_signal: str) -> dict[str, str]:
+        """What launchers read, for ``launcher: node``.
+
+        torchrun takes the default of each of its options from a variable PET_<OPTION> (torch/distributed/run.py);
+        NNODES, NODE_RANK and NPROC_PER_NODE are what scripts that call it use, and Lightning reads NODE_RANK.
+
+        ``stop_signal``: the name of the signal that asks to stop, which torchrun must pass on.
+        """
+        host = f"[{self.master_addr}]" if ":" in self.master_addr else self.master_addr
+        # Signals that torchrun does not handle kill it. By default it handles these, and SIGTERM; but if ranks are
+        # stopped by another signal, SIGTERM is ignored in the whole job, and must be by torchrun's workers.
+        handled = ",".join(dict.fromkeys([stop_signal, "SIGINT", "SIGHUP", "SIGQUIT"]))
+        return {
+            "MASTER_ADDR": self.master_addr,
+            "MASTER_PORT": str(self.master_port),
+            "NODE_RANK": str(self.node_rank),
+            "NNODES": str(self.nodes),
+            "NPROC_PER_NODE": str(self.procs_per_node),
+            "PET_MASTER_ADDR": self.master_addr,
+            "PET_MASTER_PORT": str(self.master_port),
+            "PET_NODE_RANK": str(self.node_rank),
+            "PET_NNODES": str(self.nodes),
+            "PET_NPROC_PER_NODE": str(self.procs_per_node),
+            "PET_RDZV_ENDPOINT": f"{host}:{self.master_port}",
+            "PET_LOCAL_ADDR": self.address,
+            "PET_SIGNALS_TO_HANDLE": handled,
+            # The agent kills what has not saved in time. By default, torchrun does so after 30 seconds.
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_S),
+        }
+
+
+# The names of the placeholders that only commands started once per node may use.
+PLACEHOLDERS = ("node_rank", "nodes", "procs_per_node", "world_size", "master_addr", "master_port", "hostfile")
+_PLACEHOLDER = re.compile(rf"\{{({'|'.join(PLACEHOLDERS)})\}}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A command that starts with a known launcher.
+
+    ``name``: the launcher's. ``end``: how many words name it, with what precedes it. ``options``: its own options, by
+    name with underscores; the value of a flag is empty.
+    """
+
+    name: str
+    end: int
+    options: Mapping[str, str]
+
+
+def choose_launcher(command: str) -> str:
+    """What starts the ranks if the spec does not say it: ``node`` for a known launcher, else ``ranks``."""
+    return NODE if _find(shlex.split(command)) is not None or _PLACEHOLDER.search(command) else RANKS
+
+
+def add_options(words: Sequence[str], *, on_own_gpus: bool) -> list[str]:
+    """The command with the options by which its launcher finds the other nodes, as placeholders.
+
+    ``words``: those of a command that is started once per node. ``on_own_gpus``: there is only one node, with a GPU for
+    each process.
+    """
+    launched = _find(words)
+    if launched is None:
+        return list(words)
+    return [*words[: launched.end], *_added(launched.name, on_own_gpus=on_own_gpus), *words[launched.end :]]
+
+
+def _added(name: str, *, on_own_gpus: bool) -> Sequence[str]:
+    if name == _DEEPSPEED and on_own_gpus:
+        # With a hostfile it would number the GPUs itself; without one it takes those of CUDA_VISIBLE_DEVICES.
+        return ("--master_port", "{master_port}")
+    return _ADDED.get(name, ())
+
+
+def find_contradictions(command: str, launcher: str, nodes: int, procs_per_node: int) -> Iterator[str]:
+    """What a ``command`` says that contradicts the rest of its spec, as sentences without a full stop.
+
+    ``launcher``: who starts the ranks, of which there are ``procs_per_node`` on each of ``nodes`` nodes.
+    """
+    launched = _find(shlex.split(command))
+    if launcher == RANKS:
+        if names := sorted(set(_PLACEHOLDER.findall(command))):
+            yield f"'{{{names[0]}}}' is only for a command that is started once per node: set 'launcher: node'"
+        if launched is not None and nodes * procs_per_node > 1:
+            yield (
+                f"with 'launcher: ranks', {launched.name} would be started {procs_per_node} times on each node, and "
+                "each would start ranks of its own: leave 'launcher' out"
+            )
+    elif launched is not None:
+        yield from _contradicting_options(launched, nodes, procs_per_node)
+
+
+def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: bool) -> Iterator[str]:
+    """Notes on who starts the ranks of a ``command``, as sentences without a full stop.
+
+    ``launcher``: who does; ``chosen``: it was derived from the command. ``on_own_gpus``: as for :func:`add_options`.
+    """
+    words = shlex.split(command)
+    launched = _find(words)
+    if launcher == NODE and chosen:
+        reason = f"'{launched.name}' starts ranks itself" if launched else "the command has placeholders of a node"
+        added = _added(launched.name, on_own_gpus=on_own_gpus) if launched else ()
+        options = f", with {' '.join(added)} added to its options" if added else ""
+        yield f"{reason}: it is started once per node{options} ('launcher: node')"
+    if launcher == RANKS and words and PurePath(words[0]).name in _SHELLS and (inner := _IN_A_SHELL.search(command)):
+        yield f"the command seems to call {inner[1]} in a shell: set 'launcher: node' to have it started once per node"
+    for name in _PORTS if launched else ():
+        if launched is not None and "{" not in launched.options.get(name, "{"):
+            yield (
+                f"--{name} {launched.options[name]} is a fixed port, which two runs on the same node cannot share: "
+                "without the option each start gets a free one"
+            )
+    if launched is not None and launched.options.get("max_restarts", "0") != "0":
+        yield (
+            f"{launched.name} restarts ranks itself (--max_restarts), without passing them the newest checkpoint: "
+            "leave that to slurmtrain (requeue.restarts_in_place)"
+        )
+    if launched is not None and launched.name == _ACCELERATE and not launched.options.keys() & {*_ACCELERATE_KINDS}:
+        yield (
+            "without --multi_gpu or a configuration file, accelerate starts several processes only on a node with "
+            "several GPUs"
+        )
+
+
+def _contradicting_options(launched: _Launched, nodes: int, procs_per_node: int) -> Iterator[str]:
+    decided = (
+        (_PROCS_PER_NODE, procs_per_node, "resources.procs_per_node"),
+        (_NODES, nodes, "resources.nodes"),
+        (_WORLD_SIZE, nodes * procs_per_node, "the processes of all nodes, by 'resources'"),
+    )
+    for table, expected, key in decided:
+        for name in table.get(launched.name, ()):
+            value = launched.options.get(name, "")
+            if value.isdecimal() and int(value) != expected:
+                yield (
+                    f"{launched.name} is told --{name} {value}, but {key} is {expected}: leave the option out, it gets "
+                    "the number from slurmtrain"
+                )
+    if "standalone" in launched.options and nodes > 1:
+        yield f"with --standalone each of the {nodes} nodes would train for itself: leave it out"
+
+
+def _find(words: Sequence[str]) -> _Launched | None:
+    """The known launcher that a command starts with, also behind ``env NAME=VALUE``; None if there is none for sure."""
+    begin = 0
+    if words and PurePath(words[0]).name == "env":
+        begin = next((i for i, word in enumerate(words) if i and not _ASSIGNMENT.match(word)), len(words))
+    program = PurePath(words[begin]).name if begin < len(words) else ""
+    if program in (_TORCHRUN, _DEEPSPEED):
+        return _launched(words, program, begin + 1)
+    if program == "accelerate-launch":
+        return _launched(words, _ACCELERATE, begin + 1)
+    if program == "accelerate" and words[begin + 1 : begin + 2] == ["launch"]:
+        return _launched(words, _ACCELERATE, begin + 2)
+    if _PYTHON.fullmatch(program):
+        option = next((i for i in range(begin + 1, len(words)) if not _PYTHON_FLAG.fullmatch(words[i])), len(words))
+        module = words[option + 1] if words[option : option + 1] == ["-m"] and option + 1 < len(words) else ""
+        return _launched(words, _MODULES[module], option + 2) if module in _MODULES else None
+    return None
+
+
+def _launched(words: Sequence[str], name: str, end: int) -> _Launched:
+    options: dict[str, str] = {}
+    following = iter(words[end:])
+    for word in following:
+        if not word.startswith("-"):
+            break  # the script; what follows are its own arguments
+        option, equals, value = word.lstrip("-").partition("=")
+        option = option.replace("-", "_")
+        options[option] = value if equals or option in _FLAGS else next(following, "")
+    return _Launched(name, end, options)

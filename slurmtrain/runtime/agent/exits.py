@@ -1,0 +1,116 @@
+"""How the processes that torch elastic started have ended, by their exit codes, journals and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.model.diagnosis.launcher_report import RankEnd, find_rank_end, without_report
+from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.interruption.exit_report import Exit
+from slurmtrain.model.run.events.base import AnyEvent, select
+from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.runtime.job.run_reader import read_events
+
+_TAIL_LINES = 20
+# A launcher's report on its ranks, with a traceback of its own, comes after their lines.
+_REPORT_LINES = 120
+_TAIL_BYTES = 16_384
+
+
+class RankExits:
+    """The exits of processes that are a rank each."""
+
+    def __init__(self, attempt: AttemptDir) -> None:
+        """``attempt``: names the round."""
+        self._attempt = attempt
+
+    def code(self, process: Any) -> int | None:
+        """The exit code of a process, negative for a signal; None if it still runs."""
+        code: int | None = process.poll()
+        return code
+
+    def read(self, number: int, process: Any, at: float) -> Exit:
+        """How a ``process`` ended, which has ended.
+
+        ``number``: its number among those that torch elastic has started on all nodes, the rank. ``at``: when it ended,
+        in seconds since 1970.
+        """
+        events = read_events(self._attempt.rank_journal(number), "")
+        return Exit(
+            rank=number,
+            pid=process.pid,
+            code=process.returncode,
+            at=at,
+            raised=_find_exception(events),
+            last_lines=_last_lines(self._attempt.rank_log(number)) if process.returncode else (),
+            finished=bool(select(events, TrainingCompleted)),
+        )
+
+
+class CommandExits(RankExits):
+    """The exits of a command that starts the ranks of its node itself.
+
+    Launchers exit with 1 where a rank has exited with 75, or was killed by a signal to all processes of the job, but
+    they print how it ended.
+    """
+
+    def __init__(self, attempt: AttemptDir, node: int, count: int) -> None:
+        """``attempt``: names the round. ``node``: this node. ``count``: how many ranks its command starts."""
+        super().__init__(attempt)
+        self._node = node
+        self._count = count
+        self._ends: dict[int, RankEnd | None] = {}
+
+    def code(self, process: Any) -> int | None:
+        """As :meth:`RankExits.code` for this ``process``, but of the rank because of which it has ended, if any."""
+        code = super().code(process)
+        end = self._end(process) if code else None
+        return code if end is None else end.code
+
+    def read(self, number: int, process: Any, at: float) -> Exit:
+        """As :meth:`RankExits.read`, with its ``process`` and ``at``. ``number``: the node's among those that train."""
+        ranks = range(number * self._count, (number + 1) * self._count)
+        events = {rank: read_events(self._attempt.rank_journal(rank), "") for rank in ranks}
+        raised = {rank: error for rank in ranks if (error := _find_exception(events[rank]))}
+        end = self._end(process) if process.returncode else None
+        rank = min(raised, key=lambda rank: raised[rank][0], default=None)
+        if end is not None and end.local_rank is not None and end.local_rank < self._count:
+            rank = ranks[end.local_rank]
+        return Exit(
+            rank=rank,
+            node=self._node,
+            pid=process.pid,
+            code=process.returncode if end is None else end.code,
+            at=at,
+            raised=raised.get(rank) if rank is not None else None,
+            last_lines=without_report(self._report())[-_TAIL_LINES:] if process.returncode else (),
+            finished=all(select(events[rank], TrainingCompleted) for rank in ranks),
+        )
+
+    def _end(self, process: Any) -> RankEnd | None:
+        if process.pid not in self._ends:
+            self._ends[process.pid] = find_rank_end(self._report())
+        return self._ends[process.pid]
+
+    def _report(self) -> list[str]:
+        return _last_lines(self._attempt.node_log(self._node), _REPORT_LINES)
+
+
+def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
+    """Time and text of the exception that the session journaled, if it did. ``events``: those of the rank's journal."""
+    for event in select(events, ExceptionRaised):
+        return event.time, redact(f"{event.payload.type}: {event.payload.message}")
+    return None
+
+
+def _last_lines(log: Path, count: int = _TAIL_LINES) -> list[str]:
+    """The last ``count`` lines of a log, with secrets redacted."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return [redact(line) for line in file.read().decode(errors="replace").splitlines()[-count:]]
+    except OSError:
+        return []

@@ -1,0 +1,178 @@
+"""Who starts the ranks of a command, and what launchers get to find the nodes."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+
+from slurmtrain.model.spec.launcher import (
+    NODE,
+    NONE,
+    RANKS,
+    NodePlace,
+    add_options,
+    choose_launcher,
+    describe_choice,
+    find_contradictions,
+)
+
+PLACE = NodePlace(
+    node_rank=1,
+    nodes=2,
+    procs_per_node=4,
+    interface="eth0",
+    address="10.0.0.2",
+    master_addr="10.0.0.1",
+    master_port=12345,
+    hostfile="/runs/x/hostfile-1",
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun train.py",
+        "/opt/env/bin/torchrun --max-restarts=0 train.py --lr 1",
+        "env A=b 'B=c d' torchrun train.py",
+        "python -m torch.distributed.run train.py",
+        "python3.12 -u -m torch.distributed.launch train.py",
+        "accelerate launch train.py",
+        "accelerate-launch train.py",
+        "python -m accelerate.commands.launch train.py",
+        "deepspeed train.py",
+        "python main.py --rank {node_rank} --world-size {nodes}",
+    ],
+)
+def test_a_command_that_starts_with_a_launcher_or_asks_for_its_node_is_started_once_per_node(command: str) -> None:
+    assert choose_launcher(command) == NODE
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python train.py",
+        "python train.py torchrun",
+        "python torchrun",
+        "python -m my.torch.distributed.run",
+        "accelerate config",
+        "bash -c 'torchrun train.py'",
+        "env -u X torchrun train.py",
+        "env",
+        "./deepspeed.sh",
+        "python train.py --out {run_dir} '{unknown}'",
+    ],
+)
+def test_any_other_command_is_started_for_each_rank(command: str) -> None:
+    assert choose_launcher(command) == RANKS
+
+
+def test_accelerate_gets_the_nodes_as_options_before_its_own_which_win() -> None:
+    words = add_options(shlex.split("env A=1 accelerate launch --multi_gpu train.py --lr 1"), on_own_gpus=False)
+    assert words[:4] == ["env", "A=1", "accelerate", "launch"]
+    assert words[-4:] == ["--multi_gpu", "train.py", "--lr", "1"]
+    added = dict(zip(words[4:-4:2], words[5:-4:2], strict=True))
+    assert added == {
+        "--num_machines": "{nodes}",
+        "--machine_rank": "{node_rank}",
+        "--num_processes": "{world_size}",
+        "--main_process_ip": "{master_addr}",
+        "--main_process_port": "{master_port}",
+    }
+
+
+def test_deepspeed_gets_a_list_of_the_nodes_unless_it_should_use_the_gpus_that_it_sees() -> None:
+    words = ["deepspeed", "train.py"]
+    assert "--hostfile" in add_options(words, on_own_gpus=False)
+    assert add_options(words, on_own_gpus=True) == ["deepspeed", "--master_port", "{master_port}", "train.py"]
+
+
+@pytest.mark.parametrize("command", ["torchrun train.py", "python train.py", "bash run.sh"])
+def test_commands_that_read_variables_get_no_options(command: str) -> None:
+    assert add_options(shlex.split(command), on_own_gpus=False) == shlex.split(command)
+
+
+def test_launchers_read_the_place_of_their_node_from_variables() -> None:
+    variables = PLACE.variables("SIGTERM")
+    assert (variables["MASTER_ADDR"], variables["MASTER_PORT"]) == ("10.0.0.1", "12345")
+    assert (variables["NODE_RANK"], variables["NNODES"], variables["NPROC_PER_NODE"]) == ("1", "2", "4")
+    assert variables["PET_RDZV_ENDPOINT"] == "10.0.0.1:12345"
+    assert variables["PET_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    assert not variables.keys() & {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+    assert replace(PLACE, master_addr="fd00::1").variables("SIGTERM")["PET_RDZV_ENDPOINT"] == "[fd00::1]:12345"
+
+
+def test_a_stop_signal_of_the_users_choice_is_passed_on_and_sigterm_is_not() -> None:
+    """SIGTERM is ignored in the whole job then, but not by processes that handle it, nor by those they start."""
+    assert PLACE.variables("SIGUSR1")["PET_SIGNALS_TO_HANDLE"] == "SIGUSR1,SIGINT,SIGHUP,SIGQUIT"
+
+
+def contradictions(command: str, launcher: str = NODE, *, nodes: int = 2, procs_per_node: int = 4) -> list[str]:
+    return list(find_contradictions(command, launcher, nodes, procs_per_node))
+
+
+@pytest.mark.parametrize(
+    ("command", "part"),
+    [
+        ("torchrun --nproc-per-node=2 train.py", "told --nproc_per_node 2, but resources.procs_per_node is 4"),
+        ("torchrun --nproc_per_node 2 train.py", "told --nproc_per_node 2, but resources.procs_per_node is 4"),
+        ("torchrun --nnodes 3 train.py", "told --nnodes 3, but resources.nodes is 2"),
+        ("accelerate launch --num_processes 4 train.py", "told --num_processes 4, but"),
+        ("deepspeed --num_gpus 8 train.py", "told --num_gpus 8, but resources.procs_per_node is 4"),
+        ("torchrun --standalone train.py", "each of the 2 nodes would train for itself"),
+    ],
+)
+def test_an_option_that_contradicts_the_resources_is_a_mistake(command: str, part: str) -> None:
+    [message] = contradictions(command)
+    assert part in message
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "torchrun --nproc-per-node=4 --nnodes=2 train.py --nnodes 9",
+        "torchrun --nproc-per-node gpu -m train --nnodes 9",
+        "accelerate launch --multi_gpu --num_processes 8 --num_machines 2 train.py",
+        "torchrun --nproc-per-node {procs_per_node} train.py",
+    ],
+)
+def test_options_that_agree_with_the_resources_and_those_of_the_script_are_none_of_its_business(command: str) -> None:
+    assert contradictions(command) == []
+
+
+def test_placeholders_of_a_node_and_launchers_do_not_go_with_ranks() -> None:
+    [message] = contradictions("python x.py {master_port}", RANKS)
+    assert "set 'launcher: node'" in message
+    [message] = contradictions("torchrun x.py", RANKS)
+    assert "torchrun would be started 4 times on each node" in message
+    assert contradictions("torchrun x.py", RANKS, nodes=1, procs_per_node=1) == []
+    assert contradictions("python x.py {node_rank} {master_port}", NONE) == []
+
+
+def notes(command: str, launcher: str = NODE, *, chosen: bool = True) -> str:
+    return "\n".join(describe_choice(command, launcher, chosen=chosen, on_own_gpus=False))
+
+
+def test_a_choice_that_the_spec_does_not_make_is_said() -> None:
+    assert (
+        notes("torchrun train.py") == "'torchrun' starts ranks itself: it is started once per node ('launcher: node')"
+    )
+    assert "with --hostfile {hostfile} --no_ssh" in notes("deepspeed train.py")
+    assert notes("torchrun train.py", chosen=False) == ""
+    assert notes("python train.py", RANKS) == ""
+
+
+def test_a_fixed_port_and_restarts_by_the_launcher_are_noted() -> None:
+    assert "--master_port 29511 is a fixed port" in notes("torchrun --master-port=29511 train.py", chosen=False)
+    assert notes("torchrun --master-port {master_port} train.py", chosen=False) == ""
+    assert "restarts ranks itself (--max_restarts)" in notes("torchrun --max-restarts 3 train.py", chosen=False)
+
+
+def test_accelerate_without_a_kind_of_training_is_noted() -> None:
+    assert "--multi_gpu" in notes("accelerate launch train.py", chosen=False)
+    assert notes("accelerate launch --config_file a.yaml train.py", chosen=False) == ""
+
+
+def test_a_launcher_in_a_shell_is_noted_since_the_shell_is_started_for_each_rank() -> None:
+    assert "seems to call torchrun in a shell" in notes("bash -c 'source env.sh && torchrun train.py'", RANKS)

@@ -58,6 +58,27 @@ def problems(outcome: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
+def test_a_drill_says_what_a_careless_script_does_and_ends_its_hang(site: Site) -> None:
+    # It exits with 0 when it is asked to stop, saves nothing then, and draws different numbers each time.
+    outcome = drill(site, "--random --stops-with 0", "preempt", "hang", code=1)
+    preempted, hung = outcome["faults"]
+    assert "its step is 40" in outcome["script"]["notes"][0]
+    # Exit code 0 completed nothing: the run went on from its last checkpoint.
+    assert (preempted["result"], preempted["state"], preempted["exit_codes"]) == ("passed", "completed", {"0": 0})
+    notes = " ".join(preempted["notes"])
+    assert "its ranks exited with 0 after SIGTERM; that is taken as not finished" in notes
+    assert "it saved nothing when it was asked to stop, which costs up to 5 steps" in notes
+    assert "it resumed from ckpt-" in notes
+    # A second undisturbed run was made to see that.
+    assert outcome["again"]["identical"] is False
+    assert "the script is not deterministic" in notes
+    assert hung["result"] == "failed"
+    assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
+    assert hung["state"] == "cancelled"
+    assert site.processes(hung["run_id"]) == []
+
+
+@pytest.mark.slow
 def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_that_a_script_does_not_resume(
     site: Site,
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from slurmtrain.model.diagnosis.drill import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint
 from slurmtrain.model.diagnosis.drill_moment import Sighting
-from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
+from slurmtrain.model.run.events.agent import RanksExited, WorkersStarted
 from slurmtrain.model.run.events.base import Event
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
@@ -150,10 +150,9 @@ class RunObserver:
 
     def _exit_codes(self, injected: InjectedFault) -> dict[int, int]:
         codes: dict[int, int] = {}
-        for event in self._workspace.store.events(self.run_id, NodeEnded):
+        for event in self._workspace.store.events(self.run_id, RanksExited):
             if attempt_of(event.source) == injected.attempt:
-                for rank, code in dict(event.payload.evidence.get("exit_codes") or {}).items():
-                    codes[int(rank)] = int(code)
+                codes |= {int(rank): code for rank, code in event.payload.codes.items() if rank.isdecimal()}
         return codes
 
     def _dead_workers(self, injected: InjectedFault) -> list[str]:

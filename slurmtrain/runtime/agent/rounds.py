@@ -35,7 +35,7 @@ from slurmtrain.model.interruption.exit_report import (
 )
 from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.interruption.policy import Decision, PriorEnd
-from slurmtrain.model.run.events.agent import RanksRestarted, RanksStopping, WorkersStarted
+from slurmtrain.model.run.events.agent import RanksExited, RanksRestarted, RanksStopping, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.control_store import ControlStore
@@ -468,8 +468,11 @@ class _Round:
             self,
         )
         workers.run()
+        exits = workers.exits()
+        if workers.request is not None:
+            context.journal.write(RanksExited(codes={str(each.rank): each.code for each in exits}))
         zero_completes = config.spec.requeue.zero_completes
-        report = report_exits(workers.exits(), workers.request, config.node, zero_completes=zero_completes)
+        report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
         return _NodeResult(
             report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
         )

@@ -152,6 +152,16 @@ class RanksStopping(Payload):
 
 
 @payload
+class RanksExited(Payload):
+    """The ranks of this node have ended, after they were asked to stop."""
+
+    KIND: ClassVar[str] = "exits"
+
+    codes: Mapping[str, int] = field(default_factory=dict)
+    """Exit codes by rank; negative: the signal that killed it."""
+
+
+@payload
 class HangDetected(Payload):
     """No step was finished for too long: what the ranks of this node were doing."""
 
@@ -313,6 +323,6 @@ class NodeEnded(Payload):
 
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady, WorkersStarted,
-    SurplusStart, RanksStopping, HangDetected, HangLimitRaised, RanksPaused, RanksResumed, StragglerDetected,
-    RanksRestarted, JobRequeue, RequeueFailed, NodeEnded,
+    SurplusStart, RanksStopping, RanksExited, HangDetected, HangLimitRaised, RanksPaused, RanksResumed,
+    StragglerDetected, RanksRestarted, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

@@ -253,6 +253,7 @@ READERS: dict[str, Reader] = {
     "float": _plain(is_number),
     "bool": _plain(_is_flag),
     "Mapping[str, Any]": _plain(_is_mapping),
+    "Mapping[str, int]": values_of(_plain(is_whole)),
     "Mapping[str, Mapping[str, Any]]": values_of(_plain(_is_mapping)),
     "Mapping[str, float | None]": values_of(_or_none(_plain(is_number))),
     "Sequence[str]": list_of(_plain(is_text)),

@@ -5,6 +5,7 @@ installed.
 
 cluster      names, places and settings of a cluster, its lock
 packages     the programs that it needs, and installing them
+releases     Slurm of other Debian releases, unpacked beside that of this machine
 processes    starting programs, finding and ending what a cluster started
 network      namespaces, bridges and interfaces
 config       the text of every configuration file

@@ -7,7 +7,6 @@ import pwd
 from collections.abc import Sequence
 
 from .cluster import Cluster
-from .daemons import environment
 from .errors import WrongInput
 from .processes import run
 
@@ -64,4 +63,4 @@ def _do(cluster: Cluster, *arguments: str) -> None:
 
 
 def _sacctmgr(cluster: Cluster, *arguments: str, check: bool = True) -> str:
-    return run(["sacctmgr", *arguments], environment=environment(cluster), check=check).stdout
+    return run(["sacctmgr", *arguments], environment=cluster.environment, check=check).stdout

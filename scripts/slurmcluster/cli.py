@@ -8,6 +8,7 @@ import os
 import shlex
 import signal
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Sequence
 
@@ -18,6 +19,7 @@ from .cluster import MAX_NODES, Cluster, Settings
 from .errors import ClusterError
 from .packages import require_root
 from .processes import run
+from .releases import RELEASES
 
 EPILOG = """exit codes: 0 fine, 1 it failed, 2 the input is wrong, 3 this machine cannot host a cluster.
 See docs/cluster.md."""
@@ -48,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _up(parsed: argparse.Namespace, cluster: Cluster) -> int:
     require_root("up")
     begin = time.monotonic()
-    requested = {key: getattr(parsed, key) for key in ("nodes", "gpus", "cpus", "grace")}
+    requested = {key: getattr(parsed, key) for key in ("nodes", "gpus", "cpus", "grace", "slurm")}
     try:
         settings, notes = lifecycle.up(cluster, requested, parsed.user)
     except ClusterError as error:
@@ -136,14 +138,14 @@ def _env(_: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _how_to_use(cluster: Cluster, settings: Settings, seconds: float) -> str:
-    sinfo = run(["sinfo"], environment={"SLURM_CONF": str(cluster.slurm_conf)}).stdout
+    sinfo = run(["sinfo"], environment=cluster.environment).stdout
     option = _option(cluster)
     made_of = f"nodes: {settings.nodes}, each with {settings.cpus} CPUs and {settings.gpus} GPUs"
     return f"""cluster '{cluster.name}' is up, after {seconds:.1f} s: {made_of}
 
 {sinfo}
 In each shell that is to use it (account {ACCOUNT}; 'up --user NAME' lets another user in):
-  {_export(cluster)}
+{textwrap.indent(_export(cluster), "  ")}
 
 Then, for example:
   sbatch -N2 --wrap 'srun hostname'
@@ -159,7 +161,10 @@ def _option(cluster: Cluster) -> str:
 
 
 def _export(cluster: Cluster) -> str:
-    return f"export SLURM_CONF={shlex.quote(str(cluster.slurm_conf))}"
+    lines = [f"export SLURM_CONF={shlex.quote(str(cluster.slurm_conf))}"]
+    if cluster.has_own_slurm:
+        lines.append(f'export PATH={shlex.quote(str(cluster.programs))}:"$PATH"')
+    return "\n".join(lines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -207,6 +212,12 @@ def _add_size(up: argparse.ArgumentParser) -> None:
         type=_count(0, 86400),
         metavar="S",
         help=f"seconds from a preemption to the end (default {Settings.grace})",
+    )
+    up.add_argument(
+        "--slurm",
+        choices=sorted(RELEASES),
+        metavar="VERSION",
+        help=f"which Slurm: {', '.join(sorted(RELEASES))}; it is downloaded once (default: that of this machine)",
     )
     up.add_argument(
         "--user", action="append", default=[], metavar="NAME", help="who may submit, besides root and you; repeatable"

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from .errors import ClusterError, WrongInput
+from .processes import PATH
 
 DEFAULT_NAME = "slurmtrain"
 DEFAULT_ROOT = "/var/lib/slurmtrain-cluster"
@@ -32,13 +33,17 @@ MACHINE_LOCK = Path("/run")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a cluster is made of; it does not change while the cluster is there."""
+    """What a cluster is made of; it does not change while the cluster is there.
+
+    ``slurm``: its version of Slurm, one of ``releases.RELEASES``; empty: that of this machine.
+    """
 
     nodes: int = 4
     gpus: int = 2
     cpus: int = 8
     grace: int = 30
     index: int = 0
+    slurm: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -109,6 +114,22 @@ class Cluster:
     def slurm_conf(self) -> Path:
         """What SLURM_CONF is set to."""
         return self.directory / "slurm.conf"
+
+    @property
+    def programs(self) -> Path:
+        """Links to its daemons, and to Slurm's commands unless they are those of this machine."""
+        return self.directory / "bin"
+
+    @property
+    def has_own_slurm(self) -> bool:
+        """Whether its Slurm is not that of this machine."""
+        return (self.programs / "sbatch").is_symlink()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What Slurm's programs need to find the cluster, and what finds its programs."""
+        variables = {"SLURM_CONF": str(self.slurm_conf)}
+        return {**variables, "PATH": f"{self.programs}:{PATH}"} if self.has_own_slurm else variables
 
     @property
     def munge_socket(self) -> Path:

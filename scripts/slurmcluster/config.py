@@ -7,7 +7,7 @@ import secrets
 import socket
 from pathlib import Path
 
-from . import faults
+from . import faults, releases
 from .cluster import Cluster, Settings, write_file
 from .network import ETC
 from .processes import run
@@ -43,7 +43,7 @@ def write(cluster: Cluster, settings: Settings) -> None:
     files = {
         "slurm.conf": (slurm_conf(cluster, settings), 0o644),
         "gres.conf": (gres_conf(cluster, settings), 0o644),
-        "cgroup.conf": (cgroup_conf(slurm_version()), 0o644),
+        "cgroup.conf": (cgroup_conf(slurm_version(cluster)), 0o644),
         "slurmdbd.conf": (slurmdbd_conf(cluster, settings), 0o600),
         "keys/munge.key": (secrets.token_hex(64), 0o600),
         "task-prolog": (faults.task_prolog(cluster), 0o755),
@@ -102,6 +102,7 @@ def slurm_conf(cluster: Cluster, settings: Settings) -> str:
         "JobAcctGatherFrequency=task=5",
         "",
     ]
+    lines += _plugin_dir(settings)
     if settings.gpus:
         lines += ["GresTypes=gpu", "AccountingStorageTRES=gres/gpu"]
     lines += [
@@ -115,6 +116,11 @@ def slurm_conf(cluster: Cluster, settings: Settings) -> str:
         for name, options in PARTITIONS.items()
     ]
     return "\n".join(lines) + "\n"
+
+
+def _plugin_dir(settings: Settings) -> list[str]:
+    """Slurm would take the plugins of this machine's."""
+    return [f"PluginDir={releases.plugins(releases.tree(settings.slurm))}"] if settings.slurm else []
 
 
 def gres_conf(cluster: Cluster, settings: Settings) -> str:
@@ -143,6 +149,7 @@ def slurmdbd_conf(cluster: Cluster, settings: Settings) -> str:
         "StorageHost=localhost",
         "StorageUser=root",
         "StorageLoc=slurm_acct_db",
+        *_plugin_dir(settings),
     ]
     return "\n".join(lines) + "\n"
 
@@ -163,9 +170,9 @@ def nsswitch() -> str:
     return "\n".join([*kept, "hosts: files"]) + "\n"
 
 
-def slurm_version() -> tuple[int, int]:
-    """Of the installed Slurm, such as (22, 5)."""
-    version = run(["slurmctld", "-V"]).stdout
+def slurm_version(cluster: Cluster) -> tuple[int, int]:
+    """Of the cluster's Slurm, such as (22, 5)."""
+    version = run(["slurmctld", "-V"], environment=cluster.environment).stdout
     match = re.search(r"(\d+)\.(\d+)", version)
     return (int(match[1]), int(match[2])) if match else (0, 0)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 
 from .cluster import Cluster, Settings
@@ -120,6 +121,9 @@ def start_slurmd(cluster: Cluster, node: str) -> Daemon:
     """A node's slurmd, in its namespace and under its host name."""
     on_node = ["ip", "netns", "exec", cluster.namespace(node), *_as_host(node)]
     arguments = [_program(cluster, "slurmd"), "-D", "-N", node, "-f", str(cluster.slurm_conf)]
+    if cluster.has_own_slurm:
+        # It would start that of this machine.
+        arguments += ["-d", str(cluster.programs / "slurmstepd")]
     return _start(cluster, node, [*on_node, *arguments])
 
 
@@ -128,19 +132,24 @@ def node_runs(cluster: Cluster, node: str, pids: dict[str, int]) -> bool:
     return node in pids and namespace_of(pids[node]) == identity(NAMESPACES / cluster.namespace(node))
 
 
-def environment(cluster: Cluster) -> dict[str, str]:
-    """What Slurm's programs need to find a cluster."""
-    return {"SLURM_CONF": str(cluster.slurm_conf)}
+def link_programs(cluster: Cluster, programs: Mapping[str, Path]) -> None:
+    """Give the cluster these programs, by name, in place of those of this machine."""
+    cluster.programs.mkdir(exist_ok=True)
+    # sbatch last: once it is there, all are.
+    for name, program in sorted(programs.items(), key=lambda item: item[0] == "sbatch"):
+        link = cluster.programs / name
+        if not link.is_symlink():
+            link.symlink_to(program)
 
 
 def _start(cluster: Cluster, name: str, arguments: list[str], extra: dict[str, str] | None = None) -> Daemon:
-    variables = {MARK: str(cluster.directory), **environment(cluster), **(extra or {})}
+    variables = {MARK: str(cluster.directory), **cluster.environment, **(extra or {})}
     return start(arguments, cluster.log(name), variables)
 
 
 def _program(cluster: Cluster, name: str) -> str:
     """A link to a program in the cluster's directory: its command line then says whose it is."""
-    link = cluster.directory / "bin" / name
+    link = cluster.programs / name
     link.parent.mkdir(exist_ok=True)
     if not link.is_symlink():
         link.symlink_to(find_program(name) or name)

@@ -8,22 +8,25 @@ import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
-from . import accounting, config, daemons, network, packages, slurm
+from . import accounting, config, daemons, network, packages, releases, slurm
 from .cluster import Cluster, Settings, machine_lock, state_root
 from .errors import CannotHere, ClusterError, WrongInput
 from .processes import DAEMONS, NODE_DAEMONS, Daemon, end_all, identity, inside, marked, namespace_of, wait_until
 
 
-def up(cluster: Cluster, requested: dict[str, int | None], users: list[str]) -> tuple[Settings, list[str]]:
+def up(cluster: Cluster, requested: dict[str, Any], users: list[str]) -> tuple[Settings, list[str]]:
     """Start what is missing of a cluster; returns its settings and what a person should know."""
     everyone = accounting.users(users)
     _refuse_other_settings(cluster, requested)
-    packages.ensure()
+    packages.ensure(packages.OF_RELEASES if _slurm_of(cluster, requested) else packages.OF_SLURM)
     packages.remove_stale_policy()
     with cluster.locked():
         try:
             settings = _settle(cluster, requested)
+            if settings.slurm:
+                daemons.link_programs(cluster, releases.programs(releases.ensure(settings.slurm)))
             _end_strays(cluster)
             pids = daemons.running(cluster)
             with ThreadPoolExecutor(1) as meanwhile:
@@ -99,7 +102,7 @@ def start_node(cluster: Cluster, node: int) -> bool:
         return bool(dead)
 
 
-def _refuse_other_settings(cluster: Cluster, requested: dict[str, int | None]) -> None:
+def _refuse_other_settings(cluster: Cluster, requested: dict[str, Any]) -> None:
     settings = cluster.read_settings()
     if settings is None:
         return
@@ -113,7 +116,7 @@ def _refuse_other_settings(cluster: Cluster, requested: dict[str, int | None]) -
         )
 
 
-def _settle(cluster: Cluster, requested: dict[str, int | None]) -> Settings:
+def _settle(cluster: Cluster, requested: dict[str, Any]) -> Settings:
     """The recorded settings, or new ones with a free index, recorded."""
     _refuse_other_settings(cluster, requested)
     settings = cluster.read_settings()
@@ -124,6 +127,12 @@ def _settle(cluster: Cluster, requested: dict[str, int | None]) -> Settings:
             settings = Settings(index=index, **{key: value for key, value in requested.items() if value is not None})
             cluster.write_settings(settings)
     return settings
+
+
+def _slurm_of(cluster: Cluster, requested: dict[str, Any]) -> str:
+    """The version of Slurm that the cluster has, or is to have; empty: that of this machine."""
+    settings = cluster.read_settings()
+    return str(requested["slurm"] or "") if settings is None else settings.slurm
 
 
 def _indices() -> set[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,12 +13,16 @@ from .errors import CannotHere
 from .processes import find_program, run
 
 # Each program, with the package that brings it on Debian and Ubuntu.
-PROGRAMS = {
+OF_SLURM = {
     "slurmctld": "slurmctld",
     "slurmd": "slurmd",
     "slurmdbd": "slurmdbd",
     "sbatch": "slurm-client",
     "sacctmgr": "slurm-client",
+}
+# What a Slurm that is not installed is unpacked and patched with.
+OF_RELEASES = {"dpkg-deb": "dpkg", "patchelf": "patchelf"}
+PROGRAMS = {
     "munged": "munge",
     "mariadbd": "mariadb-server",
     "mariadb-install-db": "mariadb-server",
@@ -40,21 +44,18 @@ def require_root(command: str) -> None:
         raise CannotHere(f"'scripts/cluster {command}' needs root: run it with sudo")
 
 
-def missing() -> list[str]:
-    """The packages whose programs are not there."""
-    return sorted({package for program, package in PROGRAMS.items() if find_program(program) is None})
-
-
-def ensure() -> None:
-    """Install what is missing."""
-    if not missing():
+def ensure(more: Mapping[str, str]) -> None:
+    """Install what is missing of the programs that every cluster needs, and of ``more``."""
+    needed = {**PROGRAMS, **more}
+    if not _absent(needed):
         return
     with machine_lock():
-        packages = missing()
+        packages = sorted({needed[program] for program in _absent(needed)})
         if packages:
-            _install(packages)
-    if missing():
-        raise CannotHere(f"after installing {', '.join(packages)} some programs are still missing: {_absent()}")
+            _install(packages, _absent(needed))
+    if absent := _absent(needed):
+        names = ", ".join(packages)
+        raise CannotHere(f"after installing {names} some programs are still missing: {', '.join(absent)}")
 
 
 def remove_stale_policy() -> None:
@@ -65,11 +66,11 @@ def remove_stale_policy() -> None:
                 POLICY.unlink()
 
 
-def _install(packages: list[str]) -> None:
+def _install(packages: list[str], absent: list[str]) -> None:
     names = " ".join(packages)
     if find_program("apt-get") is None:
         raise CannotHere(
-            f"these programs are missing: {_absent()}; this is no Debian or Ubuntu: install them yourself "
+            f"these programs are missing: {', '.join(absent)}; this is no Debian or Ubuntu: install them yourself "
             f"(there the packages are {names})"
         )
     print(f"cluster: installing {names} (about a minute)", file=sys.stderr, flush=True)
@@ -112,5 +113,5 @@ def _is_ours(policy: Path) -> bool:
         return False
 
 
-def _absent() -> str:
-    return ", ".join(sorted(program for program in PROGRAMS if find_program(program) is None))
+def _absent(needed: Iterable[str]) -> list[str]:
+    return sorted(program for program in needed if find_program(program) is None)

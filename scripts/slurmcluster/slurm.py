@@ -10,7 +10,6 @@ from pathlib import Path
 
 from .accounting import ACCOUNT
 from .cluster import Cluster
-from .daemons import environment
 from .errors import ClusterError, WrongInput
 from .processes import Daemon, run, wait_until
 
@@ -97,7 +96,7 @@ def _is_ready(node: Node, before: Node | None) -> bool:
 
 def resume(cluster: Cluster, node: str) -> None:
     """Tell Slurm to use a node again."""
-    run(["scontrol", "update", f"nodename={node}", "state=resume"], environment=environment(cluster), check=False)
+    run(["scontrol", "update", f"nodename={node}", "state=resume"], environment=cluster.environment, check=False)
 
 
 def job_counts(cluster: Cluster) -> dict[str, int]:
@@ -150,14 +149,14 @@ def preempt(cluster: Cluster, job: Job, seconds: int) -> str:
         "wrap": f"sleep {seconds}",
     }
     arguments = [f"--{key}={value}" for key, value in options.items()]
-    submitted = run(["sbatch", "--parsable", "--exclusive", *arguments], environment=environment(cluster))
+    submitted = run(["sbatch", "--parsable", "--exclusive", *arguments], environment=cluster.environment)
     other = submitted.stdout.strip()
     try:
         wait_until(
             lambda: "" if _has_to_go(before, _job_facts(cluster, job.id)) else f"the preemption of job {job.id}", 90
         )
     except ClusterError:
-        run(["scancel", other], environment=environment(cluster), check=False)
+        run(["scancel", other], environment=cluster.environment, check=False)
         raise
     return other
 
@@ -175,6 +174,6 @@ def _job_facts(cluster: Cluster, job: str) -> dict[str, str]:
 def _ask(cluster: Cluster, *arguments: str) -> str | None:
     """What one of Slurm's programs prints; None where Slurm does not answer."""
     try:
-        return run(arguments, environment=environment(cluster), timeout=15).stdout
+        return run(arguments, environment=cluster.environment, timeout=15).stdout
     except ClusterError:
         return None

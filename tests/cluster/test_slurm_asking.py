@@ -29,7 +29,9 @@ class Recorder:
         self.programs.mkdir()
         for name in WRAPPED:
             wrapper = self.programs / name
-            wrapper.write_text(f'#!/bin/sh\necho {name} >>"$RECORDED_CALLS"\nexec /usr/bin/{name} "$@"\n')
+            wrapper.write_text(
+                f'#!/bin/sh\necho {name} >>"$RECORDED_CALLS"\nexec {site.cluster.programs}/{name} "$@"\n'
+            )
             wrapper.chmod(0o755)
         self.environment = {
             "PATH": f"{self.programs}:{site.environment()['PATH']}",

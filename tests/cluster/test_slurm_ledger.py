@@ -40,7 +40,7 @@ WRAPPER = """#!/bin/sh
 case "$1" in
 {case}
 esac
-exec /usr/bin/scontrol "$@"
+exec {scontrol} "$@"
 """
 # A run of two nodes that is about where it runs: it trains nothing.
 TINY: dict[str, Any] = {"command": "true", "resources": {"nodes": 2, "procs_per_node": 1, "time": "00:10:00"}}
@@ -156,12 +156,17 @@ def test_a_job_that_a_person_cancels_does_not_come_to_life_again(site: ClusterSi
 # --- runs whose agents cannot put them back -----------------------------------------------------------------------
 
 
+def real_scontrol(site: ClusterSite) -> str:
+    """The path of the cluster's scontrol."""
+    return f"{site.cluster.programs}/scontrol"
+
+
 def without_verb(site: ClusterSite, case: str) -> list[str]:
     """Lines of setup with which the job has a scontrol that goes wrong."""
     place = site.path / "broken"
     place.mkdir()
     place.chmod(0o755)
-    (place / "scontrol").write_text(WRAPPER.format(case=case))
+    (place / "scontrol").write_text(WRAPPER.format(case=case, scontrol=real_scontrol(site)))
     (place / "scontrol").chmod(0o755)
     return [f"export PATH={shlex.quote(str(place))}:$PATH"]
 
@@ -277,7 +282,7 @@ def test_a_run_whose_job_may_not_be_requeued_is_submitted_again_without_the_node
     site: ClusterSite, cluster: Cluster
 ) -> None:
     # Somebody forbids it after the agent has asked whether it may.
-    lies = "show) /usr/bin/scontrol \"$@\" | sed 's/Requeue=0/Requeue=1/'; exit;;"
+    lies = f"show) {real_scontrol(site)} \"$@\" | sed 's/Requeue=0/Requeue=1/'; exit;;"
     forbid = 'scontrol update JobId="$SLURM_JOB_ID" Requeue=0'
     spec = site.spec(**TINY, setup=[forbid, *without_verb(site, lies)])
     with cluster.wrong_clock(1, 5):

@@ -30,6 +30,8 @@ USER = NAME
 NODES = 4
 GPUS = 2
 GRACE_S = 10
+# The version of Slurm, one of scripts/cluster's; empty: that of this machine.
+SLURM = os.environ.get("TEST_SLURM", "")
 # Exit code of scripts/cluster if a machine cannot host a cluster at all.
 CANNOT = 3
 
@@ -37,9 +39,13 @@ CANNOT = 3
 class Cluster:
     """The cluster that ``scripts/cluster`` creates for one test session."""
 
-    def __init__(self, name: str = NAME) -> None:
+    def __init__(self, name: str = NAME, slurm: str = SLURM) -> None:
+        """``slurm``: the version of its Slurm; empty: that of this machine."""
         self.name = name
+        self.own_slurm = slurm
         self.conf = ""
+        self.programs = "/usr/bin"
+        """Where Slurm's commands are."""
 
     def script(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run ``scripts/cluster``."""
@@ -57,17 +63,20 @@ class Cluster:
 
     def up(self) -> None:
         """Start it, or skip with the reason why this machine cannot have one."""
-        completed = self.script(
-            "up", "--nodes", str(NODES), "--gpus", str(GPUS), "--grace", str(GRACE_S), "--user", USER, check=False
-        )
+        size = ("--nodes", str(NODES), "--gpus", str(GPUS), "--grace", str(GRACE_S))
+        own = ("--slurm", self.own_slurm) if self.own_slurm else ()
+        completed = self.script("up", *size, *own, "--user", USER, check=False)
         if completed.returncode == CANNOT:
             pytest.skip(f"no Slurm cluster here: {completed.stderr.strip().splitlines()[-1]}")
         assert completed.returncode == 0, completed.stdout + completed.stderr
-        self.conf = self.script("env").stdout.split("SLURM_CONF=", 1)[1].split()[0].strip("'\"")
+        exported = dict(line.removeprefix("export ").split("=", 1) for line in self.script("env").stdout.splitlines())
+        self.conf = exported["SLURM_CONF"].strip("'")
+        self.programs = exported.get("PATH", self.programs).partition(":")[0].strip("'")
 
     def slurm(self, *command: str, check: bool = True) -> str:
         """Run one of Slurm's commands as root."""
-        environ = {**os.environ, "SLURM_CONF": self.conf, "SLURM_TIME_FORMAT": "%s"}
+        path = f"{self.programs}:{os.environ['PATH']}"
+        environ = {**os.environ, "PATH": path, "SLURM_CONF": self.conf, "SLURM_TIME_FORMAT": "%s"}
         completed = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=PATIENCE_S)
         assert not check or completed.returncode == 0, f"{command}: {completed.stderr}"
         return completed.stdout
@@ -81,6 +90,29 @@ class Cluster:
     def state(self, job_id: str) -> str:
         """What squeue says about a job right now."""
         return self.slurm("squeue", "--noheader", "--states=all", f"--jobs={job_id}", "--format=%T").strip()
+
+    def restarts(self, job_id: str) -> int:
+        """How often Slurm has started a job again."""
+        shown = self.slurm("scontrol", "show", "job", job_id)
+        return int(next(word.partition("=")[2] for word in shown.split() if word.startswith("Restarts=")))
+
+    def version(self) -> tuple[int, int]:
+        """That of its Slurm, such as (22, 5)."""
+        year, month = re.findall(r"\d+", self.slurm("scontrol", "--version"))[:2]
+        return int(year), int(month)
+
+    @contextlib.contextmanager
+    def configured(self, setting: str) -> Iterator[None]:
+        """Within this context slurm.conf has another line."""
+        conf = Path(self.conf)
+        before = conf.read_text()
+        conf.write_text(f"{before}{setting}\n")
+        try:
+            self.slurm("scontrol", "reconfigure")
+            yield
+        finally:
+            conf.write_text(before)
+            self.slurm("scontrol", "reconfigure")
 
     def pids(self, node: int) -> list[int]:
         """Processes on a node."""
@@ -257,7 +289,7 @@ class ClusterSite(Site):
             "HOME": str(self.person.home),
             "USER": self.person.name,
             "LOGNAME": self.person.name,
-            "PATH": f"{self.person.python.parent}:/usr/local/bin:/usr/bin:/bin",
+            "PATH": f"{self.person.python.parent}:{self.cluster.programs}:/usr/local/bin:/usr/bin:/bin",
             "PYTHONPATH": str(self.person.code),
             "SLURM_CONF": self.cluster.conf,
             "SLURMTRAIN_RUNS": str(self.runs),

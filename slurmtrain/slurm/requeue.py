@@ -85,6 +85,17 @@ class SlurmQueue:
                     _ask("scontrol", "hold", job_id)
                 raise
 
+    def forbid_requeue(self, job_id: str, intent: Path) -> None:
+        """Keep Slurm from ever starting the job ``job_id`` again by itself.
+
+        If this cannot be done from here, the file ``intent`` asks the batch script for it.
+        """
+        with block_signals(_DISTURBING):
+            try:
+                _ask("scontrol", "update", f"JobId={job_id}", "Requeue=0")
+            except SlurmDown:
+                write_json(intent, {"forbid_requeue": job_id})
+
 
 def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:
     """Release a job that its user holds; returns whether anything had to be done. Raises SlurmDown.

@@ -36,8 +36,11 @@ srun --unbuffered --output '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` 
 
 # teardown
 code=$?
-# an agent without scontrol, as in a container, asks for a requeue through this file
-if [ -e '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/attempts'/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/requeue" ]; then
+# an agent without scontrol, as in a container, asks through these files for a requeue, or that there be none
+attempt='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/attempts'/"$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}"
+if [ -e "$attempt/requeue" ]; then
   scontrol requeue incomplete "$SLURM_JOB_ID" && code=0
+elif [ -e "$attempt/no-requeue" ]; then
+  scontrol update JobId="$SLURM_JOB_ID" Requeue=0
 fi
 exit "$code"

@@ -131,7 +131,8 @@ def _exit_within_grace(cluster: Cluster, version: tuple[int, int]) -> SiteFindin
         return SiteFinding("ok", "SLURM_VERSION", text)
     text = (
         f"Slurm {name} requeues a job that exits within its grace, and holds it after {cluster.max_requeues} times "
-        "(MaxBatchRequeue); the agent requeues it before that, which does not count"
+        "(MaxBatchRequeue); the agent requeues it before that, which does not count, and forbids requeues (Requeue=0) "
+        "when the run is over"
     )
     return SiteFinding("ok", "SLURM_VERSION", text)
 

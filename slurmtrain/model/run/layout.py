@@ -231,6 +231,11 @@ class AttemptDir:
         return self.path / "requeue"
 
     @property
+    def no_requeue(self) -> Path:
+        """Tells the batch script to forbid further requeues of the job if the agent cannot do so itself."""
+        return self.path / "no-requeue"
+
+    @property
     def owner(self) -> str:
         """The owner of a checkpoint being built: unique for each attempt, and each round of one."""
         return f"{self.path.name}.{self.round}" if self.round else self.path.name

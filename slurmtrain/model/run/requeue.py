@@ -74,6 +74,20 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
     )
 
 
+def final_cause(events: Sequence[AnyEvent]) -> str | None:
+    """The cause with which a start of a job has ended for good, according to node 0's journal; None if it has not.
+
+    Node 0 journals a requeue before its end, so an end without one is final, unless it only says that a signal came
+    whose meaning Slurm decides. ``events``: those of node 0.
+    """
+    ends = select(events, NodeEnded)
+    if not ends or select(events, JobRequeue):
+        return None
+    end = ends[-1].payload
+    is_unsure = not end.sure and (end.signal is not None or end.cause == "cancelled")
+    return None if is_unsure else end.cause
+
+
 def reason_given_up(events: Iterable[AnyEvent]) -> str:
     """Why no command starts the run again after this start; empty if one may."""
     return _last_reason([event for event in select(events, RequeueFailed) if _is_of_command(event)])

@@ -21,7 +21,13 @@ from slurmtrain.model.run.events.checkpoint import CheckpointFound
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, checkpoint_step
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
-from slurmtrain.runtime.agent.finish import AttemptFinish, JobQueue, ask_policy
+from slurmtrain.runtime.agent.finish import (
+    AttemptFinish,
+    JobQueue,
+    ask_policy,
+    forbid_requeue,
+    state_of_finished_run,
+)
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.files import newest_published
@@ -47,6 +53,12 @@ _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
 # Causes after which the scheduler should see the job as completed, not failed.
 _NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted"})
+# Why a start of a job is surplus, by the state of its run.
+_ALREADY = {
+    "completed": "the run has completed already",
+    "cancelled": "the run was cancelled already",
+    "failed": "the run has failed already",
+}
 
 
 def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
@@ -65,9 +77,11 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     attempt = submission.run.attempt(node.job_id, node.restart)
     make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
-        state = lease.final_state(attempt.run, node.submission)
+        state = state_of_finished_run(attempt, node)
         if state is not None:
-            journal.write(SurplusStart(why=f"the run is {state} already"))
+            journal.write(SurplusStart(why=_ALREADY.get(state, f"the run is {state} already")))
+            if node.index == 0 and queue is not None:
+                forbid_requeue(queue, attempt, node)
             sys.exit(0)
         agent = _Agent(attempt, node, journal, flag, began, queue)
         try:

@@ -1,12 +1,19 @@
-"""The end of an attempt on a node: its ``end`` event and, on node 0, requeuing the job.
+"""The end of an attempt on a node: its ``end`` event and, on node 0, requeuing the job or keeping it from a requeue.
 
-Any process may be killed between two steps, so the order matters: claim, journal ``requeue``, journal ``end``, ask
-Slurm. After a kill between the claim and ``requeue``, the next ``sync`` finds that the job is over, and restarts the
-run under its own claim; after a later kill the cause is known too. An ``end`` always comes before Slurm ends the agent.
+Any process may be killed between two steps, so the order matters.
+
+* The run starts again: claim, journal ``requeue``, journal ``end``, ask Slurm. After a kill between the claim and
+  ``requeue``, the next ``sync`` finds that the job is over, and restarts the run under its own claim; after a later
+  kill the cause is known too. An ``end`` always comes before Slurm ends the agent.
+* The end is final: journal ``end``, close the lease, forbid Slurm to start the job again. Slurm 24.05 and later may do
+  that by themselves: a preemption whose job was requeued within its grace is remembered, and the job's next normal end
+  is taken for that of the grace (seen on 24.11 and 26.05). After a kill before the lease is closed, the agents of such
+  a start find the final ``end`` in the journal of the start before (:func:`state_of_finished_run`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +24,8 @@ from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExclusionP
 from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.requeue import final_cause
+from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.job import lease, run_reader
@@ -45,6 +54,42 @@ class JobQueue(Protocol):
         until it starts. ``intent``: a file that makes the batch script requeue the job if that cannot be done from
         here.
         """
+
+    def forbid_requeue(self, job_id: str, intent: Path) -> None:
+        """Keep the scheduler from ever starting the job again by itself. Raises SlurmtrainError.
+
+        ``job_id``: the job. ``intent``: a file that makes the batch script do it if that cannot be done from here.
+        """
+
+
+def state_of_finished_run(attempt: AttemptDir, node: Node) -> str | None:
+    """The final state of the run, if it was over before this ``attempt`` was started; None if it may train.
+
+    Every node of the attempt comes to the same conclusion. ``node``: this one; node 0 also closes the lease if the
+    agent that ended the run was killed before it could.
+    """
+    state = lease.final_state(attempt.run, node.submission)
+    if state is not None or node.restart == 0:
+        return state
+    before = attempt.run.attempt(node.job_id, node.restart - 1).node_journal(0)
+    cause = final_cause(run_reader.read_events(before, before.name))
+    if cause is None:
+        return None
+    state = STATE_OF_CAUSE.get(cause, "failed")
+    if node.index == 0:
+        lease.close(attempt.run, node.submission, state)
+    return state
+
+
+def forbid_requeue(queue: JobQueue, attempt: AttemptDir, node: Node) -> None:
+    """Have the scheduler never start the job of this ``attempt`` again by itself.
+
+    ``queue``: the scheduler. ``node``: this node, which is node 0.
+
+    Nothing is lost if it does not answer: the agents of another start would end at once, and try this again.
+    """
+    with contextlib.suppress(SlurmtrainError):
+        queue.forbid_requeue(node.job_id, attempt.no_requeue)
 
 
 def ask_policy(attempt: AttemptDir, latest: PriorEnd, requeue: RequeueSpec) -> Decision:
@@ -87,7 +132,7 @@ class AttemptFinish:
         attempt_report = self._with_stop_cause(outcome.attempt_report)
         # Commands restart local runs: no process of a local job is left that could.
         if self._node.index != 0 or self._queue is None:
-            self._close(node_report, attempt_report)
+            self._end(node_report, attempt_report)
             return False
         latest = PriorEnd.of_report(
             attempt_report,
@@ -98,21 +143,23 @@ class AttemptFinish:
         )
         decision = ask_policy(self._attempt, latest, requeue)
         # Slurm can exclude nodes from a job only while it is pending, so check now whether it would refuse.
-        without = attempt_report.without
+        without = attempt_report.without if decision.again else ()
         problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None
         if problem is not None:
             node_report, without = amend(node_report, ExclusionProblem(problem)), ()
-        starts_again = self._claim_restart(attempt_report, decision, without)
+        # On the same nodes the preflight would fail again.
+        again = decision.again and not (attempt_report.cause == "preflight" and not without)
+        if not again:
+            if self._end(node_report, attempt_report):
+                forbid_requeue(self._queue, self._attempt, self._node)
+            return False
+        starts_again = not attempt_report.slurm_ends_it and self._claim_restart(attempt_report, decision, without)
         # Before the requeue, after which Slurm leaves this process only KillWait to live.
-        self._close(node_report, attempt_report)
+        self._journal_end(node_report)
         return starts_again and self._requeue_job(self._queue, without, decision.delay_s)
 
     def _claim_restart(self, report: ExitReport, decision: Decision, without: Sequence[str]) -> bool:
-        """Claim and journal a requeue of the job; False if there is to be none, or another process has claimed it."""
-        # On the same nodes the preflight would fail again.
-        hopeless = report.cause == "preflight" and not without
-        if not decision.again or hopeless or report.slurm_ends_it:
-            return False
+        """Claim and journal a requeue of the job; False if another process has claimed it."""
         # Last, since the holder of the claim must restart the run.
         if not lease.claim_restart(self._attempt, by="agent"):
             return False
@@ -129,23 +176,40 @@ class AttemptFinish:
         view, timed_out = self._query.view(), report.cause == "timeout"
         return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
 
-    def _close(self, node_report: ExitReport, attempt_report: ExitReport) -> None:
-        """Journal the end on this node, and close a run that is over, so that requeuing its job restarts nothing."""
+    def _journal_end(self, report: ExitReport) -> None:
         self._journal.write(
             NodeEnded(
-                cause=node_report.cause,
-                reason=node_report.reason,
-                failed_at=node_report.failed_at,
-                cascade=node_report.cascade,
-                signal=node_report.signal,
-                sure=node_report.sure,
-                failures=list(node_report.failures),
-                evidence=dict(node_report.evidence),
+                cause=report.cause,
+                reason=report.reason,
+                failed_at=report.failed_at,
+                cascade=report.cascade,
+                signal=report.signal,
+                sure=report.sure,
+                failures=list(report.failures),
+                evidence=dict(report.evidence),
             )
         )
-        over = attempt_report.cause == "completed" or (attempt_report.cause == "cancelled" and attempt_report.sure)
-        if self._node.index == 0 and over:
-            lease.close(self._attempt.run, self._node.submission, attempt_report.cause)
+
+    def _end(self, node_report: ExitReport, attempt_report: ExitReport) -> bool:
+        """Journal the end on this node, and close a run that is over, so that requeuing its job restarts nothing.
+
+        Returns whether it is over, as far as this node can tell, given that the policy does not start it again.
+        """
+        self._journal_end(node_report)
+        is_final = self._is_final(attempt_report)
+        if is_final:
+            state = STATE_OF_CAUSE.get(attempt_report.cause, "failed")
+            lease.close(self._attempt.run, self._node.submission, state)
+        return is_final
+
+    def _is_final(self, report: ExitReport) -> bool:
+        # The agent of a lost node may outlive its attempt: a later start of the job may be training by now.
+        if self._node.index != 0 or not lease.holds(self._attempt):
+            return False
+        if report.cause in _FINAL:
+            return report.cause == "completed" or report.sure
+        # Commands start local runs again. A job that Slurm is ending may be one that it starts again, rightly.
+        return self._queue is not None and not report.slurm_ends_it
 
     def _requeue_job(self, queue: JobQueue, without: Sequence[str], delay_s: float) -> bool:
         try:

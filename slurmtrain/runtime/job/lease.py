@@ -45,8 +45,8 @@ def acquire(attempt: AttemptDir, submission: int) -> bool:
 def close(run: RunDir, submission: int | None, state: str) -> None:
     """Keep every job of this ``run`` from training again, even if it is requeued, until the lease is granted again.
 
-    ``state``: ``completed`` or ``cancelled``. ``submission``: the one that ended like that: nothing is closed if a
-    later one has the lease by now; None to close the run in any case.
+    ``state``: ``completed``, ``failed`` or ``cancelled``. ``submission``: the one that ended like that: nothing is
+    closed if a later one has the lease by now; None to close the run in any case.
     """
     held = read_json(run.lease) or {}
     # Without a lease nothing was ever submitted, so nothing can start.

@@ -233,22 +233,25 @@ def test_a_job_whose_pickle_has_its_name_keeps_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setup", [[], ["set -euo pipefail"]])
 @pytest.mark.parametrize(
-    ("has_intent", "code", "expected"),
+    ("intent", "code", "expected"),
     [
-        (False, 0, (0, [])),
-        (False, 3, (3, [])),
-        (True, 1, (0, ["requeue incomplete 7"])),
-        (True, 9, (0, ["requeue incomplete 7"])),
+        ("", 0, (0, [])),
+        ("", 3, (3, [])),
+        ("requeue", 1, (0, ["requeue incomplete 7"])),
+        ("requeue", 9, (0, ["requeue incomplete 7"])),
+        ("no-requeue", 0, (0, ["update JobId=7 Requeue=0"])),
+        ("no-requeue", 3, (3, ["update JobId=7 Requeue=0"])),
     ],
 )
-def test_a_job_is_put_back_after_its_tasks_where_an_agent_could_not_and_has_not_failed_then(
-    tmp_path: Path, has_intent: bool, code: int, expected: tuple[int, list[str]], setup: list[str]
+def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
+    tmp_path: Path, intent: str, code: int, expected: tuple[int, list[str]], setup: list[str]
 ) -> None:
     run, calls = RunDir(tmp_path / "it's a run"), tmp_path / "calls"
     attempt = run.attempt("7", 2)
     attempt.path.mkdir(parents=True)
-    if has_intent:
-        attempt.requeue.write_text("{}")
+    for path in (attempt.requeue, attempt.no_requeue):
+        if path.name == intent:
+            path.write_text("{}")
     scontrol = tmp_path / "scontrol"
     scontrol.write_text(f'#!/bin/sh\necho "$@" >> {calls}\n')
     scontrol.chmod(0o755)

@@ -161,6 +161,21 @@ def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
     assert slurm.now["excluded"] == "node1"
 
 
+def test_a_job_is_kept_from_another_start(slurm: Slurm, tmp_path: Path) -> None:
+    SlurmQueue().forbid_requeue("7", tmp_path / "no-requeue")
+    assert slurm.calls("scontrol")[0].args == ["update", "JobId=7", "Requeue=0"]
+    assert not (tmp_path / "no-requeue").exists()
+
+
+def test_the_batch_script_keeps_a_job_from_another_start_if_the_agent_cannot(slurm: Slurm, tmp_path: Path) -> None:
+    slurm.job(refusals=1)
+    SlurmQueue().forbid_requeue("7", tmp_path / "refused")
+    (slurm.path / "scontrol").unlink()
+    SlurmQueue().forbid_requeue("7", tmp_path / "container")
+    for name in ("refused", "container"):
+        assert json.loads((tmp_path / name).read_text()) == {"forbid_requeue": "7"}
+
+
 def test_a_job_whose_nodes_cannot_be_left_out_is_held_and_the_agent_told(slurm: Slurm) -> None:
     slurm.job(refusals=99)
     with pytest.raises(SlurmDown, match="Job is no longer pending execution"):

@@ -14,9 +14,10 @@ from helpers.simulated_run import SimulatedRun
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import PriorEnd
+from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import RequeueSpec
-from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy
+from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch, Node
@@ -38,13 +39,14 @@ REQUEUED = {"JobState": "COMPLETING", "EndTime": "9999999999"}
 
 @dataclass
 class Queue:
-    """Slurm, as an agent asks it for its own job. ``log``: the kinds of events in the journal when it was requeued."""
+    """Slurm, as an agent asks it for its own job. ``log``: what the journal held when it was last asked."""
 
     journal: Path
     fields: Mapping[str, str] = field(default_factory=dict)
     problem: str | None = None
     down: bool = False
     requeued: list[tuple[list[str], float]] = field(default_factory=list)
+    forbidden: int = 0
     log: list[str] = field(default_factory=list)
 
     def record(self, job_id: str) -> Mapping[str, str]:
@@ -62,6 +64,13 @@ class Queue:
         self.log = [event["kind"] for event in read(self.journal)]
         self.requeued.append((list(without), delay_s))
 
+    def forbid_requeue(self, job_id: str, intent: Path) -> None:
+        assert (job_id, intent) == ("7", self.journal.parent / "no-requeue")
+        if self.down:
+            raise SlurmDown("scontrol: Unable to contact slurm controller")
+        self.log = [event["kind"] for event in read(self.journal)]
+        self.forbidden += 1
+
 
 def read(journal: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in journal.read_text().splitlines()]
@@ -75,6 +84,7 @@ class End:
         self.directory = RunDir(path)
         self.attempt = self.directory.attempt("7", 0)
         self.attempt.path.mkdir(parents=True)
+        assert lease.acquire(self.attempt, node.submission)
         self.node = node
         self.path = self.attempt.node_journal(node.index)
         self.queue = Queue(self.path, **queue)
@@ -153,6 +163,106 @@ def test_a_requeue_that_fails_is_journaled(tmp_path: Path) -> None:
     assert not end.finish(CRASH)
     assert [event["kind"] for event in end.events] == ["requeue", "end", "requeue_failed"]
     assert "Unable to contact" in end.events[-1]["reason"]
+
+
+# --- an end for good ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("report", "state"),
+    [(COMPLETED, "completed"), (replace(CRASH, cause="oom"), "failed"), (replace(PREFLIGHT, without=()), "failed")],
+)
+def test_a_final_end_is_journaled_closes_the_run_and_only_then_keeps_slurm_from_starting_the_job_again(
+    tmp_path: Path, report: ExitReport, state: str
+) -> None:
+    end = End(tmp_path)
+    assert not end.finish(report)
+    assert lease.final_state(end.directory, 1) == state
+    assert (end.queue.forbidden, end.queue.log, end.queue.requeued) == (1, ["end"], [])
+
+
+def test_a_preempted_run_that_is_not_to_start_again_does_not(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=PREEMPTED)
+    assert not end.finish(SIGTERM, requeue=replace(RULES, enabled=False))
+    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == ("failed", 1)
+
+
+def test_a_run_that_starts_again_stays_open(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=PREEMPTED)
+    assert end.finish(SIGTERM)
+    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
+
+
+def test_what_slurm_does_with_a_job_that_it_ends_itself_is_left_to_slurm(tmp_path: Path) -> None:
+    end = End(tmp_path, fields=REQUEUED)
+    assert not end.finish(SIGTERM, requeue=replace(RULES, enabled=False))
+    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
+
+
+def test_an_agent_that_outlived_its_attempt_decides_nothing_about_the_job(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    assert lease.acquire(end.directory.attempt("7", 1), 1)
+    assert not end.finish(COMPLETED)
+    assert (lease.final_state(end.directory, 1), end.queue.forbidden) == (None, 0)
+
+
+def test_a_final_end_is_final_though_slurm_does_not_answer(tmp_path: Path) -> None:
+    end = End(tmp_path, down=True)
+    assert not end.finish(COMPLETED)
+    assert end.end["cause"] == "completed"
+    assert lease.final_state(end.directory, 1) == "completed"
+
+
+# --- a start of a run that is over ------------------------------------------------------------------------------------
+
+
+def next_start(end: End, index: int = 0) -> str | None:
+    """What an agent of the job's next start finds: the state of the run, if that is over."""
+    return state_of_finished_run(end.directory.attempt("7", 1), replace(NODE, index=index, restart=1))
+
+
+@pytest.mark.parametrize(("report", "state"), [(COMPLETED, "completed"), (replace(CRASH, cause="oom"), "failed")])
+def test_a_start_after_a_final_end_is_surplus_on_every_node(tmp_path: Path, report: ExitReport, state: str) -> None:
+    end = End(tmp_path)
+    end.finish(report)
+    assert [next_start(end, index) for index in range(2)] == [state, state]
+
+
+def test_a_start_is_surplus_though_the_agent_was_killed_before_it_closed_the_run(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    with Journal(end.path) as journal:
+        journal.write(NodeEnded(cause="crash", reason="rank 0 exited with code 1"))
+    assert next_start(end, 1) == "failed"
+    assert lease.final_state(end.directory, 1) is None
+    assert next_start(end) == "failed"
+    assert lease.final_state(end.directory, 1) == "failed"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [JobRequeue(cause="crash"), NodeEnded(cause="crash")],
+        [NodeEnded(cause="preempted", signal="SIGTERM")],
+        [NodeEnded(cause="cancelled")],
+    ],
+    ids=["killed", "requeued", "signalled", "overtaken"],
+)
+def test_a_start_after_an_end_that_is_not_final_may_train(tmp_path: Path, events: Sequence[Any]) -> None:
+    end = End(tmp_path)
+    with Journal(end.path) as journal:
+        for event in events:
+            journal.write(event)
+    assert next_start(end) is None
+
+
+def test_a_run_that_failed_trains_again_when_a_person_resumes_it(tmp_path: Path) -> None:
+    end = End(tmp_path)
+    end.finish(replace(CRASH, cause="oom"))
+    lease.grant(end.directory.submission(2))
+    resumed = replace(NODE, job_id="8", submission=2)
+    assert state_of_finished_run(end.directory.attempt("8", 0), resumed) is None
+    assert lease.acquire(end.directory.attempt("8", 0), 2)
 
 
 # --- nodes to blame -------------------------------------------------------------------------------------------------

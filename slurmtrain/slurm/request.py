@@ -79,7 +79,8 @@ def make_request(
         "teardown": epilogue(submission).rstrip("\n").split("\n"),
         "srun_args": _srun_options(resources),
     }
-    literal: dict[str, Any] = {"chdir": str(run.path), "requeue": True}
+    # Slurm itself requeues a preempted job that may be requeued, whatever the run's policy says.
+    literal: dict[str, Any] = {"chdir": str(run.path), "requeue" if plan.spec.requeue.enabled else "no-requeue": True}
     if resources.elastic:
         # submitit needs a number for "nodes"; if an option is repeated, sbatch takes the last one, and these come last.
         literal.update({"nodes": str(resources.allocated), "no-kill": True})

@@ -262,6 +262,11 @@ def test_the_batch_script_does_after_its_tasks_what_an_agent_could_not(
     assert (completed.returncode, calls.read_text().splitlines() if calls.exists() else []) == expected
 
 
+def test_a_run_that_is_not_to_start_again_has_a_job_that_slurm_does_not_requeue_either() -> None:
+    options = request(requeue={"enabled": False}).parameters["additional_parameters"]
+    assert ("no-requeue" in options, "requeue" in options) == (True, False)
+
+
 @pytest.mark.parametrize(("limit", "lead"), [("00:02:00", 15), ("00:10:00", 60), ("01:00:00", 90), (None, 90)])
 def test_a_short_job_is_warned_a_tenth_of_its_time_before_the_limit(limit: str | None, lead: int) -> None:
     assert flags(request(resources={"time": limit}))["signal"] == f"USR2@{lead}"

@@ -213,13 +213,13 @@ PATTERNS: tuple[Pattern, ...] = (
 DOUBTFUL = frozenset({"store-timeout", "nccl-connect", "nccl-socket", "rendezvous", "gloo-connect", "ib-retry"})
 # Patterns with several possible causes: their hits are grouped by cause as well.
 SEVERAL_CAUSES = frozenset({"xid", "disk-full", "slurm-reason", "evidence"})
-# That some task failed explains nothing: it is a result of the failure to be explained.
-TASK_FAILURE = "TASK FAILURE"
+# Reasons of Slurm that explain nothing: a task fails, and a job is requeued, because of what is to be explained.
+TASK_FAILURE, JOB_REQUEUE = "TASK FAILURE", "JOB REQUEUE"
 # What to do, by the reason that Slurm gives.
 REASON_FIXES = {
     "TIME LIMIT": "ask for more in resources.time, or let it be requeued (requeue.enabled)",
     "PREEMPTION": "nothing: it is requeued (`slurmtrain doctor SPEC` says how)",
     "NODE FAILURE": "nothing, unless it is always the same node: then exclude it",
-    "JOB REQUEUE": "nothing: it is requeued",
+    JOB_REQUEUE: "nothing: it is requeued",
     TASK_FAILURE: "look at the task that failed",
 }

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.diagnosis.log_scan import Hit
-from slurmtrain.model.diagnosis.patterns import CONFIRMATION, DOUBTFUL, ROOT, SEVERAL_CAUSES, TASK_FAILURE
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, DOUBTFUL, JOB_REQUEUE, ROOT, SEVERAL_CAUSES, TASK_FAILURE
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     matches = _grouped(sorted(hits, key=_order))
     roots = [match for match in matches if match.first.role == ROOT]
     last_words = [
-        match for match in matches if match.first.role == CONFIRMATION and TASK_FAILURE not in match.first.groups
+        match
+        for match in matches
+        if match.first.role == CONFIRMATION and not {TASK_FAILURE, JOB_REQUEUE} & set(match.first.groups)
     ]
     candidates = _without_consequences(roots) or last_words
     root = candidates[0] if candidates else None

@@ -90,7 +90,7 @@ def diagnose(workspace: Workspace, run_id: str, number: int | None = None) -> At
     if attempt is None:
         return AttemptDiagnosis(run=run, attempt=None, diagnosis=diagnose_hits(()), failing=None, read=0)
     journals = AttemptJournals(workspace, run_id, attempt)
-    logs = AttemptLogs(journals)
+    logs = AttemptLogs(journals, run.attempts)
     hits = [*logs.hits(workspace, run_id, attempt), *journals.hits()]
     return AttemptDiagnosis(
         run=run,

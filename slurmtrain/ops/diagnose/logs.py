@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
@@ -20,8 +21,11 @@ HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
 # The logs share the first of these equally, but each gets at least the second.
 _ALL_BYTES = 64 << 20
 _LEAST_BYTES = 64 << 10
-# The log of a job has the lines of all its starts. Lines farther than this from an attempt belong to another start.
+# The log of a job has the lines of all its starts. Lines farther than this from an attempt belong to another start, and
+# so do all lines from before it, if there was an earlier start: Slurm starts a job again only when its last process is
+# gone. The clocks of a job's nodes may differ by the second margin.
 _MARGIN_S = 120.0
+_CLOCKS_S = 2.0
 # A line without a time gets the time of an earlier line, at most this many characters back.
 _LOOK_BACK = 64 << 10
 _RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
@@ -41,8 +45,10 @@ class _Log:
 class AttemptLogs:
     """The logs of an attempt, read within bounds. The public attributes are filled by :meth:`hits`."""
 
-    def __init__(self, journals: AttemptJournals) -> None:
+    def __init__(self, journals: AttemptJournals, attempts: Sequence[Attempt]) -> None:
+        """``journals``: those of the attempt. ``attempts``: all of its run."""
         self._journals = journals
+        self._since, self._until = _span(journals.attempt, attempts)
         # Programs log local time without naming the zone; nodes and this machine are assumed to share it.
         self._zone: tzinfo = datetime.now().astimezone().tzinfo or UTC
         self.ranks: set[int] = set()
@@ -105,7 +111,7 @@ class AttemptLogs:
         near = attempt.ended_at or attempt.started_at or attempt.submitted_at or 0.0
         for place, pattern, match, line in scan_log(text):
             at = time_of(line, near, self._zone)
-            if log.shared and not self._is_ours(at if at is not None else self._before(text, place, near)):
+            if log.shared and not self._is_ours(at, at if at is not None else self._before(text, place, near)):
                 continue
             # In the job's log, only torch's own lines name their rank.
             rank = log.rank if log.rank is not None else rank_of(line)
@@ -130,13 +136,30 @@ class AttemptLogs:
                 return at
         return None
 
-    def _is_ours(self, at: float | None) -> bool:
-        """Whether a line of a shared log may belong to this attempt, by its time; a line without a time may."""
-        attempt = self._journals.attempt
-        if at is None:
+    def _is_ours(self, own: float | None, near: float | None) -> bool:
+        """Whether a line of a shared log may belong to this attempt; a line without any time may.
+
+        ``own``: the time in the line. ``near``: the same, or that of the nearest earlier line that has one.
+        """
+        if near is None:
             return True
-        begun, ended = attempt.started_at or attempt.submitted_at, attempt.ended_at
-        return (begun is None or at >= begun - _MARGIN_S) and (ended is None or at <= ended + _MARGIN_S)
+        # What follows the last line with a time of the start before is from this one, if its agents wrote nothing.
+        is_silent = own is None and not self._journals.attempt.hosts
+        return (near >= self._since or is_silent) and near <= self._until
+
+
+def _span(attempt: Attempt, attempts: Sequence[Attempt]) -> tuple[float, float]:
+    """The times between which lines of shared logs may belong to an attempt, in seconds since 1970.
+
+    ``attempts``: all of its run.
+    """
+    starts = [other.started_at for other in attempts if other.job_id == attempt.job_id and other.started_at is not None]
+    began = attempt.started_at or attempt.submitted_at
+    if began is None:
+        return -math.inf, math.inf
+    since = began - (_CLOCKS_S if any(start < began for start in starts) else _MARGIN_S)
+    until = math.inf if attempt.ended_at is None else attempt.ended_at + _MARGIN_S
+    return since, min([until, *(start - _CLOCKS_S for start in starts if start > began)])
 
 
 def _listed(folder: Path) -> list[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,11 @@ if TYPE_CHECKING:
 # How much of the end of a log is read, and how many characters of a line are shown.
 _TAIL_BYTES = 4096
 _LINE_CHARACTERS = 300
+# What Slurm writes when it ends a start of a job, and then starts the job again (slurmstepd_job.c, 22.05 to 25.11).
+_START_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
+_STEP_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) .*(?:CANCELLED|FAILED|DUE TO)")
+# What srun writes if a node could not start its task (srun, launch.c).
+_NOT_LAUNCHED = re.compile(r"Task launch failed on node|Unable to create step")
 
 
 def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
@@ -47,16 +53,26 @@ def checkpoints_on_disk(directory: RunDir) -> list[CheckpointRecord]:
 
 
 def last_error_line(log: Path) -> str:
-    """The last line of a log that says what went wrong, else the last line; without secrets, empty if there is none.
+    """The last line of a job's log that says what went wrong, else the last line; without secrets, empty if none.
 
-    Lines of srun are used only if there are no others: they only repeat that a task failed.
+    The log has the lines of all starts of the job: only those after the last line with which Slurm ended a start count.
+    That Slurm ended the steps of a job, and srun's lines about tasks, say least: they follow from what went wrong.
     """
     from slurmtrain.model.diagnosis.redact import redact
 
     with contextlib.suppress(OSError), log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
-        lines = [line.strip() for line in reversed(file.read().decode(errors="replace").splitlines()) if line.strip()]
-        own = [line for line in lines if not line.startswith("srun: ")]
-        chosen = [*(line for line in own if "error" in line.lower()), *own, *lines]
-        return redact(chosen[0])[:_LINE_CHARACTERS] if chosen else ""
+        lines = [line.strip() for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = lines[max((at + 1 for at, line in enumerate(lines) if _START_ENDED.search(line)), default=0) :]
+        chosen = max(enumerate(lines), key=lambda numbered: (_worth(numbered[1]), numbered[0]), default=None)
+        return redact(chosen[1])[:_LINE_CHARACTERS] if chosen else ""
     return ""
+
+
+def _worth(line: str) -> int:
+    """How much a line of a job's log says about what went wrong."""
+    if _STEP_ENDED.search(line):
+        return 0
+    if line.startswith("srun: "):
+        return 2 if _NOT_LAUNCHED.search(line) else 1
+    return 4 if "error" in line.lower() else 3 if not line.startswith("slurmstepd: ") else 1

@@ -227,6 +227,20 @@ def test_lines_of_other_starts_of_the_job_are_left_out(logged: Logged) -> None:
     assert earlier.root.first.name == "cuda-oom"
 
 
+def test_how_slurm_ended_the_start_before_explains_no_later_end(logged: Logged) -> None:
+    for node in range(2):
+        logged.ends(node, "preempted", after=980)
+    preempted, again = iso(logged.began + 985), iso(logged.began + 1000)
+    logged.job_log(0, f"slurmstepd: error: *** STEP 77.0 ON n0 CANCELLED AT {preempted} DUE TO PREEMPTION ***",
+                   f"submitit INFO ({again}) - Starting")  # fmt: skip
+    logged.start(1)
+    for node in range(2):
+        logged.ends(node, after=1050)
+    assert matches(logged.diagnose(2)) == []
+    [_, earlier] = matches(logged.diagnose(1))
+    assert earlier.first.groups == ("PREEMPTION",)
+
+
 def test_evidence_of_the_agents_counts(logged: Logged) -> None:
     error = {"bus": "0000:c1:00", "code": 79, "times": 1, "line": "NVRM: Xid (PCI:0000:c1:00): 79, fallen off"}
     logged.ends(1, evidence={"oom_kills": 2, "memory_limit": 4 << 30, "xids": [error], "slurm": {"state": "x"}})

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # A submission takes far less than this from creating its directory to locking it.
 _UNBORN_S = 5.0
-# Slurm's default for MaxBatchRequeue: it does not hold a job that was started less often.
-_STARTS = 5
 
 
 @dataclass(slots=True)
@@ -149,12 +147,12 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
 
 
 def _held(listed: Listed) -> str:
-    """Who holds a waiting job: ``user``; ``admin``, also for Slurm itself after too many starts; else empty."""
+    """Who holds a waiting job, as :func:`~slurmtrain.ops.shared.slurm_jobs.holder` has it; empty: nobody."""
     if listed.live is None:
         return ""
-    from slurmtrain.ops.shared.slurm_jobs import is_given_up, is_held
+    from slurmtrain.ops.shared.slurm_jobs import holder
 
-    return "admin" if is_given_up(listed.live) else "user" if is_held(listed.live) else ""
+    return holder(listed.live)
 
 
 def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -> bool:
@@ -167,7 +165,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
         run = workspace.store.load(run_id)
         if run is None or run.cancelled:
             return False
-        if held == "admin" and _replace(workspace, directory, run):
+        if held in ("slurm", "admin") and _replace(workspace, directory, run, held):
             observe(workspace, [run_id], ask_slurm=False)
             run = workspace.store.load(run_id)
         if run is not None and _is_due(run) and _is_gone(run):
@@ -198,16 +196,17 @@ def _elsewhere(run: Run | None) -> list[str]:
     return [f"run {run.id} was interrupted on {host}: 'slurmtrain sync' starts it again there, and not here"]
 
 
-def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:
+def _replace(workspace: Workspace, directory: RunDir, run: Run, held: str) -> bool:
     """End a job, to replace it, that Slurm holds after too many starts and that its user cannot release.
 
-    Source: MaxBatchRequeue in slurm.conf(5); that ``scontrol release`` is refused was observed on 26.05.
+    Source: MaxBatchRequeue in slurm.conf(5); that ``scontrol release`` is refused was observed on 26.05. ``held``: who
+    holds it according to Slurm. Raises SlurmDown.
     """
     newest, before = run.newest, next(reversed(run.attempts[:-1]), None)
     if newest is None or newest.hosts or before is None or before.job_id != newest.job_id:
         return False
-    if newest.restart < _STARTS:
-        return False  # an administrator holds it
+    if held == "admin" and newest.restart < _max_requeues():
+        return False  # Slurm has no reason to hold it yet
     if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
         return False
     why = "Slurm holds its job, which was started too often"
@@ -215,6 +214,13 @@ def _replace(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))
     workspace.scheduler.cancel([newest.job_id], force=False)
     return True
+
+
+def _max_requeues() -> int:
+    """How often this site's Slurm starts a job again before it holds it. Raises SlurmDown."""
+    from slurmtrain.slurm.site import read_max_requeues
+
+    return read_max_requeues()
 
 
 def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, synced: Synced) -> None:

@@ -6,8 +6,10 @@ import re
 
 # Reasons of a job that is held by its user, who may release it.
 HELD_BY_USER = frozenset({"JobHeldUser", "job_requeued_in_held_state"})
-# Reasons of a held job that only an administrator may release.
-HELD_BY_ADMIN = frozenset({"JobHeldAdmin", "launch_failure_limit_exceeded_requeued_held"})
+# Reasons of a job that Slurm holds because it was started again too often (MaxBatchRequeue).
+HELD_BY_SLURM = frozenset({"JobHoldMaxRequeue", "launch_failure_limit_exceeded_requeued_held"})
+# The reason of a job that an administrator holds, or Slurm for the reason above: some versions give only this one.
+HELD_BY_ADMIN = "JobHeldAdmin"
 _TEXTS = {
     "None": "Slurm has not looked at it yet",
     "Priority": "jobs of higher priority are before it",
@@ -50,15 +52,18 @@ _TEXTS = {
 _LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w*)")
 
 
+def bare_reason(code: str) -> str:
+    """A reason code as the manual pages spell it: squeue adds parentheses, and spaces for underscores."""
+    return code.strip("()").split(",", 1)[0].strip().replace(" ", "_")
+
+
 def describe_reason(code: str, job_id: str) -> str:
     """A reason code as a sentence; an unknown code is quoted as is.
 
     ``job_id`` goes into the suggested command, if there is one.
     """
     bare = code.strip("()").split(",", 1)[0].strip()
-    # Some versions print spaces instead of underscores.
-    key = bare.replace(" ", "_")
-    text = _TEXTS.get(bare) or _TEXTS.get(key)
+    text = _TEXTS.get(bare_reason(code))
     if text is None and (limit := _LIMIT.fullmatch(bare)):
         whose = "its QOS" if limit[1] == "QOS" else "its account"
         text = f"a limit of {whose} is reached"

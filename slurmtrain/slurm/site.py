@@ -73,6 +73,11 @@ def read_site(scheduler: Scheduler, user: str) -> Site:
     return Site(cluster, partitions, config, qos, associations, tuple(unknown))
 
 
+def read_max_requeues() -> int:
+    """How often Slurm starts a job again by itself before it holds it (MaxBatchRequeue). Raises SlurmDown."""
+    return read_cluster(read_config(run_command("scontrol", "show", "config"))).max_requeues
+
+
 def _accounting(entity: str, fields: Sequence[str], *more: str) -> str:
     return run_command("sacctmgr", "--parsable2", "--noheader", "show", entity, *more, f"format={','.join(fields)}")
 

@@ -23,7 +23,7 @@ from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_USER, describe_reason
+from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job
 from slurmtrain.system.files import locked
@@ -201,14 +201,19 @@ def _live(run: Run, queue: Queue) -> Live | None:
     return live_of(job)
 
 
-def is_held(live: Live) -> bool:
-    """Whether a job is held until its user releases it."""
-    return live.state in HELD or (live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_USER)
+def holder(live: Live) -> str:
+    """Who holds a job: ``user``; ``slurm``, after too many starts; ``admin``, which may stand for Slurm; else empty.
 
-
-def is_given_up(live: Live) -> bool:
-    """Whether a job is held by Slurm for having been started too often, or by an administrator."""
-    return live.state == "PENDING" and live.code.strip("()").replace(" ", "_") in HELD_BY_ADMIN
+    Until 24.05 a held job is pending; since then some are in a state of their own (seen on 22.05, 24.11 and 26.05).
+    """
+    reason = bare_reason(live.code)
+    if live.state != "PENDING" and live.state not in HELD:
+        return ""
+    if reason in HELD_BY_SLURM:
+        return "slurm"
+    if reason == HELD_BY_ADMIN:
+        return "admin"
+    return "user" if live.state in HELD or reason in HELD_BY_USER else ""
 
 
 def live_of(job: Job) -> Live:

@@ -16,7 +16,7 @@ from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.model.run.run import Live, Run
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.slurm_jobs import live_of, look_at_slurm
+from slurmtrain.ops.shared.slurm_jobs import holder, live_of, look_at_slurm
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.reconcile import GIVEN_UP_S
 from slurmtrain.slurm.scheduler import Queue
@@ -168,6 +168,17 @@ def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
     [
         ("starting\npython: can't open file\n\n", "python: can't open file"),
         ("API_KEY=hunter2\n", "API_KEY=<redacted>"),
+        (
+            "srun: error: Task launch failed on node node0: Invalid job credential\nsrun: error: Application launch "
+            "failed: Invalid job credential\nsrun: Job step aborted\nslurmstepd: error: *** STEP 7.0 ON node0 "
+            "CANCELLED AT 2026-11-22T12:00:00 ***\nsrun: error: node1: task 1: Killed\n",
+            "srun: error: Task launch failed on node node0: Invalid job credential",
+        ),
+        (
+            "KeyError: 'lr'\nslurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T12:00:00 DUE TO JOB "
+            "REQUEUE ***\nsrun: error: Task launch failed on node node0: Invalid job credential\n",
+            "srun: error: Task launch failed on node node0: Invalid job credential",
+        ),
         ("", "its log is empty"),
         (None, "it left no log; perhaps the nodes node0 cannot see or write to"),
     ],
@@ -418,6 +429,24 @@ def test_a_job_that_is_held_tells_how_to_let_it_go(state: str) -> None:
     held = live_of(job(state, reason="JobHeldUser"))
     assert held.state == state
     assert "'scontrol release 7' releases it" in held.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "expected"),
+    [
+        ("PENDING", "Priority", ""),
+        ("PENDING", "JobHeldUser", "user"),
+        ("PENDING", "JobHeldAdmin", "admin"),
+        ("PENDING", "(launch failure limit exceeded requeued held)", "slurm"),
+        ("REQUEUE_HOLD", "(launch failure limit exceeded requeued held)", "slurm"),
+        ("REQUEUE_HOLD", "JobHoldMaxRequeue", "slurm"),
+        ("REQUEUE_HOLD", "job requeued in held state", "user"),
+        ("SPECIAL_EXIT", "", "user"),
+        ("RUNNING", "None", ""),
+    ],
+)
+def test_who_holds_a_job_follows_from_its_state_and_reason(state: str, reason: str, expected: str) -> None:
+    assert holder(live_of(job(state, reason=reason))) == expected
 
 
 def test_a_submission_that_ended_since_its_run_was_read_is_no_orphan(workspace: Workspace, run: SimulatedRun) -> None:

@@ -19,7 +19,8 @@ from slurmtrain.system.process import Process, descendants
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
-# How many seconds to wait for Slurm to end a job that it was told to kill, and how often to ask whether it has.
+# How many seconds to wait for Slurm to end a cancelled job, if no agent journals an end, and how often to ask for that.
+# A job that its agent has just requeued is cancelled when its last process has ended.
 _KILL_TIMEOUT_S = 30.0
 _KILL_POLL_S = 3.0
 
@@ -76,12 +77,12 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
     if all(run.ended for run in runs.values()):
         return runs
-    return _wait_for_slurm(workspace, run_ids, timeout_s=_KILL_TIMEOUT_S if force else 0.0)
+    return _wait_for_slurm(workspace, run_ids)
 
 
-def _wait_for_slurm(workspace: Workspace, run_ids: Sequence[str], *, timeout_s: float) -> dict[str, Run]:
-    """Ask Slurm until all runs have ended or ``timeout_s`` is over: killed agents journal no end."""
-    deadline = time.monotonic() + timeout_s
+def _wait_for_slurm(workspace: Workspace, run_ids: Sequence[str]) -> dict[str, Run]:
+    """Ask Slurm until all runs have ended or some time has passed: only Slurm knows the end of a job without agents."""
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while True:
         runs = _load(workspace, run_ids, ask_slurm=True)
         if time.monotonic() >= deadline or all(run.ended for run in runs.values()):

@@ -200,7 +200,9 @@ def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, 
         problem = newest.requeue_problem
         return "requeued", describe_wait(newest.reason, newest.excluded, newest.restarted_by, problem, after)
     if newest.state == "requeued" and before is not None and before.job_id == newest.job_id and before.cause:
-        return newest.state, describe_wait(before.reason, before.excluded, "slurm", before.requeue_problem)
+        # The job is in the queue again: if its agent could not requeue it, Slurm did, but it excludes no nodes.
+        problem = before.requeue_problem if before.excluded else ""
+        return newest.state, describe_wait(before.reason, before.excluded, "slurm", problem)
     return newest.state, newest.reason
 
 

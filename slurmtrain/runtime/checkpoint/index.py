@@ -48,6 +48,10 @@ def _member(enumeration: Any, name: str) -> Any:
     return enumeration[name]
 
 
+def _forget_path(*_: Any) -> None:
+    """Replaces classes of paths: some writers keep where a checkpoint was, which nothing needs."""
+
+
 class _Unpickler(pickle.Unpickler):
     """Loads an index and nothing else: a pickle can name any function and have it called."""
 
@@ -57,6 +61,8 @@ class _Unpickler(pickle.Unpickler):
             return allowed
         if (module, name) == ("builtins", "getattr"):
             return _member
+        if module.partition(".")[0] == "pathlib" and name in ("PosixPath", "PurePosixPath"):
+            return _forget_path
         # Types and layouts of tensors are pickled as attributes of torch, or through a function that looks them up.
         value = getattr(torch, name, None) if module == "torch" else None
         if isinstance(value, torch.dtype | torch.layout):

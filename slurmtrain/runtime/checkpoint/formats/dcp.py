@@ -1,0 +1,132 @@
+"""Directories of torch.distributed.checkpoint: files of all ranks, and ``.metadata``, which is written last."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint.formats.archives import read_archive
+from slurmtrain.runtime.checkpoint.formats.base import Contents, Format, prefixes
+from slurmtrain.runtime.checkpoint.formats.pickles import STEP_NAMES, as_step, member, read_plain
+from slurmtrain.runtime.checkpoint.formats.trees import FileTree
+
+INDEX = ".metadata"
+SHARD = ".distcp"
+_MODULES = ("model", "state_dict", "module", "app.model", "net")
+
+
+class Piece(NamedTuple):
+    """Where a tensor, or a part of one, or a value is: its name, the file, and its place there in bytes."""
+
+    name: str
+    file: str
+    offset: int
+    length: int
+
+
+class DcpDirectory(Format):
+    """What ``torch.distributed.checkpoint.save`` wrote."""
+
+    NAME = "dcp"
+
+    def recognizes(self, tree: FileTree) -> bool:
+        """Whether there is an index or a file of a rank."""
+        return is_dcp(tree)
+
+    def problem(self, tree: FileTree, _ranks: int) -> str | None:
+        """Why the index, or what it names, is missing."""
+        return dcp_problem(tree)
+
+    def step(self, tree: FileTree) -> int | None:
+        """The whole number saved under ``global_step``, ``step`` or the like."""
+        values = {piece.name: piece for piece in read_pieces(tree)}
+        found = (values[name] for name in STEP_NAMES if name in values)
+        return next((step for piece in found if (step := as_step(_value(tree, piece))) is not None), None)
+
+    def contents(self, tree: FileTree) -> Contents:
+        """Its tensors and values."""
+        return dcp_contents(tree)
+
+    def modules(self, names: Collection[str]) -> list[str]:
+        """The parts that usually are weights."""
+        return prefixes(names, _MODULES)
+
+
+def is_dcp(tree: FileTree) -> bool:
+    """Whether a directory has files of torch.distributed.checkpoint."""
+    return tree.is_directory and (INDEX in tree.top or any(name.endswith(SHARD) for name in tree.top))
+
+
+def dcp_problem(tree: FileTree) -> str | None:
+    """Why the directory is not complete, as a phrase; None if it is. Raises OSError."""
+    if INDEX not in tree.top:
+        return f"it has no {INDEX}"
+    try:
+        pieces = read_pieces(tree)
+    except CheckpointError as error:
+        return f"{INDEX} is not whole: {error}"
+    ends: dict[str, int] = {}
+    for piece in pieces:
+        ends[piece.file] = max(ends.get(piece.file, 0), piece.offset + piece.length)
+    if not ends:
+        return f"{INDEX} names no file"
+    for name, end in sorted(ends.items()):
+        size = tree.sizes.get(name)
+        if size is None:
+            return f"{name} is missing"
+        if size < end:
+            return f"{name} has {size} bytes, and {INDEX} says at least {end}"
+    return None
+
+
+def read_pieces(tree: FileTree) -> list[Piece]:
+    """Where everything is, according to the index. Raises CheckpointError, OSError."""
+    index = read_plain((tree.path / INDEX).read_bytes(), INDEX)
+    stored = member(index, "storage_data")
+    if not isinstance(stored, Mapping):
+        raise CheckpointError(f"{INDEX} is no index of torch.distributed.checkpoint")
+    return list(_pieces(stored))
+
+
+def _pieces(stored: Mapping[Any, Any]) -> Iterator[Piece]:
+    for place, info in stored.items():
+        name, file = member(place, "fqn"), member(info, "relative_path")
+        offset, length = as_step(member(info, "offset")), as_step(member(info, "length"))
+        if not isinstance(name, str) or not isinstance(file, str) or offset is None or length is None:
+            raise CheckpointError(f"{INDEX} has an entry that this version cannot read")
+        yield Piece(name, file, offset, length)
+
+
+def _value(tree: FileTree, piece: Piece) -> Any:
+    """A plain value; an inert object for a tensor. Raises CheckpointError, OSError."""
+    return read_archive(io.BytesIO(read_piece(tree, piece)), piece.name)
+
+
+def read_piece(tree: FileTree, piece: Piece) -> bytes:
+    """The bytes of a piece. Raises OSError."""
+    with (tree.path / piece.file).open("rb") as file:
+        file.seek(piece.offset)
+        return file.read(piece.length)
+
+
+def dcp_contents(tree: FileTree) -> Contents:
+    """The tensors and values of the directory. Raises CheckpointError, OSError."""
+    from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
+    from slurmtrain.runtime.checkpoint.index import Index
+
+    index = Index(tree.path)
+    shapes = index.shapes()
+    found: Contents = {name: partial(_tensor, index, name) for name in shapes}
+    for piece in read_pieces(tree):
+        if piece.name not in shapes:
+            found |= leaves(read_torch(io.BytesIO(read_piece(tree, piece))), piece.name)
+    return found
+
+
+def _tensor(index: Any, name: str) -> Any:
+    tensors = index.empty([name])
+    index.read(tensors)
+    return tensors[name]

@@ -1,0 +1,114 @@
+"""Reading tensors and values of checkpoints with torch, without executing anything that may be planted in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint.formats.archives import is_archive
+from slurmtrain.runtime.checkpoint.formats.base import Contents
+from slurmtrain.runtime.checkpoint.formats.pickles import Inert
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+# Random number states: a script that draws none does not seed them, and they differ every time.
+_RANDOM = re.compile(r"(?:^|_)rng(?:_|$)|random_state|numpy_random_seed|torch_manual_seed|generator", re.IGNORECASE)
+# Values that differ between two runs of one script.
+_VOLATILE = re.compile(
+    r"(?:time|timestamp|date|datetime|hostname|host|pid|elapsed|.*_time|.*_runtime|.*_per_second)", re.IGNORECASE
+)
+
+
+def read_torch(source: Path | IO[bytes]) -> Any:
+    """What ``torch.save`` wrote, on the CPU; its tensors are read when they are used.
+
+    Objects of classes that ``weights_only=True`` does not allow become inert. Raises CheckpointError if it cannot be
+    read, OSError.
+    """
+    mapped = isinstance(source, Path) and is_archive(source)
+    try:
+        with torch.serialization.safe_globals(_inert_classes(source)):
+            return torch.load(_path_or_file(source), map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError:
+        raise
+    except Exception as error:  # a damaged file can raise anything
+        name = source.name if isinstance(source, Path) else "a value"
+        raise CheckpointError(f"{name} cannot be read: {' '.join(str(error).split())[:300]}") from error
+
+
+def _path_or_file(source: Path | IO[bytes]) -> Any:
+    if isinstance(source, Path):
+        return str(source)
+    source.seek(0)
+    return source
+
+
+def _inert_classes(source: Path | IO[bytes]) -> list[Any]:
+    """A stand-in for each class or function that the pickle names and torch does not allow."""
+    with contextlib.suppress(ValueError):  # a file of before archives: torch refuses what it does not allow
+        names = torch.serialization.get_unsafe_globals_in_checkpoint(_path_or_file(source))
+        return [(type("Inert", (Inert,), {}), name) for name in names]
+    return []
+
+
+def read_safetensors(path: Path) -> Contents:
+    """The tensors of a file by their names. Raises CheckpointError."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            names = sorted(file.keys())
+    except SafetensorError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+    return {name: partial(_read_one, path, name) for name in names}
+
+
+def _read_one(path: Path, name: str) -> torch.Tensor:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        tensor: torch.Tensor = file.get_tensor(name)
+        return tensor
+
+
+def leaves(value: Any, name: str = "", *, tensors_only: bool = False) -> Contents:
+    """The tensors and plain values in nested dictionaries and lists, by dotted names that begin with ``name``.
+
+    Leaves out what differs between two equal trainings: random number states, paths, times, and objects of unknown
+    classes.
+    """
+    return {
+        at: lambda leaf=leaf: leaf  # type: ignore[misc]
+        for at, leaf in _leaves(value, name)
+        if isinstance(leaf, torch.Tensor) or not tensors_only
+    }
+
+
+def _leaves(value: Any, at: str) -> Iterator[tuple[str, Any]]:
+    last = at.rpartition(".")[2]
+    if _RANDOM.search(last):
+        return
+    if isinstance(value, torch.Tensor):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _leaves(item, f"{at}.{key}" if at else str(key))
+    elif isinstance(value, list | tuple) and not all(isinstance(item, _PLAIN) for item in value):
+        for index, item in enumerate(value):
+            yield from _leaves(item, f"{at}.{index}" if at else str(index))
+    elif not _is_volatile(last, value):
+        yield at, value
+
+
+def _is_volatile(name: str, value: Any) -> bool:
+    values = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(each, _PLAIN) for each in values):
+        return True
+    return bool(_VOLATILE.fullmatch(name)) or any(isinstance(each, str) and os.sep in each for each in values)

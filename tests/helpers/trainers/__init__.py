@@ -1,0 +1,1 @@
+"""Scripts that train small models with trainers that people have."""

@@ -9,6 +9,7 @@ from slurmtrain.errors import NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.checkpoint_formats import OWN
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.find import find
@@ -55,6 +56,8 @@ def resume(
             _check_checkpoint(directory, run, planned.plan)
         check_executor(workspace, run.executor, [planned.plan])
         secret_env = secret_values(planned.plan, planned.secrets)
+        if from_start:
+            _check_own(directory, run, planned.plan)
         # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
         if from_start:
             _put_checkpoints_aside(workspace, directory, run)
@@ -86,10 +89,12 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
     if pattern is not None:
-        from slurmtrain.runtime.checkpoint.external import absolute, newest
+        from slurmtrain.runtime.checkpoint.external import Search, find_all
 
-        if newest(absolute(pattern, plan.workdir, directory), last_fresh_start(run)) is None:
-            raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}; {again}")
+        matches = find_all(Search.from_plan(plan, directory, last_fresh_start(run)))
+        if not any(each.complete for each in matches):
+            newest = f" (of {matches[0].path.name}, {matches[0].problem})" if matches else ""
+            raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
         return
     from slurmtrain.runtime.checkpoint.files import newest_published, sweep
 
@@ -97,6 +102,25 @@ def _check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     sweep(directory.checkpoints, attempt="")
     if newest_published(directory.checkpoints) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
+
+
+def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
+    """Refuse to start over a script that would find its earlier checkpoints. Raises UserError."""
+    if plan.spec.checkpoint.format != OWN:
+        return
+    from slurmtrain.runtime.checkpoint.external import Search, find_all
+
+    # Those in the run's own directory are put aside.
+    outside = [
+        each.path
+        for each in find_all(Search.from_plan(plan, directory))
+        if not each.path.is_relative_to(directory.checkpoints)
+    ]
+    if outside:
+        raise UserError(
+            f"the script of run {run.id} finds its checkpoints itself ('checkpoint.format: own') and would continue "
+            f"from {outside[0]}; move what matches {plan.spec.checkpoint.glob!r} away, then start over"
+        )
 
 
 def _wait_for_exits(run: Run) -> None:

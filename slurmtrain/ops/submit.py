@@ -175,13 +175,15 @@ def _adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     """A note if a new run's checkpoint pattern already matches a checkpoint, maybe written by another run."""
     if plan.spec.checkpoint.glob is None:
         return []
-    from slurmtrain.runtime.checkpoint.external import absolute, newest
+    from slurmtrain.model.spec.checkpoint_formats import OWN
+    from slurmtrain.runtime.checkpoint.external import Search, newest
 
-    checkpoint = newest(absolute(plan.spec.checkpoint.glob, plan.workdir, run))
+    checkpoint = newest(Search.from_plan(plan, run))
     if checkpoint is None:
         return []
+    handed = "may be found by" if plan.spec.checkpoint.format == OWN else "is handed to"
     return [
-        f"{checkpoint.path} matches checkpoint.glob and is handed to this new run; "
+        f"{checkpoint.path} matches checkpoint.glob and {handed} this new run; "
         "begin the pattern with {checkpoint_dir} to keep runs apart"
     ]
 

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 3
+VERSION = 4
 
 metadata = sa.MetaData()
 
@@ -90,6 +90,9 @@ attempt = sa.Table(
     sa.Column("restarts", sa.JSON, nullable=False),
     sa.Column("last_word", sa.Boolean, nullable=False),
     sa.Column("round_step", sa.Integer),
+    sa.Column("began_from", sa.String),
+    sa.Column("left", sa.String),
+    sa.Column("passed_over", sa.JSON, nullable=False),
     sa.Column("hangs", sa.JSON, nullable=False),
     sa.Column("raised_limits", sa.JSON, nullable=False),
     sa.Column("stragglers", sa.JSON, nullable=False),
@@ -138,6 +141,7 @@ checkpoint = sa.Table(
     sa.Column("attempt", sa.Integer),
     sa.Column("pruned_at", sa.Float),
     sa.Column("verified_at", sa.Float),
+    sa.Column("format", sa.String),
 )
 
 event = sa.Table(

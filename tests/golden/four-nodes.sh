@@ -21,7 +21,7 @@
 #SBATCH --time=2191
 
 # setup
-# slurmtrain run RUN-ID, plan b30538679baa
+# slurmtrain run RUN-ID, plan b5c790ed5c84
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well

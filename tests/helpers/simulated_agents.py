@@ -18,7 +18,7 @@ from helpers.site import until
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, Exit, StopRequest
-from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide
+from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.control_store import ControlStore
@@ -227,11 +227,11 @@ class Host:
     world: World
     node: int
 
-    def find_checkpoint(self) -> str:
-        return f"step-{self.world.committed}"
+    def find_checkpoint(self) -> tuple[str, Newest]:
+        return f"step-{self.world.committed}", self.newest_checkpoint()
 
-    def committed_step(self) -> int:
-        return self.world.committed
+    def newest_checkpoint(self) -> Newest:
+        return Newest(self.world.committed)
 
     def prepare_ranks(self, attempt: AttemptDir, _meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
         self.world.boards[self.node] = board

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 from slurmtrain.model.interruption.exit_report import ExitReport
@@ -43,6 +44,18 @@ _SIGNATURE_LENGTH = 200
 _MAX_DOUBLINGS = 60
 
 
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest complete checkpoint at some moment.
+
+    ``step``: 0 if there is none, or its step is unknown. ``fingerprint``: its identity by its content, for a script
+    that saves its own; None if there is none, or it is unknown.
+    """
+
+    step: int = 0
+    fingerprint: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PriorEnd:
     """One end of a run's ranks: of an attempt, or of a round of it that was followed by another in the same job.
@@ -51,7 +64,10 @@ class PriorEnd:
     beginning. ``committed``: the step of the newest checkpoint at its end, 0 for none. ``reached``: the last finished
     step; None if unknown, as for a script without a session. ``where``: the signature of the failure
     (:func:`signature`), empty if nothing failed. ``foreign``: the failure came from outside the program
-    (:func:`is_foreign`). ``in_place``: its ranks were restarted inside the allocation.
+    (:func:`is_foreign`). ``in_place``: its ranks were restarted inside the allocation. ``began_from`` and ``left``: the
+    fingerprints of the checkpoint that its ranks started from, and of the newest at its end, for a script that saves by
+    itself; None if there was none, or it is unknown. Where they are known, they decide about progress: such checkpoints
+    may have no step, or a misleading one.
     """
 
     cause: str
@@ -62,6 +78,8 @@ class PriorEnd:
     where: str = ""
     foreign: bool = False
     in_place: bool = False
+    began_from: str | None = None
+    left: str | None = None
 
     @classmethod
     def of_report(
@@ -69,24 +87,27 @@ class PriorEnd:
         report: ExitReport,
         *,
         at: float,
-        began_at_step: int,
-        committed: int,
+        began: Newest,
+        left: Newest,
         reached: int | None,
         in_place: bool = False,
     ) -> PriorEnd:
         """The end that ``report`` describes, as known to the agent that has just observed it.
 
-        ``at``, ``began_at_step``, ``committed``, ``reached`` and ``in_place`` are the fields of the same names.
+        ``began`` and ``left``: the newest checkpoint when the ranks started and at their end. ``at``, ``reached`` and
+        ``in_place`` are the fields of the same names.
         """
         return cls(
             cause=report.cause,
             at=at,
-            began_at_step=began_at_step,
-            committed=committed,
+            began_at_step=began.step,
+            committed=left.step,
             reached=reached,
             where=failure_signature(report.failures),
             foreign=is_foreign(report.cause, report.failures),
             in_place=in_place,
+            began_from=began.fingerprint,
+            left=left.fingerprint,
         )
 
     @classmethod
@@ -102,6 +123,8 @@ class PriorEnd:
             where=str(plain.get("where", "")),
             foreign=bool(plain.get("foreign", False)),
             in_place=True,
+            began_from=plain.get("began_from"),
+            left=plain.get("left"),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -113,6 +136,8 @@ class PriorEnd:
             "reached": self.reached,
             "where": self.where,
             "foreign": self.foreign,
+            "began_from": self.began_from,
+            "left": self.left,
         }
 
 
@@ -148,7 +173,7 @@ def prior_ends(
         (i for i, attempt in enumerate(attempts) if attempt.asked_by != "sync" and not attempt.restart), default=0
     )
     ends: list[PriorEnd] = []
-    for attempt in attempts[by_hand:]:
+    for attempt, following in zip_longest(attempts[by_hand:], attempts[by_hand + 1 :]):
         # Restarts in place come before the end of their attempt, and also count while it is in progress.
         ends += [
             PriorEnd.from_restart(restart["past"], float(restart["at"]))
@@ -156,7 +181,7 @@ def prior_ends(
             if "past" in restart
         ]
         if attempt.ended and (latest is None or attempt.key != latest_attempt):
-            ends.append(_end_of(attempt, checkpoints))
+            ends.append(_end_of(attempt, following, checkpoints))
     return ends if latest is None else [*ends, latest]
 
 
@@ -246,7 +271,7 @@ def past_failures(history: Sequence[PriorEnd]) -> int:
 
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     last = history[-1]
-    if last.committed > _attempt(history)[0].began_at_step:
+    if _saved_more(_attempt(history)):
         return Decision("requeue", f"the time limit was reached; it continues {_from(last)}")
     if last.reached is None:
         return Decision("requeue", "the time limit was reached, and its progress is unknown")
@@ -325,8 +350,19 @@ def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
     A script that saves its own checkpoints may not say which one it started from.
     """
     past = history[index]
+    if past.left is not None:
+        earlier = {fingerprint for end in history[:index] for fingerprint in (end.began_from, end.left)}
+        return past.left not in {past.began_from, *earlier}
     before = history[index - 1].committed if index else 0
     return past.committed > max(past.began_at_step, before)
+
+
+def _saved_more(rounds: Sequence[PriorEnd]) -> bool:
+    """Whether the rounds of one attempt have left another checkpoint than the first of them started from."""
+    first, last = rounds[0], rounds[-1]
+    if last.left is not None:
+        return last.left != first.began_from
+    return last.committed > first.began_at_step
 
 
 def _stuck(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
@@ -346,23 +382,32 @@ def _finished_a_step(past: PriorEnd) -> bool:
     """Whether it is known to have finished a step; a checkpoint is proof enough."""
     if past.reached is not None:
         return past.reached > past.began_at_step
-    return past.committed > 0
+    return past.committed > 0 or past.left is not None
 
 
 def _from(past: PriorEnd) -> str:
-    return f"from step {past.committed}" if past.committed else "from the beginning"
+    if past.committed:
+        return f"from step {past.committed}"
+    return "from the beginning" if past.left is None else "from its newest checkpoint"
 
 
 def _after(past: PriorEnd) -> str:
-    return f"after step {past.committed}" if past.committed else "at all"
+    if past.committed:
+        return f"after step {past.committed}"
+    return "at all" if past.left is None else "after the one that it has"
 
 
 def _times(count: int) -> str:
     return {1: "once", 2: "twice", 3: "three times"}.get(count, f"{count} times")
 
 
-def _end_of(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
+def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
+    """The end of an attempt; ``following``: the attempt after it, if there is one."""
     at, cause = attempt.ended_at or 0.0, _cause_of(attempt)
+    left = attempt.left
+    if not attempt.last_word and following is not None and not following.passed_over:
+        # Its agents were killed before they could look: the next attempt's have found what it left.
+        left = following.began_from or left
     return PriorEnd(
         cause=cause,
         at=at,
@@ -373,6 +418,8 @@ def _end_of(attempt: Attempt, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
         where=failure_signature(attempt.failures),
         foreign=is_foreign(cause, attempt.failures),
         in_place=False,
+        began_from=attempt.began_from,
+        left=left,
     )
 
 

@@ -26,7 +26,7 @@ from slurmtrain.model.run.events.agent import (
     WorkersStarted,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
-from slurmtrain.model.run.events.checkpoint import CheckpointRestored
+from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver, CheckpointRestored
 from slurmtrain.model.run.events.command import JobObserved, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.job_state import ABSENT, is_final
@@ -226,10 +226,22 @@ def _host(attempt: Attempt, event: AnyEvent) -> str:
 
 
 @_apply.register
-def _apply_workers(payload: WorkersStarted, attempt: Attempt, _event: AnyEvent) -> Attempt:
+def _apply_workers(payload: WorkersStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
     # Only local attempts know a process before their workers start; Slurm manages those of its own jobs.
     workers = payload.processes.values() if attempt.processes else ()
-    return replace(attempt, processes=(*attempt.processes, *workers))
+    # Node 0 looks for a checkpoint just before, and the clocks of nodes differ.
+    began_from = attempt.left if node_of(event.source) == "0" else attempt.began_from
+    return replace(attempt, processes=(*attempt.processes, *workers), began_from=began_from)
+
+
+@_apply.register
+def _apply_found(payload: CheckpointFound, attempt: Attempt, _event: AnyEvent) -> Attempt:
+    return replace(attempt, left=payload.fingerprint)
+
+
+@_apply.register
+def _apply_passed_over(payload: CheckpointPassedOver, attempt: Attempt, event: AnyEvent) -> Attempt:
+    return replace(attempt, passed_over=(*attempt.passed_over, {"at": event.time, **payload.known_json()}))
 
 
 @_apply.register

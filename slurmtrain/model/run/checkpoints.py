@@ -149,6 +149,7 @@ class CheckpointHistory:
             stall_s=record.stall_s,
             why="found" if isinstance(record, CheckpointFound) else record.why or "",
             metrics=record.metrics or {},
+            format=record.format if isinstance(record, CheckpointFound) else None,
         )
 
     # --- kept between two readings ------------------------------------------------------------------------------------

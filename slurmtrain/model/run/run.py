@@ -47,6 +47,8 @@ class Checkpoint:
     """When it was deleted, in seconds since 1970; None: it is on disk."""
     verified_at: float | None = None
     """When its files were last verified, whatever the result."""
+    format: str | None = None
+    """The format in which a user's script saved it; None: slurmtrain's own, or unknown."""
 
     @property
     def on_disk(self) -> bool:
@@ -127,6 +129,12 @@ class Attempt:
     """Whether any of its agents has journaled how it ended."""
     round_step: int | None = None
     """The step that its ranks resumed from when they were last started."""
+    began_from: str | None = None
+    """The fingerprint of the script's own checkpoint that its ranks resumed from when they were last started."""
+    left: str | None = None
+    """The fingerprint of the newest of the script's own checkpoints when it was last looked for."""
+    passed_over: Sequence[Mapping[str, Any]] = ()
+    """Checkpoints that its ranks did not resume from, though they were newer: ``at``, ``path``, ``step``, ``why``."""
     hangs: Sequence[Mapping[str, Any]] = ()
     """What the ranks were doing when no step had been finished for too long."""
     raised_limits: Sequence[Mapping[str, Any]] = ()

@@ -11,6 +11,7 @@ from typing import Any
 
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.checkpoint_every import Every, EveryAuto, read_every
+from slurmtrain.model.spec.checkpoint_formats import AUTO, FORMATS, OWN, check_step_pattern
 from slurmtrain.model.spec.kinds import (
     Conflict,
     Entries,
@@ -188,18 +189,35 @@ class CheckpointSpec:
         "Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the "
         "newest complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM.",
     )
+    format: str = declare_key(
+        AUTO,
+        kinds.choice(*FORMATS),
+        "The format of what `glob` matches, which decides what is complete; auto recognizes it. With `own` the script "
+        "finds its checkpoints itself, and none is passed to it.",
+    )
+    step: str | None = declare_key(
+        None,
+        Nullable(kinds.text("regular expression", check_step_pattern)),
+        "A regular expression whose one group is the step in the path of what `glob` matches; null: the step inside "
+        "the checkpoint, else in its name.",
+    )
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
-        if not self.glob:
-            return
         # A default never contradicts anything, written out or not: plans contain all defaults.
         untouched = CheckpointSpec()
+        if not self.glob:
+            for key in ("format", "step"):
+                if getattr(self, key) != getattr(untouched, key):
+                    yield key, f"{key!r} needs 'glob', which says where the script leaves its checkpoints"
+            return
         for key, does in _UP_TO_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):
                 yield "glob", f"'glob' and {key!r} exclude each other: with 'glob' your own script {does}"
 
 
+# Placeholders of the command for the checkpoint to continue from.
+_OF_CHECKPOINT = ("{resume_from}", "{resume_dir}", "{resume_tag}")
 # Keys that have no effect on a script that saves by itself, and what the script does instead.
 _UP_TO_THE_SCRIPT = {
     "every": "decides when to save",
@@ -286,8 +304,9 @@ class Spec:
     command: str = declare_key(
         "",
         kinds.text("command", check_command),
-        "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{run_dir}`, "
-        "`{checkpoint_dir}`, `{run_id}` and `{attempt}` are substituted; no shell is involved.",
+        "What each process runs. `python` is the one on the submitter's PATH. `{resume_from}`, `{resume_dir}`, "
+        "`{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}` are substituted; no shell is "
+        "involved.",
         required=True,
     )
     launcher: str | None = declare_key(
@@ -361,8 +380,12 @@ class Spec:
         if self.resources.mem is not None:
             for key in names.keys() & {"mem-per-cpu", "mem-per-gpu"}:
                 yield "slurm", f"{names[key]!r} and 'resources.mem' exclude each other; keep one of them"
-        if self.command and "{resume_from}" in self.command and not self.checkpoint.glob:
-            yield "command", "'{resume_from}' needs to know where checkpoints are: set 'checkpoint.glob'"
+        # A wrong command is None.
+        for name in _OF_CHECKPOINT if self.command else ():
+            if name in self.command and not self.checkpoint.glob:
+                yield "command", f"'{name}' needs to know where checkpoints are: set 'checkpoint.glob'"
+            elif name in self.command and self.checkpoint.format == OWN:
+                yield "command", f"'{name}' is always empty with 'checkpoint.format: own'; remove one of the two"
 
 
 def read_spec(data: object, report: kinds.Report) -> Spec:

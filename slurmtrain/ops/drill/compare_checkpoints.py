@@ -57,7 +57,7 @@ def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpo
     directory = workspace.root.run(run.id)
     plan = current_plan(directory, run)
     assert plan.spec.checkpoint.glob is not None
-    checkpoint = external.newest(external.absolute(plan.spec.checkpoint.glob, plan.workdir, directory))
+    checkpoint = external.newest(external.Search.from_plan(plan, directory))
     if checkpoint is None:
         raise CheckpointError(f"run {run.id} has left no checkpoint that checkpoint.glob matches")
     return checkpoint

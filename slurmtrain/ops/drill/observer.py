@@ -18,7 +18,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.drill.faults import FaultTarget
 from slurmtrain.ops.drill.own_checkpoints import OwnCheckpoints, SaveWatch
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.checkpoint import external
+from slurmtrain.runtime.checkpoint.external import Search
 from slurmtrain.system.process import Process, descendants
 
 _CHUNK = 1 << 20
@@ -35,9 +35,9 @@ class RunObserver:
         """Look at the run ``run_id`` of ``workspace``. ``plan`` says where its script saves, if it does so itself."""
         self.run_id = run_id
         self._workspace = workspace
-        pattern = plan.spec.checkpoint.glob
-        self._pattern = external.absolute(pattern, plan.workdir, self._directory) if pattern is not None else None
-        self._own = OwnCheckpoints(self._pattern)
+        has_own = plan.spec.checkpoint.glob is not None
+        self._search = Search.from_plan(plan, self._directory) if has_own else None
+        self._own = OwnCheckpoints(self._search)
         self._injected: InjectedFault | None = None
         self._processes: list[tuple[Process, str]] = []
         self._survivors: list[str] | None = None
@@ -81,7 +81,7 @@ class RunObserver:
 
     def save_watch(self) -> SaveWatch:
         """Notices the next save that begins."""
-        return SaveWatch(self._pattern, self._directory.checkpoints)
+        return SaveWatch(self._search, self._directory.checkpoints)
 
     def note_processes(self, target: FaultTarget) -> None:
         """Remember the processes of the ranks, on this machine, that are about to be struck."""

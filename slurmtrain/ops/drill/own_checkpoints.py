@@ -6,11 +6,12 @@ import contextlib
 import glob
 import os
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from pathlib import Path
 
 from slurmtrain.model.diagnosis.drill import OwnCheckpoint
 from slurmtrain.model.run.layout import staged_step
-from slurmtrain.runtime.checkpoint import external
+from slurmtrain.runtime.checkpoint.external import Search, find_all
 
 # How much of a directory of checkpoints is looked at, in search of a save that has begun.
 _DEPTH = 3
@@ -26,9 +27,9 @@ _Listing = dict[str, tuple[int, int]]
 class OwnCheckpoints:
     """All complete checkpoints that have been there at any look: a script may delete its older ones."""
 
-    def __init__(self, pattern: str | None) -> None:
-        """``pattern``: an absolute glob; None: there are no checkpoints of its own."""
-        self._pattern = pattern
+    def __init__(self, search: Search | None) -> None:
+        """``search``: where they are; None: there are no checkpoints of its own."""
+        self._search = search
         self._saves: dict[tuple[str, float], OwnCheckpoint] = {}
 
     @property
@@ -38,24 +39,24 @@ class OwnCheckpoints:
 
     def look(self) -> None:
         """Take note of what is there now."""
-        if self._pattern is None:
+        if self._search is None:
             return
-        for checkpoint in external.complete(self._pattern):
+        for checkpoint in filter(attrgetter("complete"), find_all(self._search)):
             save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at)
             self._saves[save.path, save.saved_at] = save
 
     def incomplete(self) -> list[str]:
         """What is there now and matches the pattern, but is not complete."""
-        return [] if self._pattern is None else _incomplete(self._pattern)
+        return [] if self._search is None else _incomplete(self._search)
 
 
 class SaveWatch:
     """Notices that a save is under way, in the directory of a run's checkpoints."""
 
-    def __init__(self, pattern: str | None, checkpoints: Path) -> None:
-        """``pattern``: an absolute glob of the script's own checkpoints, if any; ``checkpoints``: those of the run."""
-        self._pattern = pattern
-        self._base = checkpoints if pattern is None else _fixed_part(pattern)
+    def __init__(self, search: Search | None, checkpoints: Path) -> None:
+        """``search``: where the script's own checkpoints are, if any; ``checkpoints``: the directory of the run's."""
+        self._search = search
+        self._base = checkpoints if search is None else _fixed_part(search.pattern)
         self._before = self._list()
 
     def half_written(self, pids: Iterable[int] = ()) -> list[str]:
@@ -77,20 +78,15 @@ class SaveWatch:
         return [path for path in paths if Path(path).exists() and (path in incomplete or not _shows_its_end(path))]
 
     def _incomplete(self) -> list[str]:
-        return [] if self._pattern is None else _incomplete(self._pattern)
+        return [] if self._search is None else _incomplete(self._search)
 
     def _list(self) -> _Listing:
         return dict(_walk(str(self._base), _DEPTH, [_ENTRIES]))
 
 
-def _incomplete(pattern: str) -> list[str]:
-    """What matches an absolute glob ``pattern`` and is not complete."""
-    paths = []
-    for path in glob.glob(pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
-        with contextlib.suppress(OSError):
-            if not external.is_complete(Path(path)):
-                paths.append(path)
-    return paths
+def _incomplete(search: Search) -> list[str]:
+    """What is found and is not complete."""
+    return [str(checkpoint.path) for checkpoint in find_all(search) if not checkpoint.complete]
 
 
 def _shows_its_end(path: str) -> bool:

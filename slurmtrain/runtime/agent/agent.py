@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
-from slurmtrain.model.interruption.policy import Decision, PriorEnd
+from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RendezvousReady, SurplusStart, WaitingForRun
-from slurmtrain.model.run.events.checkpoint import CheckpointFound
-from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, checkpoint_step
+from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
+from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.agent.finish import (
     AttemptFinish,
     JobQueue,
@@ -29,8 +29,6 @@ from slurmtrain.runtime.agent.finish import (
     state_of_finished_run,
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.checkpoint import external
-from slurmtrain.runtime.checkpoint.files import newest_published
 from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
 from slurmtrain.runtime.job.plan_file import read_plan
@@ -113,10 +111,10 @@ class _Agent:
         # The time limit counts from about here.
         self._began = began
         self._plan = _plan_of(attempt.run.submission(node.submission))
-        self._checkpoints = _CheckpointFinder(attempt, node, self._plan)
+        self._checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
         self._rounds_begun = 0
-        self._began_at_step = 0
+        self._resumed = Newest()
         history = node.launch.history
         # Node 0 asks on behalf of all nodes: queries from a thousand of them would overload Slurm's controller.
         read_record = (lambda: queue.record(node.job_id)) if queue is not None and node.index == 0 else None
@@ -144,7 +142,7 @@ class _Agent:
     def finish(self, outcome: AttemptOutcome) -> bool:
         """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
         requeue = self._plan.spec.requeue
-        return self._finish.finish(outcome, requeue, self._began_at_step, self.committed_step)
+        return self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
 
     # --- before ranks -----------------------------------------------------------------------------------------------
 
@@ -229,7 +227,7 @@ class _Agent:
         )
         outcome = Rounds(config, self, point, self._query, self._journal, self._flag).run()
         if index == 0:
-            self._journal_external(self._checkpoints.newest_external())
+            self._checkpoints.note_newest()
         if outcome is None:
             report = self._report_early_signal()
             return AttemptOutcome(report, report)
@@ -244,24 +242,17 @@ class _Agent:
         needed_s = min(2 * save_s + _SAVE_MARGIN_S, limit_s / 4) if save_s else 0.0
         return max(min(_TIME_LIMIT_LEAD_S, limit_s / 10), needed_s)
 
-    def find_checkpoint(self) -> str | None:
-        """The newest complete checkpoint to resume from: the script's own, which is journaled, or slurmtrain's."""
+    def find_checkpoint(self) -> tuple[str | None, Newest]:
+        """The checkpoint that ranks of the next round resume from, None for the beginning, and what it is."""
         self._rounds_begun += 1
         # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
-        if self._node.from_start and self._rounds_begun == 1:
-            return None
-        if self._checkpoints.is_external:
-            checkpoint = self._checkpoints.newest_external()
-            self._journal_external(checkpoint)
-            self._began_at_step = (checkpoint.step if checkpoint else None) or 0
-            return str(checkpoint.path) if checkpoint else None
-        published = newest_published(self._attempt.run.checkpoints)
-        self._began_at_step = self.committed_step()
-        return str(published) if published else None
+        from_start = self._node.from_start and self._rounds_begun == 1
+        resume_from, self._resumed = (None, Newest()) if from_start else self._checkpoints.choose()
+        return resume_from, self._resumed
 
-    def committed_step(self) -> int:
-        """The step of the newest checkpoint, taken from its name; 0 if there is none."""
-        return self._checkpoints.newest_step()
+    def newest_checkpoint(self) -> Newest:
+        """The newest checkpoint."""
+        return self._checkpoints.newest()
 
     def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
         """Set the environment and working directory that ranks inherit; returns their command. Raises SlurmtrainError.
@@ -311,47 +302,6 @@ class _Agent:
     def ask_policy(self, latest: PriorEnd) -> Decision:
         """What to do after an end that has just happened."""
         return ask_policy(self._attempt, latest, self._plan.spec.requeue)
-
-    def _journal_external(self, checkpoint: external.ExternalCheckpoint | None) -> None:
-        if checkpoint is not None:
-            self._journal.write(
-                CheckpointFound(
-                    path=str(checkpoint.path),
-                    step=checkpoint.step,
-                    bytes=checkpoint.bytes,
-                    saved_at=checkpoint.saved_at,
-                )
-            )
-
-
-class _CheckpointFinder:
-    """Finds the newest checkpoint of a run, whether slurmtrain or the script writes them."""
-
-    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan) -> None:
-        self._attempt = attempt
-        self._node = node
-        self._plan = plan
-
-    @property
-    def is_external(self) -> bool:
-        """Whether the script writes checkpoints in its own format, and the spec says how to find them."""
-        return self._plan.spec.checkpoint.glob is not None
-
-    def newest_external(self) -> external.ExternalCheckpoint | None:
-        """The newest complete checkpoint in the script's own format; None if there is none."""
-        pattern = self._plan.spec.checkpoint.glob
-        if pattern is None:
-            return None
-        path = external.absolute(pattern, self._plan.workdir, self._attempt.run)
-        return external.newest(path, self._node.launch.since)
-
-    def newest_step(self) -> int:
-        """The step of the newest checkpoint, taken from its name; 0 if there is none."""
-        if self.is_external:
-            checkpoint = self.newest_external()
-            return (checkpoint.step if checkpoint else None) or 0
-        published = newest_published(self._attempt.run.checkpoints)
-        return (checkpoint_step(published.name) if published else None) or 0
 
 
 def _plan_of(submission: SubmissionDir) -> Plan:

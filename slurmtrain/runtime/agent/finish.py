@@ -21,7 +21,7 @@ from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExclusionProblem, ExitReport, amend
-from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends
+from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.requeue import final_cause
@@ -121,12 +121,12 @@ class AttemptFinish:
         self._query = query
 
     def finish(
-        self, outcome: AttemptOutcome, requeue: RequeueSpec, began_at_step: int, committed_step: Callable[[], int]
+        self, outcome: AttemptOutcome, requeue: RequeueSpec, began: Newest, find_newest: Callable[[], Newest]
     ) -> bool:
         """Journal the end, and requeue the job if the policy says so; returns whether it restarts.
 
-        ``outcome``: how the attempt ended. ``requeue``: the spec's rules. ``began_at_step``: the step that the last
-        ranks started from. ``committed_step``: returns the step of the newest checkpoint, 0 if there is none.
+        ``outcome``: how the attempt ended. ``requeue``: the spec's rules. ``began``: the checkpoint that the last ranks
+        started from. ``find_newest``: finds the newest one.
         """
         node_report = self._with_stop_cause(outcome.node_report)
         attempt_report = self._with_stop_cause(outcome.attempt_report)
@@ -137,8 +137,8 @@ class AttemptFinish:
         latest = PriorEnd.of_report(
             attempt_report,
             at=time.time(),
-            began_at_step=began_at_step,
-            committed=0 if attempt_report.cause in _FINAL else committed_step(),
+            began=began,
+            left=Newest() if attempt_report.cause in _FINAL else find_newest(),
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)

@@ -34,7 +34,7 @@ from slurmtrain.model.interruption.exit_report import (
     report_standby,
 )
 from slurmtrain.model.interruption.members import choose_members
-from slurmtrain.model.interruption.policy import Decision, PriorEnd
+from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent import RanksExited, RanksRestarted, RanksStopping, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
@@ -93,11 +93,11 @@ class Meeting:
 class RoundHost(Protocol):
     """What rounds need from the agent that hosts them."""
 
-    def find_checkpoint(self) -> str | None:
-        """The path of the checkpoint that the ranks of the next round resume from; None to start from the beginning."""
+    def find_checkpoint(self) -> tuple[str | None, Newest]:
+        """The checkpoint that the ranks of the next round resume from: its path, None for the beginning; what it is."""
 
-    def committed_step(self) -> int:
-        """The step of the newest checkpoint; 0 if there is none."""
+    def newest_checkpoint(self) -> Newest:
+        """The newest checkpoint."""
 
     def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
         """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
@@ -177,7 +177,7 @@ class Rounds:
         self._lost: set[int] = set()
         # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
-        self._began_at_step = 0
+        self._began = Newest()
         # What keeps the port where ranks meet: they end with the object.
         self._rank_store: MeetingPoint | None = None
         self._reserved_port: socket.socket | None = None
@@ -232,8 +232,7 @@ class Rounds:
 
     def _begin(self) -> None:
         """On node 0: find the checkpoint to resume from and the port where ranks meet, and let the round begin."""
-        self._began_at_step = self._control.call_alive(self._host.committed_step)
-        resume_from = self._control.call_alive(self._host.find_checkpoint)
+        resume_from, self._began = self._control.call_alive(self._host.find_checkpoint)
         self._control.publish("begin", {"port": self._prepare_port(), "resume_from": resume_from})
 
     def _prepare_port(self) -> int:
@@ -365,8 +364,8 @@ class Rounds:
         end = PriorEnd.of_report(
             attempt_report,
             at=time.time(),
-            began_at_step=self._began_at_step,
-            committed=self._control.call_alive(self._host.committed_step),
+            began=self._began,
+            left=self._control.call_alive(self._host.newest_checkpoint),
             reached=reached,
             in_place=True,
         )

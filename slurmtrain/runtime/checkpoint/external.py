@@ -1,36 +1,102 @@
-"""Checkpoints of scripts that write their own: finding the newest complete one that a pattern matches."""
+"""Checkpoints of scripts that write their own: finding those that a pattern matches, and the newest complete one."""
 
 from __future__ import annotations
 
 import contextlib
 import glob
-import json
+import math
 import os
-import re
-import zipfile
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from slurmtrain.errors import CheckpointError, PathError
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.step_names import last_number
+from slurmtrain.model.spec.checkpoint_formats import AUTO, OWN, step_by_pattern
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.checkpoint.fingerprint import fingerprint
+from slurmtrain.runtime.checkpoint.formats.base import Format
+from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, tags_in
+from slurmtrain.runtime.checkpoint.formats.registry import format_of
+from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
+from slurmtrain.runtime.job.plan_file import read_plan
 
-_UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", "~")
-_NUMBER = re.compile(r"\d+")
-_SAFETENSORS_HEADER_LIMIT = 100 * 2**20
+# Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like one of
+# those, so it is judged by what its neighbours are.
+_OF_TRAINERS = frozenset({"hf", "accelerate", "lightning", "deepspeed"})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """Where the checkpoints of a script are, and how to read them.
+
+    ``pattern``: an absolute glob. ``format`` and ``step``: as in the spec. ``since``: ignores older ones (seconds since
+    1970). ``ranks``: the least number of ranks of this run, which saved what is newer than ``began_at``.
+    """
+
+    pattern: str
+    format: str = AUTO
+    step: str | None = None
+    since: float | None = None
+    ranks: int = 1
+    began_at: float = 0.0
+
+    @classmethod
+    def from_plan(cls, plan: Plan, run: RunDir, since: float | None = None) -> Search:
+        """What the ``plan`` of a ``run`` says, which has ``checkpoint.glob``. ``since``: its last fresh start."""
+        spec = plan.spec.checkpoint
+        assert spec.glob is not None
+        began_at = run.plan.stat().st_mtime if run.plan.exists() else math.inf
+        return cls(
+            pattern=absolute(spec.glob, plan.workdir, run),
+            format=spec.format,
+            step=spec.step,
+            since=since,
+            ranks=min(map(_least_ranks, [plan, *_earlier_plans(run)])),
+            began_at=began_at,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalCheckpoint:
-    """A complete checkpoint of a user's script. ``step`` is the last number in its name, if any."""
+    """A checkpoint of a user's script.
+
+    ``format``: its name. ``step``: None if unknown. ``saved_at``: in seconds since 1970. ``problem``: why it is not
+    complete, as a phrase; None if it is.
+    """
 
     path: Path
+    format: str
     step: int | None
     bytes: int
     saved_at: float
+    problem: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields that are journaled."""
-        return {"path": str(self.path), "step": self.step, "bytes": self.bytes, "saved_at": self.saved_at}
+    @property
+    def complete(self) -> bool:
+        """Whether it was written to the end, as far as its format shows."""
+        return self.problem is None
+
+    def fingerprint(self) -> str | None:
+        """Its identity by its content; None if it cannot be read, as when it has just been deleted."""
+        with contextlib.suppress(OSError):
+            return fingerprint(list_tree(self.path))
+        return None
+
+
+def _least_ranks(plan: Plan) -> int:
+    resources = plan.spec.resources
+    return resources.nodes.min * resources.local_world_size
+
+
+def _earlier_plans(run: RunDir) -> Iterator[Plan]:
+    """The plans of the run's submissions, each of which may have had another number of ranks."""
+    for path in run.submissions.glob("*/plan.json"):
+        with contextlib.suppress(PathError):
+            if (plan := read_plan(path)) is not None:
+                yield plan
 
 
 def absolute(pattern: str, workdir: str, run: RunDir) -> str:
@@ -43,61 +109,114 @@ def absolute(pattern: str, workdir: str, run: RunDir) -> str:
     return os.path.join(glob.escape(workdir), os.path.expanduser(filled))  # noqa: PTH111, PTH118 (a pattern, not a path)
 
 
-def newest(pattern: str, since: float | None = None) -> ExternalCheckpoint | None:
-    """The newest complete checkpoint that the absolute glob ``pattern`` matches; ignores those older than ``since``.
+def newest(search: Search) -> ExternalCheckpoint | None:
+    """The newest complete checkpoint; None if there is none."""
+    return next((each for each in find_all(search) if each.complete), None)
 
-    If all names contain numbers, the newest is the one with the highest last number (``ckpt-10.pt`` over
-    ``ckpt-9.pt``), since clocks of nodes differ; otherwise it is the one that was modified last.
+
+def find_all(search: Search) -> list[ExternalCheckpoint]:
+    """All checkpoints that the pattern matches, also incomplete ones, the newest first.
+
+    If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the highest
+    of these, since clocks of nodes differ; otherwise the one that was written to last.
     """
-    checkpoints = [candidate for candidate in complete(pattern) if since is None or candidate.saved_at >= since]
-    if all(candidate.step is not None for candidate in checkpoints):
-        return max(checkpoints, key=lambda candidate: (candidate.step or 0, candidate.saved_at), default=None)
-    return max(checkpoints, key=lambda candidate: candidate.saved_at)
+    checkpoints = [each for each in _look_at_all(search) if search.since is None or each.saved_at >= search.since]
+    complete = [each for each in checkpoints if each.complete]
+    if all(each.step is not None for each in complete):
+        return sorted(checkpoints, key=lambda each: (each.step or 0, each.saved_at), reverse=True)
+    if all(last_number(each.path.name) is not None for each in complete):
+        return sorted(checkpoints, key=lambda each: (last_number(each.path.name) or 0, each.saved_at), reverse=True)
+    return sorted(checkpoints, key=lambda each: each.saved_at, reverse=True)
 
 
-def complete(pattern: str) -> list[ExternalCheckpoint]:
-    """All complete checkpoints that the absolute glob ``pattern`` matches, in no order."""
-    matches = glob.glob(pattern, recursive=True)  # noqa: PTH207 (pathlib takes no absolute patterns)
-    return [candidate for path in matches if (candidate := _look_at(Path(path)))]
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    tree: FileTree
+    format: Format
+    problem: str | None = None
 
 
-def _look_at(path: Path) -> ExternalCheckpoint | None:
+def _look_at_all(search: Search) -> list[ExternalCheckpoint]:
+    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_candidates(search)))]
+    return [_describe(search, each) for each in _compare_files(candidates)]
+
+
+def _candidates(search: Search) -> Iterator[_Candidate]:
+    for name in glob.glob(search.pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
+        path = Path(name)
+        # What cannot be read is gone, or leads nowhere.
+        with contextlib.suppress(OSError):
+            if not is_unfinished(path.name):
+                yield from _expand(search, list_tree(path))
+
+
+def _expand(search: Search, tree: FileTree) -> Iterator[_Candidate]:
+    """A candidate, or the tags in a directory of DeepSpeed."""
+    recognized = format_of(tree, search.format)
+    if isinstance(recognized, DeepSpeed) and not is_tag(tree):
+        for tag in tags_in(tree):
+            yield _Candidate(tree.below(tag), recognized)
+    elif tree.sizes:
+        yield _Candidate(tree, recognized)
+
+
+def _with_neighbours(search: Search, candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """Candidates with the format of a trainer that most directories have, if their own shows nothing of it yet."""
+    trainers = Counter(each.format.NAME for each in candidates if each.tree.is_directory)
+    common = next((name for name, _ in trainers.most_common() if name in _OF_TRAINERS), None)
+    for each in candidates:
+        simple = each.tree.is_directory and each.format.NAME not in _OF_TRAINERS
+        if common is not None and simple and search.format in (AUTO, OWN):
+            yield replace(each, format=format_of(each.tree, common))
+        else:
+            yield each
+
+
+def _judge(search: Search, candidate: _Candidate) -> _Candidate:
+    tree = candidate.tree
     try:
-        status = path.stat()
-        if path.name.endswith(_UNFINISHED) or not is_complete(path):
-            return None
-        size = status.st_size if path.is_file() else sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
-    except OSError:
-        return None
-    numbers = _NUMBER.findall(path.stem)
-    return ExternalCheckpoint(path, int(numbers[-1]) if numbers else None, size, status.st_mtime)
+        problem = candidate.format.problem(tree, search.ranks if tree.saved_at >= search.began_at else 1)
+    except FileNotFoundError:
+        problem = "it is being deleted"
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+    return replace(candidate, problem=problem)
 
 
-def is_complete(path: Path) -> bool:
-    """Whether a checkpoint was written to the end, as far as its format shows.
-
-    ``torch.save`` writes a zip archive, whose directory comes last; a safetensors header gives the file's length;
-    torch.distributed.checkpoint writes ``.metadata`` last. Anything else counts as complete if it is not empty.
-    Raises OSError.
-    """
-    if path.is_dir():
-        names = os.listdir(path)
-        shards = any(name.endswith(".distcp") for name in names)
-        return bool(names) and (not shards or ".metadata" in names)
-    with path.open("rb") as file:
-        start = file.read(8)
-        if start.startswith(b"PK"):
-            return zipfile.is_zipfile(file)
-        if path.suffix == ".safetensors":
-            return _safetensors_length(start, file.read(_SAFETENSORS_HEADER_LIMIT)) == path.stat().st_size
-        return bool(start)
+def _compare_files(candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
+    """Candidates, and of the complete ones those that alone lack a file which all others have: its save was cut off."""
+    files = {id(each): each.format.optional_files(each.tree) for each in candidates if each.problem is None}
+    for each in candidates:
+        others = [
+            files[id(other)]
+            for other in candidates
+            if other is not each and other.problem is None and other.format is each.format
+        ]
+        # Once two lack a file, the script no longer saves it.
+        missing = set.intersection(*others) - files[id(each)] if others and each.problem is None else set()
+        yield replace(each, problem=f"{min(missing)} is missing, which the others have") if missing else each
 
 
-def _safetensors_length(start: bytes, rest: bytes) -> int | None:
-    """The file's length according to its header: eight bytes for the header's length, JSON with offsets, the data."""
-    length = int.from_bytes(start, "little")
-    with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
-        header = json.loads(rest[:length])
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        return 8 + length + max(ends, default=0)
-    return None
+def _describe(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
+    tree = candidate.tree
+    return ExternalCheckpoint(
+        path=tree.path,
+        format=candidate.format.NAME,
+        step=_step(search, candidate),
+        bytes=tree.bytes,
+        saved_at=tree.saved_at,
+        problem=candidate.problem,
+    )
+
+
+def _step(search: Search, candidate: _Candidate) -> int | None:
+    """The step by the spec's pattern; else the one inside; else the one in the name."""
+    tree = candidate.tree
+    if search.step is not None:
+        return step_by_pattern(search.step, str(tree.path))
+    if candidate.problem is None:
+        with contextlib.suppress(CheckpointError, OSError):
+            step = candidate.format.step(tree)
+            if step is not None:
+                return step
+    return candidate.format.step_in_name(tree.path.name)

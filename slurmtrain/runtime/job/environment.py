@@ -34,6 +34,8 @@ _SUBMISSION = "SLURMTRAIN_SUBMISSION"
 _ATTEMPT = "SLURMTRAIN_ATTEMPT"
 _FROM_START = "SLURMTRAIN_FROM_START"
 _RESUME_FROM = "SLURMTRAIN_RESUME_FROM"
+_RESUME_DIR = "SLURMTRAIN_RESUME_DIR"
+_RESUME_TAG = "SLURMTRAIN_RESUME_TAG"
 _RUN_DIR = "SLURMTRAIN_RUN_DIR"
 _ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
@@ -55,7 +57,7 @@ BOOTSTRAP = "bootstrap"
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
          _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _HOME, _HOME_SECRET,
-         _RESUME_FROM, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
+         _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
          "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES", "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE",
          "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT", "SLURMTRAIN_HOSTFILE")  # fmt: skip
 _FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
@@ -304,6 +306,8 @@ def set_worker_environment(
             "SLURMTRAIN_RUN_ID": run.id,
             "SLURMTRAIN_CHECKPOINT_DIR": str(run.checkpoints),
             _RESUME_FROM: resume_from or "",
+            _RESUME_DIR: str(Path(resume_from).parent) if resume_from else "",
+            _RESUME_TAG: Path(resume_from).name if resume_from else "",
         }
     )
     # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
@@ -453,4 +457,7 @@ def facts_for_command(
         "run_id": run.id,
         "attempt": str(attempt),
         "resume_from": resume_from,
+        # DeepSpeed wants them apart.
+        "resume_dir": None if resume_from is None else str(Path(resume_from).parent),
+        "resume_tag": None if resume_from is None else Path(resume_from).name,
     }

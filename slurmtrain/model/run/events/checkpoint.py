@@ -131,9 +131,33 @@ class CheckpointPruned(Payload):
 
 @payload
 class CheckpointFound(CheckpointRecord):
-    """From an agent: the newest checkpoint of a user script that saves its own."""
+    """From an agent: the newest checkpoint of a user script that saves its own.
+
+    Before ranks start, it is the one that they continue from; after they have ended, the one that they left.
+    """
 
     KIND: ClassVar[str] = "found"
+
+    format: str | None = field(default=None, metadata=OMIT_NONE)
+    """The name of its format, as in ``checkpoint.format``, or ``other``."""
+    fingerprint: str | None = field(default=None, metadata=OMIT_NONE)
+    """Its identity by its content; None: it could not be read."""
+
+
+@payload
+class CheckpointPassedOver(Payload):
+    """From an agent: the ranks that it is about to start continue from an older checkpoint than this one."""
+
+    KIND: ClassVar[str] = "passed_over"
+
+    path: str
+    """Where it is."""
+    step: int | None = None
+    """Its step."""
+    fingerprint: str | None = None
+    """Its identity by its content."""
+    why: str = ""
+    """Why."""
 
 
 @payload
@@ -176,5 +200,5 @@ class QuotaExceeded(Payload):
 
 CHECKPOINT_EVENTS: Sequence[type[Payload]] = (
     SaveIntervalChosen, CheckpointSaved, SaveFailed, CheckpointRestored, CheckpointRejected, CheckpointFound,
-    CheckpointVerified, CheckpointPruned, QuotaExceeded,
+    CheckpointPassedOver, CheckpointVerified, CheckpointPruned, QuotaExceeded,
 )  # fmt: skip

@@ -23,7 +23,7 @@ RankRecord: TypeAlias = Mapping[str, Any]
 (cores)."""
 RoundRecord: TypeAlias = Mapping[str, Any]
 """The end of a round of ranks: ``cause``, ``began_at_step``, ``committed`` (step), ``reached`` (step), ``where``,
-``foreign``."""
+``foreign``, ``began_from`` (fingerprint), ``left`` (fingerprint)."""
 
 
 # For each record: its required and its optional keys, with the types of their values as annotations.
@@ -42,7 +42,7 @@ RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
     ),
     "RoundRecord": (
         {"cause": "str", "began_at_step": "int", "committed": "int"},
-        {"reached": "int | None", "where": "str", "foreign": "bool"},
+        {"reached": "int | None", "where": "str", "foreign": "bool", "began_from": "str | None", "left": "str | None"},
     ),
 }  # fmt: skip
 

@@ -57,14 +57,14 @@ class Accelerate(Format):
         """Weights, optimizers, schedulers, samplers and registered objects."""
         from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
 
-        found = weights_contents(tree)
+        contents = weights_contents(tree)
         for name in sorted(self.optional_files(tree)):
-            found |= leaves(read_torch(tree.path / name), name.partition(".")[0])
+            contents |= leaves(read_torch(tree.path / name), name.partition(".")[0])
         for folder in _optimizer_folders(tree):
-            found |= dcp_contents(tree.below(folder))
+            contents |= dcp_contents(tree.below(folder))
         for tag in tags_in(tree):
-            found |= tag_contents(tree.below(tag))
-        return found
+            contents |= tag_contents(tree.below(tag))
+        return contents
 
     def modules(self, names: Collection[str]) -> list[str]:
         """The weights of all models."""
@@ -111,8 +111,8 @@ def numbering_problems(tree: FileTree, pattern: re.Pattern[str], name: str, *, a
 
 def _own_weights(tree: FileTree) -> bool:
     """Whether there are weights that a hook of the script has saved, as those of diffusers do."""
-    known = {name for name in tree.top if _STATE.fullmatch(name)}
-    return any(name.endswith(_WEIGHTS) for name in tree.sizes if name not in known)
+    states = {name for name in tree.top if _STATE.fullmatch(name)}
+    return any(name.endswith(_WEIGHTS) for name in tree.sizes if name not in states)
 
 
 def _optimizer_folders(tree: FileTree) -> list[str]:

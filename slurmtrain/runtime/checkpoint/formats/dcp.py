@@ -18,8 +18,8 @@ SHARD = ".distcp"
 _MODULES = ("model", "state_dict", "module", "app.model", "net")
 
 
-class Piece(NamedTuple):
-    """Where a tensor, or a part of one, or a value is: its name, the file, and its place there in bytes."""
+class StoredItem(NamedTuple):
+    """A tensor, a part of one, or a value: its name, its file, and its place there in bytes."""
 
     name: str
     file: str
@@ -42,9 +42,9 @@ class DcpDirectory(Format):
 
     def step(self, tree: FileTree) -> int | None:
         """The whole number saved under ``global_step``, ``step`` or the like."""
-        values = {piece.name: piece for piece in read_pieces(tree)}
-        found = (values[name] for name in STEP_NAMES if name in values)
-        return next((step for piece in found if (step := as_step(_value(tree, piece))) is not None), None)
+        values = {item.name: item for item in read_items(tree)}
+        by_name = (values[name] for name in STEP_NAMES if name in values)
+        return next((step for item in by_name if (step := as_step(_value(tree, item))) is not None), None)
 
     def contents(self, tree: FileTree) -> Contents:
         """Its tensors and values."""
@@ -65,12 +65,12 @@ def dcp_problem(tree: FileTree) -> str | None:
     if INDEX not in tree.top:
         return f"it has no {INDEX}"
     try:
-        pieces = read_pieces(tree)
+        items = read_items(tree)
     except CheckpointError as error:
         return f"{INDEX} is not whole: {error}"
     ends: dict[str, int] = {}
-    for piece in pieces:
-        ends[piece.file] = max(ends.get(piece.file, 0), piece.offset + piece.length)
+    for item in items:
+        ends[item.file] = max(ends.get(item.file, 0), item.offset + item.length)
     if not ends:
         return f"{INDEX} names no file"
     for name, end in sorted(ends.items()):
@@ -82,34 +82,34 @@ def dcp_problem(tree: FileTree) -> str | None:
     return None
 
 
-def read_pieces(tree: FileTree) -> list[Piece]:
+def read_items(tree: FileTree) -> list[StoredItem]:
     """Where everything is, according to the index. Raises CheckpointError, OSError."""
     index = read_plain((tree.path / INDEX).read_bytes(), INDEX)
     stored = member(index, "storage_data")
     if not isinstance(stored, Mapping):
         raise CheckpointError(f"{INDEX} is no index of torch.distributed.checkpoint")
-    return list(_pieces(stored))
+    return list(_items(stored))
 
 
-def _pieces(stored: Mapping[Any, Any]) -> Iterator[Piece]:
+def _items(stored: Mapping[Any, Any]) -> Iterator[StoredItem]:
     for place, info in stored.items():
         name, file = member(place, "fqn"), member(info, "relative_path")
         offset, length = as_step(member(info, "offset")), as_step(member(info, "length"))
         if not isinstance(name, str) or not isinstance(file, str) or offset is None or length is None:
             raise CheckpointError(f"{INDEX} has an entry that this version cannot read")
-        yield Piece(name, file, offset, length)
+        yield StoredItem(name, file, offset, length)
 
 
-def _value(tree: FileTree, piece: Piece) -> Any:
+def _value(tree: FileTree, item: StoredItem) -> Any:
     """A plain value; an inert object for a tensor. Raises CheckpointError, OSError."""
-    return read_archive(io.BytesIO(read_piece(tree, piece)), piece.name)
+    return read_archive(io.BytesIO(read_item(tree, item)), item.name)
 
 
-def read_piece(tree: FileTree, piece: Piece) -> bytes:
-    """The bytes of a piece. Raises OSError."""
-    with (tree.path / piece.file).open("rb") as file:
-        file.seek(piece.offset)
-        return file.read(piece.length)
+def read_item(tree: FileTree, item: StoredItem) -> bytes:
+    """The bytes of a item. Raises OSError."""
+    with (tree.path / item.file).open("rb") as file:
+        file.seek(item.offset)
+        return file.read(item.length)
 
 
 def dcp_contents(tree: FileTree) -> Contents:
@@ -119,11 +119,11 @@ def dcp_contents(tree: FileTree) -> Contents:
 
     index = Index(tree.path)
     shapes = index.shapes()
-    found: Contents = {name: partial(_tensor, index, name) for name in shapes}
-    for piece in read_pieces(tree):
-        if piece.name not in shapes:
-            found |= leaves(read_torch(io.BytesIO(read_piece(tree, piece))), piece.name)
-    return found
+    contents: Contents = {name: partial(_tensor, index, name) for name in shapes}
+    for item in read_items(tree):
+        if item.name not in shapes:
+            contents |= leaves(read_torch(io.BytesIO(read_item(tree, item))), item.name)
+    return contents
 
 
 def _tensor(index: Any, name: str) -> Any:

@@ -147,11 +147,11 @@ def tag_contents(tree: FileTree) -> Contents:
     """Everything in the files of ranks but settings. Raises CheckpointError, OSError."""
     from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
 
-    found: dict[str, Any] = {}
+    contents: dict[str, Any] = {}
     whole = "mp_rank_00_model_states.pt"
     for name in sorted(name for name in tree.top if name.endswith(_STATES)):
         state = read_torch(tree.path / name)
         kept = {key: value for key, value in state.items() if key not in _LEFT_OUT}
         only_one = name == whole and f"{whole.replace('00', '01')}" not in tree.top
-        found |= leaves(kept, "" if only_one else name.removesuffix("_states.pt"))
-    return found
+        contents |= leaves(kept, "" if only_one else name.removesuffix("_states.pt"))
+    return contents

@@ -61,15 +61,15 @@ class HuggingFace(Format):
         """Weights, optimizer, scheduler, step and epoch: the log of the Trainer's state has times and paths."""
         from slurmtrain.runtime.checkpoint.formats.values import leaves, read_torch
 
-        found = weights_contents(tree)
+        contents = weights_contents(tree)
         for name in sorted(tree.top & {*_OPTIMIZERS, "scheduler.pt", "scaler.pt"}):
-            found |= leaves(read_torch(tree.path / name), name.partition(".")[0])
+            contents |= leaves(read_torch(tree.path / name), name.partition(".")[0])
         for folder in _optimizer_folders(tree):
-            found |= dcp_contents(tree.below(folder))
+            contents |= dcp_contents(tree.below(folder))
         for tag in tags_in(tree):
-            found |= tag_contents(tree.below(tag))
+            contents |= tag_contents(tree.below(tag))
         state = read_json_file(tree.path / _STATE)
-        return found | leaves({key: member(state, key) for key in ("global_step", "epoch")})
+        return contents | leaves({key: member(state, key) for key in ("global_step", "epoch")})
 
     def modules(self, names: Collection[str]) -> list[str]:
         """The weights of its one model."""

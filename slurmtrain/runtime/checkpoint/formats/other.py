@@ -24,7 +24,7 @@ class Other(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """The hash of each file."""
-        from slurmtrain.runtime.checkpoint.formats.fingerprint import hash_file
+        from slurmtrain.runtime.checkpoint.fingerprint import hash_file
 
         return {name or tree.path.name: partial(hash_file, tree.path / name) for name in sorted(tree.sizes)}
 

@@ -79,11 +79,11 @@ def list_tree(path: Path) -> FileTree:
     status = path.stat()
     if not path.is_dir():
         return FileTree(path, {"": status.st_size}, {"": status.st_mtime}, is_directory=False)
-    found = {name: (path / name).stat() for name in _walk(path)}
+    files = {name: (path / name).stat() for name in _walk(path)}
     return FileTree(
         path,
-        {name: each.st_size for name, each in found.items()},
-        {name: each.st_mtime for name, each in found.items()},
+        {name: each.st_size for name, each in files.items()},
+        {name: each.st_mtime for name, each in files.items()},
         is_directory=True,
     )
 
@@ -101,7 +101,7 @@ def is_unfinished(name: str) -> bool:
 
 
 def file_problem(tree: FileTree, name: str, *, by_torch: bool = True) -> str | None:
-    """Why the file ``name`` of a checkpoint is missing or not whole, as a phrase; None if it is there and whole.
+    """Why the file ``name`` in ``tree`` is missing or not whole, as a phrase; None if it is there and whole.
 
     ``by_torch``: whether it is known that ``torch.save`` has written it, unless its name ends in ``.safetensors``.
     Raises OSError.

@@ -79,10 +79,10 @@ def _read_one(path: Path, name: str) -> torch.Tensor:
 
 
 def leaves(value: Any, name: str = "", *, tensors_only: bool = False) -> Contents:
-    """The tensors and plain values in nested dictionaries and lists, by dotted names that begin with ``name``.
+    """The tensors and plain values in ``value``, nested dictionaries and lists, by dotted names after ``name``.
 
-    Leaves out what differs between two equal trainings: random number states, paths, times, and objects of unknown
-    classes.
+    ``tensors_only``: leaves out plain values. Always leaves out what differs between two equal trainings: random number
+    states, paths, times, and objects of unknown classes.
     """
     return {
         at: lambda leaf=leaf: leaf  # type: ignore[misc]

@@ -48,14 +48,14 @@ def indexed_files(tree: FileTree) -> set[str]:
 
 def weights_contents(tree: FileTree) -> Contents:
     """All weights, under ``model.``, or ``model_1.`` and so on for further models. Raises CheckpointError, OSError."""
-    found: Contents = {}
+    contents: Contents = {}
     for name in sorted({*_whole_files(tree), *indexed_files(tree)}):
         match = _WHOLE.fullmatch(name)
         prefix = f"model{(match[1] if match else '') or ''}"
-        found |= {f"{prefix}.{each}": read for each, read in tensors_of(tree.path / name).items()}
+        contents |= {f"{prefix}.{each}": read for each, read in tensors_of(tree.path / name).items()}
     for folder in _fsdp_folders(tree):
-        found |= dcp_contents(tree.below(folder))
-    return found
+        contents |= dcp_contents(tree.below(folder))
+    return contents
 
 
 def tensors_of(path: Path) -> Contents:

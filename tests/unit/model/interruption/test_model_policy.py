@@ -13,6 +13,7 @@ from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.interruption.policy import (
     MAX_DELAY_S,
     Decision,
+    Newest,
     PriorEnd,
     committed,
     decide,
@@ -301,7 +302,7 @@ def test_an_end_that_has_just_happened_replaces_the_journaled_one_of_its_attempt
 def test_an_agents_report_is_weighed_as_its_journaled_end_would_be() -> None:
     failures = [{"signal": "SIGKILL", "exit_code": None, "error": None, "last_lines": ["step 41"]}]
     report = ExitReport(cause="crash", reason="rank 0 was killed by SIGKILL", failures=failures)
-    latest = PriorEnd.of_report(report, at=100.0, began_at_step=5, committed=20, reached=41)
+    latest = PriorEnd.of_report(report, at=100.0, began=Newest(5), left=Newest(20), reached=41)
     [journaled] = prior_ends([attempt("crash", round_step=5, last_step=41, failures=failures)], [checkpoint(20, 50.0)])
     assert latest == journaled
 

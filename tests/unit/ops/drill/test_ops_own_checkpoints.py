@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.ops.drill.own_checkpoints import OwnCheckpoints, SaveWatch
+from slurmtrain.runtime.checkpoint.external import Search
 
 
 def archive(path: Path) -> Path:
@@ -27,7 +28,7 @@ def tear(path: Path) -> Path:
 
 
 def test_checkpoints_that_were_deleted_since_are_remembered(tmp_path: Path) -> None:
-    own = OwnCheckpoints(f"{tmp_path}/ckpt-*.pt")
+    own = OwnCheckpoints(Search(pattern=f"{tmp_path}/ckpt-*.pt"))
     for step in (5, 10):
         path = archive(tmp_path / f"ckpt-{step}.pt")
         os.utime(path, (step, step))
@@ -38,7 +39,7 @@ def test_checkpoints_that_were_deleted_since_are_remembered(tmp_path: Path) -> N
 
 
 def test_a_file_that_was_written_again_counts_again(tmp_path: Path) -> None:
-    own = OwnCheckpoints(f"{tmp_path}/last.pt")
+    own = OwnCheckpoints(Search(pattern=f"{tmp_path}/last.pt"))
     for second in (1, 2):
         os.utime(archive(tmp_path / "last.pt"), (second, second))
         own.look()
@@ -55,13 +56,13 @@ def test_without_a_pattern_there_is_nothing_to_see(tmp_path: Path) -> None:
 @pytest.fixture
 def watch(tmp_path: Path) -> SaveWatch:
     archive(tmp_path / "ckpt-5.pt")
-    return SaveWatch(f"{tmp_path}/ckpt-*.pt", tmp_path)
+    return SaveWatch(Search(pattern=f"{tmp_path}/ckpt-*.pt"), tmp_path)
 
 
 def test_what_was_there_before_is_no_save_under_way(tmp_path: Path) -> None:
     tear(archive(tmp_path / "ckpt-5.pt"))
-    assert SaveWatch(f"{tmp_path}/ckpt-*.pt", tmp_path).half_written() == []
-    assert OwnCheckpoints(f"{tmp_path}/ckpt-*.pt").incomplete() == [f"{tmp_path}/ckpt-5.pt"]
+    assert SaveWatch(Search(pattern=f"{tmp_path}/ckpt-*.pt"), tmp_path).half_written() == []
+    assert OwnCheckpoints(Search(pattern=f"{tmp_path}/ckpt-*.pt")).incomplete() == [f"{tmp_path}/ckpt-5.pt"]
 
 
 def test_a_file_without_its_end_is_half_written_until_it_has_one(tmp_path: Path, watch: SaveWatch) -> None:
@@ -93,7 +94,7 @@ def test_a_checkpoint_of_a_session_is_half_written_until_it_is_published(tmp_pat
 
 
 def test_a_file_of_any_format_is_half_written_while_a_rank_writes_to_it(tmp_path: Path) -> None:
-    watch = SaveWatch(f"{tmp_path}/*.txt", tmp_path)
+    watch = SaveWatch(Search(pattern=f"{tmp_path}/*.txt"), tmp_path)
     writer = "import sys; file = open(sys.argv[1], 'w'); print(file.write('5'), flush=True); file.flush(); input()"
     path = tmp_path / "ckpt-5.txt"
     with subprocess.Popen(

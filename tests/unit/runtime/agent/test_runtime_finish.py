@@ -13,7 +13,7 @@ from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
-from slurmtrain.model.interruption.policy import PriorEnd
+from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.spec import RequeueSpec
@@ -93,7 +93,7 @@ class End:
         """Whether the job starts again after these reports."""
         queue = self.queue if self.node.executor == "slurm" else None
         query = JobQuery((lambda: self.queue.record("7")) if queue and self.node.index == 0 else None, None)
-        settings = {"requeue": RULES, "began_at_step": 0, "committed_step": lambda: 20, **more}
+        settings = {"requeue": RULES, "began": Newest(), "find_newest": lambda: Newest(20), **more}
         with Journal(self.path) as journal:
             finish = AttemptFinish(self.attempt, self.node, journal, queue, query)
             return finish.finish(AttemptOutcome(own, own if attempt is None else attempt), **settings)
@@ -321,7 +321,7 @@ def test_a_run_that_completed_starts_no_more_but_only_node_0_says_so(tmp_path: P
     assert lease.final_state(other.directory, 1) is None
     with Journal(other.attempt.node_journal(0)) as journal:
         finish = AttemptFinish(other.attempt, NODE, journal, other.queue, JobQuery(None, None))
-        assert not finish.finish(AttemptOutcome(COMPLETED, COMPLETED), RULES, 0, lambda: 20)
+        assert not finish.finish(AttemptOutcome(COMPLETED, COMPLETED), RULES, Newest(), lambda: Newest(20))
     assert lease.final_state(other.directory, 1) == "completed"
 
 

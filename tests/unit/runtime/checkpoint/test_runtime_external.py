@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import zipfile
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.checkpoint.external import absolute, is_complete, newest
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, absolute, newest
 
 
 def put(path: Path, content: bytes = b"x", at: int = 1000) -> Path:
@@ -21,12 +20,12 @@ def put(path: Path, content: bytes = b"x", at: int = 1000) -> Path:
 
 
 def newest_path(folder: Path, pattern: str) -> Path | None:
-    candidate = newest(str(folder / pattern))
+    candidate = newest(Search(pattern=str(folder / pattern)))
     return candidate.path if candidate else None
 
 
 def test_nothing_that_matches_is_nothing(tmp_path: Path) -> None:
-    assert newest(str(tmp_path / "*.pt")) is None
+    assert newest(Search(pattern=str(tmp_path / "*.pt"))) is None
 
 
 def test_the_highest_number_wins_over_the_clock_and_over_the_alphabet(tmp_path: Path) -> None:
@@ -43,19 +42,18 @@ def test_the_latest_wins_where_a_name_has_no_number(tmp_path: Path) -> None:
     assert newest_path(tmp_path, "*.pt") == last
 
 
-def test_the_last_number_of_a_name_is_its_step(tmp_path: Path) -> None:
-    put(tmp_path / "run7-epoch=2-step=300.pt", b"12345", at=1234)
-    candidate = newest(str(tmp_path / "*.pt"))
-    assert candidate is not None
-    assert candidate.to_dict() == {
-        "path": str(tmp_path / "run7-epoch=2-step=300.pt"), "step": 300, "bytes": 5, "saved_at": 1234.0,
-    }  # fmt: skip
+def test_a_checkpoint_is_described_with_its_format_step_size_and_time(tmp_path: Path) -> None:
+    put(tmp_path / "run7-epoch=2-step=300.h5", b"12345", at=1234)
+    candidate = newest(Search(pattern=str(tmp_path / "*.h5")))
+    assert candidate == ExternalCheckpoint(
+        path=tmp_path / "run7-epoch=2-step=300.h5", format="other", step=300, bytes=5, saved_at=1234.0
+    )
 
 
 @pytest.mark.parametrize("name", ["ckpt-40.h5", "ckpt-40.pt2", "step-40.mp4"])
 def test_a_number_in_the_ending_of_a_name_is_no_step(tmp_path: Path, name: str) -> None:
     put(tmp_path / name)
-    candidate = newest(str(tmp_path / "*"))
+    candidate = newest(Search(pattern=str(tmp_path / "*")))
     assert candidate is not None
     assert candidate.step == 40
 
@@ -63,7 +61,7 @@ def test_a_number_in_the_ending_of_a_name_is_no_step(tmp_path: Path, name: str) 
 def test_directories_are_found_too_with_all_their_bytes(tmp_path: Path) -> None:
     put(tmp_path / "out" / "step-5" / "a.bin", b"123")
     put(tmp_path / "out" / "step-5" / "sub" / "b.bin", b"45")
-    candidate = newest(str(tmp_path / "out" / "step-*"))
+    candidate = newest(Search(pattern=str(tmp_path / "out" / "step-*")))
     assert candidate is not None
     assert (candidate.step, candidate.bytes) == (5, 5)
 
@@ -99,49 +97,6 @@ def zipped(folder: Path) -> bytes:
     return path.read_bytes()
 
 
-def safetensors(data: bytes = b"\0" * 16) -> bytes:
-    header = json.dumps(
-        {"__metadata__": {"a": "b"}, "w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
-    ).encode()
-    return len(header).to_bytes(8, "little") + header + data
-
-
-@pytest.mark.parametrize("size", [4, 9, 100, -1])
-def test_a_zip_archive_is_complete_only_to_its_last_byte(tmp_path: Path, size: int) -> None:
-    assert is_complete(put(tmp_path / "a.pt", zipped(tmp_path)))
-    assert not is_complete(put(tmp_path / "b.pt", zipped(tmp_path)[:size]))
-
-
-@pytest.mark.parametrize("size", [0, 4, 8, 50, -1])
-def test_a_safetensors_file_is_complete_only_to_its_last_byte(tmp_path: Path, size: int) -> None:
-    assert is_complete(put(tmp_path / "a.safetensors", safetensors()))
-    assert not is_complete(put(tmp_path / "b.safetensors", safetensors()[:size]))
-
-
-@pytest.mark.parametrize(
-    "header", [b"[1]", b"{", b'{"w": 1}', b'{"w": {"data_offsets": []}}', b'{"w": {"data_offsets": null}}']
-)
-def test_a_safetensors_file_with_a_damaged_header_is_not_complete(tmp_path: Path, header: bytes) -> None:
-    content = len(header).to_bytes(8, "little") + header
-    assert not is_complete(put(tmp_path / "a.safetensors", content))
-    assert newest(str(tmp_path / "*.safetensors")) is None
-
-
-def test_a_distributed_checkpoint_is_complete_with_its_metadata(tmp_path: Path) -> None:
-    folder = tmp_path / "step-1"
-    put(folder / "__0_0.distcp")
-    assert not is_complete(folder)
-    put(folder / ".metadata")
-    assert is_complete(folder)
-
-
-def test_an_empty_file_or_directory_is_not_complete(tmp_path: Path) -> None:
-    assert not is_complete(put(tmp_path / "a.bin", b""))
-    (tmp_path / "d").mkdir()
-    assert not is_complete(tmp_path / "d")
-    assert is_complete(put(tmp_path / "b.bin", b"1"))
-
-
 RUN = RunDir(Path("/runs/0001"))
 
 
@@ -168,6 +123,6 @@ def test_brackets_and_stars_in_directories_of_the_run_are_no_pattern(tmp_path: P
     in_workdir = put(workdir / "out" / "ckpt-1.pt")
     in_run = put(run.checkpoints / "ckpt-2.pt")
     for pattern, path in {"out/*.pt": in_workdir, "{checkpoint_dir}/*.pt": in_run, "{run_dir}/*/*.pt": in_run}.items():
-        candidate = newest(absolute(pattern, str(workdir), run))
+        candidate = newest(Search(pattern=absolute(pattern, str(workdir), run)))
         assert candidate is not None, pattern
         assert candidate.path == path

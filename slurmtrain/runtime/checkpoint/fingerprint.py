@@ -16,7 +16,7 @@ from typing import Any
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.files import new_hasher
 from slurmtrain.runtime.checkpoint.formats.archives import directory_of_archive, is_archive
-from slurmtrain.runtime.checkpoint.formats.dcp import INDEX, is_dcp, read_pieces
+from slurmtrain.runtime.checkpoint.formats.dcp import INDEX, is_dcp, read_items
 from slurmtrain.runtime.checkpoint.formats.safetensors_header import METADATA, read_header
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree
 
@@ -64,7 +64,7 @@ def _places(tree: FileTree, name: str, size: int) -> Iterator[tuple[int, int]]:
     if name.endswith(".safetensors"):
         yield from _tensor_places(tree.path / name)
     with contextlib.suppress(CheckpointError):
-        yield from _piece_places(tree, name)
+        yield from _item_places(tree, name)
 
 
 def _tensor_places(path: Path) -> Iterator[tuple[int, int]]:
@@ -75,14 +75,14 @@ def _tensor_places(path: Path) -> Iterator[tuple[int, int]]:
             yield begin + int(entry["data_offsets"][0]), _TENSOR_BYTES
 
 
-def _piece_places(tree: FileTree, name: str) -> Iterator[tuple[int, int]]:
+def _item_places(tree: FileTree, name: str) -> Iterator[tuple[int, int]]:
     """The ends of tensors in a file of torch.distributed.checkpoint: each is an archive, which ends with checksums."""
     folder, _, last = name.rpartition("/")
     place = tree.below(folder) if folder else tree
     if not is_dcp(place) or INDEX not in place.top:
         return
-    for piece in _spread([piece for piece in read_pieces(place) if piece.file == last]):
-        yield max(0, piece.offset + piece.length - 4 * _TENSOR_BYTES), 4 * _TENSOR_BYTES
+    for item in _spread([item for item in read_items(place) if item.file == last]):
+        yield max(0, item.offset + item.length - 4 * _TENSOR_BYTES), 4 * _TENSOR_BYTES
 
 
 def _spread(entries: list[Any]) -> list[Any]:

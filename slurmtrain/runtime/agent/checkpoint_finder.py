@@ -1,0 +1,108 @@
+"""The checkpoint that ranks resume from, and the newest one: slurmtrain's, or those that a script saves by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from slurmtrain.model.interruption.policy import Newest, prior_ends
+from slurmtrain.model.interruption.resume_point import suspects
+from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
+from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
+from slurmtrain.model.spec.checkpoint_formats import OWN
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+from slurmtrain.runtime.checkpoint.files import newest_published
+from slurmtrain.runtime.job.run_reader import read_run
+from slurmtrain.system.journal import Journal
+
+
+class CheckpointFinder:
+    """Finds the checkpoints of a run on behalf of its agent, and journals those of a script."""
+
+    def __init__(self, attempt: AttemptDir, plan: Plan, journal: Journal, since: float | None) -> None:
+        """For an ``attempt`` of a run with this ``plan``.
+
+        ``journal``: its agent's. ``since``: a script's own checkpoints count only if they are newer (seconds since
+        1970).
+        """
+        self._attempt = attempt
+        self._plan = plan
+        self._journal = journal
+        external = plan.spec.checkpoint.glob is not None
+        self._search = Search.from_plan(plan, attempt.run, since) if external else None
+        # By fingerprint: why ranks do not resume from them.
+        self._suspects: Mapping[str, str] = {}
+
+    def choose(self) -> tuple[str | None, Newest]:
+        """What the next ranks resume from: the path, None for the beginning or if the script looks itself; what it is.
+
+        Of a script's own checkpoints, those that are passed over and the chosen one are journaled.
+        """
+        if self._search is None:
+            published = newest_published(self._attempt.run.checkpoints)
+            return str(published) if published else None, self.newest()
+        if self._plan.spec.checkpoint.format == OWN:
+            return None, self._note(self._newest_external())
+        self._suspects = self._find_suspects()
+        checkpoint, passed_over = self._without_suspects()
+        for each, fingerprint in passed_over:
+            self._journal.write(
+                CheckpointPassedOver(
+                    path=str(each.path), step=each.step, fingerprint=fingerprint, why=self._suspects[fingerprint]
+                )
+            )
+        return str(checkpoint.path) if checkpoint else None, self._note(checkpoint)
+
+    def newest(self) -> Newest:
+        """The newest checkpoint, of those that are not passed over."""
+        if self._search is None:
+            published = newest_published(self._attempt.run.checkpoints)
+            return Newest((checkpoint_step(published.name) if published else None) or 0)
+        return _describe(self._newest_external())
+
+    def note_newest(self) -> None:
+        """Journal the newest of the script's own checkpoints, if it has any."""
+        if self._search is not None:
+            self._note(self._newest_external())
+
+    def _find_suspects(self) -> Mapping[str, str]:
+        run = read_run(self._attempt.run)
+        return suspects(prior_ends(run.attempts, run.checkpoints))
+
+    def _newest_external(self) -> ExternalCheckpoint | None:
+        return self._without_suspects()[0]
+
+    def _without_suspects(self) -> tuple[ExternalCheckpoint | None, list[tuple[ExternalCheckpoint, str]]]:
+        """The newest complete checkpoint that is no suspect, and the suspects that are newer.
+
+        If all are suspects, the newest of them, and nothing is passed over.
+        """
+        assert self._search is not None
+        complete = [each for each in find_all(self._search) if each.complete]
+        passed_over: list[tuple[ExternalCheckpoint, str]] = []
+        for checkpoint in complete:
+            fingerprint = checkpoint.fingerprint() if self._suspects else None
+            if fingerprint is None or fingerprint not in self._suspects:
+                return checkpoint, passed_over
+            passed_over.append((checkpoint, fingerprint))
+        return (complete[0] if complete else None), []
+
+    def _note(self, checkpoint: ExternalCheckpoint | None) -> Newest:
+        """Journal a checkpoint that was found; returns what it is."""
+        newest = _describe(checkpoint)
+        if checkpoint is not None:
+            self._journal.write(
+                CheckpointFound(
+                    path=str(checkpoint.path),
+                    step=checkpoint.step,
+                    bytes=checkpoint.bytes,
+                    saved_at=checkpoint.saved_at,
+                    format=checkpoint.format,
+                    fingerprint=newest.fingerprint,
+                )
+            )
+        return newest
+
+
+def _describe(checkpoint: ExternalCheckpoint | None) -> Newest:
+    return Newest() if checkpoint is None else Newest(checkpoint.step or 0, checkpoint.fingerprint())

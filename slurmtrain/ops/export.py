@@ -102,7 +102,7 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
             f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run_id}' "
             "shows which are good, and --step selects one"
         )
-    state = _read(directory, name, to)
+    state = _read(directory, manifest, name, to)
     left_out = () if write is _write_pt else tuple(state.others)
     with _new_file(to, force=request.force) as temporary:
         write(temporary, state, {"run": run_id, "step": str(manifest.step), "object": name})
@@ -156,13 +156,13 @@ def _choose_module(directory: Path, manifest: Manifest, name: str | None) -> str
 # --- reading and writing ----------------------------------------------------------------------------------------------
 
 
-def _read(directory: Path, name: str, to: Path) -> _State:
+def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> _State:
     """A module's state, all of it in memory. Raises CheckpointError, also if there is no space for it at ``to``."""
     # Imported here: torch takes a second to import, and a wrong command should fail faster than that.
     from torch.distributed.checkpoint.api import CheckpointException
 
     from slurmtrain.runtime.checkpoint.index import Index
-    from slurmtrain.runtime.checkpoint.saver import SHARED
+    from slurmtrain.runtime.checkpoint.states.rank_parts import read_shared
 
     start = f"{name}."
     try:
@@ -170,7 +170,7 @@ def _read(directory: Path, name: str, to: Path) -> _State:
         tensors = index.empty([each for each in index.shapes() if each.startswith(start)])
         _check_room(to, sum(tensor.nbytes for tensor in tensors.values()))
         index.read(tensors)
-        others = index.value(SHARED).get(name, {}).get("others", {})
+        others = read_shared(index, manifest).get(name, {}).get("others", {})
     except CheckpointError:
         raise
     except CheckpointException as error:

@@ -10,10 +10,11 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
+import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError
@@ -21,8 +22,8 @@ from slurmtrain.model.run.events.checkpoint import CheckpointRejected, Checkpoin
 from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.checkpoint.index import Index
-from slurmtrain.runtime.checkpoint.saver import SHARED, own_name
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
+from slurmtrain.runtime.checkpoint.states.rank_parts import SPLIT, equal, is_split, own_name, read_shared
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
@@ -135,12 +136,14 @@ class Restorer:
         """Load a verified checkpoint. Raises _Unreadable if its files cannot be read in spite of that."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
         unfit = f"{directory} does not fit what the script registered"
-        tensors = self._together(lambda: self._targets(index, manifest), CheckpointError, unfit)
+        shared = self._read_shared(index, manifest)
+        targets = self._together(lambda: self._targets(index, manifest, shared), CheckpointError, unfit)
+        tensors = self._together(self._comparison(index, targets), CheckpointError, unfit)
         try:
             index.read(tensors, self._ranks.group)
         except CheckpointException as error:
             raise _Unreadable(f"it cannot be read: {_describe(error)}") from error
-        self._together(lambda: self._load_shared(index, tensors), CheckpointError, unfit)
+        self._together(lambda: self._objects.load(tensors, shared), CheckpointError, unfit)
         own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
         return Restored(manifest.step, own, rederived=rederived)
 
@@ -157,24 +160,51 @@ class Restorer:
             raise failure(f"{problem}: {errors[0]}")
         return result[0]
 
-    def _targets(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
-        """The tensors to read into. Raises CheckpointError if those of the checkpoint differ."""
+    def _read_shared(self, index: Index, manifest: files.Manifest) -> dict[str, Any]:
+        """The state that all ranks share; of objects that were split over ranks, all parts."""
+        split = is_split(manifest)
+        # Small values of all ranks: rank 0 reads them for the others.
+        reads = self._ranks.rank == 0 or not split
+        work = partial(read_shared, index, manifest) if reads else dict[str, Any]
+        shared: dict[str, Any] = self._together(work, _Unreadable, "its values cannot be read")
+        return self._ranks.broadcast(shared) if split else shared
+
+    def _targets(self, index: Index, manifest: files.Manifest, shared: Mapping[str, Any]) -> dict[str, Any]:
+        """The tensors of this rank. Raises CheckpointError if its objects are not those of the checkpoint."""
         for name, kind in self._objects.kinds().items():
             if name not in manifest.objects:
                 raise CheckpointError(f"it has no {name!r}")
-            if manifest.objects[name] != kind:
-                raise CheckpointError(f"its {name!r} is of another kind: {dict(manifest.objects[name])}, not {kind}")
-        targets = self._objects.template(index.value(SHARED))
-        saved = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in set(self._objects)}
-        shapes = {name: value.shape for name, value in targets.items()}
-        problems = differences(shapes, saved, self._objects.optional())
-        if problems:
-            more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
-            raise CheckpointError("; ".join(problems[:_LISTED]) + more)
-        return {name: value for name, value in targets.items() if name in saved}
+            saved = {key: value for key, value in manifest.objects[name].items() if key != SPLIT}
+            if saved != kind:
+                raise CheckpointError(f"its {name!r} is of another kind: {saved}, not {kind}")
+        return self._objects.template(shared, index)
 
-    def _load_shared(self, index: Index, tensors: Mapping[str, Any]) -> None:
-        self._objects.load(tensors, index.value(SHARED))
+    def _comparison(self, index: Index, targets: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:
+        """A function that returns those of this rank's ``targets`` that are in the checkpoint.
+
+        It raises CheckpointError if the tensors of all ranks together are not those of the checkpoint.
+        """
+        shapes = {name: tuple(value.shape) for name, value in targets.items()}
+        optional = self._objects.optional()
+        names = xxhash.xxh64_intdigest(repr(sorted(shapes.items())).encode())
+        if len(set(self._ranks.gather(names))) > 1:
+            # Ranks have different parts of a model, or of the state of an optimizer.
+            gathered = self._ranks.gather((shapes, optional, list(self._objects)))
+        else:
+            gathered = [(shapes, optional, list(self._objects))]
+        everywhere = {name: shape for own, _, _ in gathered for name, shape in own.items()}
+        registered = {name for _, _, own in gathered for name in own}
+        anywhere = tuple({prefix for _, own, _ in gathered for prefix in own})
+        saved = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in registered}
+
+        def compare() -> dict[str, Any]:
+            problems = differences({**everywhere, **shapes}, saved, anywhere)
+            if problems:
+                more = f"; and {len(problems) - _LISTED} more" if len(problems) > _LISTED else ""
+                raise CheckpointError("; ".join(problems[:_LISTED]) + more)
+            return {name: value for name, value in targets.items() if name in saved}
+
+        return compare
 
     def _load_own(self, index: Index, manifest: files.Manifest) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
         """Load this rank's own state, resharded if the number of ranks has changed.
@@ -185,12 +215,17 @@ class Restorer:
         if manifest.world_size == self._ranks.world_size:
             own = index.value(own_name(self._ranks.rank))
             for name in names:
+                if name not in own["objects"]:
+                    raise CheckpointError(f"rank {self._ranks.rank} had no {name!r}")
                 self._objects[name].load_state_dict(own["objects"][name])
             return own["rng"], ()
         rederived = [RNG]
         if names:
             states = [index.value(own_name(rank))["objects"] for rank in range(manifest.world_size)]
-            rederived += [name for name in names if not self._reshard(name, [state[name] for state in states])]
+            for name in names:
+                # Not all ranks need have registered it.
+                if not self._reshard(name, [state[name] for state in states if name in state]):
+                    rederived.append(name)
         return None, tuple(rederived)
 
     def _reshard(self, name: str, states: list[Any]) -> bool:
@@ -204,7 +239,7 @@ class Restorer:
         if reshard is not None:
             reshard(states, self._ranks.rank, self._ranks.world_size)
             return True
-        if all(_equal(state, states[0]) for state in states[1:]):
+        if all(equal(state, states[0]) for state in states[1:]):
             obj.load_state_dict(states[0])
             return True
         return False
@@ -246,19 +281,3 @@ def _describe(problem: BaseException) -> str:
     if isinstance(problem, OSError):
         return describe_os_error(problem)
     return f"{type(problem).__name__}: {' '.join(str(problem).split())[:500]}"
-
-
-def _equal(state: Any, other: Any) -> bool:
-    """Whether two loaded states are the same, tensors included."""
-    if isinstance(state, torch.Tensor) or isinstance(other, torch.Tensor):
-        return (
-            isinstance(state, torch.Tensor)
-            and isinstance(other, torch.Tensor)
-            and state.dtype == other.dtype
-            and torch.equal(state, other)
-        )
-    if isinstance(state, Mapping) and isinstance(other, Mapping):
-        return state.keys() == other.keys() and all(_equal(value, other[key]) for key, value in state.items())
-    if isinstance(state, list | tuple) and isinstance(other, list | tuple):
-        return len(state) == len(other) and all(map(_equal, state, other))
-    return bool(state == other)

@@ -29,7 +29,7 @@ import io
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -42,18 +42,13 @@ from slurmtrain.runtime.checkpoint.files import Staging
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
 from slurmtrain.runtime.checkpoint.shard_plan import RankLayout, Sharding, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
+from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, SplitObjects, coverage, own_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
-SHARED = "shared"
-
-
-def own_name(rank: int) -> str:
-    """The name, in the index, of a rank's own state."""
-    return f"ranks.{rank}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +67,8 @@ class _CapturedState:
 
     tensors: dict[str, Any]
     values: Mapping[str, bytes]
+    coverage: Mapping[str, int] = field(default_factory=dict)
+    """What the state that is no tensor covers: see ``rank_parts``."""
     problem: str = ""
     final: bool = False
     """Whether retrying is useless."""
@@ -115,6 +112,7 @@ class Saver:
         self._objects = objects
         self._ranks = ranks
         self._sharding = Sharding(ranks)
+        self._split = SplitObjects(ranks)
         self._writer = ShardWriter()
         self._publisher = Publisher(attempt, policy, ranks.world_size, self._writer, journal) if journal else None
         self._save: _Save | None = None
@@ -148,7 +146,7 @@ class Saver:
             self._raise_if_final(captured)
             return
         try:
-            self._sharding.plan(captured.names)
+            self._plan(captured)
         except ValueError:
             return
         try:
@@ -173,7 +171,7 @@ class Saver:
         # Notice now if the writer has died, so that the next orders go to a new one.
         self._take_answers(wait=False, until=lambda: False)
         captured = self._capture()
-        new = not captured.problem and self._sharding.is_new(captured.names)
+        new = not captured.problem and self._is_new(captured)
         # One all-reduce for both: a rank that continued alone would wait for the others in the planners' collectives.
         failed, changed = self._ranks.greatest(int(captured.problem != ""), int(new))
         if failed:
@@ -182,7 +180,7 @@ class Saver:
             return reason
         if changed:
             try:
-                self._sharding.plan(captured.names)
+                self._plan(captured)
             except ValueError as error:
                 raise CheckpointError(f"the state cannot be saved: {error}") from error
         # Only rank 0 checks and prunes: the disk is shared, and two ranks that prune at once disagree on what is left.
@@ -198,19 +196,30 @@ class Saver:
         save.stall_s = time.monotonic() - began
         return None
 
+    def _is_new(self, captured: _CapturedState) -> bool:
+        return self._sharding.is_new(captured.names) or self._split.is_new(captured.coverage)
+
+    def _plan(self, captured: _CapturedState) -> None:
+        """Agree with the other ranks on who writes what. Raises ValueError, or CheckpointError for clashing names."""
+        self._split.agree(captured.coverage, self._objects.kinds())
+        self._sharding.plan(captured.names, self._objects.parameters())
+
     def _capture(self) -> _CapturedState:
         """The current state, or why there is none: exceptions are stored, since other ranks wait for this one."""
         rank = self._ranks.rank
         try:
             state = self._objects.capture()
-            values = {own_name(rank): self._pickled({"objects": state.own, "rng": rng.capture(self._ranks.device)})}
+            own = {"objects": state.own, "rng": rng.capture(self._ranks.device)}
+            if parts := self._split.part_of(state.shared):
+                own[PARTS] = parts
+            values = {own_name(rank): self._pickled(own)}
             if rank == 0:
                 values[SHARED] = self._pickled(state.shared)
         except CheckpointError as error:
-            return _CapturedState({}, {}, str(error), final=True)
+            return _CapturedState({}, {}, problem=str(error), final=True)
         except Exception as error:  # noqa: BLE001 (whatever a state_dict raises)
-            return _CapturedState({}, {}, f"{type(error).__name__}: {error}")
-        return _CapturedState(state.tensors, values)
+            return _CapturedState({}, {}, problem=f"{type(error).__name__}: {error}")
+        return _CapturedState(state.tensors, values, coverage(state.shared))
 
     def _pickled(self, value: Any) -> bytes:
         """What torch.save writes; until all ranks have written once, prove it loadable. Raises CheckpointError."""
@@ -394,7 +403,7 @@ class Saver:
             answers=[answer for answer, _ in parts],
             index=self._sharding.index(placed),
             mesh=save.mesh,
-            objects=self._objects.kinds(),
+            objects=self._split.kinds,
         )
         try:
             save.order = self._publisher.order(save.info, written, began=save.began, stall_s=save.stall_s)

@@ -7,7 +7,7 @@ changes.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,8 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemT
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
+from slurmtrain.runtime.checkpoint import replicas
+from slurmtrain.runtime.checkpoint.replicas import Sample
 from slurmtrain.runtime.checkpoint.torch_format import Frame, frame_of
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import index_version, storage_info
@@ -69,13 +71,19 @@ class Sharding:
         """Whether this rank's ``state`` differs from what was planned. Not collective."""
         return self._layout is None or _signature(state) != self._signature
 
-    def plan(self, state: Mapping[str, Any]) -> None:
-        """Agree on which rank writes what. Raises ValueError if the parts of a tensor do not add up to the whole."""
+    def plan(self, state: Mapping[str, Any], parameters: Collection[str] = ()) -> None:
+        """Agree on which rank writes what.
+
+        Raises ValueError if the parts of a tensor do not add up to the whole, CheckpointError if ranks have different
+        tensors with the same name, as far as it is one of ``parameters``.
+        """
         ranks = self._ranks
         # If an exception is raised below, no plan remains: the old one does not fit the new state.
         self._layout = None
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
-        local_plan = ranks.at_first(self._planner.create_local_plan(), self._share_out)
+        local_plan = self._planner.create_local_plan()
+        samples = _samples(local_plan.items, state, parameters) if ranks.world_size > 1 else []
+        local_plan, _ = ranks.at_first((local_plan, samples), self._share_out)
         places, end = _lay_out(local_plan.items, self._planner)
         fixed = {place.item.index: _info(ranks.rank, place.start, place.frame.length) for place in places}
         parts = ranks.gather((fixed, end))
@@ -83,10 +91,11 @@ class Sharding:
         self._layout = RankLayout(places, end, sum(size for _, size in parts))
         self._signature = _signature(state)
 
-    def _share_out(self, plans: list[SavePlan]) -> list[SavePlan]:
+    def _share_out(self, proposals: list[tuple[SavePlan, list[Sample]]]) -> list[tuple[SavePlan, list[Sample]]]:
         """Assign, on rank 0, what is the same on all ranks to one rank each, balanced by size."""
-        shared, self._metadata = self._planner.create_global_plan(plans)
-        return shared
+        replicas.check([samples for _, samples in proposals])
+        shared, self._metadata = self._planner.create_global_plan([plan for plan, _ in proposals])
+        return [(plan, []) for plan in shared]
 
     @property
     def layout(self) -> RankLayout:
@@ -126,6 +135,20 @@ def meshes(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     used = {value.device_mesh for value in state.values() if isinstance(value, DTensor)}
     plain = [{"names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)} for mesh in used]
     return sorted(plain, key=str)
+
+
+def _samples(items: Sequence[WriteItem], state: Mapping[str, Any], names: Collection[str]) -> list[Sample]:
+    """A sample of each tensor that this rank could write, and whose name is one of ``names``."""
+    return [
+        replicas.sample(
+            item.index.fqn,
+            tuple(item.index.offset or ()),
+            tuple(item.tensor_data.size),
+            find_state_dict_object(dict(state), item.index),
+        )
+        for item in items
+        if item.tensor_data is not None and item.index.fqn in names
+    ]
 
 
 def _info(rank: int, start: int, length: int) -> StorageInfo:

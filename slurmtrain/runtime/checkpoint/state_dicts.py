@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import nn
@@ -23,8 +23,14 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint.index import Index
+from slurmtrain.runtime.checkpoint.states import zero_optimizer
+from slurmtrain.runtime.checkpoint.states.rank_parts import GROUPS, OPTIONS, OTHERS, find_options, options
 from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
-from slurmtrain.runtime.job.torch_private import compiled_module
+from slurmtrain.runtime.job.torch_private import compiled_module, parameter_names
+
+if TYPE_CHECKING:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
 
 # Objects that are the same on all ranks, like modules: only rank 0's state is saved.
 _SHARED = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.grad_scaler.GradScaler)
@@ -59,7 +65,7 @@ class Objects:
     """All registered objects, by the names that the script gave them."""
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
-        """Raises TypeError for an object without the two methods of :class:`Stateful`."""
+        """Raises TypeError for an object without a state that can be saved."""
         self._all: dict[str, Stateful] = {}
         for name, obj in objects.items():
             inner = _unwrapped(obj)
@@ -76,6 +82,9 @@ class Objects:
             for name, obj in self._all.items()
             if isinstance(obj, torch.optim.Optimizer) and _is_of(obj, parameters)
         }
+        for name, obj in self._all.items():
+            if zero_optimizer.is_zero(obj):
+                zero_optimizer.check(name, obj, registered=name in self._optimizers)
 
     def _add_module(self, name: str, module: nn.Module) -> None:
         try:
@@ -98,7 +107,18 @@ class Objects:
 
     def have_begun(self) -> bool:
         """Whether all optimizers have a state, as they do after a step; a plain SGD never has one."""
-        return all(optimizer.state for optimizer in self._optimizers.values())
+        return all(
+            zero_optimizer.has_begun(optimizer) if zero_optimizer.is_zero(optimizer) else optimizer.state
+            for optimizer in self._optimizers.values()
+        )
+
+    def parameters(self) -> set[str]:
+        """The names of the tensors that are parameters of modules."""
+        return set(self._names().values())
+
+    def _names(self) -> dict[int, str]:
+        """The names of all parameters of modules, by id."""
+        return parameter_names(self._modules)
 
     def optional(self) -> tuple[str, ...]:
         """Prefixes of the names of tensors that exist only after an optimizer has made a step."""
@@ -117,11 +137,7 @@ class Objects:
         state = State()
         self._capture_modules(state)
         for name, optimizer in self._optimizers.items():
-            if optimizer.state:
-                self._capture_optimizer(state, name, optimizer)
-            else:
-                # To create the state, torch would make an optimizer step, which would then count as one.
-                state.shared[name] = {"options": [_options(group) for group in optimizer.param_groups]}
+            self._capture_optimizer(state, name, optimizer)
         for name, obj in self._all.items():
             if self._kind(name) == OBJECT:
                 value = obj.state_dict()
@@ -129,14 +145,26 @@ class Objects:
                 (state.own if self.is_own(name) else state.shared)[name] = value
         return state
 
-    def template(self, shared: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-        """Tensors to load into: those in use. Optimizers get a state for this if ``shared`` says one was saved."""
+    def template(self, shared: Mapping[str, Any], index: Index) -> dict[str, torch.Tensor]:
+        """Tensors to load into: those in use, or new ones like those in the ``index``.
+
+        Optimizers get a state for this if ``shared`` says one was saved.
+        """
         state = State()
         self._capture_modules(state)
         for name, optimizer in self._optimizers.items():
-            if "options" not in shared[name]:
-                self._capture_optimizer(state, name, optimizer)
+            if OPTIONS in shared[name]:
+                continue
+            if zero_optimizer.is_zero(optimizer):
+                state.tensors.update(index.empty(self._share_of(name, optimizer, index)))
+            else:
+                self._capture_state(state, name, optimizer)
         return state.tensors
+
+    def _share_of(self, name: str, optimizer: ZeroRedundancyOptimizer, index: Index) -> list[str]:
+        """The names of the tensors in the ``index`` that are states of this rank's share of the parameters."""
+        own = set(zero_optimizer.own_names(optimizer, self._names()))
+        return [each for each in index.shapes() if _parameter_of(name, each) in own]
 
     def _capture_modules(self, state: State) -> None:
         if any(self._modules.children()):
@@ -144,18 +172,33 @@ class Objects:
                 self._put(state, name.partition(".")[0], name, value)
 
     def _capture_optimizer(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
+        if zero_optimizer.is_zero(optimizer):
+            names = self._names()
+            state.shared[name] = {GROUPS: zero_optimizer.groups(optimizer, names)}
+            for parameter, values in zero_optimizer.states(optimizer, names):
+                self._put_state(state, name, parameter, values)
+        elif optimizer.state:
+            self._capture_state(state, name, optimizer)
+        else:
+            # To create the state, torch would make an optimizer step, which would then count as one.
+            state.shared[name] = {OPTIONS: zero_optimizer.groups(optimizer, self._names())}
+
+    def _capture_state(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
         captured: Any = get_optimizer_state_dict(self._modules, optimizer)
-        state.shared.setdefault(name, {})["param_groups"] = captured["param_groups"]
+        state.shared.setdefault(name, {})[GROUPS] = captured["param_groups"]
         for parameter, values in captured["state"].items():
-            for key, value in values.items():
-                self._put(state, name, f"{name}.state.{parameter}.{key}", value)
+            self._put_state(state, name, parameter, values)
+
+    def _put_state(self, state: State, name: str, parameter: str, values: Mapping[str, Any]) -> None:
+        for key, value in values.items():
+            self._put(state, name, f"{name}.state.{parameter}.{key}", value)
 
     def _put(self, state: State, owner: str, name: str, value: Any) -> None:
         if isinstance(value, DTensor) or can_be_framed(value):
             state.tensors[name] = value
         else:
             _refuse_sharded(name, value)
-            state.shared.setdefault(owner, {}).setdefault("others", {})[name] = value
+            state.shared.setdefault(owner, {}).setdefault(OTHERS, {})[name] = value
 
     # --- putting back -----------------------------------------------------------------------------------------------
 
@@ -164,36 +207,42 @@ class Objects:
         values = dict(tensors)
         for state_dict in shared.values():
             if isinstance(state_dict, dict):
-                values.update(state_dict.get("others", {}))
-        modules = {name for name in self._all if self._kind(name) == MODULE}
-        if modules:
-            parameters = {name: value for name, value in values.items() if name.partition(".")[0] in modules}
+                values.update(state_dict.get(OTHERS, {}))
+        if any(self._modules.children()):
+            # Of split modules, other ranks have other parts.
+            own = get_model_state_dict(self._modules).keys()
+            parameters = {name: value for name, value in values.items() if name in own}
             set_model_state_dict(self._modules, parameters, options=StateDictOptions(strict=True))
         for name, optimizer in self._optimizers.items():
-            if "options" in shared[name]:
-                _set_options(name, optimizer, shared[name]["options"])
-                continue
-            state: Any = {"state": _by_parameter(name, values), "param_groups": shared[name]["param_groups"]}
-            # Not strict, since parameters that were never used have no state.
-            lenient = StateDictOptions(strict=False)
-            set_optimizer_state_dict(self._modules, optimizer, state, options=lenient)
+            self._load_optimizer(name, optimizer, values, shared[name])
         for name, obj in self._all.items():
             if self._kind(name) == OBJECT and not self.is_own(name):
                 obj.load_state_dict(shared[name])
 
+    def _load_optimizer(
+        self, name: str, optimizer: torch.optim.Optimizer, values: Mapping[str, Any], shared: Mapping[str, Any]
+    ) -> None:
+        if OPTIONS in shared:
+            self._set_options(name, optimizer, shared[OPTIONS])
+        elif zero_optimizer.is_zero(optimizer):
+            zero_optimizer.load(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
+        else:
+            names = self._names()
+            for group in optimizer.param_groups:
+                find_options((names[id(parameter)] for parameter in group["params"]), shared[GROUPS])
+            state: Any = {"state": _by_parameter(name, values), "param_groups": shared[GROUPS]}
+            # Not strict, since parameters that were never used have no state.
+            lenient = StateDictOptions(strict=False)
+            set_optimizer_state_dict(self._modules, optimizer, state, options=lenient)
 
-def _options(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of an optimizer's parameter group: everything except its parameters."""
-    return {name: value for name, value in group.items() if name != "params"}
-
-
-def _set_options(name: str, optimizer: torch.optim.Optimizer, options: list[dict[str, Any]]) -> None:
-    if len(options) != len(optimizer.param_groups):
-        raise CheckpointError(
-            f"{name!r} has {len(options)} groups of parameters, in the script {len(optimizer.param_groups)}"
-        )
-    for group, saved in zip(optimizer.param_groups, options, strict=True):
-        group.update(saved)
+    def _set_options(self, name: str, optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
+        """Set the options of an optimizer without a state: by parameter or, in older checkpoints, by position."""
+        names, groups = self._names(), optimizer.param_groups
+        news = [find_options((names[id(parameter)] for parameter in group["params"]), saved) for group in groups]
+        if None in news and len(saved) != len(groups):
+            raise CheckpointError(f"{name!r} has {len(saved)} groups of parameters, in the script {len(groups)}")
+        for position, group in enumerate(groups):
+            group.update(news[position] or options(saved[position]))
 
 
 def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -205,6 +254,12 @@ def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[s
             parameter, _, key = name.removeprefix(start).rpartition(".")
             states.setdefault(parameter, {})[key] = value
     return states
+
+
+def _parameter_of(optimizer: str, name: str) -> str | None:
+    """The parameter whose state is called ``name``, if it is one of this optimizer's."""
+    start = f"{optimizer}.state."
+    return name.removeprefix(start).rpartition(".")[0] if name.startswith(start) else None
 
 
 def differences(

@@ -80,6 +80,18 @@ def compiles_hooks(module: nn.Module) -> bool:
     return getattr(module, "_compiled_call_impl", None) is not None
 
 
+def parameter_names(module: nn.Module) -> dict[int, str]:
+    """The names that torch's checkpoints give the parameters of a module, whatever wraps its parts; by id."""
+    from torch.distributed.checkpoint.state_dict import _get_fqns
+
+    return {id(parameter): min(_get_fqns(module, name)) for name, parameter in module.named_parameters()}
+
+
+def overlaps_with_ddp(optimizer: Any) -> bool:
+    """Whether a ZeroRedundancyOptimizer makes its steps in a communication hook."""
+    return bool(optimizer._overlap_with_ddp)
+
+
 def import_compiler() -> None:
     """Import now what torch's checkpoints import on first use, most of a second in the middle of training."""
     import_module("torch._dynamo")

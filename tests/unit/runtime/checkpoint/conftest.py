@@ -20,6 +20,14 @@ def pair() -> Iterator[Pair]:
 
 
 @pytest.fixture(scope="session")
+def four() -> Iterator[Pair]:
+    """Four such processes, for the few tests that need more than two ranks."""
+    four = Pair(4)
+    yield four
+    four.close()
+
+
+@pytest.fixture(scope="session")
 def saved_by_two(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with checkpoints of two ranks at steps 1 and 2."""
     root = tmp_path_factory.mktemp("run")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ def count_plans(ranks: RankGroup, root: Path) -> list[int]:
     planned = [0]
     plan = Sharding.plan
 
-    def counting(self: Sharding, state: Mapping[str, Any]) -> None:
+    def counting(self: Sharding, state: Mapping[str, Any], parameters: Collection[str] = ()) -> None:
         planned[0] += 1
-        plan(self, state)
+        plan(self, state, parameters)
 
     Sharding.plan = counting  # type: ignore[method-assign]
     try:

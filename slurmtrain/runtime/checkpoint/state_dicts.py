@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.states import zero_optimizer
+from slurmtrain.runtime.checkpoint.states.attributes import Attributes
 from slurmtrain.runtime.checkpoint.states.rank_parts import GROUPS, OPTIONS, OTHERS, find_options, options
 from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
 from slurmtrain.runtime.job.torch_private import compiled_module, parameter_names
@@ -38,7 +39,10 @@ MODULE, OPTIMIZER, OBJECT = "module", "optimizer", "object"
 
 
 class Stateful(Protocol):
-    """An object that can be checkpointed: one of torch's, or any other with the same two methods."""
+    """An object that can be checkpointed: one of torch's, or any other with the same two methods.
+
+    An object without them is saved by its attributes (states/attributes.py).
+    """
 
     def state_dict(self) -> Any:
         """The state, as data that ``torch.load(weights_only=True)`` accepts."""
@@ -64,14 +68,13 @@ class State:
 class Objects:
     """All registered objects, by the names that the script gave them."""
 
-    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+    def __init__(self, objects: Mapping[str, object]) -> None:
         """Raises TypeError for an object without a state that can be saved."""
         self._all: dict[str, Stateful] = {}
         for name, obj in objects.items():
             inner = _unwrapped(obj)
-            if not hasattr(inner, "state_dict") or not hasattr(inner, "load_state_dict"):
-                raise TypeError(f"{name!r} ({type(obj).__name__}) has no state_dict() and load_state_dict()")
-            self._all[name] = inner
+            has_methods = hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")
+            self._all[name] = inner if has_methods else Attributes(name, inner)
         self._modules = nn.Module()
         for name, obj in self._all.items():
             if isinstance(obj, nn.Module):
@@ -142,6 +145,7 @@ class Objects:
             if self._kind(name) == OBJECT:
                 value = obj.state_dict()
                 _refuse_sharded(name, value)
+                refuse_lost(name, obj, value)
                 (state.own if self.is_own(name) else state.shared)[name] = value
         return state
 
@@ -180,6 +184,7 @@ class Objects:
         elif optimizer.state:
             self._capture_state(state, name, optimizer)
         else:
+            refuse_lost(name, optimizer, {})
             # To create the state, torch would make an optimizer step, which would then count as one.
             state.shared[name] = {OPTIONS: zero_optimizer.groups(optimizer, self._names())}
 
@@ -260,6 +265,27 @@ def _parameter_of(optimizer: str, name: str) -> str | None:
     """The parameter whose state is called ``name``, if it is one of this optimizer's."""
     start = f"{optimizer}.state."
     return name.removeprefix(start).rpartition(".")[0] if name.startswith(start) else None
+
+
+def refuse_lost(name: str, obj: object, state: Any) -> None:
+    """Raises CheckpointError if the ``state`` of ``obj``, called ``name``, is empty though it visibly has one.
+
+    An optimizer that keeps its state in another one inside it is such an object, or one with tensors.
+    """
+    if state and not (isinstance(state, Mapping) and state.keys() == {"state", "param_groups"} and not state["state"]):
+        return
+    for attribute, value in getattr(obj, "__dict__", {}).items():
+        inner = isinstance(value, torch.optim.Optimizer) and value.state
+        if inner or (_has_tensors(value) and not isinstance(obj, torch.optim.Optimizer)):
+            raise CheckpointError(
+                f"{name!r} ({type(obj).__name__}) has an empty state, although its attribute {attribute!r} "
+                f"({type(value).__name__}) has one, which would be lost; register that object"
+            )
+
+
+def _has_tensors(value: object) -> bool:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else (value,)
+    return any(isinstance(each, torch.Tensor) for each in values)
 
 
 def differences(

@@ -47,7 +47,6 @@ from slurmtrain.system.journal import Journal
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
-    from slurmtrain.runtime.checkpoint.state_dicts import Stateful
 
 _log = logging.getLogger("slurmtrain")
 # Outside a job, where nothing reads the metrics, they are logged at most this often.
@@ -146,7 +145,7 @@ class Session:
         self._step_began = 0.0
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
         self._own_time = StepTime(self.device)
-        self._registered: tuple[Stateful, ...] = ()
+        self._registered: tuple[object, ...] = ()
         self._logged_at = 0.0
         self._total = 0
         self._gap = 1
@@ -219,7 +218,7 @@ class Session:
 
     # --- what scripts call ------------------------------------------------------------------------------------------
 
-    def checkpoint(self, **objects: Stateful) -> None:
+    def checkpoint(self, **objects: object) -> None:
         """Register what checkpoints contain, and restore it at once if there is a checkpoint.
 
         Call it once, on all ranks, with everything::
@@ -231,12 +230,14 @@ class Session:
         nothing.
 
         Args:
-            objects: Anything with ``state_dict`` and ``load_state_dict``, by their names in the checkpoint.
+            objects: Anything with ``state_dict`` and ``load_state_dict``, by their names in the checkpoint; of others,
+                such as the state of a communication hook, each rank's attributes. Ranks may have different parts of a
+                model, if the names of parameters are unique in the whole model.
 
         Raises:
             CheckpointError: Checkpoints exist and none can be restored, or the newest good one does not fit these
                 objects.
-            TypeError: One of the objects has no state.
+            TypeError: One of the objects has no state that can be saved.
             RuntimeError: It was already called.
         """
         if self._checkpointer is not None:

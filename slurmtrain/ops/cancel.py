@@ -13,6 +13,7 @@ from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
+from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process, descendants
 
@@ -44,7 +45,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
     for run in runs.values():
         _check_reachable(run)
     for run in runs.values():
-        # A rank that ignores signals may outlive its attempt.
+        # A rank that ignores signals may outlive its attempt, and what it has started an agent that was killed.
         if run.ended:
             _kill_processes(run)
         elif workspace.root.run(run.id).path.exists():
@@ -60,6 +61,14 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
         run_ids: the runs.
         force: kill at once.
     """
+    runs = _end(workspace, run_ids, force=force)
+    # What agents that were killed themselves could not end. On a cluster Slurm does that.
+    for run in _local(runs.values()):
+        kill_leftovers(workspace.root.run(run.id))
+    return runs
+
+
+def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
     runs = _load(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
     if not under_way:

@@ -13,8 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# States in proc(5) of a process that no longer runs: zombie, dead.
-_ENDED_STATES = frozenset("ZX")
+from slurmtrain.system.process_table import Entry, descend, read_entry, read_table
+
+# prctl(2).
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +92,25 @@ def this_process() -> Process:
 
 def descendants(process: Process) -> list[Process]:
     """All descendants of a process on this machine, except those whose parent has ended and that init has adopted."""
-    # Imported here, since it takes 15 ms and most commands do not need it.
-    import psutil
-
     if not process.alive():
         return []
-    with contextlib.suppress(psutil.Error):
-        children = psutil.Process(process.pid).children(recursive=True)
-        identities = [identify(child.pid) for child in children]
-        return [identity for identity in identities if identity is not None]
-    return []
+    return [identity_of(entry) for entry in descend(read_table(), process.pid) if not entry.ended]
+
+
+def identity_of(entry: Entry) -> Process:
+    """The identity of an entry of the table of this machine's processes."""
+    return Process(socket.gethostname(), boot_id(), entry.pid, entry.start)
+
+
+def become_subreaper() -> None:
+    """Let orphaned descendants become children of this process, which so remains their ancestor (prctl(2)).
+
+    This process must then reap them.
+    """
+    # Imported here: only node agents need it.
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def processes_with_argument(text: str) -> Iterator[tuple[Process, bytes]]:
@@ -123,14 +134,8 @@ def boot_id() -> str:
 
 
 def _start_of(pid: int, *, ended: bool = False) -> int | None:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return None
-    # The command's name is in parentheses and may contain anything, parentheses included.
-    rest = stat[stat.rindex(b")") + 2 :].split()
-    # What follows the name begins with field 3, the state; field 22 is the start time (proc(5)).
-    return None if rest[0].decode() in _ENDED_STATES and not ended else int(rest[19])
+    entry = read_entry(pid)
+    return None if entry is None or (entry.ended and not ended) else entry.start
 
 
 @contextlib.contextmanager

@@ -53,10 +53,38 @@ class Process:
     def poll(self) -> int | None:
         return self.returncode
 
+    def wait(self, _timeout_s: float) -> int | None:
+        return self.returncode
+
     def send_signal(self, number: signal.Signals) -> None:
         self.signals.append(number)
         if self.returncode is None:
             self.returncode = self.stop_code
+
+
+class SimulatedProcesses:
+    """All processes of a node's ranks: only the ranks themselves."""
+
+    def __init__(self, ranks: Sequence[Process]) -> None:
+        self.ranks = ranks
+        self.has_shell = False
+
+    def ask(self, number: signal.Signals) -> bool:
+        for rank in self.ranks:
+            if rank.returncode is None and not rank.signals:
+                rank.send_signal(number)
+        return any(rank.returncode is None for rank in self.ranks)
+
+    def kill(self, **_: Any) -> tuple[list[str], list[str]]:
+        for rank in self.ranks:
+            rank.returncode = -signal.SIGKILL if rank.returncode is None else rank.returncode
+        return [], []
+
+    def running(self) -> list[Process]:
+        return []
+
+    def reap(self) -> None:
+        pass
 
 
 class Ranks(Workers):
@@ -78,6 +106,7 @@ class Ranks(Workers):
         number, node = config.attempt.round, config.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)
         self._own = [Process(1000 + 100 * number + node, self.behaviour)]
+        self._ranks = SimulatedProcesses(self._own)  # type: ignore[assignment]
         self.world.ranks[number, node] = self
 
     def run(self, role: str = "") -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import yaml
 
-SCRIPTS = Path(__file__).resolve().parent.parent / "local" / "scripts"
+PROJECT = Path(__file__).resolve().parents[2]
+SCRIPTS = PROJECT / "tests" / "local" / "scripts"
 ONE_PROCESS: dict[str, Any] = {"nodes": 1, "procs_per_node": 1, "time": "00:10:00"}
 # How long until() pauses after a check, as a multiple of the check's duration: checks take CPU time from the run.
 REST = 2

@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
-from slurmtrain.model.run.events.agent import AgentStarted, NodeEnded, RendezvousReady, SurplusStart, WaitingForRun
+from slurmtrain.model.run.events.agent import (
+    AgentStarted,
+    LeftoversKilled,
+    NodeEnded,
+    RendezvousReady,
+    SurplusStart,
+    WaitingForRun,
+)
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.model.spec.plan import Plan, fill_command
@@ -29,15 +36,17 @@ from slurmtrain.runtime.agent.finish import (
     state_of_finished_run,
 )
 from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
+from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import this_process
+from slurmtrain.system.process import become_subreaper, this_process
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.agent.rounds import Meeting
@@ -70,6 +79,8 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     flag = StopFlag()
     # A spec may have sbatch send SIGUSR1, instead of SIGUSR2, before the time limit.
     flag.install(signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+    # What ranks start must remain a descendant of this process, which has to end it.
+    become_subreaper()
     submission = SubmissionDir(Path(submission_dir))
     node = environment.this_node(submission)
     attempt = submission.run.attempt(node.job_id, node.restart)
@@ -90,8 +101,11 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
         except Exception as error:
             # A bug in slurmtrain: the traceback goes to the agent's log, its summary to the journal.
             reason = f"the node agent failed: {type(error).__name__}: {error}"
+            RankProcesses().kill()
             journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
+        # Ended rounds have left nothing, but one that failed in an unforeseen way may have.
+        RankProcesses().kill()
         starts_again = agent.finish(outcome)
     succeeded = outcome.node_report.cause in _NO_FAILURE or starts_again
     sys.exit(0 if succeeded or (node.index != 0 and queue is not None) else 1)
@@ -163,6 +177,10 @@ class _Agent:
         if not self._may_start():
             return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
         self._wait_for_turn()
+        # This attempt holds the lease, so nothing of an earlier one may train on.
+        killed = kill_leftovers(self._attempt.run, except_of=self._attempt)
+        if killed:
+            self._journal.write(LeftoversKilled(killed=killed))
         return self._report_early_signal() if self._flag.raised is not None else None
 
     def _may_start(self) -> bool:

@@ -6,8 +6,10 @@ node agent dies, removes the launcher's own variables, and executes the command.
 
 A script that does not use ``slurmtrain.session()`` is asked to stop by one signal, from the agent. Slurm sends others
 to all processes of a step, and these kill by default, so they are ignored here. That persists across exec, and the
-script's children inherit it unless it sets handlers: if the chosen signal is not SIGTERM, ``Process.terminate()`` has
-no effect on them. The session sets its own handlers, and its children have the default action again.
+script's children inherit it unless they set handlers: if the chosen signal is not SIGTERM, ``Process.terminate()`` has
+no effect on them. Signals are ignored, not blocked: a data-loader worker with SIGTERM blocked could not be terminated,
+which multiprocessing does at exit, and then waits for it. The session sets its own handlers, and its children have the
+default action again.
 """
 
 import ctypes

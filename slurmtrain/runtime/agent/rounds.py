@@ -35,7 +35,13 @@ from slurmtrain.model.interruption.exit_report import (
 )
 from slurmtrain.model.interruption.members import choose_members
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
-from slurmtrain.model.run.events.agent import RanksExited, RanksRestarted, RanksStopping, WorkersStarted
+from slurmtrain.model.run.events.agent import (
+    LeftoversKilled,
+    RanksExited,
+    RanksRestarted,
+    RanksStopping,
+    WorkersStarted,
+)
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.control_store import ControlStore
@@ -466,7 +472,10 @@ class _Round:
             context.flag,
             self,
         )
-        workers.run()
+        try:
+            workers.run()
+        finally:
+            workers.end_leftovers()
         exits = workers.exits()
         if workers.request is not None:
             context.journal.write(RanksExited(codes={str(each.rank): each.code for each in exits}))
@@ -500,6 +509,10 @@ class _Round:
             self._context.query.begin()
         if request.cause == "hang":
             self._control.call_alive(self._monitor.examine_hang)
+
+    def left_behind(self, killed: Sequence[str], remaining: Sequence[str]) -> None:
+        """Called when processes that the ranks had left behind were killed, or cannot be."""
+        self._context.journal.write(LeftoversKilled(killed=list(killed), remaining=list(remaining)))
 
     def stop_by(self) -> float:
         """The time by which ranks must have saved and exited, by the monotonic clock.

@@ -8,8 +8,10 @@ to all nodes, and every agent asks its ranks, waits, and kills.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -22,10 +24,12 @@ from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, W
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 
+from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
+from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import never_restart, worker_processes
@@ -36,6 +40,15 @@ CRASH_GRACE_S = 5.0
 STUCK_GRACE_S = 1.0
 # How long the other ranks have once one has exited as if asked to stop: a signal may have reached only that one.
 _LEFT_GRACE_S = 30.0
+# What ranks leave behind is killed after this time: helpers of multiprocessing end, and clean up, once their rank has.
+_LEFTOVER_S = 0.5
+# How long to wait for a checkpoint that is just being published, and how long if the job is about to be ended.
+_PUBLISH_S = 10.0
+_PUBLISH_IN_GRACE_S = 2.0
+# How often to look for processes that have not been asked to stop yet: looking at all processes costs milliseconds.
+_ASK_S = 0.2
+# How long a killed rank may take to be reaped.
+_REAP_S = 1.0
 _MONITOR_S = 0.1
 # A signal to all processes of a job reaches ranks and agent in any order, but at most this far apart.
 _SIGNAL_SKEW_S = 0.3
@@ -108,6 +121,9 @@ class Supervisor(Protocol):
     def stop_by(self) -> float:
         """When the remaining ranks are killed, by the monotonic clock. Called repeatedly: the time may change."""
 
+    def left_behind(self, killed: Sequence[str], remaining: Sequence[str]) -> None:
+        """Called when processes that the ranks had left behind were killed, or still run: they cannot be killed."""
+
 
 class Workers(LocalElasticAgent):
     """Torch elastic's agent for one node.
@@ -159,6 +175,7 @@ class Workers(LocalElasticAgent):
         self._flag = flag
         self._supervisor = supervisor
         self._exits = CommandExits(attempt, config.node, config.count) if config.per_node else RankExits(attempt)
+        self._ranks = RankProcesses()
         self._died_at: dict[int, float] = {}
 
     # --- torch elastic's extension points ---------------------------------------------------------------------------
@@ -166,6 +183,7 @@ class Workers(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the ranks. Returns their process ids by local rank."""
         ids: dict[int, Any] = super()._start_workers(worker_group)
+        self._ranks.started(ids.values())
         for pid in ids.values():
             threading.Thread(target=self._note_death, args=(pid,), daemon=True).start()
         self._supervisor.started({worker.global_rank: ids[worker.local_rank] for worker in worker_group.workers})
@@ -173,6 +191,7 @@ class Workers(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Check the ranks once, and end them if it is time to. Torch elastic calls this repeatedly."""
+        self._ranks.reap()
         codes = self._exit_codes()
         failed = any(code not in (None, 0, STOPPED) for code in codes)
         if self.request is None:
@@ -184,7 +203,7 @@ class Workers(LocalElasticAgent):
         if self.request is not None or failed:
             self._end_workers(failed)
         elif STOPPED in codes:
-            self._wait_or_kill(_seconds_from_now(_LEFT_GRACE_S))
+            self._wait_or_kill(_seconds_from_now(_LEFT_GRACE_S), ask=False)
         result: RunResult = super()._monitor_workers(worker_group)
         return result
 
@@ -233,11 +252,7 @@ class Workers(LocalElasticAgent):
             self._control.publish_stop(request)
         if request is not None:
             self._supervisor.stopping(request)
-        for process in self._processes():
-            if process.poll() is None:
-                # The process alone, not its group: data-loader workers must not act on it.
-                process.send_signal(self._config.stop_signal)
-        self._wait_or_kill(self._grace(request, failed))
+        self._wait_or_kill(self._grace(request, failed), ask=True)
 
     def _grace(self, request: StopRequest | None, failed: bool) -> Callable[[], float]:
         """Until when ranks may take to exit by themselves, by the monotonic clock; this may change meanwhile."""
@@ -247,16 +262,65 @@ class Workers(LocalElasticAgent):
             return _seconds_from_now(STUCK_GRACE_S)
         return self._supervisor.stop_by
 
-    def _wait_or_kill(self, stop_by: Callable[[], float]) -> None:
-        """Let the ranks exit by themselves until this time, then kill the process groups of those that remain."""
-        while any(code is None for code in self._exit_codes()) and time.monotonic() < stop_by():
+    def _wait_or_kill(self, stop_by: Callable[[], float], *, ask: bool) -> None:
+        """Let the ranks exit by themselves until this time, then kill what remains.
+
+        ``ask``: send the stop signal, and wait for all processes that get it. A rank that does not handle the signal
+        may leave behind the processes that train, and that save now.
+        """
+        codes: Sequence[int | None] = ()
+        asked_run, asked_at = False, -math.inf
+        deadline = stop_by
+        while True:
+            before, codes = codes, self._exit_codes()
+            if ask and (codes != before or time.monotonic() - asked_at > _ASK_S):
+                asked_run, asked_at = self._ranks.ask(self._config.stop_signal), time.monotonic()
+            if None not in codes and deadline is stop_by and not self._may_save_without_rank(codes):
+                deadline = _seconds_from_now(min(CRASH_GRACE_S, stop_by() - time.monotonic()))
+            if (None not in codes and not asked_run) or time.monotonic() >= deadline():
+                break
             self._control.keep_alive()
             time.sleep(_MONITOR_S / 2)
+        if None in codes:
+            self._control.call_alive(self._kill)
+
+    def _may_save_without_rank(self, codes: Sequence[int | None]) -> bool:
+        """Whether processes that ranks have left behind may be the ones that train.
+
+        That may be so if a rank is a shell, or died of a signal. ``codes``: the ranks' exit codes.
+        """
+        return self._ranks.has_shell or any(code is not None and code < 0 for code in codes)
+
+    def _kill(self) -> None:
+        """Kill the ranks and all that they have started. Raises SlurmtrainError if a rank cannot be killed."""
+        _, remaining = self._ranks.kill(spare=is_publishing)
+        if remaining:
+            self._supervisor.left_behind((), remaining)
         for process in self._processes():
-            if process.poll() is None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            try:
+                process.wait(_REAP_S)
+            except subprocess.TimeoutExpired:
+                raise SlurmtrainError(
+                    f"{', '.join(remaining)} cannot be killed: it waits for the kernel, perhaps for a file server"
+                ) from None
+
+    def end_leftovers(self) -> None:
+        """End what the ranks have left behind, after they have ended: nothing of a round may run on into the next."""
+        if self._ranks.running():
+            self._control.call_alive(self._end_leftovers)
+        self._ranks.reap()
+
+    def _end_leftovers(self) -> None:
+        if self._ranks.wait(timeout_s=_LEFTOVER_S):
+            return
+        if self.request is None and not any(each.failed for each in self.exits()):
+            self._ranks.ask(signal.SIGTERM)
+            self._ranks.wait(timeout_s=CRASH_GRACE_S)
+        in_hurry = self.request is not None and self.request.signal is not None
+        self._ranks.wait(timeout_s=_PUBLISH_IN_GRACE_S if in_hurry else _PUBLISH_S, only=is_publishing)
+        killed, remaining = self._ranks.kill()
+        if killed:
+            self._supervisor.left_behind(killed, remaining)
 
     def _processes(self) -> list[Any]:
         return worker_processes(self)

@@ -31,6 +31,9 @@ from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
 _CHUNK = 1 << 20
 # Signals that Slurm sends to all processes of a step, and a terminal to those it started.
 IGNORED = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP))
+# What the process calls itself, as in /proc/PID/comm, while it publishes a checkpoint, which is lost if it is killed.
+PUBLISHING = "ckpt-publish"
+_NAME = "ckpt-writer"
 FENCED = "another attempt has taken over this run; nothing was published"
 
 
@@ -40,6 +43,7 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     # The rank started this process with these signals blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    _call_oneself(_NAME)
     memory = _Memory(int(arguments[0]))
     verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
         "populate": memory.populate,
@@ -105,6 +109,14 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
     if not lease.holds(attempt):
         staging.discard()
         return {"fenced": FENCED}
+    _call_oneself(PUBLISHING)
+    try:
+        return _publish(order, staging)
+    finally:
+        _call_oneself(_NAME)
+
+
+def _publish(order: Mapping[str, Any], staging: files.Staging) -> dict[str, Any]:
     names = {name: (int(size), str(digest)) for name, (size, digest) in order["files"].items()}
     name, content = order["index"]
     names[name] = _write_small(staging.path / name, base64.b64decode(content))
@@ -155,6 +167,12 @@ def keep_of(plain: Mapping[str, Any]) -> KeepSpec:
     """The policy from its JSON form on the socket."""
     best = plain["best"]
     return KeepSpec(last=plain["last"], every_steps=plain["every_steps"], best=BestSpec(**best) if best else None)
+
+
+def _call_oneself(name: str) -> None:
+    """Change the name of this process, of at most 15 characters."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
 
 
 def _staging(order: Mapping[str, Any]) -> files.Staging:

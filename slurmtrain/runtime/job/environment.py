@@ -37,7 +37,7 @@ _RESUME_FROM = "SLURMTRAIN_RESUME_FROM"
 _RESUME_DIR = "SLURMTRAIN_RESUME_DIR"
 _RESUME_TAG = "SLURMTRAIN_RESUME_TAG"
 _RUN_DIR = "SLURMTRAIN_RUN_DIR"
-_ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
+ATTEMPT_DIR = "SLURMTRAIN_ATTEMPT_DIR"
 _PARAMS = "SLURMTRAIN_PARAMS"
 _LOG_DIR = "SLURMTRAIN_LOG_DIR"
 _AGENT_PID = "SLURMTRAIN_AGENT_PID"
@@ -55,7 +55,7 @@ _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job submitted from within it.
-_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, _ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
+_OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
          _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _HOME, _HOME_SECRET,
          _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
          "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES", "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE",
@@ -289,7 +289,7 @@ def set_worker_environment(
     environ.update(
         {
             _RUN_DIR: str(run.path),
-            _ATTEMPT_DIR: str(attempt.path),
+            ATTEMPT_DIR: str(attempt.path),
             _LOG_DIR: str(attempt.logs),
             _AGENT_PID: str(os.getpid()),
             _PARAMS: json.dumps(plan.spec.params),
@@ -413,7 +413,7 @@ class Worker:
 def this_worker() -> Worker:
     """Read the worker's environment; outside any job, and under plain torchrun, most of it is missing."""
     environ = os.environ
-    attempt_dir, launcher = environ.get(_ATTEMPT_DIR), environ.get(_LAUNCHER, RANKS)
+    attempt_dir, launcher = environ.get(ATTEMPT_DIR), environ.get(_LAUNCHER, RANKS)
     attempt = AttemptDir(Path(attempt_dir), int(environ.get(_ROUND, "0"))) if attempt_dir else None
     restarts = int(environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     return Worker(

@@ -1,7 +1,8 @@
-"""A script without a session that saves and exits with 0 when it gets SIGTERM, as Lightning and Hugging Face do."""
+"""A script without a session that saves and exits with 0 when it gets a signal, as Lightning and Hugging Face do."""
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -14,14 +15,19 @@ STEP_S = 0.01
 
 def main() -> None:
     kept, steps = Path(sys.argv[1]), int(sys.argv[2])
+    number = signal.Signals[sys.argv[3]] if len(sys.argv) > 3 else signal.SIGTERM
     step = int(kept.read_text()) if kept.exists() else 0
 
     def save_and_exit(_number: int, _frame: FrameType | None) -> NoReturn:
+        # Slurm's second signal must not interrupt the save.
+        signal.signal(number, signal.SIG_IGN)
+        # First what fails if nobody reads the output any more.
+        print(f"saving {step}", flush=True)
         kept.write_text(str(step))
-        print(f"saved {step}", flush=True)
         sys.exit(0)
 
-    signal.signal(signal.SIGTERM, save_and_exit)
+    signal.signal(number, save_and_exit)
+    print(f"pid {os.getpid()}", flush=True)
     print(f"from {step}", flush=True)
     while step < steps:
         threading.Event().wait(STEP_S)

@@ -162,6 +162,18 @@ class RanksExited(Payload):
 
 
 @payload
+class LeftoversKilled(Payload):
+    """Processes that ranks had left running were killed: those of this round, or of an earlier attempt."""
+
+    KIND: ClassVar[str] = "leftovers"
+
+    killed: Sequence[str] = ()
+    """Their names and process ids."""
+    remaining: Sequence[str] = ()
+    """Those that could not be killed, because they wait for the kernel."""
+
+
+@payload
 class HangDetected(Payload):
     """No step was finished for too long: what the ranks of this node were doing."""
 
@@ -323,6 +335,6 @@ class NodeEnded(Payload):
 
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady, WorkersStarted,
-    SurplusStart, RanksStopping, RanksExited, HangDetected, HangLimitRaised, RanksPaused, RanksResumed,
+    SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected, HangLimitRaised, RanksPaused, RanksResumed,
     StragglerDetected, RanksRestarted, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

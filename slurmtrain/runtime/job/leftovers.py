@@ -1,0 +1,61 @@
+"""Processes that the ranks of a run have left on this machine: those of an attempt whose agent was killed.
+
+While an agent lives, it ends everything that its ranks have started. If it is killed, the kernel signals the ranks, but
+not their children, and another attempt would train beside them. They are found by a variable in the environment that
+they were started with. A process that was started with an empty environment is not found.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.runtime.job.environment import ATTEMPT_DIR
+from slurmtrain.system.process import Process, identify
+from slurmtrain.system.process_table import marked, name_of
+
+_POLL_S = 0.05
+# A killed process ends at once, unless it is in a system call that cannot be interrupted.
+_KILL_S = 10.0
+
+
+def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[Process]:
+    """The processes of this user on this machine that ranks of ``run``, or their children, have started.
+
+    ``except_of``: an attempt whose processes are not meant.
+    """
+    processes = []
+    for pid, values in marked((ATTEMPT_DIR,)).items():
+        attempt = Path(values[ATTEMPT_DIR])
+        if _is_same(attempt.parent.parent, run.path) and (except_of is None or attempt.name != except_of.path.name):
+            process = identify(pid)
+            if process is not None:
+                processes.append(process)
+    return processes
+
+
+def kill_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[str]:
+    """Kill those processes, and those that they start meanwhile; returns what each was.
+
+    ``except_of``: an attempt whose processes are left alone.
+    """
+    killed: dict[Process, str] = {}
+    deadline = time.monotonic() + _KILL_S
+    while (leftovers := find_leftovers(run, except_of=except_of)) and time.monotonic() < deadline:
+        for process in leftovers:
+            killed.setdefault(process, f"{name_of(process.pid)} (pid {process.pid})")
+            process.send(signal.SIGKILL)
+        time.sleep(_POLL_S)
+    return list(killed.values())
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    """Whether both paths are the same directory: users and jobs may reach it by different names."""
+    if path.name != other.name:
+        return False
+    try:
+        return path.samefile(other)
+    except OSError:
+        return path == other

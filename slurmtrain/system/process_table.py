@@ -1,0 +1,107 @@
+"""All processes of this machine as /proc shows them (proc(5)): who started whom, in which session, with what."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+# States of a process that no longer runs: zombie, dead.
+_ENDED_STATES = frozenset("ZX")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A process. ``parent`` and ``session`` are process ids; ``start`` is in clock ticks since the machine's boot.
+
+    ``ended``: it no longer runs, and only its parent has not noticed yet.
+    """
+
+    pid: int
+    parent: int
+    session: int
+    start: int
+    ended: bool
+
+
+def read_entry(pid: int) -> Entry | None:
+    """The process with this id; None if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The command's name is in parentheses and may contain anything, parentheses included. What follows it begins with
+    # field 3, the state; then come the parent, the process group and the session; field 22 is the start time.
+    rest = stat[stat.rindex(b")") + 2 :].split()
+    return Entry(pid, int(rest[1]), int(rest[3]), int(rest[19]), rest[0].decode() in _ENDED_STATES)
+
+
+def read_table() -> dict[int, Entry]:
+    """All processes that can be seen from here, by id. It takes about 15 microseconds each."""
+    pids = (int(name) for name in os.listdir("/proc") if name.isdigit())
+    entries = (read_entry(pid) for pid in pids)
+    return {entry.pid: entry for entry in entries if entry is not None}
+
+
+def descend(table: Mapping[int, Entry], pid: int) -> list[Entry]:
+    """The descendants of a process, parents before their children, ended ones included."""
+    children: dict[int, list[Entry]] = {}
+    for entry in table.values():
+        children.setdefault(entry.parent, []).append(entry)
+    descendants: list[Entry] = []
+    parents = [pid]
+    for parent in parents:
+        below = children.get(parent, [])
+        descendants += below
+        parents += [entry.pid for entry in below]
+    return descendants
+
+
+def marked(variables: Iterable[str]) -> dict[int, dict[str, str]]:
+    """Processes of this user that were started with one of these environment variables, and the values they had then.
+
+    By process id, without this process. What a process has changed in its own environment since does not show.
+    """
+    prefixes = {name: f"{name}=".encode() for name in variables}
+    by_pid: dict[int, dict[str, str]] = {}
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        # Somebody else's cannot be read, except by root, who must not touch them either.
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{name}").st_uid != os.getuid():  # noqa: PTH116
+                continue
+            words = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+            values = {
+                variable: os.fsdecode(word[len(prefix) :])
+                for word in words
+                for variable, prefix in prefixes.items()
+                if word.startswith(prefix)
+            }
+            if values:
+                by_pid[int(name)] = values
+    return by_pid
+
+
+def program_of(pid: int) -> str:
+    """The file name of the program that a process executes, such as ``bash``; empty if that cannot be seen."""
+    with contextlib.suppress(OSError):
+        return os.path.basename(os.readlink(f"/proc/{pid}/exe")).removesuffix(" (deleted)")  # noqa: PTH115, PTH119
+    return ""
+
+
+def name_of(pid: int) -> str:
+    """What a process calls itself, at most 15 characters; empty if it is gone."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    return ""
+
+
+def pipe_of(pid: int, stream: int) -> str | None:
+    """The pipe that a process has as one of its standard streams (0 to 2); None if that is something else."""
+    with contextlib.suppress(OSError):
+        target = os.readlink(f"/proc/{pid}/fd/{stream}")  # noqa: PTH115
+        return target if target.startswith("pipe:") else None
+    return None

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,22 @@ class Site:
     def commanding(self, command: str, name: str = "plain", **keys: Any) -> Path:
         """A spec for one process that runs this command."""
         return self.spec(name, **{"command": command, "resources": ONE_PROCESS, **keys})
+
+    def with_entry_points(self, *path: Path) -> dict[str, str]:
+        """Variables of a script that finds the package's entry points, even if they are newer than its installation.
+
+        ``path``: folders that it is to import from besides.
+        """
+        declared = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["entry-points"]
+        folder = self.path / "installed" / "slurmtrain_here-0.dist-info"
+        folder.mkdir(parents=True, exist_ok=True)
+        sections = [
+            "\n".join([f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())])
+            for group, entries in declared.items()
+        ]
+        (folder / "entry_points.txt").write_text("\n".join(sections))
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: slurmtrain-here\nVersion: 0\n")
+        return {"PYTHONPATH": os.pathsep.join(map(str, (*path, folder.parent)))}
 
     def submit(self, spec: Path, *arguments: str, **more: Any) -> str:
         """Submit a spec on this machine; return the run's id."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers.site import ONE_PROCESS, SCRIPTS, Site, until
+from helpers.site import ONE_PROCESS, PROJECT, SCRIPTS, Site, until
 
 # More steps than any test waits for.
 ENDLESS = 1_000_000
@@ -200,3 +200,28 @@ def test_a_forced_cancel_ends_the_whole_tree(site: Site) -> None:
     site.call("cancel", run_id, "--force")
     assert site.status(run_id)["state"] == "cancelled"
     assert not site.processes(run_id)
+
+
+# --- data loaders ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("method", "kind"), [("fork", "persistent"), ("fork", "plain"), ("spawn", "persistent")])
+def test_a_script_without_a_session_whose_loader_has_workers_loses_no_step_to_a_signal_to_all_processes(
+    site: Site, method: str, kind: str
+) -> None:
+    command = f"python {SCRIPTS / 'loading.py'} {{run_dir}} {method} {kind}"
+    run_id = site.submit(site.commanding(command, "loading", env=site.with_entry_points(PROJECT)))
+    steps = site.runs / run_id / "steps.jsonl"
+    for attempt in (1, 2):
+        before = len(steps.read_text().splitlines()) if steps.exists() else 0
+        # So that a worker has been started anew for the second epoch, unless workers persist.
+        until(lambda before=before: steps.exists() and len(steps.read_text().splitlines()) > before + 60, "steps")
+        site.signal_all(run_id, signal.SIGTERM)
+        until(lambda: not site.processes(run_id), "the end of all processes")
+        last = int(steps.read_text().splitlines()[-1])
+        assert f"saved {last}" in site.printed(run_id), site.printed(run_id)
+        assert site.show(run_id)["attempts"][attempt - 1]["cause"] == "preempted"
+        if attempt == 1:
+            site.call("sync")
+    trained = [int(line) for line in steps.read_text().splitlines()]
+    assert trained == list(range(1, len(trained) + 1))

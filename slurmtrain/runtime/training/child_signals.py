@@ -41,21 +41,31 @@ class ChildGuard:
     effect, so ``Process.terminate()`` works. This holds for all start methods. The helper processes of
     ``multiprocessing``, its fork server and its resource tracker, only have the signals blocked.
 
+    With ``loaders_only``, workers of torch's and torchdata's data loaders are guarded and no other children, such as
+    those in which ``torch.multiprocessing.spawn`` trains, which may want to hear a signal to all processes.
+
     Not guarded are processes that ``os.fork`` creates without ``multiprocessing``, and those that ``subprocess``
     starts: the rank's are not affected at all. Those of a guarded child inherit its blocked signals, so they survive a
     SIGTERM, even from the child, and only SIGKILL ends them.
     """
 
-    def __init__(self, rank: int | None = None) -> None:
-        """``rank``: the process id of the rank; None for this process."""
+    def __init__(self, rank: int | None = None, *, loaders_only: bool = False) -> None:
+        """``rank``: the process id of the rank; None for this process. ``loaders_only``: guard only data loaders."""
         self._rank = os.getpid() if rank is None else rank
+        self._loaders_only = loaders_only
         util.register_after_fork(self, ChildGuard._guard_fork)
         _guards.add(self)
         _watch_starts()
-        _config()[_CONFIG_KEY] = _PickledGuard(self._rank)
+        _config()[_CONFIG_KEY] = _PickledGuard(self._rank, loaders_only=loaders_only)
 
     def _guard_fork(self) -> None:
-        """Guard a forked child, in its only thread, which has the signals blocked; so will all that it starts later."""
+        """Guard a child, in its only thread, which has the signals blocked; so will all that it starts later."""
+        if self._loaders_only:
+            if not all(guard._loaders_only for guard in _guards):
+                return  # another guard of this process is for all children
+            if not _is_loader():
+                _unblock_child()
+                return
         _mask.before = None
         self.guard_process(os.getppid())
 
@@ -110,22 +120,25 @@ def _is_loader() -> bool:
 class _PickledGuard:
     """The guard as multiprocessing sends it to a process that it starts: unpickling it there installs the guard."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, *, loaders_only: bool) -> None:
         self._rank = rank
+        self._loaders_only = loaders_only
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[int, ...]]:
-        return (_received, (os.getpid(), self._rank)) if _guards else (int, ())
+        return (_received, (os.getpid(), self._rank, self._loaders_only)) if _guards else (int, ())
 
 
 # Keeps the guards that this process received from being garbage collected.
 _kept: list[ChildGuard] = []
 
 
-def _received(parent: int, rank: int) -> _PickledGuard:
-    guard = ChildGuard(rank)
-    guard.guard_process(parent)
+def _received(parent: int, rank: int, loaders_only: bool = False) -> _PickledGuard:
+    guard = ChildGuard(rank, loaders_only=loaders_only)
+    if not loaders_only:
+        guard.guard_process(parent)
+    # Else when multiprocessing has read what this process is to run: it then calls what is registered for forks.
     _kept.append(guard)
-    return _PickledGuard(rank)
+    return _PickledGuard(rank, loaders_only=loaders_only)
 
 
 def _config() -> dict[str, Any]:
@@ -174,6 +187,15 @@ def _block() -> None:
     forking = frame.f_back if frame is not None else None
     if _guards and forking is not None and forking.f_globals.get("__name__") == popen_fork.__name__:
         _mask.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED))
+
+
+def _unblock_child() -> None:
+    """Let a child that is not guarded have the signals again, as they were before it was started."""
+    before, _mask.before = _mask.before, None
+    if before is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    else:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, GUARDED)
 
 
 def _unblock() -> None:

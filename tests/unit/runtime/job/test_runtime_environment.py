@@ -175,6 +175,7 @@ def test_scrubbing_adds_and_changes_nothing_and_does_not_need_to_be_done_twice(e
 RUNTIME = Path(environment.__file__).parents[1]
 ALLOWED_READERS = {
     "job/environment.py": "the reader",
+    "training/loader_guard.py": "runs whenever torch is imported, so that it must import nothing else",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",
 }
 ENVIRONMENT_NAMES = frozenset({"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"})

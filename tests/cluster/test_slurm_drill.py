@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+from pathlib import Path
+from typing import Any
 
+import pytest
 from helpers.cluster import ClusterSite
 
 # A reference run and two struck ones, each started twice.
 PATIENCE_S = 500
+
+
+def drill(site: ClusterSite, spec: Path, *faults: str, code: int) -> dict[str, Any]:
+    """Drill a spec on the cluster; returns what is printed as JSON."""
+    words = [word for fault in faults for word in ("--fault", fault)]
+    completed = subprocess.run(
+        [site.python, "-m", "slurmtrain", "drill", str(spec), "--executor", "slurm", *words, "--json"],
+        cwd=site.path,
+        env=site.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        **site.identity,
+    )
+    assert completed.returncode == code, completed.stdout + completed.stderr
+    outcome: dict[str, Any] = json.loads(completed.stdout)["drill"]
+    return outcome
 
 
 def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_after_all_its_processes_died(
@@ -21,23 +43,11 @@ def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_a
         requeue={"backoff_s": 1},
         slurm={"partition": "spot"},
     )
-    words = ("--executor", "slurm", "--fault", "preempt", "--fault", "all", "--json")
-    completed = subprocess.run(
-        [site.python, "-m", "slurmtrain", "drill", str(spec), *words],
-        cwd=site.path,
-        env=site.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-        **site.identity,
-    )
-    assert completed.returncode == 0, completed.stdout + completed.stderr
-    drill = json.loads(completed.stdout)["drill"]
-    assert (drill["passed"], drill["reference"]["state"]) == (True, "completed")
-    preempted, killed = drill["faults"]
-    assert [one["state"] for one in drill["faults"]] == ["completed", "completed"]
-    assert [one["comparison"]["identical"] for one in drill["faults"]] == [True, True]
+    outcome = drill(site, spec, "preempt", "all", code=0)
+    assert (outcome["passed"], outcome["reference"]["state"]) == (True, "completed")
+    preempted, killed = outcome["faults"]
+    assert [one["state"] for one in outcome["faults"]] == ["completed", "completed"]
+    assert [one["comparison"]["identical"] for one in outcome["faults"]] == [True, True]
     assert (preempted["cause"], preempted["started_by"], preempted["lost_steps"]) == (
         "preempted",
         "agents, by requeue",
@@ -49,3 +59,26 @@ def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_a
     assert killed["on"] == "all of its processes"
     jobs = [attempt["job_id"] for attempt in site.show(killed["run_id"])["attempts"]]
     assert len(set(jobs)) == 2
+
+
+@pytest.mark.skipif(os.environ.get("TEST_DRILLS") != "all", reason="takes minutes; TEST_DRILLS=all, or --thorough")
+def test_a_drill_of_a_plain_script_kills_it_in_a_save_and_ends_its_hang(site: ClusterSite) -> None:
+    script, options = site.scripts / "drilled.py", "--torn-s 3 --every 8 --stops-with 0"
+    spec = site.spec(
+        command=f"python {script} --out {{checkpoint_dir}} --resume {{resume_from}} {options}",
+        resources={"nodes": 1, "procs_per_node": 1, "time": "00:10:00"},
+        checkpoint={"glob": "{checkpoint_dir}/*.pt"},
+        requeue={"backoff_s": 1},
+        slurm={"partition": "spot"},
+    )
+    preempted, torn, hung = drill(site, spec, "preempt", "save", "hang", code=1)["faults"]
+    assert (preempted["result"], preempted["started_by"]) == ("passed", "agents, by requeue")
+    # Slurm and the agent each send the signal, the second one perhaps while the script is exiting.
+    assert preempted["exit_codes"]["0"] in (0, -15)
+    assert torn["result"] == "passed"
+    assert torn["half_written"]
+    assert torn["resume_from"] not in torn["half_written"]
+    assert [problem["what"] for problem in hung["problems"]] == [
+        "a hang of this script would not be noticed: it reports no progress"
+    ]
+    assert hung["state"] == "cancelled"

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from helpers.site import ONE_PROCESS, Site
+from helpers.trainers import TRAINERS
 
 # Commands that wait look at a run that must be started again as often as they ask Slurm.
 SOON = {"SLURMTRAIN_SLURM_INTERVAL": "10"}
+STEPS_OF_TRAINERS = 30
 THOROUGH = os.environ.get("TEST_DRILLS") == "all"
 rare = pytest.mark.skipif(not THOROUGH, reason="takes a minute; TEST_DRILLS=all, or scripts/test --thorough")
 
@@ -126,6 +128,31 @@ def test_a_script_that_saves_on_the_signal_passes_every_fault(site: Site) -> Non
     outcome = drill(site, "--stops-with 75 --saves-on-signal", "preempt", "timeout", "rank", "agent", "all", code=0)
     assert [fault["result"] for fault in outcome["faults"]] == ["passed"] * 5
     assert "it saved ckpt-" in outcome["faults"][0]["notes"][0]
+
+
+@rare
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", [True, False], ids=["adapter", "plain"])
+@pytest.mark.parametrize("name", ["transformers", "lightning", "accelerate"])
+def test_a_drill_of_a_trainer_compares_what_it_has_trained(site: Site, name: str, adapter: bool) -> None:
+    trainer = TRAINERS[name]
+    trainer.skip_if_missing()
+    spec = trainer.spec(site, adapter=adapter, requeue={"backoff_s": 0.5})
+    words = ("--executor", "local", "--fault", "preempt", "--fault", "rank", "--fault", "hang", "requeue.hang_after=10")
+    completed = site.call("drill", str(spec), *words, "--json", code=None, env=SOON)
+    outcome = json.loads(completed.stdout)["drill"]
+    preempted, killed, hung = outcome["faults"]
+    for struck in (preempted, killed):
+        # Their files hold paths and times, so that they would differ byte by byte.
+        assert (struck["comparison"]["how"], struck["comparison"]["identical"]) == ("tensors", True), struck
+        assert (struck["result"], struck["state"]) == ("passed", "completed"), struck
+    assert f"its step is {STEPS_OF_TRAINERS}" in outcome["script"]["notes"][0]
+    if adapter:
+        assert preempted["lost_steps"] == 0
+        assert (hung["result"], hung["cause"]) == ("passed", "hang")
+    else:
+        assert any("saved nothing when it was asked to stop" in note for note in preempted["notes"])
+        assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
 
 
 @pytest.mark.slow

@@ -96,7 +96,10 @@ def _judge_exit(facts: DrillFacts, findings: Findings) -> None:
         )
     others = {code for code in codes.values() if code not in (0, STOPPED, _KILLED)}
     if others and min(others) < 0:
-        findings.notes.append(f"it does not handle {name}: its ranks died from it")
+        # On Slurm the signal comes twice, and Python restores the default action before it exits.
+        findings.notes.append(
+            f"its ranks died from {name}: it does not handle the signal, or was exiting when it came again"
+        )
     elif others:
         findings.notes.append(f"its ranks exited with code {min(others)} after {name}, which counts as stopped")
 

@@ -172,7 +172,9 @@ def _signal_locally(target: FaultTarget, name: str) -> str:
         return _send([*target.agents.values()], _ANNOUNCED[name], _describe_agents(target))
     if name in _TO_RANK:
         rank, _, process = target.last_rank()
-        return _send([process], _TO_RANK[name], f"rank {rank}")
+        # A launcher or a shell that is stopped alone stops no training.
+        tree = [process, *descendants(process)] if name == "hang" else [process]
+        return _send(tree, _TO_RANK[name], f"rank {rank}")
     if name == "agent":
         node = max(target.ranks)
         return _send([target.agents[node]], signal.SIGKILL, f"the agent of node {node}")
@@ -210,7 +212,8 @@ def _signal_in_slurm(target: FaultTarget, name: str) -> str:
         return _describe_agents(target)
     if name in _TO_RANK:
         rank, node, process = target.last_rank()
-        _signal_on(job_id, {target.hosts[node]: [process.pid]}, _TO_RANK[name])
+        pid = -process.pid if name == "hang" else process.pid
+        _signal_on(job_id, {target.hosts[node]: [pid]}, _TO_RANK[name])
         return f"rank {rank} on {target.hosts[node]}"
     if name == "agent":
         node = max(target.ranks)

@@ -68,7 +68,7 @@ def test_exit_code_0_after_the_signal_is_explained_with_the_cures() -> None:
 @pytest.mark.parametrize(
     ("code", "note"),
     [
-        (-15, "it does not handle SIGTERM: its ranks died from it"),
+        (-15, "its ranks died from SIGTERM: it does not handle the signal, or was exiting when it came again"),
         (3, "its ranks exited with code 3 after SIGTERM, which counts as stopped"),
     ],
 )

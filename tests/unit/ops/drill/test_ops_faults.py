@@ -158,7 +158,7 @@ def test_an_announced_fault_is_sent_to_the_steps_of_the_job_by_scancel(
     ("name", "nodes", "number", "pids"),
     [
         ("rank", "other", "KILL", ["other:13"]),
-        ("hang", "other", "STOP", ["other:13"]),
+        ("hang", "other", "STOP", ["other:-13"]),
         ("agent", "other", "KILL", ["other:51"]),
         ("all", "elsewhere,other", "KILL", ["elsewhere:10,11,5", "other:12,13,51"]),
     ],

@@ -23,7 +23,7 @@ from slurmtrain.system.process import Process, descendants
 
 _CHUNK = 1 << 20
 # What torch reports in a rank if one of its DataLoader workers died.
-_DEAD_WORKER = re.compile(rb"DataLoader worker \(pid[^)]*\) (?:is killed by|exited unexpectedly).*")
+_DEAD_WORKER = re.compile(rb"DataLoader worker \(pid.*\) (?:is killed by|exited unexpectedly).*")
 # How much of a command line names a process.
 _COMMAND = 60
 

@@ -1,0 +1,138 @@
+"""What a drill sees of a run, from its files and processes; without a run that trains."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.checkpoints import end_run, make_run
+
+from slurmtrain.model.diagnosis.drill import InjectedFault
+from slurmtrain.model.run.events.agent import RanksExited, WorkersStarted
+from slurmtrain.model.run.layout import AttemptDir, RunDir
+from slurmtrain.ops.drill.faults import FaultTarget
+from slurmtrain.ops.drill.observer import RunObserver
+from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import identify
+
+KEY = "1.0"
+
+
+@pytest.fixture
+def run(workspace: Workspace) -> RunDir:
+    directory = make_run(workspace.root.path, glob="{checkpoint_dir}/ckpt-*.pt")
+    directory.checkpoints.mkdir(exist_ok=True)
+    return directory
+
+
+@pytest.fixture
+def observer(workspace: Workspace, run: RunDir) -> RunObserver:
+    return RunObserver(workspace, run.id, current_plan(run, observe_run(workspace, run.id, ask_slurm=False)))
+
+
+def print_lines(run: RunDir, *lines: str) -> None:
+    logs = AttemptDir(run.attempts / KEY).logs
+    logs.mkdir(parents=True, exist_ok=True)
+    with (logs / "rank-0.log").open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+
+
+def save(run: RunDir, step: int) -> Path:
+    path = run.checkpoints / f"ckpt-{step}.pt"
+    torch.save({"step": step}, path)
+    return path
+
+
+def strike(observer: RunObserver, name: str = "preempt") -> None:
+    observer.struck(InjectedFault(fault=name, at=time.time(), attempt=KEY))
+
+
+def start_ranks(run: RunDir, resume_from: Path | None = None) -> None:
+    with Journal(AttemptDir(run.attempts / KEY).node_journal(0)) as journal:
+        journal.write(WorkersStarted(resume_from=None if resume_from is None else str(resume_from)))
+
+
+def test_checkpoints_and_lines_of_output_show_how_far_a_run_is(
+    workspace: Workspace, run: RunDir, observer: RunObserver
+) -> None:
+    state = observe_run(workspace, run.id, ask_slurm=False)
+    assert (observer.sighting(state).saves, observer.sighting(state).lines) == ([], 0)
+    print_lines(run, "step 1", "step 2")
+    save(run, 5)
+    observer.look()
+    sighting = observer.sighting(state)
+    assert ([each.step for each in sighting.saves], sighting.lines) == ([5], 2)
+    assert sighting.saved == "its checkpoint ckpt-5.pt"
+
+
+def test_a_baseline_has_what_the_undisturbed_run_has_shown(
+    workspace: Workspace, run: RunDir, observer: RunObserver
+) -> None:
+    print_lines(run, "done")
+    for step in (5, 10):
+        save(run, step)
+    end_run(run, "completed")
+    baseline = observer.baseline(observe_run(workspace, run.id, ask_slurm=False))
+    assert [each.step for each in baseline.saves] == [5, 10]
+    assert (baseline.lines, baseline.saves_early, baseline.save_interval, baseline.counts_steps) == (1, True, 5, False)
+    assert baseline.format
+    assert baseline.seconds > 0
+
+
+def test_after_a_fault_exit_codes_and_what_is_resumed_from_are_read_from_the_journals(
+    workspace: Workspace, run: RunDir, observer: RunObserver
+) -> None:
+    start_ranks(run)
+    strike(observer)
+    with Journal(AttemptDir(run.attempts / KEY).node_journal(1)) as journal:
+        journal.write(RanksExited(codes={"0": 0, "1": 75}))
+    handed = save(run, 5)
+    start_ranks(run, handed)
+    observe_run(workspace, run.id, ask_slurm=False)
+    aftermath = observer.aftermath()
+    assert aftermath.exit_codes == {0: 0, 1: 75}
+    assert aftermath.resume_from == str(handed)
+    assert aftermath.resumed_at is not None
+    assert [each.path for each in aftermath.saves] == [str(handed)]
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def test_a_process_that_is_alive_when_the_next_ranks_start_has_outlived_the_stop(
+    workspace: Workspace, run: RunDir, observer: RunObserver, sleeper: subprocess.Popen[bytes]
+) -> None:
+    rank = identify(sleeper.pid)
+    newest = observe_run(workspace, run.id, ask_slurm=False).newest
+    assert rank is not None
+    assert newest is not None
+    observer.note_processes(FaultTarget(newest, 1, {0: rank.host}, {}, {0: {0: rank}}))
+    strike(observer)
+    observer.look()
+    start_ranks(run)
+    observe_run(workspace, run.id, ask_slurm=False)
+    observer.look()
+    # Whatever happens later does not matter.
+    sleeper.kill()
+    sleeper.wait()
+    assert observer.aftermath().survivors == [f"sleep 600 (pid {sleeper.pid})"]
+
+
+def test_the_death_of_data_loader_workers_is_read_from_the_log(
+    workspace: Workspace, run: RunDir, observer: RunObserver
+) -> None:
+    strike(observer)
+    print_lines(run, "RuntimeError: DataLoader worker (pid(s) 71, 72) exited unexpectedly", "more")
+    observe_run(workspace, run.id, ask_slurm=False)
+    assert observer.aftermath().dead_workers == ["DataLoader worker (pid(s) 71, 72) exited unexpectedly"]

@@ -64,7 +64,7 @@ def test_a_drill_says_what_a_careless_script_does_and_ends_its_hang(site: Site) 
     # It exits with 0 when it is asked to stop, saves nothing then, and draws different numbers each time.
     outcome = drill(site, "--random --stops-with 0", "preempt", "hang", code=1)
     preempted, hung = outcome["faults"]
-    assert "its step is 40" in outcome["script"]["notes"][0]
+    assert "in the format torch, of step 40, which is inside it" in outcome["script"]["notes"][0]
     # Exit code 0 completed nothing: the run went on from its last checkpoint.
     assert (preempted["result"], preempted["state"], preempted["exit_codes"]) == ("passed", "completed", {"0": 0})
     notes = " ".join(preempted["notes"])
@@ -72,7 +72,8 @@ def test_a_drill_says_what_a_careless_script_does_and_ends_its_hang(site: Site) 
     assert "it saved nothing when it was asked to stop, which costs up to 5 steps" in notes
     assert "it resumed from ckpt-" in notes
     # A second undisturbed run was made to see that.
-    assert outcome["again"]["identical"] is False
+    assert (outcome["again"]["identical"], outcome["again"]["how"]) == (False, "tensors")
+    assert [each["name"] for each in preempted["comparison"]["differing"]] == ["weights"]
     assert "the script is not deterministic" in notes
     assert hung["result"] == "failed"
     assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
@@ -89,7 +90,7 @@ def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_tha
     assert killed["half_written"] == [f"{site.runs}/{killed['run_id']}/checkpoints/last.pt"]
     assert problems(killed) == ["the interrupted save destroyed last.pt, and it had no other"]
     # It started from the beginning, and so ends alike.
-    assert killed["state"] == "completed"
+    assert (killed["state"], killed["comparison"]["identical"]) == ("completed", True)
 
 
 @rare
@@ -146,7 +147,7 @@ def test_a_drill_of_a_trainer_compares_what_it_has_trained(site: Site, name: str
         # Their files hold paths and times, so that they would differ byte by byte.
         assert (struck["comparison"]["how"], struck["comparison"]["identical"]) == ("tensors", True), struck
         assert (struck["result"], struck["state"]) == ("passed", "completed"), struck
-    assert f"its step is {STEPS_OF_TRAINERS}" in outcome["script"]["notes"][0]
+    assert f"of step {STEPS_OF_TRAINERS}" in outcome["script"]["notes"][0]
     if adapter:
         assert preempted["lost_steps"] == 0
         assert (hung["result"], hung["cause"]) == ("passed", "hang")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,10 +126,10 @@ class CheckpointComparison:
             "identical": self.identical,
             "how": self.method or None,
             "why": self.why or None,
-            "difference": self.difference,
+            "difference": _finite(self.difference),
             "where": self.where or None,
-            "max_abs": self.max_abs,
-            "differing": [{"name": each.name, "max_abs": each.max_abs} for each in self.differing],
+            "max_abs": _finite(self.max_abs),
+            "differing": [{"name": each.name, "max_abs": _finite(each.max_abs)} for each in self.differing],
             "steps": list(self.steps) if self.steps else None,
         }
 
@@ -143,11 +144,15 @@ class DrillProblem:
 
 @dataclass(frozen=True, slots=True)
 class OwnCheckpoint:
-    """A complete checkpoint that the script itself has saved. ``saved_at``: seconds since 1970."""
+    """A complete checkpoint that the script itself has saved.
+
+    ``saved_at``: seconds since 1970. ``format``: its name, as in ``checkpoint.format``, or ``other``.
+    """
 
     path: str
     step: int | None
     saved_at: float
+    format: str = "other"
 
     @property
     def name(self) -> str:
@@ -160,15 +165,15 @@ class Baseline:
     """What the undisturbed run has shown; it decides when faults strike and what is expected after them.
 
     ``run``: its final state. ``saves``: the checkpoints that its script saved itself, oldest first. ``lines``: how many
-    lines its ranks printed. ``seconds``: from the start of its first attempt to its end. ``format``: that of the
-    script's own checkpoints, as a phrase; empty without any.
+    lines its ranks printed. ``seconds``: from the start of its first attempt to its end. ``step_source``: where the
+    step of its last own checkpoint comes from, as a phrase.
     """
 
     run: Run
     saves: Sequence[OwnCheckpoint] = ()
     lines: int = 0
     seconds: float = 0.0
-    format: str = ""
+    step_source: str = ""
 
     @property
     def counts_steps(self) -> bool:
@@ -215,7 +220,8 @@ class DrillFacts:
     ``aftermath``: what else was seen; ``baseline``: the undisturbed run. ``grace_s``: seconds that an announced stop
     may take. ``hang_after``: the spec's, in seconds. ``noise``: how two undisturbed runs differ; None if that was not
     tried. ``world_sizes``: those of the undisturbed run. ``ended_by_drill``: why the drill has ended the run itself;
-    empty if it has not. ``stop_signal``: the name of the signal that asks the script to stop.
+    empty if it has not. ``stop_signal``: the name of the signal that asks the script to stop. ``hands_over``: whether
+    the script is told what to resume from, and does not find that itself.
     """
 
     run: Run
@@ -231,6 +237,7 @@ class DrillFacts:
     world_sizes: Collection[int] = ()
     ended_by_drill: str = ""
     stop_signal: str = "SIGTERM"
+    hands_over: bool = True
 
     @property
     def deterministic(self) -> bool | None:
@@ -322,6 +329,11 @@ class FaultVerdict:
             "problems": [{"what": problem.problem, "advice": problem.advice} for problem in self.problems],
             "notes": list(self.notes),
         }
+
+
+def _finite(number: float | None) -> float | None:
+    """The number, or None for what JSON does not have: a difference to NaN."""
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _rounded(seconds: float | None) -> float | None:

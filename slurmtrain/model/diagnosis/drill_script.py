@@ -50,8 +50,9 @@ def judge_baseline(baseline: Baseline, pattern: str | None, half_written: Sequen
         )
     elif pattern is not None:
         last = baseline.saves[-1]
-        step = "its step is unknown" if last.step is None else f"its step is {last.step}"
-        findings.notes.append(f"its last checkpoint is {last.name}, {baseline.format}; {step}")
+        step = "of an unknown step" if last.step is None else f"of step {last.step}, {baseline.step_source}"
+        kind = "an unknown format" if last.format == "other" else f"the format {last.format}"
+        findings.notes.append(f"its last checkpoint is {last.name}, in {kind}, {step}")
         if last.step is None:
             findings.notes.append(
                 "without steps nothing shows whether it resumes: put the step into the name, or see checkpoint.step"
@@ -72,7 +73,7 @@ def judge_script(facts: DrillFacts) -> Findings:
         if facts.baseline.saves and _KILLED not in facts.aftermath.exit_codes.values():
             _judge_save_on_signal(facts, findings)
     _judge_processes(facts, findings)
-    if facts.baseline.saves and facts.aftermath.resumed_at is not None:
+    if facts.baseline.saves and facts.aftermath.resumed_at is not None and facts.hands_over:
         _judge_resume(facts, findings)
     return findings
 

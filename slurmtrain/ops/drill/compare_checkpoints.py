@@ -1,8 +1,9 @@
-"""Whether the last checkpoints of two runs are identical: tensor by tensor, or file by file for a script's own."""
+"""Whether the last checkpoints of two runs are identical: tensor by tensor, or file by file in unknown formats."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,22 +14,19 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import external
-from slurmtrain.runtime.checkpoint.files import new_hasher, newest_published, read_manifest
+from slurmtrain.runtime.checkpoint.files import newest_published, read_manifest
+from slurmtrain.runtime.checkpoint.formats.base import Contents
+from slurmtrain.runtime.checkpoint.formats.registry import OTHER, read_contents
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from slurmtrain.runtime.checkpoint.index import Index
 
-# Bytes hashed at a time.
-_CHUNK = 1 << 22
 # How many of the tensors that differ are named.
 _NAMED = 10
 # Under this prefix a checkpoint keeps what belongs to one rank, such as its random number states.
 _OF_A_RANK = "ranks."
-
-# How to read each tensor and plain value of a checkpoint, by name: whole checkpoints may not fit into memory.
-Contents = Mapping[str, Callable[[], Any]]
 
 
 def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> CheckpointComparison:
@@ -37,9 +35,10 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
     Raises nothing: if they cannot be compared, the result says why.
     """
     try:
-        pattern = current_plan(workspace.root.run(first.id), first).spec.checkpoint.glob
-        if pattern is not None:
-            return _compare_external(_newest_external(workspace, first), _newest_external(workspace, second))
+        spec = current_plan(workspace.root.run(first.id), first).spec.checkpoint
+        if spec.glob is not None:
+            own = (_newest_external(workspace, run) for run in (first, second))
+            return _compare_external(*own, declared=spec.format)
         return _compare_published(_newest(workspace, first), _newest(workspace, second))
     except (CheckpointError, PathError, OSError) as error:
         return CheckpointComparison(identical=None, why=str(error))
@@ -66,26 +65,36 @@ def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpo
 # --- checkpoints that the script itself saves -------------------------------------------------------------------------
 
 
-def _compare_external(first: external.ExternalCheckpoint, second: external.ExternalCheckpoint) -> CheckpointComparison:
+def _compare_external(
+    first: external.ExternalCheckpoint, second: external.ExternalCheckpoint, *, declared: str
+) -> CheckpointComparison:
+    """Compare checkpoints whose format is ``declared``, as in ``checkpoint.format``."""
     if first.step != second.step:
         why = f"they are {first.path.name} and {second.path.name}"
         steps = None if first.step is None or second.step is None else (first.step, second.step)
         return CheckpointComparison(identical=None, why=why, steps=steps)
-    return CheckpointComparison(identical=_hashes(first.path) == _hashes(second.path), method="files")
+    method = "files" if first.format == OTHER.NAME else "tensors"
+    with _readable():
+        return _compare_contents(
+            read_contents(first.path, declared), read_contents(second.path, declared), method=method
+        )
 
 
-def _hashes(path: Path) -> Mapping[str, str]:
-    """Hashes of a file, or of all files in a directory, by their names in it. Raises OSError."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    return {str(file.relative_to(path)): _hash(file) for file in files}
+@contextlib.contextmanager
+def _readable() -> Iterator[None]:
+    """Raise CheckpointError for everything that reading a checkpoint may raise."""
+    # Imported here: torch takes a second.
+    from torch.distributed.checkpoint.api import CheckpointException
 
-
-def _hash(path: Path) -> str:
-    hasher = new_hasher()
-    with path.open("rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK):
-            hasher.update(chunk)
-    return hasher.hexdigest()
+    try:
+        yield
+    except CheckpointException as error:
+        [problem, *_] = [problem for problem, _ in error.failures.values()]
+        raise CheckpointError(f"they cannot be read: {problem}") from error
+    except CheckpointError:
+        raise
+    except Exception as error:  # torch.load may raise anything that unpickling does
+        raise CheckpointError(f"they cannot be read: {' '.join(str(error).split())[:500]}") from error
 
 
 # --- checkpoints of a session -----------------------------------------------------------------------------------------
@@ -111,27 +120,11 @@ def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> Checkpoin
     What belongs to single ranks is compared only if both have ``same_ranks``. Random number states are left out: a
     script that draws no random numbers does not seed them, and they differ every time.
     """
-    # Imported here: torch takes a second.
-    from torch.distributed.checkpoint.api import CheckpointException
-
     from slurmtrain.runtime.checkpoint.index import Index
 
-    indexes = Index(first), Index(second)
-    try:
-        return _compare_indexes(*indexes, same_ranks=same_ranks)
-    except CheckpointException as error:
-        [problem, *_] = [problem for problem, _ in error.failures.values()]
-        raise CheckpointError(f"they cannot be read: {problem}") from error
-    except CheckpointError:
-        raise
-    except Exception as error:  # torch.load may raise anything that unpickling does
-        raise CheckpointError(f"they cannot be read: {' '.join(str(error).split())[:500]}") from error
-
-
-def _compare_indexes(first: Index, second: Index, *, same_ranks: bool) -> CheckpointComparison:
-    return _compare_contents(
-        _contents_of(first, same_ranks=same_ranks), _contents_of(second, same_ranks=same_ranks), "values"
-    )
+    with _readable():
+        contents = (_contents_of(Index(path), same_ranks=same_ranks) for path in (first, second))
+        return _compare_contents(*contents, method="values")
 
 
 def _contents_of(index: Index, *, same_ranks: bool) -> Contents:
@@ -160,39 +153,56 @@ def _value(index: Index, name: str) -> Any:
 # --- contents, whatever the format ------------------------------------------------------------------------------------
 
 
-def _compare_contents(first: Contents, second: Contents, method: str) -> CheckpointComparison:
+def _compare_contents(first: Contents, second: Contents, *, method: str) -> CheckpointComparison:
     if unmatched := sorted(first.keys() ^ second.keys()):
         return CheckpointComparison(identical=False, method=method, where=unmatched[0])
-    tensors: list[tuple[float, TensorDifference]] = []
-    others: list[str] = []
+    differences = _Differences()
+    # One at a time: two whole checkpoints may not fit into memory.
     for name in first:
-        _compare_one(name, first[name](), second[name](), tensors, others)
-    if not tensors:
-        where = others[0] if others else ""
-        return CheckpointComparison(identical=not others, method=method, where=where)
-    tensors.sort(key=lambda each: (-each[0], each[1].name))
-    return CheckpointComparison(
-        identical=False,
-        method=method,
-        difference=tensors[0][0],
-        where=tensors[0][1].name,
-        max_abs=max(difference.max_abs for _, difference in tensors),
-        differing=tuple(difference for _, difference in tensors[:_NAMED]),
-    )
+        differences.add(name, first[name](), second[name]())
+    return differences.summarize(method)
 
 
-def _compare_one(
-    name: str, first: Any, second: Any, tensors: list[tuple[float, TensorDifference]], others: list[str]
-) -> None:
-    """Add how two values differ to ``tensors``, with the relative difference first, or their name to ``others``."""
-    import torch
+class _Differences:
+    """What differs in two checkpoints, as found so far."""
 
-    if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
-        difference = _difference(first, second)
-        if difference is not None:
-            tensors.append((difference[0], TensorDifference(name, difference[1])))
-    else:
-        others += _differing(first, second, name)
+    def __init__(self) -> None:
+        self._has_tensors = False
+        # The relative difference of each tensor first.
+        self._tensors: list[tuple[float, TensorDifference]] = []
+        self._others: list[str] = []
+
+    def add(self, name: str, first: Any, second: Any) -> None:
+        """Compare the two values called ``name``."""
+        import torch
+
+        if isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.shape == second.shape:
+            self._has_tensors = True
+            difference = _difference(first, second)
+            if difference is not None:
+                self._tensors.append((difference[0], TensorDifference(name, difference[1])))
+        else:
+            self._others += _differing(first, second, name)
+
+    def summarize(self, method: str) -> CheckpointComparison:
+        """All of it; tensors matter more than anything else."""
+        if not self._tensors and self._others:
+            return CheckpointComparison(identical=False, method=method, where=self._others[0])
+        if not self._tensors and method == "tensors" and not self._has_tensors:
+            why = "no tensor in them can be read safely: save state_dict()s, not whole objects"
+            return CheckpointComparison(identical=None, method=method, why=why)
+        if not self._tensors:
+            return CheckpointComparison(identical=True, method=method)
+        self._tensors.sort(key=lambda each: (-each[0], each[1].name))
+        largest, first = self._tensors[0]
+        return CheckpointComparison(
+            identical=False,
+            method=method,
+            difference=largest,
+            where=first.name,
+            max_abs=max(difference.max_abs for _, difference in self._tensors),
+            differing=tuple(difference for _, difference in self._tensors[:_NAMED]),
+        )
 
 
 def _difference(first: Tensor, second: Tensor) -> tuple[float, float] | None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.drill import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint
 from slurmtrain.model.diagnosis.drill_moment import Sighting
 from slurmtrain.model.run.events.agent import RanksExited, WorkersStarted
@@ -19,6 +20,8 @@ from slurmtrain.ops.drill.faults import FaultTarget
 from slurmtrain.ops.drill.own_checkpoints import OwnCheckpoints, SaveWatch
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint.external import Search
+from slurmtrain.runtime.checkpoint.formats.registry import format_of
+from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 from slurmtrain.system.process import Process, descendants
 
 _CHUNK = 1 << 20
@@ -100,7 +103,9 @@ class RunObserver:
         saves = self._own.saves
         seconds = (run.ended_at or 0.0) - (run.started_at or 0.0)
         lines = sum(self._lines(attempt.key) for attempt in run.attempts)
-        return Baseline(run=run, saves=saves, lines=lines, seconds=max(0.0, seconds), format=_format_of(saves))
+        return Baseline(
+            run=run, saves=saves, lines=lines, seconds=max(0.0, seconds), step_source=self._step_source(saves)
+        )
 
     def incomplete(self) -> Sequence[str]:
         """What matches the pattern of the script's checkpoints, but is not complete."""
@@ -135,6 +140,18 @@ class RunObserver:
     def _directory(self) -> RunDir:
         return self._workspace.root.run(self.run_id)
 
+    def _step_source(self, saves: Sequence[OwnCheckpoint]) -> str:
+        """Where the step of the last checkpoint comes from."""
+        if self._search is None or not saves:
+            return ""
+        if self._search.step is not None:
+            return "by checkpoint.step"
+        with contextlib.suppress(CheckpointError, OSError):
+            tree = list_tree(Path(saves[-1].path))
+            if format_of(tree, self._search.format).step(tree) is not None:
+                return "which is inside it"
+        return "which is in its name"
+
     def _lines(self, key: str) -> int:
         return sum(_count_lines(path) for path in self._directory.attempts.glob(f"{key}/logs/rank-*.log"))
 
@@ -161,13 +178,6 @@ class RunObserver:
             with contextlib.suppress(OSError):
                 reports += [match[0].decode(errors="replace") for match in _DEAD_WORKER.finditer(path.read_bytes())]
         return reports
-
-
-def _format_of(saves: Sequence[OwnCheckpoint]) -> str:
-    """What the last checkpoint is, as a phrase; empty without one."""
-    if not saves:
-        return ""
-    return "a directory" if Path(saves[-1].path).is_dir() else "a file"
 
 
 def _describe(process: Process) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
 from slurmtrain.model.diagnosis.drill import OwnCheckpoint
 from slurmtrain.model.run.layout import staged_step
 from slurmtrain.runtime.checkpoint.external import Search, find_all
+from slurmtrain.runtime.checkpoint.formats.registry import OTHER
 
 # How much of a directory of checkpoints is looked at, in search of a save that has begun.
 _DEPTH = 3
@@ -42,12 +43,14 @@ class OwnCheckpoints:
         if self._search is None:
             return
         for checkpoint in filter(attrgetter("complete"), find_all(self._search)):
-            save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at)
+            save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at, checkpoint.format)
             self._saves[save.path, save.saved_at] = save
 
     def incomplete(self) -> list[str]:
-        """What is there now and matches the pattern, but is not complete."""
-        return [] if self._search is None else _incomplete(self._search)
+        """What is there now and is not complete, each with the reason, as phrases."""
+        if self._search is None:
+            return []
+        return [f"{each.path.name} is not complete: {each.problem}" for each in find_all(self._search) if each.problem]
 
 
 class SaveWatch:
@@ -60,42 +63,42 @@ class SaveWatch:
         self._before = self._list()
 
     def half_written(self, pids: Iterable[int] = ()) -> list[str]:
-        """Files and directories that have changed since the last call and are not complete.
+        """Checkpoints, and what has a temporary name, that have changed since the last call and are not complete.
 
-        A file is not complete while one of the processes ``pids``, on this machine, has it open for writing.
+        A checkpoint is not complete while one of the processes ``pids``, on this machine, has a file of it open for
+        writing.
         """
         now = self._list()
         changed = [path for path, entry in now.items() if self._before.get(path) != entry]
         self._before = now
         if not changed:
             return []
-        unfinished = {*filter(_is_temporary, now), *self._incomplete(), *_written_by(pids)}
+        unfinished = {*filter(_is_temporary, now), *self._unfinished(_written_by(pids))}
         return sorted(path for path in unfinished if any(_is_within(each, path) for each in changed))
 
-    def still_half_written(self, paths: Iterable[str]) -> list[str]:
+    def still_half_written(self, paths: Sequence[str]) -> list[str]:
         """Those of ``paths``, which were half-written when their writers were killed, that were not finished before."""
-        incomplete = self._incomplete()
-        return [path for path in paths if Path(path).exists() and (path in incomplete or not _shows_its_end(path))]
+        # Nothing in a file of an unknown format says that there was more to come.
+        unfinished = self._unfinished(paths, only_unknown=True)
+        return [path for path in paths if Path(path).exists() and (_is_temporary(path) or path in unfinished)]
 
-    def _incomplete(self) -> list[str]:
-        return [] if self._search is None else _incomplete(self._search)
+    def _unfinished(self, written: Collection[str], *, only_unknown: bool = False) -> list[str]:
+        """The script's checkpoints that are not complete, or with a file that is in ``written``.
+
+        ``only_unknown``: the latter only if their format is unknown.
+        """
+        return [
+            str(each.path)
+            for each in (find_all(self._search) if self._search is not None else ())
+            if not each.complete
+            or (
+                (each.format == OTHER.NAME or not only_unknown)
+                and any(_is_within(path, str(each.path)) for path in written)
+            )
+        ]
 
     def _list(self) -> _Listing:
         return dict(_walk(str(self._base), _DEPTH, [_ENTRIES]))
-
-
-def _incomplete(search: Search) -> list[str]:
-    """What is found and is not complete."""
-    return [str(checkpoint.path) for checkpoint in find_all(search) if not checkpoint.complete]
-
-
-def _shows_its_end(path: str) -> bool:
-    """Whether the format of a file is one that shows whether the file is complete."""
-    if _is_temporary(path):
-        return False
-    with contextlib.suppress(OSError), Path(path).open("rb") as file:
-        return path.endswith(".safetensors") or file.read(2) == b"PK"
-    return False
 
 
 def _fixed_part(pattern: str) -> Path:

@@ -51,6 +51,7 @@ class DrillReport:
     def to_dict(self) -> dict[str, Any]:
         """What ``drill --json`` prints."""
         run = self.reference
+        last = self.baseline.saves[-1] if self.baseline.saves else None
         return {
             "schema": SCHEMA,
             "drill": {
@@ -65,9 +66,9 @@ class DrillReport:
                 },
                 "again": self.again.to_dict() if self.again else None,
                 "script": {
-                    "format": self.baseline.format or None,
+                    "format": last.format if last else None,
                     "saves": len(self.baseline.saves),
-                    "last": self.baseline.saves[-1].name if self.baseline.saves else None,
+                    "last": last.name if last else None,
                     "problems": [{"what": each.problem, "advice": each.advice} for each in self.script.problems],
                     "notes": list(self.script.notes),
                 },

@@ -23,6 +23,7 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.rank import SessionStarted
 from slurmtrain.model.run.run import Run
+from slurmtrain.model.spec.checkpoint_formats import OWN
 from slurmtrain.model.spec.names import NAME_LIMIT
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.cancel import cancel
@@ -218,6 +219,7 @@ class _DrillRuns:
             world_sizes={event.payload.world_size for event in store.events(baseline.run.id, SessionStarted)},
             ended_by_drill=ended_by_drill,
             stop_signal=spec.requeue.signal,
+            hands_over=spec.checkpoint.format != OWN,
         )
 
     def _submitted(self, name: str, action: str) -> str:

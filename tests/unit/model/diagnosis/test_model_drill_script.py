@@ -23,14 +23,14 @@ PATTERN = "{checkpoint_dir}/ckpt-*.pt"
 
 
 def save(step: int | None, at: float) -> OwnCheckpoint:
-    return OwnCheckpoint(f"/c/ckpt-{step}.pt", step, at)
+    return OwnCheckpoint(f"/c/ckpt-{step}.pt", step, at, "torch")
 
 
 def run(**more: Any) -> Run:
     return Run(**{"id": "RUN", "name": "n", "state": "completed", "reason": "", "executor": "local", **more})
 
 
-BASELINE = Baseline(run=run(), saves=[save(step, step) for step in (5, 10, 15)], format="a file of torch.save")
+BASELINE = Baseline(run=run(), saves=[save(step, step) for step in (5, 10, 15)], step_source="which is in its name")
 BEFORE = [save(5, HIT - 2), save(10, HIT - 1)]
 
 
@@ -110,6 +110,11 @@ def test_or_by_the_steps_that_it_reports() -> None:
     assert "it then reached step 1" in problems(judge_script(reporting))
 
 
+def test_a_script_that_finds_its_checkpoints_itself_is_not_expected_to_be_handed_any() -> None:
+    own = replace(facts("rank", resume_from=None), hands_over=False)
+    assert judge_script(own) == Findings()
+
+
 def test_without_steps_it_is_unknown_whether_it_resumed() -> None:
     nameless = [OwnCheckpoint("/c/last.pt", None, HIT + at) for at in (-2, 20)]
     baseline = Baseline(run=run(), saves=nameless)
@@ -137,8 +142,10 @@ def test_a_script_that_is_handed_nothing_although_it_had_saved_is_a_problem() ->
 
 def test_the_undisturbed_run_shows_how_its_checkpoints_are_read() -> None:
     findings = judge_baseline(BASELINE, PATTERN, [])
-    assert findings.notes == ["its last checkpoint is ckpt-15.pt, a file of torch.save; its step is 15"]
-    nameless = Baseline(run=run(), saves=[save(None, 1.0)], format="a file")
+    assert findings.notes == [
+        "its last checkpoint is ckpt-15.pt, in the format torch, of step 15, which is in its name"
+    ]
+    nameless = Baseline(run=run(), saves=[save(None, 1.0)])
     assert "nothing shows whether it resumes" in judge_baseline(nameless, PATTERN, []).notes[1]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -69,21 +70,53 @@ def test_a_run_without_a_checkpoint_cannot_be_compared(workspace: Workspace, tmp
     assert "has left no checkpoint" in comparison.why
 
 
-@pytest.mark.parametrize(("text", "identical"), [("same", True), ("other", False)])
-def test_checkpoints_that_a_script_saves_by_itself_are_compared_by_file(
-    workspace: Workspace, tmp_path: Path, text: str, identical: bool
-) -> None:
+def two_plain_runs(workspace: Workspace, tmp_path: Path, save: Callable[[Path, int], None]) -> tuple[Run, Run]:
+    """Two runs whose script saves by itself: ``save`` gets the directory and the number of the run, 0 or 1."""
     runs = []
-    for index, weights in enumerate(("same", text)):
+    for index in range(2):
         run = make_run(tmp_path / f"made-{index}", glob="{checkpoint_dir}/ckpt-*")
         target = workspace.root.run(f"0123456{index}89")
         target.path.parent.mkdir(exist_ok=True)
         run.path.rename(target.path)
-        (target.checkpoints / "ckpt-5").mkdir()
-        (target.checkpoints / "ckpt-5" / "weights").write_text(weights)
+        target.checkpoints.mkdir(exist_ok=True)
+        save(target.checkpoints, index)
         runs.append(observe_run(workspace, target.id, ask_slurm=False))
-    comparison = compare_checkpoints(workspace, *runs)
+    return runs[0], runs[1]
+
+
+@pytest.mark.parametrize(("text", "identical"), [("same", True), ("other", False)])
+def test_checkpoints_of_an_unknown_format_are_compared_by_file(
+    workspace: Workspace, tmp_path: Path, text: str, identical: bool
+) -> None:
+    def save(directory: Path, index: int) -> None:
+        (directory / "ckpt-5").mkdir()
+        (directory / "ckpt-5" / "weights").write_text(text if index else "same")
+
+    comparison = compare_checkpoints(workspace, *two_plain_runs(workspace, tmp_path, save))
     assert (comparison.identical, comparison.method) == (identical, "files")
+
+
+@pytest.mark.parametrize(("change", "identical"), [(0.0, True), (0.5, False)])
+def test_files_of_torch_are_compared_by_tensor_without_the_paths_in_them(
+    workspace: Workspace, tmp_path: Path, change: float, identical: bool
+) -> None:
+    def save(directory: Path, index: int) -> None:
+        weights = torch.ones(4)
+        weights[2] += index * change
+        torch.save({"step": 5, "weights": weights, "path": str(directory)}, directory / "ckpt-5.pt")
+
+    comparison = compare_checkpoints(workspace, *two_plain_runs(workspace, tmp_path, save))
+    assert (comparison.identical, comparison.method) == (identical, "tensors")
+    assert (comparison.where, comparison.max_abs) == (("", None) if identical else ("weights", 0.5))
+
+
+def test_a_checkpoint_with_whole_objects_cannot_be_compared(workspace: Workspace, tmp_path: Path) -> None:
+    def save(directory: Path, _: int) -> None:
+        torch.save({"step": 5, "model": torch.nn.Linear(2, 2)}, directory / "ckpt-5.pt")
+
+    comparison = compare_checkpoints(workspace, *two_plain_runs(workspace, tmp_path, save))
+    assert comparison.identical is None
+    assert comparison.why.startswith("no tensor in them can be read safely")
 
 
 def test_a_difference_in_the_objects_of_a_rank_is_given_with_its_path() -> None:

@@ -82,7 +82,7 @@ def test_a_baseline_has_what_the_undisturbed_run_has_shown(
     baseline = observer.baseline(observe_run(workspace, run.id, ask_slurm=False))
     assert [each.step for each in baseline.saves] == [5, 10]
     assert (baseline.lines, baseline.saves_early, baseline.save_interval, baseline.counts_steps) == (1, True, 5, False)
-    assert baseline.format
+    assert (baseline.saves[-1].format, baseline.step_source) == ("torch", "which is inside it")
     assert baseline.seconds > 0
 
 

@@ -62,7 +62,8 @@ def watch(tmp_path: Path) -> SaveWatch:
 def test_what_was_there_before_is_no_save_under_way(tmp_path: Path) -> None:
     tear(archive(tmp_path / "ckpt-5.pt"))
     assert SaveWatch(Search(pattern=f"{tmp_path}/ckpt-*.pt"), tmp_path).half_written() == []
-    assert OwnCheckpoints(Search(pattern=f"{tmp_path}/ckpt-*.pt")).incomplete() == [f"{tmp_path}/ckpt-5.pt"]
+    [problem] = OwnCheckpoints(Search(pattern=f"{tmp_path}/ckpt-*.pt")).incomplete()
+    assert problem.startswith("ckpt-5.pt is not complete: ")
 
 
 def test_a_file_without_its_end_is_half_written_until_it_has_one(tmp_path: Path, watch: SaveWatch) -> None:
@@ -81,6 +82,14 @@ def test_a_name_that_is_temporary_is_half_written_until_it_is_renamed(tmp_path: 
     path.rename(tmp_path / "ckpt-10.pt")
     assert watch.half_written() == []
     assert watch.still_half_written([str(path)]) == []
+
+
+def test_a_file_that_no_checkpoint_has_is_no_save(tmp_path: Path) -> None:
+    watch = SaveWatch(Search(pattern=f"{tmp_path}/ckpt-*.pt"), tmp_path)
+    with (tmp_path / "metrics.csv").open("w") as file:
+        file.write("1")
+        file.flush()
+        assert watch.half_written([os.getpid()]) == []
 
 
 def test_a_checkpoint_of_a_session_is_half_written_until_it_is_published(tmp_path: Path) -> None:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.version import __version__
 
-__all__ = ["__version__", "leave", "log", "progress", "session", "stop_requested"]
+__all__ = ["__version__", "leave", "log", "pause", "progress", "session", "stop_requested"]
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.training.loop import leave, log, progress, stop_requested
+    from slurmtrain.runtime.training.loop import leave, log, pause, progress, stop_requested
     from slurmtrain.runtime.training.session import session
 
 _MODULES = {
     "leave": "slurmtrain.runtime.training.loop",
     "log": "slurmtrain.runtime.training.loop",
+    "pause": "slurmtrain.runtime.training.loop",
     "progress": "slurmtrain.runtime.training.loop",
     "session": "slurmtrain.runtime.training.session",
     "stop_requested": "slurmtrain.runtime.training.loop",

@@ -20,7 +20,7 @@ from slurmtrain.integrations.worlds import check_world
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.runtime.training.loop import current
 
-_STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt")
+_STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt(?:\.tmp)?")
 
 
 class SlurmtrainCallback(Callback):  # type: ignore[misc]
@@ -52,7 +52,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
         return self._loop.worker.resume_from
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Check the ``trainer``, and take over its signals. Raises UserError if it is not set up for this run."""
+        """Check the ``trainer``. Raises UserError if it is not set up for this run."""
         if not self._loop.is_active or stage != "fit":
             return
         environment = getattr(trainer.strategy, "cluster_environment", None)
@@ -66,11 +66,15 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
             trainer.world_size,
             "pass Trainer(devices=<resources.procs_per_node>, num_nodes=<resources.nodes>)",
         )
-        # Lightning's own handler broadcasts between ranks, and then ends the script with exit code 0.
+
+    def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take over the signals that the ``trainer`` has begun to handle."""
+        # Its own handler broadcasts between ranks, in the middle of whatever they do, and the script ends with code 0.
         self._loop.listen()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to report, when the ``trainer`` has restored ``pl_module``."""
+        self._loop.listen()
         self._loop.progress(trainer.global_step, _total_steps(trainer))
 
     def on_train_batch_end(
@@ -85,7 +89,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Note that the ``trainer`` validates ``pl_module``."""
-        self._loop.begin_pause()
+        self._loop.begin_pause("validation")
 
     def on_validation_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *more: Any
@@ -106,11 +110,15 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
         self._loop.complete()
 
     def _stop(self, trainer: Trainer) -> NoReturn:
-        directory = self._stop_directory(trainer)
-        trainer.save_checkpoint(directory / f"stop-step={trainer.global_step}.ckpt")
+        path = self._stop_directory(trainer) / f"stop-step={trainer.global_step}.ckpt"
+        # Lightning writes to the directory for temporary files, and moves: on another file system that is a copy, and a
+        # kill leaves half of it. Sharded strategies write a directory, file by file.
+        unfinished = path.with_name(f"{path.name}.tmp")
+        trainer.save_checkpoint(unfinished)
         trainer.strategy.barrier("slurmtrain")
         if trainer.is_global_zero:
-            _delete_earlier(directory, trainer.global_step)
+            unfinished.rename(path)
+            _delete_earlier(path.parent, trainer.global_step)
         self._loop.leave()
 
     def _stop_directory(self, trainer: Trainer) -> Path:
@@ -163,7 +171,7 @@ def _is_last_step(trainer: Trainer) -> bool:
 
 
 def _delete_earlier(directory: Path, step: int) -> None:
-    """Delete what earlier stops have saved here, before this ``step``: ModelCheckpoint knows nothing of these files."""
+    """Delete what earlier stops have saved here, before this ``step``; ModelCheckpoint leaves these files alone."""
     for name in os.listdir(directory):
         match = _STOP_FILE.fullmatch(name)
         if match and int(match[1]) < step:

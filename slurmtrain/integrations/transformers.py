@@ -98,6 +98,6 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
     def _begin_next(self, control: TrainerControl) -> None:
         """Note what the Trainer does before the next step, evaluation first: it may take longer than a step."""
         if control.should_evaluate:
-            self._loop.begin_pause()
+            self._loop.begin_pause("evaluation")
         elif control.should_save:
             self._loop.beat(Phase.SAVING)

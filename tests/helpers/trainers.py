@@ -31,7 +31,9 @@ class Trainer:
 
     def spec(self, site: Site, *, adapter: bool, steps: int = 30, **more: Any) -> Path:
         """A spec of this trainer, on two ranks; ``more``: params of the script, and keys of the spec."""
-        keys = {name: more.pop(name) for name in ("resources", "slurm", "requeue", "tracking") if name in more}
+        # A crash is none of the faults: it ends the run at once.
+        keys: dict[str, Any] = {"requeue": {"max_failures": 0}}
+        keys |= {name: more.pop(name) for name in ("resources", "slurm", "requeue", "tracking") if name in more}
         params = {"adapter": adapter, "steps": steps, "save_every": SAVE_EVERY, "step_ms": 100, **more}
         return site.spec(
             self.library,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 
 def has_saved(site: Site, run_id: str) -> bool:
-    """Whether a run has saved, and trained at least a step since."""
+    """Whether a run has saved, and trained at least a step since. Fails if it has crashed."""
+    printed = site.printed(run_id)
+    assert not any("Traceback" in line for line in printed), "\n".join(printed)
     return trained_steps(site, run_id) > SAVE_EVERY + 1
 
 
@@ -82,7 +85,8 @@ def kill(site: Site, run_id: str) -> None:
 def kill_in_save(site: Site, run_id: str) -> None:
     """Kill everything while the second checkpoint is being written."""
     directory = site.runs / run_id / "checkpoints"
-    until(lambda: trained_steps(site, run_id) >= 2 * SAVE_EVERY and writes(directory), "half a checkpoint")
+    until(lambda: has_saved(site, run_id), "a checkpoint")
+    until(lambda: writes(directory), "half a checkpoint")
     site.signal_all(run_id, signal.SIGKILL)
     assert writes(directory), "the save was over before the kill"
     assert site.status(run_id)["state"] != "completed"
@@ -91,11 +95,16 @@ def kill_in_save(site: Site, run_id: str) -> None:
 
 def writes(directory: Path) -> bool:
     """Whether a checkpoint is being written there."""
-    for path in directory.glob("checkpoint-*"):
-        names = {each.name for each in path.iterdir()}
-        if path.name.endswith(".tmp") or not ({"trainer_state.json", "random_states_1.pkl"} & names):
-            return True
-    return bool(list(directory.glob("*.partial")))
+    paths = [*directory.glob("checkpoint-*"), *directory.glob("*.ckpt")]
+    return any(path.name.endswith(".tmp") or not is_written(path) for path in paths)
+
+
+def is_written(path: Path) -> bool:
+    """Whether everything is there that the trainer writes last."""
+    if path.is_file():
+        return zipfile.is_zipfile(path)
+    names = {each.name for each in path.iterdir()}
+    return "trainer_state.json" in names or {"random_states_0.pkl", "random_states_1.pkl"} <= names
 
 
 def cancel(site: Site, run_id: str) -> None:
@@ -138,6 +147,8 @@ def test_a_trainer_that_is_interrupted_continues_from_a_complete_checkpoint(
     assert lost == 0 if adapter and fault in ANNOUNCED else lost <= SAVE_EVERY, log
     assert trainings(site, run_id)[-1].last == STEPS
     if adapter:
-        assert (run["step"], run["total_steps"], run["lost_steps"]) == (STEPS, STEPS, lost)
+        assert (run["step"], run["total_steps"]) == (STEPS, STEPS)
+        # A kill may come between the end of a step and the record of it.
+        assert lost - run["lost_steps"] in ((0,) if fault in ANNOUNCED else (0, 1))
         assert "loss" in run["metrics"]
     assert weights(site, run_id) == undisturbed[name]

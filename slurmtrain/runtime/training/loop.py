@@ -15,10 +15,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from functools import cache
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
 from slurmtrain.model.run.events.base import Payload
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.job.process_group import RankGroup
 
 _SMOOTHING = 0.2
+# How long a pause may take unless the script says otherwise.
+PAUSE = timedelta(seconds=PAUSE_S)
 
 
 # --- what scripts call ------------------------------------------------------------------------------------------------
@@ -100,6 +103,32 @@ def log(metrics: Mapping[str, Any] | None = None, /, **more: Any) -> None:
         TypeError: A value is neither a number nor a one-element tensor.
     """
     current().log({**(metrics or {}), **more})
+
+
+def pause(activity: str = "", limit: timedelta = PAUSE) -> contextlib.AbstractContextManager[None]:
+    """Pause training for something that takes longer than a step, such as an evaluation or a save.
+
+    For instance::
+
+        with slurmtrain.pause("evaluation"):
+            evaluate(model)
+
+    Meanwhile neither this rank nor those that wait for it count as hanging. It needs no other ranks: rank 0 may pause
+    alone. A stop takes effect after it. Outside a job it does nothing.
+
+    Args:
+        activity: What for.
+        limit: After this time, 2 hours by default, the rank hangs after all, unless its main thread computes.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        ValueError: ``limit`` is not positive.
+    """
+    if limit <= timedelta(0):
+        raise ValueError(f"slurmtrain.pause() takes a positive limit, not {limit}")
+    return current().pause(activity, limit)
 
 
 def leave() -> NoReturn:
@@ -264,9 +293,10 @@ class Loop:
         current_phase = self._pulse.phase if phase is None else phase
         self._pulse.beat(self.step, Phase.STOPPING if self._is_stopping else current_phase, self._step_s)
 
-    def begin_pause(self) -> None:
-        """Begin something that may take longer than a step, such as an evaluation, until :meth:`continue_steps`."""
-        self.beat(Phase.READY)
+    def begin_pause(self, activity: str, limit: timedelta = PAUSE) -> None:
+        """Begin an ``activity`` that may take longer than a step, up to ``limit``, until :meth:`continue_steps`."""
+        if self.is_active and not self._is_stopping:
+            self._pulse.pause(self.step, activity, limit.total_seconds(), self._step_s)
 
     def continue_steps(self) -> None:
         """Begin the phase of the loop over steps again, after another one; outside the loop, none is watched."""
@@ -274,6 +304,21 @@ class Loop:
             self.beat(Phase.READY)
         else:
             self.beat(Phase.FIRST if self._reports == 1 else Phase.TRAINING)
+
+    @contextlib.contextmanager
+    def pause(self, activity: str, limit: timedelta) -> Iterator[None]:
+        """See :func:`pause`."""
+        if self._pulse.phase is Phase.PAUSED:
+            yield
+            return
+        self._listen_once()
+        self.begin_pause(activity, limit)
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._reported_at += time.monotonic() - began
+            self.continue_steps()
 
     @contextlib.contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

@@ -18,7 +18,7 @@ def main() -> None:
     adapted = bool(PARAMS.get("adapter"))
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
     set_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.1), torch.nn.Linear(16, 1))
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
     loader = torch.utils.data.DataLoader(
         rows, batch_size=2, shuffle=True, num_workers=2, multiprocessing_context="fork"

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
-from record import DIRECTORY, PARAMS, RESUME_FROM, SAVE_EVERY, STEPS, ended, slow_saves, trained
+from record import DIRECTORY, PARAMS, RANK, RESUME_FROM, SAVE_EVERY, STEPS, ended, slow_saves, trained
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 SIZE = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
@@ -43,9 +44,10 @@ def main() -> None:
     slow_saves()
     seed_everything(0)
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
-    loader = torch.utils.data.DataLoader(
-        rows, batch_size=4, num_workers=2, multiprocessing_context="fork", persistent_workers=True
-    )
+    # Its state is in the checkpoint. With torch's own, Lightning resumes in mid-epoch with the first batches again, and
+    # with its own DistributedSampler in the order of the first epoch.
+    sampler = torch.utils.data.DistributedSampler(rows, int(os.environ["WORLD_SIZE"]), RANK, shuffle=False)
+    loader = StatefulDataLoader(rows, 4, sampler=sampler, num_workers=2, multiprocessing_context="fork")
     callbacks: list[Callback] = [
         Record(),
         ModelCheckpoint(DIRECTORY, filename="{epoch}-{step}", every_n_train_steps=SAVE_EVERY, save_top_k=-1),
@@ -69,7 +71,7 @@ def main() -> None:
         limit_val_batches=2 if PARAMS.get("eval_every") else 0,
         enable_progress_bar=False,
         enable_model_summary=False,
-        use_distributed_sampler=True,
+        use_distributed_sampler=False,
     )
     module = Module()
     trainer.fit(module, loader, loader, ckpt_path=RESUME_FROM)

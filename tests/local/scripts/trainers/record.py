@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,11 @@ RANK = int(os.environ.get("RANK", "0"))
 
 
 def trained(step: int) -> None:
-    """Record that this process has finished a step, on rank 0, and take the time of one."""
+    """Record, on rank 0, that this process has finished a step, after the time that one is to take."""
+    time.sleep(PARAMS.get("step_ms", 0) / 1000)
     if RANK == 0:
         with (DIRECTORY.parent / "trained.jsonl").open("a") as file:
             file.write(json.dumps({"t": time.time(), "pid": os.getpid(), "step": step}) + "\n")
-    time.sleep(PARAMS.get("step_ms", 0) / 1000)
 
 
 def ended(model: torch.nn.Module) -> None:
@@ -37,11 +38,22 @@ def ended(model: torch.nn.Module) -> None:
 
 
 def slow_saves() -> None:
-    """Make each ``torch.save`` take the time that the test asks for before it writes, so that a kill can hit it."""
-    plain = torch.save
+    """Make saves take the time that the test asks for before the last byte is there, so that a kill can hit them."""
+    plain_save = torch.save
 
     def save(*arguments: Any, **options: Any) -> None:
         time.sleep(PARAMS.get("save_ms", 0) / 1000)
-        plain(*arguments, **options)
+        plain_save(*arguments, **options)
+
+    def move(source: str, target: str) -> None:
+        """Copy, as shutil.move does from one file system to another, where Lightning's checkpoints usually go."""
+        content = Path(source).read_bytes()
+        with Path(target).open("wb") as file:
+            file.write(content[: len(content) // 2])
+            file.flush()
+            time.sleep(PARAMS.get("save_ms", 0) / 1000)
+            file.write(content[len(content) // 2 :])
+        Path(source).unlink()
 
     torch.save = save
+    shutil.move = move

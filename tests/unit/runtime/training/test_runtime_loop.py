@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,7 +89,8 @@ def test_outside_a_job_nothing_is_done_but_leaving(tmp_path: Path, monkeypatch: 
     before = signal.getsignal(signal.SIGTERM)
     slurmtrain.progress(0, 10)
     slurmtrain.log(loss=1)
-    slurmtrain.progress(10, 10)
+    with slurmtrain.pause("evaluation"):
+        slurmtrain.progress(10, 10)
     assert slurmtrain.stop_requested() is False
     assert signal.getsignal(signal.SIGTERM) is before
     assert list(tmp_path.iterdir()) == []
@@ -225,6 +227,25 @@ def test_the_time_in_another_phase_is_none_of_a_step(
     now[0] += 2
     current.progress(2)
     assert (beat(board).step_s, beat(board).save_s) == (2, 50)
+
+
+def test_a_pause_is_shown_and_is_none_of_a_step(
+    attempt: AttemptDir, board: Board, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    slurmtrain.progress(0)
+    now[0] += 2
+    slurmtrain.progress(1)
+    with slurmtrain.pause("evaluation", timedelta(seconds=7)), slurmtrain.pause("part of it"):
+        assert (beat(board).phase, beat(board).activity, beat(board).pause_s) == (Phase.PAUSED, "evaluation", 7)
+        now[0] += 50
+    assert beat(board).phase is Phase.TRAINING
+    now[0] += 2
+    slurmtrain.progress(2)
+    assert beat(board).step_s == 2
+    with pytest.raises(ValueError, match="takes a positive limit, not 0:00:00"):
+        slurmtrain.pause(limit=timedelta())
 
 
 _LOGS_AND_ENDS = """

@@ -6,7 +6,8 @@ Node 0 collects the answers, finds the ranks that all others wait for, and decid
 their limits, and otherwise the run hangs.
 
 Inquiries of a round are numbered. Each is a few messages in the agents' store: ``inquiry/<n>`` by the first node that
-asks, ``examined/<n>/<node>`` by all, ``verdict/<n>`` by node 0.
+asks, ``examined/<n>/<node>`` by all, ``verdict/<n>`` by node 0. If node 0 does not decide, since its ranks have ended,
+another node does; the first verdict counts.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from slurmtrain.runtime.agent.control_store import ControlStore
 _LOOK_S = 1.0
 # For how long node 0 waits for answers: longer than it takes to find out what ranks are doing.
 _PATIENCE_S = 20.0
+# How much longer other nodes wait for its verdict.
+_MARGIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +83,7 @@ class HangInquiry:
             if self._suspicion is None and not self._begin(suspicion):
                 return None
             self._answer()
-            if self._node == 0:
+            if self._node == 0 or time.monotonic() >= self._give_up_at + _MARGIN_S:
                 self._decide()
             return self._end()
         except RuntimeError:
@@ -112,7 +115,7 @@ class HangInquiry:
             self._control.publish(self._examined(self._node), {"states": [state.to_dict() for state in states]})
 
     def _decide(self) -> None:
-        """On node 0: decide once all nodes have answered that still can."""
+        """Decide once all nodes have answered that still can."""
         answers = {node: self._control.read(self._examined(node)) for node in self._members}
         missing = {node for node, answer in answers.items() if answer is None} - set(self._control.silent_nodes())
         if missing and time.monotonic() < self._give_up_at:
@@ -123,7 +126,7 @@ class HangInquiry:
         if self._suspicion.limit_s >= self._suspicion.most_s:
             computing, why = [], ""
         message: dict[str, Any] = {"hangs": not computing, "computing": computing, "why": why}
-        self._control.publish(f"verdict/{self._number}", message)
+        self._control.publish_first(f"verdict/{self._number}", message)
 
     def _end(self) -> HangVerdict | None:
         message = self._control.read(f"verdict/{self._number}")

@@ -20,8 +20,8 @@ _FAULTS, _USER, _SYSTEM = 7, 11, 12
 class ThreadUse:
     """What a process's main thread has used since it started.
 
-    ``at``: when that was measured, by the monotonic clock. ``cpu_s``: seconds on a processor. ``waits``: how often it
-    has waited for something in the kernel, or touched new memory.
+    ``at``: when that was measured, by the monotonic clock. ``cpu_s``: seconds on a processor, or ready to run while
+    others had all processors. ``waits``: how often it has waited for something in the kernel, or touched new memory.
     """
 
     pid: int
@@ -37,11 +37,20 @@ class ThreadUse:
             # The thread's name is in parentheses and may contain anything, even parentheses.
             stat = (thread / "stat").read_bytes().rpartition(b")")[2].split()
             status = (thread / "status").read_text()
+            cpu_s = _busy(thread) or (int(stat[_USER]) + int(stat[_SYSTEM])) / _TICKS_PER_S
         except OSError:
             return None
         switches = [line.split()[1] for line in status.splitlines() if line.startswith("voluntary_ctxt_switches:")]
-        ticks = int(stat[_USER]) + int(stat[_SYSTEM])
-        return cls(pid, time.monotonic(), ticks / _TICKS_PER_S, int(stat[_FAULTS]) + sum(map(int, switches)))
+        return cls(pid, time.monotonic(), cpu_s, int(stat[_FAULTS]) + sum(map(int, switches)))
+
+
+def _busy(thread: Path) -> float | None:
+    """Seconds that a thread has run or has been ready to run; None if the kernel does not count them."""
+    try:
+        running_ns, ready_ns, *_ = (thread / "schedstat").read_text().split()
+        return (int(running_ns) + int(ready_ns)) / 1e9
+    except (OSError, ValueError):
+        return None
 
 
 def share(before: ThreadUse, now: ThreadUse, *, on_gpu: bool) -> float:

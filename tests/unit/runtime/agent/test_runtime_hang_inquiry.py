@@ -115,6 +115,16 @@ def test_a_node_that_does_not_answer_is_not_waited_for_for_ever(nodes: Nodes) ->
     assert nodes.turn(0)[0].hangs
 
 
+def test_if_node_0_takes_no_part_the_node_that_asks_decides(nodes: Nodes) -> None:
+    # Its ranks have ended: it only waits for the end of the others.
+    nodes.states[1] = STUCK
+    assert nodes.turn(1, asks=1) == {}
+    nodes.now += 15.0
+    assert nodes.turn(1) == {}
+    nodes.now += 5.0
+    assert nodes.turn(1)[1].hangs
+
+
 def test_nothing_waits_for_an_examination_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
 

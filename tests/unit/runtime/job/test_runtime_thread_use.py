@@ -54,6 +54,14 @@ def cpu_of(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_a_thread_that_waits_for_a_processor_computes_as_well(tmp_path: Path) -> None:
+    (tmp_path / "schedstat").write_text("1500000000 500000000 7\n")
+    assert thread_use._busy(tmp_path) == 2.0
+    (tmp_path / "schedstat").write_text("\n")
+    assert thread_use._busy(tmp_path) is None
+    assert thread_use._busy(tmp_path / "gone") is None
+
+
 def test_a_share_is_of_one_core() -> None:
     before = ThreadUse(pid=7, at=100.0, cpu_s=3.0, waits=10)
     after = ThreadUse(pid=7, at=110.0, cpu_s=8.0, waits=10)

@@ -33,7 +33,7 @@ def losses(run: Path) -> dict[int, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "pipeline"])
 def test_from_four_ranks_to_two_and_back_the_losses_go_on(
     site: Site, undisturbed: dict[int, float], strategy: str
 ) -> None:

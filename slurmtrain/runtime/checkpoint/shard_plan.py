@@ -139,12 +139,13 @@ def meshes(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def _samples(items: Sequence[WriteItem], state: Mapping[str, Any], names: Collection[str]) -> list[Sample]:
     """A sample of each tensor that this rank could write, and whose name is one of ``names``."""
+    tensors = dict(state)
     return [
         replicas.sample(
             item.index.fqn,
             tuple(item.index.offset or ()),
             tuple(item.tensor_data.size),
-            find_state_dict_object(dict(state), item.index),
+            find_state_dict_object(tensors, item.index),
         )
         for item in items
         if item.tensor_data is not None and item.index.fqn in names

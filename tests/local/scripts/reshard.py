@@ -26,7 +26,7 @@ def network() -> nn.Sequential:
 
 
 def distributed(model: nn.Sequential, strategy: str) -> nn.Module:
-    if strategy == "ddp":
+    if strategy in ("ddp", "zero1"):
         return DistributedDataParallel(model)
     from torch.distributed.fsdp import fully_shard
 
@@ -36,18 +36,59 @@ def distributed(model: nn.Sequential, strategy: str) -> nn.Module:
     return fully_shard(model)
 
 
+def make_optimizer(model: nn.Module, strategy: str) -> torch.optim.Optimizer:
+    if strategy == "zero1":
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+
+        return ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.AdamW, lr=0.02)
+    return torch.optim.AdamW(model.parameters(), lr=0.02)
+
+
+class Pipeline:
+    """Two stages of the model, each on half of the ranks: rank 0 has the first, rank 1 the second, and so on."""
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+        pipelines = [dist.new_group([first, first + 1]) for first in range(0, world_size, 2)]
+        replicas = [dist.new_group(range(stage, world_size, 2)) for stage in (0, 1)]
+        self.index, self.replicas = rank % 2, replicas[rank % 2]
+        self.number, self.count = rank // 2, world_size // 2
+        # The layers keep the names that they have in the whole model.
+        self.model = nn.Sequential()
+        for name, layer in network().named_children():
+            if (int(name) >= 2) == bool(self.index):
+                self.model.add_module(name, layer)
+        stage = PipelineStage(self.model, self.index, 2, torch.device("cpu"), group=pipelines[self.number])
+        self.schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
+
+    def train(self, step: int, size: int) -> Tensor:
+        """The gradients of a step, averaged over the replicas, and the loss of the whole batch, on all ranks."""
+        inputs, targets = (part[self.number :: self.count] for part in batch_of(step, size))
+        losses: list[Tensor] = []
+        self.schedule.step(*([] if self.index else [inputs]), target=targets, losses=losses)
+        for parameter in self.model.parameters():
+            dist.all_reduce(parameter.grad, group=self.replicas)
+            parameter.grad /= self.count
+        return torch.stack(losses).mean() * 2 if self.index else torch.zeros(())
+
+
 def main() -> None:
     with slurmtrain.session(params=PARAMS) as run:
         params = run.params
-        model = distributed(network(), params["strategy"])
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+        pipeline = Pipeline(run.rank, run.world_size) if params["strategy"] == "pipeline" else None
+        model = pipeline.model if pipeline else distributed(network(), params["strategy"])
+        optimizer = make_optimizer(model, params["strategy"])
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.7)
         run.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler)
         for step in run.steps(params["steps"]):
-            inputs, targets = (part[run.rank :: run.world_size] for part in batch_of(step, params["batch"]))
-            loss = nn.functional.mse_loss(model(inputs), targets)
             optimizer.zero_grad()
-            loss.backward()
+            if pipeline:
+                loss = pipeline.train(step, params["batch"])
+            else:
+                inputs, targets = (part[run.rank :: run.world_size] for part in batch_of(step, params["batch"]))
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                loss.backward()
             optimizer.step()
             scheduler.step()
             whole = loss.detach().clone()

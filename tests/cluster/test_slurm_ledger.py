@@ -215,7 +215,8 @@ def test_a_run_is_put_back_by_its_agent_and_its_node_is_left_out_until_it_is_for
     assert report == ("node1", ["clock"], shown["id"], 1)
     assert entry["evidence"]["clock"]["offset_ms"] > 4000
 
-    spec = site.spec(**TINY)
+    # Held: the agents of its jobs would be recorded too.
+    spec = site.spec(**TINY, slurm={"hold": True})
     recorder = Recorder(site)
     completed = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
     assert recorder.since() == {"scontrol": 1, "sinfo": 1, "sbatch": 1}

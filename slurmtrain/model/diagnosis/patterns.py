@@ -218,7 +218,7 @@ TASK_FAILURE, JOB_REQUEUE = "TASK FAILURE", "JOB REQUEUE"
 # What to do, by the reason that Slurm gives.
 REASON_FIXES = {
     "TIME LIMIT": "ask for more in resources.time, or let it be requeued (requeue.enabled)",
-    "PREEMPTION": "nothing: it is requeued (`slurmtrain doctor SPEC` says how)",
+    "PREEMPTION": "nothing, unless requeue.enabled is false: it is requeued (`slurmtrain doctor SPEC` says how)",
     "NODE FAILURE": "nothing, unless it is always the same node: then exclude it",
     JOB_REQUEUE: "nothing: it is requeued",
     TASK_FAILURE: "look at the task that failed",

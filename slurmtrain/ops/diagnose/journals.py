@@ -10,6 +10,7 @@ from typing import Any
 from slurmtrain.model.diagnosis.log_scan import Hit
 from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, explain_xid
 from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.interruption.policy import policy_of
 from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, Event, P
 from slurmtrain.model.run.layout import attempt_of, node_of
@@ -32,6 +33,7 @@ _FIXES = {
     "cancelled": "`slurmtrain resume` continues from the newest checkpoint",
     "lost": "check `sacct`, or ask the administrators: neither the job nor Slurm left a reason",
 }
+_NOT_REQUEUED = "`slurmtrain resume` continues; leave requeue.enabled out, and it is requeued next time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,11 +126,14 @@ class AttemptJournals:
                 name=OUTCOME,
                 role=CONFIRMATION,
                 cause=self.attempt.reason or cause,
-                fix=_FIXES[cause],
+                fix=_NOT_REQUEUED if cause == "preempted" and not self._is_requeued() else _FIXES[cause],
                 text="",
                 origin=_JOURNALS,
                 at=self.attempt.ended_at,
             )
+
+    def _is_requeued(self) -> bool:
+        return self.attempt.policy is None or policy_of(self.attempt).enabled
 
     def _host(self, event: AnyEvent) -> str:
         return self.attempt.hosts.get(node_of(event.source), "")

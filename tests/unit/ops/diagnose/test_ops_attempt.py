@@ -241,6 +241,15 @@ def test_how_slurm_ended_the_start_before_explains_no_later_end(logged: Logged) 
     assert earlier.first.groups == ("PREEMPTION",)
 
 
+def test_a_preempted_run_that_is_not_requeued_is_not_called_so(workspace: Workspace) -> None:
+    run = workspace.root.run("0000000002")
+    sim = SimulatedRun(run, job="78", spec={"requeue": {"enabled": False}}).submitted().started()
+    sim.ended("preempted", reason="preempted by a job of higher priority", sure=True)
+    root = diagnose(workspace, run.id).diagnosis.root
+    assert root is not None
+    assert "resume" in root.first.fix
+
+
 def test_evidence_of_the_agents_counts(logged: Logged) -> None:
     error = {"bus": "0000:c1:00", "code": 79, "times": 1, "line": "NVRM: Xid (PCI:0000:c1:00): 79, fallen off"}
     logged.ends(1, evidence={"oom_kills": 2, "memory_limit": 4 << 30, "xids": [error], "slurm": {"state": "x"}})

@@ -19,7 +19,7 @@ _TEXTS = {
     "BeginTime": "it may not start before a given time; after a requeue that is some seconds to minutes",
     "JobHeldUser": "it is held by its user; 'scontrol release {job}' releases it",
     "JobHeldAdmin": "it is held by an administrator, or was started again too often; ask them, or submit it anew",
-    "JobHoldMaxRequeue": "it was started again too often (MaxBatchRequeue); cancel and resume it",
+    "JobHoldMaxRequeue": "it was started again too often (MaxBatchRequeue); 'slurmtrain sync' or 'watch' replaces it",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
     "NodeDown": "a node that it needs is down",
     "BadConstraints": "no node can satisfy its constraints; cancel it and ask for less",
@@ -47,7 +47,9 @@ _TEXTS = {
     "MaxMemPerLimit": "it asks for more memory than is allowed; cancel it and ask for less",
     "launch_failed_requeued_held": "it could not be launched and is held; 'scontrol release {job}' releases it",
     "job_requeued_in_held_state": "it was requeued and is held; 'scontrol release {job}' releases it",
-    "launch_failure_limit_exceeded_requeued_held": "it was started again too often and is held; cancel and resume it",
+    "launch_failure_limit_exceeded_requeued_held": (
+        "it was started again too often (MaxBatchRequeue); 'slurmtrain sync' or 'watch' replaces it"
+    ),
 }
 _LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w*)")
 

@@ -90,6 +90,15 @@ def test_a_job_that_could_not_be_put_back_says_why_until_slurm_says_that_it_is_o
     assert not sim.run.ended
 
 
+def test_a_job_that_its_agent_could_not_put_back_and_slurm_did_simply_starts_again() -> None:
+    sim = SimulatedRun().submitted().started(0)
+    sim.node("requeue", 0, 0, cause="preempted", why="preempted by another").ended("preempted", signal="SIGTERM")
+    sim.node("requeue_failed", 0, 0, reason="scontrol: Job is completing")
+    assert "could not be requeued" in sim.run.reason
+    sim.look(sim.queue(sim.slurm("PENDING", restart=1)))
+    assert state_of(sim) == ("requeued", "preempted by another; starts again")
+
+
 # --- what becomes of the job --------------------------------------------------------------------------------------
 
 

@@ -271,7 +271,7 @@ def past_failures(history: Sequence[PriorEnd]) -> int:
 
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     last = history[-1]
-    if _saved_more(_attempt(history)):
+    if _saved_more(history):
         return Decision("requeue", f"the time limit was reached; it continues {_from(last)}")
     if last.reached is None:
         return Decision("requeue", "the time limit was reached, and its progress is unknown")
@@ -357,12 +357,12 @@ def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
     return past.committed > max(past.began_at_step, before)
 
 
-def _saved_more(rounds: Sequence[PriorEnd]) -> bool:
-    """Whether the rounds of one attempt have left another checkpoint than the first of them started from."""
-    first, last = rounds[0], rounds[-1]
+def _saved_more(history: Sequence[PriorEnd]) -> bool:
+    """Whether the rounds of the last attempt have left a newer checkpoint than the first of them started from."""
+    rounds, last = _attempt(history), history[-1]
     if last.left is not None:
-        return last.left != first.began_from
-    return last.committed > first.began_at_step
+        return any(_advanced(history, index) for index in range(len(history) - len(rounds), len(history)))
+    return last.committed > rounds[0].began_at_step
 
 
 def _stuck(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:

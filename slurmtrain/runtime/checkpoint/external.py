@@ -87,8 +87,9 @@ class ExternalCheckpoint:
 
 
 def _least_ranks(plan: Plan) -> int:
+    """The least number of ranks; of a launcher that the command calls, only the number of nodes is certain."""
     resources = plan.spec.resources
-    return resources.nodes.min * resources.local_world_size
+    return resources.nodes.min * (1 if plan.spec.calls_launcher else resources.local_world_size)
 
 
 def _earlier_plans(run: RunDir) -> Iterator[Plan]:

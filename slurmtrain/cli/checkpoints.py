@@ -10,6 +10,7 @@ from slurmtrain.cli.shared import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 _HEADERS = ("STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT")
+_OWN_HEADERS = ("STEP", "SIZE", "SAVED", "FORMAT", "FILES", "PATH")
 
 
 @click.command("checkpoints", short_help="List the checkpoints of a run.")
@@ -21,7 +22,7 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 
     SECONDS is the duration of the save, STALL how long training stood still for it. A complete checkpoint of a session
-    that no rule keeps (KEPT) is deleted after the next save.
+    that no rule keeps (KEPT) is deleted after the next save. Those that the script saves have a FORMAT.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
@@ -34,6 +35,8 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     facts = checkpoints_json(workspace, loaded, deleted_too=with_pruned)
     if as_json:
         output.print_json(facts)
+    elif any(checkpoint["format"] for checkpoint in facts["checkpoints"]):
+        tables.print_table(_OWN_HEADERS, [_own_row(checkpoint) for checkpoint in facts["checkpoints"]])
     elif facts["checkpoints"]:
         tables.print_table(_HEADERS, [_row(checkpoint) for checkpoint in facts["checkpoints"]])
     else:
@@ -51,4 +54,16 @@ def _row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
         checkpoint["why"] or "-",
         formatting.checkpoint_state(checkpoint),
         checkpoint["kept"] or "-",
+    )
+
+
+def _own_row(checkpoint: dict[str, Any]) -> tuple[str, ...]:
+    """A row for a checkpoint that the run's script saved by itself."""
+    return (
+        formatting.number(checkpoint["step"]),
+        formatting.size(checkpoint["bytes"]),
+        checkpoint["saved_at"],
+        checkpoint["format"] or "-",
+        f"incomplete: {checkpoint['problem']}" if checkpoint["problem"] else formatting.checkpoint_state(checkpoint),
+        checkpoint["path"],
     )

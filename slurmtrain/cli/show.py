@@ -100,6 +100,12 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
             for line in attempt_problems.newest_lines(map(attempt_problems.describe_restart, attempt["restarts"]))
         ),
         *(
+            ("passed by", line)
+            for line in attempt_problems.newest_lines(
+                map(attempt_problems.describe_passed_over, attempt["passed_over"])
+            )
+        ),
+        *(
             ("hang", line)
             for line in attempt_problems.newest_lines(map(attempt_problems.describe_hang, attempt["hangs"]))
         ),

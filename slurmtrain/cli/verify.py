@@ -24,6 +24,8 @@ _HEADERS = ("STEP", "SIZE", "RESULT", "REASON")
 def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
     """Compare the files of RUN's checkpoints with the sizes and hashes of their manifests.
 
+    Those that the script saves by itself are compared with what their formats say of their files.
+
     Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
     """
     from slurmtrain.cli.shared.progress import byte_progress
@@ -38,7 +40,7 @@ def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_js
         output.print_json(verified.to_dict())
     else:
         rows = [
-            (str(checked.step), formatting.size(checked.bytes), checked.result, checked.reason or "-")
+            (formatting.number(checked.step), formatting.size(checked.bytes), checked.result, checked.reason or "-")
             for checked in verified.checked
         ]
         tables.print_table(_HEADERS, rows)
@@ -48,14 +50,15 @@ def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_js
 
 
 def _advice(verified: Verified, step: int | None) -> str:
-    run_id, good = verified.run.id, verified.newest_good
+    run_id, good = verified.run.id, verified.newest
     if not verified.bad:
         return f"'slurmtrain checkpoints {run_id}' lists what is there now"
     if step is not None:
         return f"'slurmtrain resume {run_id}' passes it over; 'slurmtrain verify {run_id}' looks at the others"
     if good is None:
         return f"none is good; 'slurmtrain resume --from-start {run_id}' begins again"
-    older = good > max(bad.step for bad in verified.bad)
+    older = verified.checked.index(good) > max(map(verified.checked.index, verified.bad))
     passed = "the bad ones are older" if older else "what is newer is passed over"
+    at = good.path.name if good.step is None else f"step {good.step}"
     starts = "when it starts again, the run" if not verified.run.ended else f"'slurmtrain resume {run_id}'"
-    return f"{starts} continues from step {good}; {passed}"
+    return f"{starts} continues from {at}; {passed}"

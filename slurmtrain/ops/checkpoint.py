@@ -88,7 +88,12 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
 
 def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
     """The attempt to ask. Rank 0 checks for requests once its script has registered what to save."""
-    refuse_external(directory, run, "it cannot be asked to save")
+    refuse_external(
+        directory,
+        run,
+        "only slurmtrain.session() saves on request. 'slurmtrain cancel' sends it the signal of requeue.signal, on "
+        "which it may save before it ends; 'slurmtrain resume' then continues",
+    )
     newest = run.newest
     if run.state != "running" or newest is None:
         saved = f"its newest checkpoint is that of step {run.checkpoint.step}" if run.checkpoint else "it has none"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,23 @@ from slurmtrain.errors import CheckpointError, PathError, UserError
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
+from slurmtrain.runtime.checkpoint.checksums import find_damage
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
+from slurmtrain.runtime.checkpoint.formats.base import Contents
+from slurmtrain.runtime.checkpoint.formats.registry import find_modules, read_contents
+from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 from slurmtrain.system.files import describe_os_error, fsync_directory
 from slurmtrain.version import __version__
 
 # The most that a file needs in addition to its tensors: names, shapes and types.
 _HEADER_BYTES = 1 << 20
+# How many parts of a checkpoint an error lists.
+_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +51,7 @@ class Exported:
     """A file that was written. ``left_out``: names of values that its format cannot hold."""
 
     run: Run
-    step: int
+    step: int | None
     checkpoint: Path
     object: str
     to: Path
@@ -67,6 +75,16 @@ class Exported:
 
 
 @dataclass(frozen=True, slots=True)
+class _Source:
+    """The state of a ``module`` of the ``checkpoint`` at this path, of this ``step``."""
+
+    checkpoint: Path
+    step: int | None
+    module: str
+    state: _State
+
+
+@dataclass(frozen=True, slots=True)
 class _State:
     """A module's state by the module's own names; ``others``: what is not a dense tensor."""
 
@@ -75,7 +93,7 @@ class _State:
 
 
 def export(workspace: Workspace, run_id: str, request: ExportRequest, show: ShowProgress = lambda *_: None) -> Exported:
-    """Write a module of a run's checkpoint to a single file. The checkpoint's hashes are verified first.
+    """Write a module of a run's checkpoint to a single file. The checkpoint is verified first.
 
     Args:
         workspace: where the run is.
@@ -93,29 +111,78 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
     write = _format_of(to)
     _check_target(to, force=request.force)
     run = observe_run(workspace, run_id, ask_slurm=False)
+    own = find_own(workspace.root.run(run_id), run)
+    source = _read_own(run, own, request) if own is not None else _read_published(workspace, run, request, show)
+    left_out = () if write is _write_pt else tuple(source.state.others)
+    with _new_file(to, force=request.force) as temporary:
+        write(temporary, source.state, {"run": run_id, "step": str(source.step), "object": source.module})
+    return Exported(
+        run=run,
+        step=source.step,
+        checkpoint=source.checkpoint,
+        object=source.module,
+        to=to,
+        bytes=to.stat().st_size,
+        tensors=len(source.state.tensors),
+        left_out=left_out,
+    )
+
+
+def _read_published(workspace: Workspace, run: Run, request: ExportRequest, show: ShowProgress) -> _Source:
+    """The module of a checkpoint that slurmtrain saved."""
     directory = choose_checkpoints(workspace, run, request.step, to="export")[0]
     manifest = read_manifest(directory)
-    name = _choose_module(directory, manifest, request.object)
+    modules = [each for each, kind in manifest.objects.items() if kind.get("kind") == "module"]
+    name = _choose_module(directory, modules, manifest.objects, request.object)
     checked = verify_checkpoint(directory, show)
     if checked.result != "good":
         raise CheckpointError(
-            f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run_id}' "
+            f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run.id}' "
             "shows which are good, and --step selects one"
         )
-    state = _read(directory, manifest, name, to)
-    left_out = () if write is _write_pt else tuple(state.others)
-    with _new_file(to, force=request.force) as temporary:
-        write(temporary, state, {"run": run_id, "step": str(manifest.step), "object": name})
-    return Exported(
-        run=run,
-        step=manifest.step,
-        checkpoint=directory,
-        object=name,
-        to=to,
-        bytes=to.stat().st_size,
-        tensors=len(state.tensors),
-        left_out=left_out,
-    )
+    return _Source(directory, manifest.step, name, _read(directory, manifest, name, request.to.absolute()))
+
+
+def _read_own(run: Run, own: Sequence[ExternalCheckpoint], request: ExportRequest) -> _Source:
+    """The weights of a model in a checkpoint that the run's script saved. Raises UserError, CheckpointError."""
+    chosen = choose_own(run, own, request.step, to="export")
+    checkpoint = next((each for each in chosen if each.complete), None)
+    if checkpoint is None:
+        raise CheckpointError(f"{chosen[0].path} is not exported, since it is not complete: {chosen[0].problem}")
+    try:
+        if damage := "; ".join(find_damage(list_tree(checkpoint.path))):
+            raise CheckpointError(f"{checkpoint.path} is not exported: {damage}")
+        contents = read_contents(checkpoint.path, checkpoint.format)
+        module = _choose_own(checkpoint, contents, request.object)
+        start = f"{module}." if module else ""
+        values = {name.removeprefix(start): read() for name, read in contents.items() if name.startswith(start)}
+    except OSError as error:
+        raise CheckpointError(f"{checkpoint.path} cannot be read: {describe_os_error(error)}") from error
+    tensors = {name: value for name, value in values.items() if hasattr(value, "nbytes")}
+    _check_room(request.to.absolute(), sum(tensor.nbytes for tensor in tensors.values()))
+    others = {name: value for name, value in values.items() if name not in tensors}
+    return _Source(checkpoint.path, checkpoint.step, module or "model", _State(tensors, others))
+
+
+def _choose_own(checkpoint: ExternalCheckpoint, contents: Contents, name: str | None) -> str:
+    """The prefix of the weights to export; empty if a file holds nothing else. Raises UserError if it is not clear."""
+    modules = find_modules(checkpoint.format, contents)
+    objects = sorted({each.partition(".")[0] for each in contents})
+    if name is not None and name in objects:
+        return name
+    if not modules and checkpoint.format == "deepspeed":
+        raise UserError(
+            f"the weights in {checkpoint.path} are divided among the ranks; DeepSpeed makes one file of them: "
+            f"'python zero_to_fp32.py {checkpoint.path.parent} FILE --tag {checkpoint.path.name}'"
+        )
+    if not modules and checkpoint.format == "other":
+        raise UserError(f"{checkpoint.path} has a format that is not known here, and cannot be exported")
+    if not modules and all(hasattr(read(), "nbytes") for read in contents.values()):
+        return ""
+    if not modules:
+        parts = ", ".join(objects[:_SHOWN])
+        raise UserError(f"none of {parts} in {checkpoint.path} is known to be a model; choose one with --object")
+    return _choose_module(checkpoint.path, modules, objects, name)
 
 
 # --- checks before anything is read -----------------------------------------------------------------------------------
@@ -137,20 +204,26 @@ def _check_target(to: Path, *, force: bool) -> None:
         raise UserError(f"{to} exists already; --force replaces it")
 
 
-def _choose_module(directory: Path, manifest: Manifest, name: str | None) -> str:
-    """The name of the module to export. Raises UserError if the choice is not clear."""
-    modules = [each for each, kind in manifest.objects.items() if kind.get("kind") == "module"]
+def _choose_module(path: Path, modules: Sequence[str], objects: Collection[str], name: str | None) -> str:
+    """The name of the module to export. Raises UserError if the choice is not clear.
+
+    Args:
+        path: The checkpoint.
+        modules: The names of its modules.
+        objects: The names of everything in it.
+        name: The name that was asked for, if any.
+    """
     if name is None and len(modules) == 1:
         return modules[0]
-    if name in modules:
+    if name is not None and name in modules:
         return name
     if not modules:
-        raise UserError(f"{directory} holds no module (run.checkpoint(model=...)), and only modules are exported")
+        raise UserError(f"{path} holds no module (run.checkpoint(model=...)), and only modules are exported")
     among = f"its modules are {', '.join(modules)}" if len(modules) > 1 else f"its module is {modules[0]}"
     if name is None:
-        raise UserError(f"{directory} holds {len(modules)} modules; choose one with --object: {among}")
-    problem = f"{name!r} is not a module" if name in manifest.objects else f"there is no object {name!r}"
-    raise UserError(f"{problem} in {directory}; {among}")
+        raise UserError(f"{path} holds {len(modules)} modules; choose one with --object: {among}")
+    problem = f"{name!r} is not a module" if name in objects else f"there is no object {name!r}"
+    raise UserError(f"{problem} in {path}; {among}")
 
 
 # --- reading and writing ----------------------------------------------------------------------------------------------

@@ -15,10 +15,15 @@ from slurmtrain.model.run.layout import MANIFEST, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.checkpoints import choose_checkpoints
 from slurmtrain.ops.shared.observe import observe_run
+from slurmtrain.ops.shared.own_checkpoints import choose_own, find_own
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint.checksums import find_damage
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
+from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.journal import Journal
 
 # Files are hashed in parallel: one reader gets little from a parallel file system. But login nodes are shared.
 _THREADS = min(4, os.cpu_count() or 1)
@@ -36,7 +41,7 @@ class Checked:
     """
 
     path: Path
-    step: int
+    step: int | None
     bytes: int
     result: str
     reason: str | None = None
@@ -54,7 +59,7 @@ class Checked:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The results for a run's checkpoints, by step. ``hashes``: whether the files were read, not just their sizes."""
+    """The results for a run's checkpoints, the oldest first. ``hashes``: whether the files were read."""
 
     run: Run
     hashes: bool
@@ -69,12 +74,17 @@ class Verified:
     @property
     def all_good(self) -> bool:
         """Whether all that are in place match what was written, and there is at least one."""
-        return self.newest_good is not None and not self.bad
+        return self.newest is not None and not self.bad
+
+    @property
+    def newest(self) -> Checked | None:
+        """What the run would continue from, considering only the compared checkpoints; None if none is good."""
+        return next((checked for checked in reversed(self.checked) if checked.result == "good"), None)
 
     @property
     def newest_good(self) -> int | None:
-        """The step that the run would continue from, considering only the compared checkpoints."""
-        return max((checked.step for checked in self.checked if checked.result == "good"), default=None)
+        """Its step; None if none is good, or the step is unknown."""
+        return None if self.newest is None else self.newest.step
 
     def to_dict(self) -> dict[str, Any]:
         """What ``verify --json`` prints."""
@@ -97,7 +107,9 @@ def verify(
 ) -> Verified:
     """Compare the files of a run's checkpoints with their manifests, and journal the results.
 
-    Nothing is renamed: a run that continues from its checkpoints moves damaged ones aside itself.
+    Those that a script saved by itself are compared with what their formats say: whether they are complete and, with
+    ``hashes``, the checksums of archives. Nothing is renamed: a run that continues from its checkpoints moves damaged
+    ones aside itself.
 
     Args:
         workspace: where the run is.
@@ -108,10 +120,13 @@ def verify(
 
     Raises:
         NoCheckpoint: there is none.
-        NotAvailable: the run's script writes its own checkpoints.
     """
     run = observe_run(workspace, run_id, ask_slurm=False)
     directory = workspace.root.run(run_id)
+    own = find_own(directory, run)
+    if own is not None:
+        chosen = choose_own(run, own, step, to="verify")
+        return _verify_own(workspace, run, list(reversed(chosen)), hashes=hashes, show=show)
     paths = choose_checkpoints(workspace, run, step, to="verify")
     results = [_aside(workspace, run, path) for path in files.damaged(directory.checkpoints)] if step is None else []
     problems: list[str] = []
@@ -120,14 +135,47 @@ def verify(
         for pending in [verifier.begin(path) for path in paths]:
             checked = pending.result()
             results.append(checked)
-            # A checkpoint of which only the sizes were compared does not count as verified.
-            if checked.result == "bad" or (checked.result == "good" and hashes):
-                try:
-                    path = files.relative_path(checked.path)
-                    journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
-                except OSError as error:
-                    problems = [f"the results cannot be journaled in {journal.path.parent}: {describe_os_error(error)}"]
-    return Verified(run, hashes, sorted(results, key=lambda checked: (checked.step, checked.path.name)), problems)
+            problems = _note(journal, checked, files.relative_path(checked.path), hashes=hashes) or problems
+    return Verified(run, hashes, sorted(results, key=lambda checked: (checked.step or 0, checked.path.name)), problems)
+
+
+def _note(journal: Journal, checked: Checked, path: str, *, hashes: bool) -> list[str]:
+    """Journal the result for the checkpoint at ``path``; returns the problem with that, if there is one."""
+    # A checkpoint of which only the sizes were compared does not count as verified.
+    if checked.result == "bad" or (checked.result == "good" and hashes):
+        try:
+            journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
+        except OSError as error:
+            return [f"the results cannot be journaled in {journal.path.parent}: {describe_os_error(error)}"]
+    return []
+
+
+def _verify_own(
+    workspace: Workspace, run: Run, own: Sequence[ExternalCheckpoint], *, hashes: bool, show: ShowProgress
+) -> Verified:
+    """Verify checkpoints that a script saved by itself, the oldest first."""
+    results: list[Checked] = []
+    problems: list[str] = []
+    total_bytes, compared_bytes = sum(each.bytes for each in own), 0
+    with workspace.journal(workspace.root.run(run.id), "verify") as journal:
+        for each in own:
+            checked = _check_own(each, hashes=hashes)
+            results.append(checked)
+            problems = _note(journal, checked, str(each.path), hashes=hashes) or problems
+            compared_bytes += each.bytes
+            show(compared_bytes, total_bytes)
+    return Verified(run, hashes, results, problems)
+
+
+def _check_own(checkpoint: ExternalCheckpoint, *, hashes: bool) -> Checked:
+    path, step, size = checkpoint.path, checkpoint.step, checkpoint.bytes
+    try:
+        reason = checkpoint.problem or ("; ".join(find_damage(list_tree(path))) if hashes else "")
+    except FileNotFoundError:
+        return Checked(path, step, size, "gone", "it was deleted, renamed or saved again meanwhile")
+    except OSError as error:
+        reason = f"it cannot be read: {describe_os_error(error)}"
+    return Checked(path, step, size, "bad", reason) if reason else Checked(path, step, size, "good")
 
 
 def verify_checkpoint(path: Path, show: ShowProgress) -> Checked:

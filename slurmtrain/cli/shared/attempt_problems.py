@@ -42,6 +42,13 @@ def describe_raised_limit(change: Mapping[str, Any]) -> str:
     return f"{to}: {change['why']}" if change.get("why") else to
 
 
+def describe_passed_over(passed_over: Mapping[str, Any]) -> str:
+    """Which checkpoint its ranks did not resume from, and why."""
+    step = passed_over.get("step")
+    of_step = f" of step {step}" if step is not None else ""
+    return f"the checkpoint{of_step} ({passed_over.get('path')}), since {passed_over.get('why') or 'it is suspected'}"
+
+
 def describe_straggler(straggler: Mapping[str, Any]) -> str:
     """How much slower a rank was than the others, excluding the time that it waited for them."""
     host = f" on {straggler['host']}" if straggler.get("host") else ""

@@ -72,6 +72,10 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "hangs": _hangs(attempt),
         "raised_limits": _moments(attempt.raised_limits),
         "stragglers": _moments(attempt.stragglers),
+        "passed_over": [
+            {name: value for name, value in moment.items() if name != "fingerprint"}
+            for moment in _moments(attempt.passed_over)
+        ],
         "evidence": dict(attempt.evidence),
     }
 
@@ -122,6 +126,8 @@ def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
 def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> dict[str, Any]:
     """What ``checkpoints`` prints: each checkpoint with ``kept``, the reason it is kept.
 
+    Those of a script that saves by itself are listed as they are on disk, also incomplete ones, with the ``problem``.
+
     ``kept`` is null for what the next pruning deletes, and for what pruning ignores: checkpoints that are damaged,
     already deleted, or saved by the user's script itself.
 
@@ -130,15 +136,24 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
         run: The run.
         deleted_too: Include deleted ones, not only those on disk.
     """
+    from slurmtrain.ops.shared.own_checkpoints import as_checkpoints, find_own
+
     directory = workspace.root.run(run.id)
+    own = find_own(directory, run)
     kept = _kept(directory, run)
-    shown = run.checkpoints if deleted_too else run.on_disk
+    problems = {str(each.path): each.problem for each in own or ()}
+    checkpoints = run.checkpoints if own is None else as_checkpoints(run, own)
     return {
         "schema": SCHEMA,
         "run_id": run.id,
         "checkpoints": [
-            {**checkpoint_json(directory, checkpoint), "kept": kept.get((checkpoint.path, checkpoint.saved_at))}
-            for checkpoint in shown
+            {
+                **checkpoint_json(directory, checkpoint),
+                "kept": kept.get((checkpoint.path, checkpoint.saved_at)),
+                "problem": problems.get(checkpoint.path),
+            }
+            for checkpoint in checkpoints
+            if deleted_too or checkpoint.on_disk
         ],
     }
 

@@ -103,6 +103,7 @@ def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]
         "why": checkpoint.why,
         "metrics": {name: _finite(value) for name, value in checkpoint.metrics.items()},
         "attempt": checkpoint.attempt,
+        "format": checkpoint.format,
         "pruned_at": iso(checkpoint.pruned_at),
     }
 

@@ -30,8 +30,9 @@ class CheckpointFinder:
         self._journal = journal
         external = plan.spec.checkpoint.glob is not None
         self._search = Search.from_plan(plan, attempt.run, since) if external else None
-        # By fingerprint: why ranks do not resume from them.
+        # Why ranks do not resume from some: by fingerprint, and by path and time of saving.
         self._suspects: Mapping[str, str] = {}
+        self._damaged: Mapping[tuple[str, float], str] = {}
 
     def choose(self) -> tuple[str | None, Newest]:
         """What the next ranks resume from: the path, None for the beginning or if the script looks itself; what it is.
@@ -43,13 +44,11 @@ class CheckpointFinder:
             return str(published) if published else None, self.newest()
         if self._plan.spec.checkpoint.format == OWN:
             return None, self._note(self._newest_external())
-        self._suspects = self._find_suspects()
-        checkpoint, passed_over = self._without_suspects()
-        for each, fingerprint in passed_over:
+        self._read_history()
+        checkpoint, passed_over = self._select()
+        for each, fingerprint, why in passed_over:
             self._journal.write(
-                CheckpointPassedOver(
-                    path=str(each.path), step=each.step, fingerprint=fingerprint, why=self._suspects[fingerprint]
-                )
+                CheckpointPassedOver(path=str(each.path), step=each.step, fingerprint=fingerprint, why=why)
             )
         return str(checkpoint.path) if checkpoint else None, self._note(checkpoint)
 
@@ -65,26 +64,34 @@ class CheckpointFinder:
         if self._search is not None:
             self._note(self._newest_external())
 
-    def _find_suspects(self) -> Mapping[str, str]:
+    def _read_history(self) -> None:
         run = read_run(self._attempt.run)
-        return suspects(prior_ends(run.attempts, run.checkpoints))
+        self._suspects = suspects(prior_ends(run.attempts, run.checkpoints))
+        self._damaged = {
+            (each.path, each.saved_at): "'slurmtrain verify' found it damaged"
+            for each in run.checkpoints
+            if each.on_disk and not each.complete
+        }
 
     def _newest_external(self) -> ExternalCheckpoint | None:
-        return self._without_suspects()[0]
+        return self._select()[0]
 
-    def _without_suspects(self) -> tuple[ExternalCheckpoint | None, list[tuple[ExternalCheckpoint, str]]]:
-        """The newest complete checkpoint that is no suspect, and the suspects that are newer.
+    def _select(self) -> tuple[ExternalCheckpoint | None, list[tuple[ExternalCheckpoint, str | None, str]]]:
+        """The newest complete checkpoint to resume from, and those that are passed over for it, with the reasons.
 
-        If all are suspects, the newest of them, and nothing is passed over.
+        If all are suspected, the newest of them, and nothing is passed over.
         """
         assert self._search is not None
         complete = [each for each in find_all(self._search) if each.complete]
-        passed_over: list[tuple[ExternalCheckpoint, str]] = []
+        passed_over: list[tuple[ExternalCheckpoint, str | None, str]] = []
         for checkpoint in complete:
             fingerprint = checkpoint.fingerprint() if self._suspects else None
-            if fingerprint is None or fingerprint not in self._suspects:
+            why = self._suspects.get(fingerprint or "") or self._damaged.get(
+                (str(checkpoint.path), checkpoint.saved_at)
+            )
+            if why is None:
                 return checkpoint, passed_over
-            passed_over.append((checkpoint, fingerprint))
+            passed_over.append((checkpoint, fingerprint, why))
         return (complete[0] if complete else None), []
 
     def _note(self, checkpoint: ExternalCheckpoint | None) -> Newest:

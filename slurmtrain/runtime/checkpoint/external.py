@@ -15,6 +15,7 @@ from slurmtrain.errors import CheckpointError, PathError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.step_names import last_number
 from slurmtrain.model.spec.checkpoint_formats import AUTO, OWN, step_by_pattern
+from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.checkpoint.fingerprint import fingerprint
 from slurmtrain.runtime.checkpoint.formats.base import Format
@@ -89,7 +90,7 @@ class ExternalCheckpoint:
 def _least_ranks(plan: Plan) -> int:
     """The least number of ranks; of a launcher that the command calls, only the number of nodes is certain."""
     resources = plan.spec.resources
-    return resources.nodes.min * (1 if plan.spec.calls_launcher else resources.local_world_size)
+    return resources.nodes.min * (resources.local_world_size if plan.spec.launcher in (None, RANKS) else 1)
 
 
 def _earlier_plans(run: RunDir) -> Iterator[Plan]:

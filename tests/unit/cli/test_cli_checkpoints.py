@@ -121,8 +121,10 @@ def test_a_checkpoint_in_json_has_all_that_is_known_of_it(run: RunDir, saved: Wr
         "why": "asked",
         "metrics": {"val_loss": 0.5, "lr": None},
         "attempt": 1,
+        "format": None,
         "pruned_at": None,
         "kept": "newest, best val_loss (0.5)",
+        "problem": None,
     }
 
 

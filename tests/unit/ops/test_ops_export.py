@@ -27,7 +27,7 @@ from helpers.checkpoints import (
 from torch import nn
 
 import slurmtrain
-from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, PathError, UserError
+from slurmtrain.errors import CheckpointError, NoCheckpoint, PathError, UserError
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.ops import export as export_verb
 from slurmtrain.ops.export import Exported, ExportRequest
@@ -264,12 +264,6 @@ class Counter:
 def test_a_checkpoint_without_modules_cannot_be_exported(workspace: Workspace, save: Save, tmp_path: Path) -> None:
     run = save(counter=Counter())
     with pytest.raises(UserError, match="holds no module"):
-        export(workspace, run.id, tmp_path / "x.pt")
-
-
-def test_what_a_script_saves_itself_is_left_to_it(workspace: Workspace, tmp_path: Path) -> None:
-    run = make_run(workspace.config.runs, glob="*.pt")
-    with pytest.raises(NotAvailable, match="brings its own checkpoints"):
         export(workspace, run.id, tmp_path / "x.pt")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from slurmtrain.model.spec.checkpoint_formats import AUTO, OWN
@@ -33,6 +33,11 @@ def format_of(tree: FileTree, declared: str = AUTO) -> Format:
     if declared not in (AUTO, OWN):
         return _BY_NAME[declared]
     return next(each for each in _FORMATS if each.recognizes(tree))
+
+
+def find_modules(name: str, contents: Collection[str]) -> list[str]:
+    """The prefixes of models' weights among the names in a checkpoint's ``contents``; ``name``: its format's."""
+    return _BY_NAME[name].modules(contents)
 
 
 def read_contents(path: Path, declared: str = AUTO) -> Contents:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection
 
 from slurmtrain.runtime.checkpoint.formats.base import Contents, Format
@@ -38,10 +37,8 @@ class SafetensorsFiles(Format):
         """The number in the metadata of its first file."""
         header, _ = read_header(tree.path / _files(tree)[0])
         metadata = (header or {}).get(METADATA) or {}
-        for name in STEP_NAMES:
-            with contextlib.suppress(ValueError, TypeError):
-                return int(metadata[name]) if name in metadata else None
-        return None
+        values = (str(metadata[name]) for name in STEP_NAMES if name in metadata)
+        return next((int(value) for value in values if value.isdecimal()), None)
 
     def contents(self, tree: FileTree) -> Contents:
         """Its tensors."""

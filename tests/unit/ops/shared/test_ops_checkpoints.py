@@ -54,7 +54,7 @@ def test_a_run_without_checkpoints_says_where_it_has_none(workspace: Workspace) 
         verify(workspace, run.id)
 
 
-@pytest.mark.parametrize("command", [verify, prune, request_checkpoint])
+@pytest.mark.parametrize("command", [prune, request_checkpoint])
 def test_what_a_script_saves_itself_is_left_to_it(workspace: Workspace, command: Callable[..., object]) -> None:
     run = make_run(workspace.config.runs, glob="out/*.pt")
     with pytest.raises(NotAvailable, match=r"brings its own checkpoints \('checkpoint.glob: out/\*.pt'\): "):

@@ -1,0 +1,77 @@
+"""The checkpoints of a run whose script saves by itself, as they are on disk now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from slurmtrain.errors import NoCheckpoint, PathError
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import Checkpoint, Run
+from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_all
+
+# How many steps an error lists.
+_SHOWN = 10
+
+
+def find_own(directory: RunDir, run: Run) -> list[ExternalCheckpoint] | None:
+    """The checkpoints that the script of ``run``, in ``directory``, has left, the newest first; also incomplete ones.
+
+    None if slurmtrain saves its checkpoints, or if the run has no plan that says where they are.
+    """
+    try:
+        plan = current_plan(directory, run)
+    except PathError:
+        return None
+    if plan.spec.checkpoint.glob is None:
+        return None
+    return find_all(Search.from_plan(plan, directory, last_fresh_start(run)))
+
+
+def choose_own(run: Run, own: Sequence[ExternalCheckpoint], step: int | None, *, to: str) -> list[ExternalCheckpoint]:
+    """All of a run's own checkpoints, or those of a ``step``. Raises NoCheckpoint if there is none.
+
+    ``run``: the run. ``own``: its checkpoints. ``to``: what will be done with them: a verb for messages.
+    """
+    if not own:
+        raise NoCheckpoint(f"run {run.id} has no checkpoint to {to}: nothing matches its checkpoint.glob")
+    chosen = [each for each in own if step is None or each.step == step]
+    if not chosen:
+        steps = ", ".join(str(each.step) for each in own[:_SHOWN] if each.step is not None) or "unknown steps"
+        raise NoCheckpoint(f"run {run.id} has no checkpoint of step {step}; the newest are those of step {steps}")
+    return chosen
+
+
+def as_checkpoints(run: Run, own: Sequence[ExternalCheckpoint]) -> list[Checkpoint]:
+    """The ``own`` checkpoints of a run as the run's records have them, the oldest first, then those that are gone.
+
+    What is recorded of one, such as that it was verified, is kept.
+    """
+    recorded = {(Path(each.path), each.saved_at): each for each in run.checkpoints}
+    on_disk = [_as_checkpoint(run, each, recorded.get((each.path, each.saved_at))) for each in reversed(own)]
+    paths = {(Path(each.path), each.saved_at) for each in on_disk}
+    gone = [
+        each if each.pruned_at is not None else replace(each, pruned_at=each.saved_at)
+        for place, each in recorded.items()
+        if place not in paths
+    ]
+    return [*gone, *on_disk]
+
+
+def _as_checkpoint(run: Run, own: ExternalCheckpoint, recorded: Checkpoint | None) -> Checkpoint:
+    started = (a for a in reversed(run.attempts) if a.started_at is not None)
+    attempt = next((a.number for a in started if (a.started_at or 0.0) <= own.saved_at), None)
+    return Checkpoint(
+        step=own.step,
+        path=str(own.path),
+        bytes=own.bytes,
+        saved_at=own.saved_at,
+        seconds=None,
+        complete=own.complete and (recorded is None or recorded.complete),
+        verified=recorded is not None and recorded.verified,
+        why="found",
+        attempt=attempt,
+        format=own.format,
+    )

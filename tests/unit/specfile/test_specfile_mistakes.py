@@ -258,3 +258,19 @@ def test_the_message_of_the_error_has_a_line_for_each_mistake(load: Load, tmp_pa
         f"{file}:1: command: this key is required",
         f"{file}:2: name: 'a b' cannot name a run: ' ' cannot be used; use letters, digits, '.', '_' and '-'",
     ]
+
+
+# --- launchers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_that_contradicts_the_resources_is_a_mistake_at_its_line(mistakes: Mistakes) -> None:
+    text = "resources: {procs_per_node: 4}\ncommand: torchrun --nproc-per-node 2 train.py\n"
+    [(line, key, message)] = mistakes(text)
+    assert (line, key) == ("2", "command")
+    assert "told --nproc_per_node 2, but resources.procs_per_node is 4: leave the option out" in message
+
+
+def test_an_unknown_launcher_is_a_mistake(mistakes: Mistakes) -> None:
+    [(_, key, message)] = mistakes("command: torchrun x.py\nlauncher: nodes\n")
+    assert key == "launcher"
+    assert "did you mean 'node'?" in message

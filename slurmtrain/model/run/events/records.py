@@ -15,7 +15,8 @@ ProcessRecord: TypeAlias = Mapping[str, Any]
 """A process: ``host``, ``boot`` (the machine's boot id), ``pid``, and ``start`` (in clock ticks since boot)."""
 FailureRecord: TypeAlias = Mapping[str, Any]
 """A rank that failed: ``rank``, ``pid``, ``exit_code`` or ``signal``, ``at`` (seconds since 1970), ``error``,
-``last_lines`` of its log."""
+``last_lines`` of its log. If the run's command starts the ranks itself, ``node`` is its node, and ``rank`` is None
+where it is the command that failed."""
 FindingRecord: TypeAlias = Mapping[str, Any]
 """What a check found: ``check``, ``status``, ``summary`` and, if there is any, ``evidence``."""
 RankRecord: TypeAlias = Mapping[str, Any]
@@ -30,9 +31,9 @@ RoundRecord: TypeAlias = Mapping[str, Any]
 RECORD_KEYS: Mapping[str, tuple[dict[str, str], dict[str, str]]] = {
     "ProcessRecord": ({"host": "str", "boot": "str", "pid": "int", "start": "int"}, {}),
     "FailureRecord": (
-        {"rank": "int"},
-        {"pid": "int | None", "exit_code": "int | None", "signal": "str | None", "at": "float | None",
-         "error": "str | None", "last_lines": "Sequence[str] | None"},
+        {"rank": "int | None"},
+        {"node": "int | None", "pid": "int | None", "exit_code": "int | None", "signal": "str | None",
+         "at": "float | None", "error": "str | None", "last_lines": "Sequence[str] | None"},
     ),
     "FindingRecord": ({}, {"check": "str", "status": "str", "summary": "str", "evidence": "Mapping[str, Any]"}),
     "RankRecord": (

@@ -149,3 +149,49 @@ def test_a_value_with_blanks_stays_one_argument() -> None:
 )
 def test_at_a_first_start_the_argument_and_its_option_vanish(command: str, left: list[str]) -> None:
     assert argv(command, resume_from=None) == left
+
+
+# --- who starts the ranks -------------------------------------------------------------------------------------------
+
+
+def launched(command: str, **keys: object) -> Plan:
+    return planned({"name": "x", "command": command, **keys})[0]
+
+
+def test_a_plan_says_who_starts_the_ranks_even_if_the_spec_does_not() -> None:
+    assert launched("python train.py").spec.launcher == "ranks"
+    assert launched("torchrun train.py").spec.launcher == "node"
+    assert launched("torchrun train.py", launcher="none").spec.launcher == "none"
+
+
+def test_in_a_plan_of_a_version_that_knew_no_launchers_slurmtrain_starts_the_ranks() -> None:
+    data = launched("torchrun train.py {nodes}").to_json()
+    del data["spec"]["launcher"]
+    plan = Plan.from_json(data)
+    assert not plan.spec.per_node
+    assert fill_command(plan, FACTS) == ["torchrun", "train.py", "{nodes}"]
+
+
+def test_a_launcher_that_reads_no_variables_gets_options_that_are_filled_in() -> None:
+    facts = {
+        **FACTS,
+        "nodes": "2",
+        "node_rank": "1",
+        "world_size": "4",
+        "master_addr": "10.0.0.1",
+        "master_port": "12345",
+    }
+    assert fill_command(launched("accelerate launch train.py {attempt}"), facts) == [
+        "accelerate", "launch", "--num_machines", "2", "--machine_rank", "1", "--num_processes", "4",
+        "--main_process_ip", "10.0.0.1", "--main_process_port", "12345", "train.py", "2",
+    ]  # fmt: skip
+    assert fill_command(launched("accelerate launch train.py", launcher="none"), facts) == [
+        "accelerate", "launch", "train.py",
+    ]  # fmt: skip
+
+
+def test_only_a_choice_that_the_spec_leaves_open_is_noted() -> None:
+    [note] = launched("torchrun train.py").launcher_notes()
+    assert "once per node" in note
+    assert launched("torchrun train.py", launcher="node").launcher_notes() == []
+    assert launched("python train.py").launcher_notes() == []

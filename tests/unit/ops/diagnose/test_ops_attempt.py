@@ -298,3 +298,25 @@ def test_the_state_that_slurm_gave_is_the_last_resort(logged: Logged) -> None:
 def test_an_unknown_attempt_is_refused(logged: Logged) -> None:
     with pytest.raises(RunNotFound, match="has no attempt 5; it has 1"):
         logged.diagnose(5)
+
+
+# --- commands that start the ranks themselves -------------------------------------------------------------------------
+
+
+def test_the_log_of_a_node_is_read_where_its_command_starts_the_ranks(logged: Logged) -> None:
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    logged.log(0, line, name="node-1.log")
+    logged.ends(1, failures=[failure(3, logged.failed, line, node=1)])
+    diagnosed = logged.diagnose()
+    root = diagnosed.diagnosis.root
+    assert root is not None
+    assert (root.first.host, root.count) == ("n1", 1)
+
+
+def test_a_command_that_fails_before_it_has_ranks_is_named_with_its_host(logged: Logged) -> None:
+    logged.log(0, "torchrun: error: unrecognized arguments", name="node-1.log")
+    lines = ["torchrun: error: unrecognized arguments"]
+    logged.ends(1, failures=[{**failure(0, logged.failed, *lines, node=1), "rank": None}])
+    failing = logged.diagnose().failing
+    assert failing is not None
+    assert (failing.rank, failing.host, failing.description) == (None, "n1", "exited with code 1")

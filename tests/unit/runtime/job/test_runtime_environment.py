@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.spec.launcher import NodePlace
 from slurmtrain.runtime.job import environment
 from slurmtrain.runtime.job.environment import Launch, Node, local_job, scrubbed, slurm_job_id, this_node
 from slurmtrain.system.process import Process
@@ -234,3 +235,15 @@ def test_a_job_that_was_never_restarted_has_restart_0(monkeypatch: pytest.Monkey
     assert environment.this_slurm_job() == ("4711", 0)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     assert environment.this_slurm_job() == ("4711", 2)
+
+
+# --- launchers --------------------------------------------------------------------------------------------------
+
+
+def test_what_a_launcher_got_does_not_reach_a_job_that_is_submitted_within_its_run() -> None:
+    place = NodePlace(
+        node_rank=0, nodes=2, procs_per_node=2, interface="lo", address="10.0.0.1", master_addr="10.0.0.1",
+        master_port=12345, hostfile="/x",
+    )  # fmt: skip
+    inherited = {**place.variables("SIGTERM"), **place.own_variables(), "PET_LOG_DIR": "/mine", "PATH": "/bin"}
+    assert scrubbed(inherited) == {"PET_LOG_DIR": "/mine", "PATH": "/bin"}

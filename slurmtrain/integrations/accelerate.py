@@ -19,8 +19,8 @@ from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.runtime.training.loop import current
 
 _DIRECTORY = re.compile(r"checkpoint-(\d+)")
-# Directories with this suffix never count as checkpoints.
-_UNFINISHED = ".tmp"
+# Directories with the suffix .tmp never count as checkpoints.
+_LEFTOVER = re.compile(r"checkpoint-(\d+)(?:\.replaced)?\.tmp")
 
 
 def load_state(accelerator: Accelerator) -> int:
@@ -86,7 +86,7 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
     if directory is None:
         directory = loop.worker.attempt.run.checkpoints if loop.worker.attempt is not None else "checkpoints"
     path = Path(directory) / f"checkpoint-{step}"
-    unfinished = path.with_name(path.name + _UNFINISHED)
+    unfinished = path.with_name(f"{path.name}.tmp")
     with loop.during(Phase.SAVING):
         if accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was killed
@@ -94,22 +94,28 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
         accelerator.save_state(str(unfinished))
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            shutil.rmtree(path, ignore_errors=True)
-            unfinished.rename(path)
+            _publish(unfinished, path)
             _delete_older(path.parent, step, keep)
         accelerator.wait_for_everyone()
     return path
+
+
+def _publish(unfinished: Path, path: Path) -> None:
+    """Give a complete checkpoint its name; one of the same step, by an earlier attempt, is deleted after that."""
+    replaced = path.with_name(f"{path.name}.replaced.tmp")
+    if path.exists():
+        path.rename(replaced)
+    unfinished.rename(path)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _delete_older(directory: Path, step: int, keep: int) -> None:
     """Delete all but the newest ``keep`` checkpoints up to this ``step``, and what killed saves have left."""
     older = []
     for path in directory.iterdir():
-        match = _DIRECTORY.fullmatch(path.name.removesuffix(_UNFINISHED))
-        if match and int(match[1]) < step:
-            if path.name.endswith(_UNFINISHED):
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                older.append((int(match[1]), path))
+        if (match := _DIRECTORY.fullmatch(path.name)) and int(match[1]) < step:
+            older.append((int(match[1]), path))
+        elif (match := _LEFTOVER.fullmatch(path.name)) and int(match[1]) < step:
+            shutil.rmtree(path, ignore_errors=True)
     for _, path in sorted(older)[: len(older) - keep + 1]:
         shutil.rmtree(path, ignore_errors=True)

@@ -14,44 +14,23 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.one_rank import SIGNALS, OneRank, one_rank
 from helpers.program import program
 from helpers.ranks import Pair
 
 import slurmtrain
-from slurmtrain.model.diagnosis.hang import Beat, Phase
+from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.job.environment import Worker, this_worker
-from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.training import loop
 from slurmtrain.runtime.training.loop import Loop
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
-
 
 @pytest.fixture
-def board() -> Iterator[Board]:
-    board = Board(1)
-    yield board
-    board.close()
-
-
-@pytest.fixture
-def attempt(tmp_path: Path, board: Board, monkeypatch: pytest.MonkeyPatch) -> Iterator[AttemptDir]:
-    """Make this process the only rank of an attempt."""
-    handlers = {each: signal.getsignal(each) for each in SIGNALS}
-    directory = RunDir(tmp_path / "0123456789").attempt("job", 0)
-    directory.path.mkdir(parents=True)
-    monkeypatch.setenv("SLURMTRAIN_ATTEMPT_DIR", str(directory.path))
-    monkeypatch.setenv("SLURMTRAIN_SUBMISSION", "1")
-    monkeypatch.setenv("SLURMTRAIN_HEARTBEAT", board.path)
-    loop.current.cache_clear()
-    yield directory
-    loop.current()._close()
-    loop.current.cache_clear()
-    for each, handler in handlers.items():
-        signal.signal(each, handler)
+def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[OneRank]:
+    with one_rank(tmp_path, monkeypatch) as alone:
+        yield alone
 
 
 @pytest.fixture
@@ -60,27 +39,6 @@ def _outside() -> Iterator[None]:
     loop.current.cache_clear()
     yield
     loop.current.cache_clear()
-
-
-def events(attempt: AttemptDir) -> list[dict[str, Any]]:
-    journal = attempt.rank_journal(0)
-    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
-
-
-def kinds(attempt: AttemptDir) -> list[str]:
-    return [event["kind"] for event in events(attempt)]
-
-
-def lines(attempt: AttemptDir) -> list[tuple[int, dict[str, float]]]:
-    """The steps and metrics that were written."""
-    if not attempt.metrics.exists():
-        return []
-    records = [json.loads(line) for line in attempt.metrics.read_text().splitlines()]
-    return [(record["step"], record.get("metrics", {})) for record in records]
-
-
-def beat(board: Board) -> Beat:
-    return board.read()[0]
 
 
 @pytest.mark.usefixtures("_outside")
@@ -99,89 +57,89 @@ def test_outside_a_job_nothing_is_done_but_leaving(tmp_path: Path, monkeypatch: 
     assert left.value.code == STOPPED
 
 
-def test_steps_metrics_and_the_end_are_recorded(attempt: AttemptDir, board: Board) -> None:
+def test_steps_metrics_and_the_end_are_recorded(rank: OneRank) -> None:
     phases = []
     for step in (5, 6, 7):
         if step > 5:
             slurmtrain.log({"val/acc": 1}, loss=torch.tensor(0.5))
         slurmtrain.progress(step, 7)
-        phases.append((beat(board).step, beat(board).phase))
-    assert lines(attempt) == [(6, {"val/acc": 1, "loss": 0.5}), (7, {"val/acc": 1, "loss": 0.5})]
+        phases.append((rank.beat.step, rank.beat.phase))
+    assert rank.lines() == [(6, {"val/acc": 1, "loss": 0.5}), (7, {"val/acc": 1, "loss": 0.5})]
     assert phases == [(5, Phase.FIRST), (6, Phase.TRAINING), (7, Phase.READY)]
-    assert beat(board).step_s > 0
-    assert [(event["kind"], event.get("step", event.get("total_steps"))) for event in events(attempt)] == [
+    assert rank.beat.step_s > 0
+    assert [(event["kind"], event.get("step", event.get("total_steps"))) for event in rank.events()] == [
         ("session", 5),
         ("total", 7),
         ("finished", 7),
     ]
 
 
-def test_a_step_without_metrics_is_recorded_too(attempt: AttemptDir) -> None:
+def test_a_step_without_metrics_is_recorded_too(rank: OneRank) -> None:
     slurmtrain.progress(0)
     slurmtrain.progress(1)
-    assert lines(attempt) == [(1, {})]
-    assert kinds(attempt) == ["session", "total"]
+    assert rank.lines() == [(1, {})]
+    assert rank.kinds() == ["session", "total"]
 
 
-def test_another_total_is_journaled_when_it_becomes_known(attempt: AttemptDir) -> None:
+def test_another_total_is_journaled_when_it_becomes_known(rank: OneRank) -> None:
     for total in (None, 20, 20, 30):
         slurmtrain.progress(1, total)
-    assert [event["total_steps"] for event in events(attempt) if event["kind"] == "total"] == [None, 20, 30]
+    assert [event["total_steps"] for event in rank.events() if event["kind"] == "total"] == [None, 20, 30]
 
 
 @pytest.mark.parametrize("step", [-1, 1.5, True, "3", None])
-def test_what_is_no_number_of_steps_is_refused(attempt: AttemptDir, step: Any) -> None:
+def test_what_is_no_number_of_steps_is_refused(rank: OneRank, step: Any) -> None:
     with pytest.raises(ValueError, match="takes whole numbers of steps, not"):
         slurmtrain.progress(step)
 
 
-def test_a_metric_that_is_no_number_is_refused_where_it_is_logged(attempt: AttemptDir) -> None:
+def test_a_metric_that_is_no_number_is_refused_where_it_is_logged(rank: OneRank) -> None:
     with pytest.raises(TypeError, match="'words' must be one number, not str"):
         slurmtrain.log(words="many")
 
 
-def test_an_adapter_records_the_numbers_among_what_a_trainer_logs(attempt: AttemptDir) -> None:
+def test_an_adapter_records_the_numbers_among_what_a_trainer_logs(rank: OneRank) -> None:
     current = loop.current()
     current.progress(0)
     current.progress(1)
     current.record({"loss": torch.tensor(2.0), "name": "x", "histogram": torch.ones(3)})
     current.record({"name": "x"})
-    assert lines(attempt) == [(1, {}), (1, {"loss": 2.0})]
+    assert rank.lines() == [(1, {}), (1, {"loss": 2.0})]
 
 
-def test_a_stop_signal_is_answered_once_asked_and_leaving_is_journaled(attempt: AttemptDir, board: Board) -> None:
+def test_a_stop_signal_is_answered_once_asked_and_leaving_is_journaled(rank: OneRank) -> None:
     slurmtrain.progress(3, 10)
     assert not slurmtrain.stop_requested()
     os.kill(os.getpid(), signal.SIGTERM)
     assert slurmtrain.stop_requested()
     assert slurmtrain.stop_requested()
-    assert beat(board).phase is Phase.STOPPING
+    assert rank.beat.phase is Phase.STOPPING
     slurmtrain.log(loss=1)
     slurmtrain.progress(4, 10)
-    assert beat(board).phase is Phase.STOPPING
+    assert rank.beat.phase is Phase.STOPPING
     slurmtrain.log(late=2)
     with pytest.raises(SystemExit) as left:
         slurmtrain.leave()
     assert left.value.code == STOPPED
-    assert lines(attempt) == [(4, {"loss": 1}), (4, {"late": 2})]
-    assert (events(attempt)[-1]["kind"], events(attempt)[-1]["step"]) == ("stopped", 4)
-    assert beat(board).phase is Phase.LEFT
+    assert rank.lines() == [(4, {"loss": 1}), (4, {"late": 2})]
+    assert (rank.events()[-1]["kind"], rank.events()[-1]["step"]) == ("stopped", 4)
+    assert rank.beat.phase is Phase.LEFT
     # What a script does after that, as in an except clause, is too late to be recorded.
     slurmtrain.progress(10, 10)
-    assert kinds(attempt)[-1] == "stopped"
+    assert rank.kinds()[-1] == "stopped"
 
 
 def test_after_a_stop_that_the_ranks_agreed_on_reaching_the_total_does_not_complete_the_run(
-    attempt: AttemptDir,
+    rank: OneRank,
 ) -> None:
     slurmtrain.progress(3, 10)
     os.kill(os.getpid(), signal.SIGTERM)
     assert slurmtrain.stop_requested()
     slurmtrain.progress(10, 10)
-    assert "finished" not in kinds(attempt)
+    assert "finished" not in rank.kinds()
 
 
-def test_handlers_that_a_trainer_has_replaced_are_taken_back(attempt: AttemptDir) -> None:
+def test_handlers_that_a_trainer_has_replaced_are_taken_back(rank: OneRank) -> None:
     current = loop.current()
     current.listen()
     own = signal.getsignal(signal.SIGTERM)
@@ -192,7 +150,7 @@ def test_handlers_that_a_trainer_has_replaced_are_taken_back(attempt: AttemptDir
     assert current.stop_requested()
 
 
-def test_a_session_and_a_loop_in_one_process_are_refused(attempt: AttemptDir) -> None:
+def test_a_session_and_a_loop_in_one_process_are_refused(rank: OneRank) -> None:
     from slurmtrain.runtime.job.signals import StopFlag
 
     StopFlag().install()
@@ -200,7 +158,7 @@ def test_a_session_and_a_loop_in_one_process_are_refused(attempt: AttemptDir) ->
         slurmtrain.progress(0)
 
 
-def test_a_forked_child_reports_nothing(attempt: AttemptDir) -> None:
+def test_a_forked_child_reports_nothing(rank: OneRank) -> None:
     slurmtrain.progress(0, 5)
     child = os.fork()
     if child == 0:
@@ -208,12 +166,10 @@ def test_a_forked_child_reports_nothing(attempt: AttemptDir) -> None:
         slurmtrain.log(loss=1)
         os._exit(int(slurmtrain.stop_requested()))
     assert os.waitpid(child, 0)[1] == 0
-    assert (lines(attempt), kinds(attempt)) == ([], ["session", "total"])
+    assert (rank.lines(), rank.kinds()) == ([], ["session", "total"])
 
 
-def test_the_time_in_another_phase_is_none_of_a_step(
-    attempt: AttemptDir, board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_in_another_phase_is_none_of_a_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
     current = loop.current()
@@ -221,29 +177,27 @@ def test_the_time_in_another_phase_is_none_of_a_step(
     now[0] += 2
     current.progress(1)
     with current.during(Phase.SAVING):
-        assert beat(board).phase is Phase.SAVING
+        assert rank.beat.phase is Phase.SAVING
         now[0] += 50
-    assert beat(board).phase is Phase.TRAINING
+    assert rank.beat.phase is Phase.TRAINING
     now[0] += 2
     current.progress(2)
-    assert (beat(board).step_s, beat(board).save_s) == (2, 50)
+    assert (rank.beat.step_s, rank.beat.save_s) == (2, 50)
 
 
-def test_a_pause_is_shown_and_is_none_of_a_step(
-    attempt: AttemptDir, board: Board, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pause_is_shown_and_is_none_of_a_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
     slurmtrain.progress(0)
     now[0] += 2
     slurmtrain.progress(1)
     with slurmtrain.pause("evaluation", timedelta(seconds=7)), slurmtrain.pause("part of it"):
-        assert (beat(board).phase, beat(board).activity, beat(board).pause_s) == (Phase.PAUSED, "evaluation", 7)
+        assert (rank.beat.phase, rank.beat.activity, rank.beat.pause_s) == (Phase.PAUSED, "evaluation", 7)
         now[0] += 50
-    assert beat(board).phase is Phase.TRAINING
+    assert rank.beat.phase is Phase.TRAINING
     now[0] += 2
     slurmtrain.progress(2)
-    assert beat(board).step_s == 2
+    assert rank.beat.step_s == 2
     with pytest.raises(ValueError, match="takes a positive limit, not 0:00:00"):
         slurmtrain.pause(limit=timedelta())
 
@@ -255,10 +209,10 @@ slurmtrain.log(accuracy=0.5)
 """
 
 
-def test_what_was_logged_after_the_last_step_is_written_when_the_process_ends(attempt: AttemptDir) -> None:
+def test_what_was_logged_after_the_last_step_is_written_when_the_process_ends(rank: OneRank) -> None:
     with program(_LOGS_AND_ENDS) as process:
         assert process.ended() == (0, "")
-    assert lines(attempt) == [(4, {"accuracy": 0.5})]
+    assert rank.lines() == [(4, {"accuracy": 0.5})]
 
 
 # --- two ranks --------------------------------------------------------------------------------------------------------
@@ -302,14 +256,16 @@ def calls_until_stop(ranks: RankGroup, directory: str, signalled_after: int) -> 
 def test_ranks_stop_after_the_same_step_if_only_one_of_them_gets_a_signal(
     pair: Pair, tmp_path: Path, signalled_after: int
 ) -> None:
-    attempt = RunDir(tmp_path / "0123456789").attempt("job", 0)
-    attempt.path.mkdir(parents=True)
-    first, second = pair.run(calls_until_stop, str(attempt.path), signalled_after)
+    first, second = pair.run(calls_until_stop, str(tmp_path), signalled_after)
     assert first == second
     assert first[0] >= signalled_after
     assert first[1] == STOPPED
-    assert kinds(attempt) == ["session", "total", "stopped"]
-    assert not attempt.rank_journal(1).exists()
+    assert [json.loads(line)["kind"] for line in (tmp_path / "rank-0.jsonl").read_text().splitlines()] == [
+        "session",
+        "total",
+        "stopped",
+    ]
+    assert not (tmp_path / "rank-1.jsonl").exists()
 
 
 def leaves_late(ranks: RankGroup, directory: str) -> bool:

@@ -65,7 +65,7 @@ def plugins(root: Path) -> Path:
 
 def _make(place: Path, release: str) -> None:
     """Make a tree: it gets its name when it is complete."""
-    print(f"cluster: downloading Slurm of Debian {release} (once; about a minute)", file=sys.stderr, flush=True)
+    print(f"cluster: downloading Slurm of Debian {release} (once)", file=sys.stderr, flush=True)
     new, downloads = place.with_name(place.name + ".new"), place.with_name(place.name + ".apt")
     for stale in (new, downloads):
         shutil.rmtree(stale, ignore_errors=True)

@@ -74,18 +74,9 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
     )
 
 
-def final_cause(events: Sequence[AnyEvent]) -> str | None:
-    """The cause with which a start of a job has ended for good, according to node 0's journal; None if it has not.
-
-    Node 0 journals a requeue before its end, so an end without one is final, unless it only says that a signal came
-    whose meaning Slurm decides. ``events``: those of node 0.
-    """
-    ends = select(events, NodeEnded)
-    if not ends or select(events, JobRequeue):
-        return None
-    end = ends[-1].payload
-    is_unsure = not end.sure and (end.signal is not None or end.cause == "cancelled")
-    return None if is_unsure else end.cause
+def final_state(events: Sequence[AnyEvent]) -> str | None:
+    """The final state of the run, if node 0 journaled one at the end of a start; ``events``: those of node 0."""
+    return next((end.payload.over for end in reversed(select(events, NodeEnded))), None)
 
 
 def reason_given_up(events: Iterable[AnyEvent]) -> str:

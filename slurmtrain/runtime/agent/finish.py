@@ -24,7 +24,7 @@ from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExclusionP
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.run.requeue import final_cause
+from slurmtrain.model.run.requeue import final_state
 from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
@@ -72,11 +72,8 @@ def state_of_finished_run(attempt: AttemptDir, node: Node) -> str | None:
     if state is not None or node.restart == 0:
         return state
     before = attempt.run.attempt(node.job_id, node.restart - 1).node_journal(0)
-    cause = final_cause(run_reader.read_events(before, before.name))
-    if cause is None:
-        return None
-    state = STATE_OF_CAUSE.get(cause, "failed")
-    if node.index == 0:
+    state = final_state(run_reader.read_events(before, before.name))
+    if state is not None and node.index == 0:
         lease.close(attempt.run, node.submission, state)
     return state
 
@@ -176,7 +173,8 @@ class AttemptFinish:
         view, timed_out = self._query.view(), report.cause == "timeout"
         return amend(report, cause_of_stop(report.signal, view, now=time.time(), executor=executor, deadline=timed_out))
 
-    def _journal_end(self, report: ExitReport) -> None:
+    def _journal_end(self, report: ExitReport, over: str | None = None) -> None:
+        """Journal the end on this node; ``over``: the final state of the run, if it has one."""
         self._journal.write(
             NodeEnded(
                 cause=report.cause,
@@ -187,6 +185,7 @@ class AttemptFinish:
                 sure=report.sure,
                 failures=list(report.failures),
                 evidence=dict(report.evidence),
+                over=over,
             )
         )
 
@@ -195,12 +194,11 @@ class AttemptFinish:
 
         Returns whether it is over, as far as this node can tell, given that the policy does not start it again.
         """
-        self._journal_end(node_report)
-        is_final = self._is_final(attempt_report)
-        if is_final:
-            state = STATE_OF_CAUSE.get(attempt_report.cause, "failed")
-            lease.close(self._attempt.run, self._node.submission, state)
-        return is_final
+        over = STATE_OF_CAUSE.get(attempt_report.cause, "failed") if self._is_final(attempt_report) else None
+        self._journal_end(node_report, over)
+        if over is not None:
+            lease.close(self._attempt.run, self._node.submission, over)
+        return over is not None
 
     def _is_final(self, report: ExitReport) -> bool:
         # The agent of a lost node may outlive its attempt: a later start of the job may be training by now.

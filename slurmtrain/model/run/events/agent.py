@@ -331,6 +331,8 @@ class NodeEnded(Payload):
     """The ranks that failed: ``rank``, ``pid``, ``exit_code``, ``signal``, ``at``, ``error``, ``last_lines``."""
     evidence: Mapping[str, Any] = field(default_factory=dict)
     """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
+    over: str | None = field(default=None, metadata=OMIT_NONE)
+    """Node 0: the state in which the run is over for good: ``completed``, ``failed`` or ``cancelled``."""
 
 
 AGENT_EVENTS: Sequence[type[Payload]] = (

@@ -231,7 +231,7 @@ def test_a_start_after_a_final_end_is_surplus_on_every_node(tmp_path: Path, repo
 def test_a_start_is_surplus_though_the_agent_was_killed_before_it_closed_the_run(tmp_path: Path) -> None:
     end = End(tmp_path)
     with Journal(end.path) as journal:
-        journal.write(NodeEnded(cause="crash", reason="rank 0 exited with code 1"))
+        journal.write(NodeEnded(cause="crash", reason="rank 0 exited with code 1", over="failed"))
     assert next_start(end, 1) == "failed"
     assert lease.final_state(end.directory, 1) is None
     assert next_start(end) == "failed"
@@ -243,10 +243,9 @@ def test_a_start_is_surplus_though_the_agent_was_killed_before_it_closed_the_run
     [
         [],
         [JobRequeue(cause="crash"), NodeEnded(cause="crash")],
-        [NodeEnded(cause="preempted", signal="SIGTERM")],
-        [NodeEnded(cause="cancelled")],
+        [NodeEnded(cause="completed")],
     ],
-    ids=["killed", "requeued", "signalled", "overtaken"],
+    ids=["killed", "requeued", "ended by Slurm"],
 )
 def test_a_start_after_an_end_that_is_not_final_may_train(tmp_path: Path, events: Sequence[Any]) -> None:
     end = End(tmp_path)

@@ -126,4 +126,6 @@ def test_importing_slurmtrain_loads_neither_torch_nor_sqlalchemy(tmp_path: Path)
 def test_what_scripts_use_is_loaded_when_it_is_first_used(tmp_path: Path, name: str, module: str) -> None:
     used = f"import slurmtrain\nassert callable(slurmtrain.{name})\n"
     _, imported = modules_loaded_by(IMPORT_AND_TELL.replace("import slurmtrain\n", used), tmp_path)
-    assert {"torch", f"slurmtrain.runtime.training.{module}"} <= imported
+    assert f"slurmtrain.runtime.training.{module}" in imported
+    # A loop may be one of JAX, or of no library at all.
+    assert ("torch" in imported) == (module == "session")

@@ -193,11 +193,13 @@ def test_what_a_command_inherits_never_makes_a_rendezvous_of_its_own_wait_for_so
 
 
 @pytest.mark.slow
-def test_sessions_in_ranks_of_torchrun_lose_no_step_and_are_known_by_rank(site: Site) -> None:
+@pytest.mark.parametrize("stop", ["SIGTERM", "SIGUSR1"] if ALL else ["SIGTERM"])
+def test_sessions_in_ranks_of_torchrun_lose_no_step_and_are_known_by_rank(site: Site, stop: str) -> None:
     spec = site.spec(
         command=f"torchrun {SCRIPTS}/steps.py",
-        params={"steps": 60, "step_ms": 50},
+        params={"steps": 100, "step_ms": 50},
         resources={**TWO, "nodes": 2},
+        requeue={"signal": stop},
     )
     run_id = site.submit(spec)
     until(lambda: site.step(run_id) >= 5, "a few steps")
@@ -208,7 +210,7 @@ def test_sessions_in_ranks_of_torchrun_lose_no_step_and_are_known_by_rank(site: 
     site.call("sync")
     site.call("wait", run_id)
     run = site.show(run_id)
-    assert (run["state"], run["step"], run["lost_steps"]) == ("completed", 60, 0)
+    assert (run["state"], run["step"], run["lost_steps"]) == ("completed", 100, 0)
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
     weights = [line.split() for line in site.printed(run_id) if line.startswith("weights ")]
     assert sorted(rank for *_, rank in weights) == ["0", "1", "2", "3"]

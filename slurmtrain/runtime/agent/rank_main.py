@@ -25,6 +25,9 @@ _SENT_TO_ALL = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 _OF_A_RANK = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK",
               "ROLE_NAME", "ROLE_WORLD_SIZE")  # fmt: skip
 _OF_A_MEETING = ("MASTER_ADDR", "MASTER_PORT")
+# What Slurm sets for a task, here an agent; Lightning takes it for its own rank.
+_OF_A_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE")
+_OF_TASKS_BY_PREFIX = ("PMI_", "PMIX_")
 _OF_THE_AGENT = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
                  "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")  # fmt: skip
 
@@ -62,7 +65,9 @@ def _is_unwanted(name: str, launcher: str) -> bool:
         return True
     if name == "TORCHELASTIC_USE_AGENT_STORE" and os.environ[name] != "True":
         return True
-    if launcher != "ranks" and name in (*_OF_A_RANK, *_OF_THE_AGENT):
+    if launcher != "ranks" and (
+        name in (*_OF_A_RANK, *_OF_THE_AGENT, *_OF_A_TASK) or name.startswith(_OF_TASKS_BY_PREFIX)
+    ):
         return True
     if launcher == "none" and name in _OF_A_MEETING:
         return True

@@ -61,6 +61,13 @@ def test_bad_input_gets_one_clear_message_and_creates_nothing(
     assert not (tmp_path / "runs").exists()
 
 
+def test_render_says_who_starts_the_ranks_beside_the_plan(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text("command: torchrun train.py\n")
+    completed = call("render", "exp.yaml", "--json", cwd=tmp_path)
+    assert json.loads(completed.stdout)["runs"][0]["plan"]["spec"]["launcher"] == "node"
+    assert "'torchrun' starts ranks itself: it is started once per node" in completed.stderr
+
+
 def test_a_python_on_path_that_is_not_slurmtrains_own_is_pointed_out(tmp_path: Path) -> None:
     other = tmp_path / "bin" / "python"
     other.parent.mkdir()

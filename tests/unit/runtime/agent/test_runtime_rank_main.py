@@ -72,12 +72,14 @@ ELASTIC = {
     "TORCHELASTIC_RUN_ID": "x", "TORCHELASTIC_USE_AGENT_STORE": "False", "TORCHELASTIC_ERROR_FILE": "/x",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGQUIT",
 }  # fmt: skip
+# What Slurm sets for the node agent, its task.
+TASK = {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "PMIX_RANK": "1"}
 
 
 @pytest.mark.parametrize(
     ("launcher", "kept"),
     [
-        ("ranks", ELASTIC.keys() - {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}),
+        ("ranks", {*ELASTIC, *TASK} - {"TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE"}),
         ("node", {"MASTER_ADDR", "MASTER_PORT"}),
         ("none", set()),
     ],
@@ -85,8 +87,9 @@ ELASTIC = {
 def test_a_command_that_starts_the_ranks_itself_does_not_inherit_those_of_a_rank(
     launcher: str, kept: set[str], tmp_path: Path
 ) -> None:
-    report = f"import os; print(*sorted({set(ELASTIC)} & os.environ.keys()))"
-    run_main(tmp_path, sys.executable, "-c", report, **ELASTIC, SLURMTRAIN_LAUNCHER=launcher, SLURMTRAIN_NODE="3")
+    variables = {**ELASTIC, **TASK}
+    report = f"import os; print(*sorted({set(variables)} & os.environ.keys()))"
+    run_main(tmp_path, sys.executable, "-c", report, **variables, SLURMTRAIN_LAUNCHER=launcher, SLURMTRAIN_NODE="3")
     log = tmp_path / ("rank-1.log" if launcher == "ranks" else "node-3.log")
     assert log.read_text().split() == sorted(kept)
 

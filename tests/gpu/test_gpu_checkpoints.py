@@ -36,7 +36,7 @@ class Buffers(nn.Module):
             noise = torch.randint(0, 2, (129, 65), device=device) if dtype is torch.bool else (
                 torch.randn(129, 65, device=device) * 50
             )  # fmt: skip
-            self.register_buffer(str(dtype).removeprefix("torch."), noise.to(dtype))
+            self.register_buffer("of_" + str(dtype).removeprefix("torch."), noise.to(dtype))
         self.register_buffer("transposed", torch.randn(33, 17, device=device).t())
         self.register_buffer("strided", torch.randn(64, 64, device=device)[::2, ::3])
         self.register_buffer("scalar", torch.randn((), device=device))

@@ -116,7 +116,7 @@ def test_a_rank_that_hangs_while_others_wait_in_nccl_is_found_and_the_ranks_rest
 def test_a_rank_that_exhausts_the_gpus_memory_is_out_of_memory(site: Site, submit: Submit) -> None:
     run = submit("full", "--wait", ranks=1, script="exhaust_memory.py", requeue={"enabled": False}, code=1)
     diagnosed = site.json("doctor", run.name)
-    assert site.status(run.name)["cause"] == "oom"
+    assert diagnosed["cause"] == "oom"
     assert diagnosed["root"]["cause"] == "GPU memory is full"
 
 

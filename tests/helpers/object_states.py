@@ -211,6 +211,7 @@ def with_optimizer(kind: type[torch.optim.Optimizer], **more: Any) -> Make:
 
 
 def lbfgs(seed: int, ranks: RankGroup) -> Objects:
+    torch.manual_seed(seed)  # all ranks alike: its only layer is made before network() seeds
     model = network(seed, nn.Linear(WIDTH, 2))
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     data = torch.randn(8, WIDTH)

@@ -435,7 +435,8 @@ def _prove_loadable(buffer: io.BytesIO) -> None:
     """Detect at the first save, not at the first resume, that a state cannot be loaded safely."""
     buffer.seek(0)
     try:
-        torch.load(buffer, map_location="meta", weights_only=True)
+        # Not to the device "meta": from 2.15 on torch reads the indices of sparse tensors, to validate them.
+        torch.load(buffer, map_location="cpu", weights_only=True)
     except Exception as error:
         raise CheckpointError(
             "a state_dict contains a value that cannot be loaded with weights_only=True; it may contain tensors, "

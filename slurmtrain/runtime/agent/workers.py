@@ -32,7 +32,7 @@ from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.job.torch_private import never_restart, worker_processes
+from slurmtrain.runtime.job.torch_private import keep_signal_handlers, never_restart, worker_processes
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
@@ -182,6 +182,7 @@ class Workers(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         """Start the ranks. Returns their process ids by local rank."""
+        keep_signal_handlers()
         ids: dict[int, Any] = super()._start_workers(worker_group)
         self._ranks.started(ids.values())
         for pid in ids.values():

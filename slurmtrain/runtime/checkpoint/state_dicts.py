@@ -28,7 +28,7 @@ from slurmtrain.runtime.checkpoint.states import zero_optimizer
 from slurmtrain.runtime.checkpoint.states.attributes import Attributes
 from slurmtrain.runtime.checkpoint.states.rank_parts import GROUPS, OPTIONS, OTHERS, find_options, options
 from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
-from slurmtrain.runtime.job.torch_private import compiled_module, parameter_names
+from slurmtrain.runtime.job.torch_private import compiled_module, drop_empty_states, empty_states, parameter_names
 
 if TYPE_CHECKING:
     from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -235,10 +235,12 @@ class Objects:
             names = self._names()
             for group in optimizer.param_groups:
                 find_options((names[id(parameter)] for parameter in group["params"]), shared[GROUPS])
-            state: Any = {"state": _by_parameter(name, values), "param_groups": shared[GROUPS]}
+            states = {**empty_states(shared[GROUPS]), **_by_parameter(name, values)}
             # Not strict, since parameters that were never used have no state.
             lenient = StateDictOptions(strict=False)
+            state: Any = {"state": states, "param_groups": shared[GROUPS]}
             set_optimizer_state_dict(self._modules, optimizer, state, options=lenient)
+            drop_empty_states(optimizer)
 
     def _set_options(self, name: str, optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
         """Set the options of an optimizer without a state: by parameter or, in older checkpoints, by position."""

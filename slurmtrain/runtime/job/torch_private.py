@@ -15,6 +15,8 @@ This module is imported where torch is not, so the functions import what they ne
 from __future__ import annotations
 
 import re
+import signal
+from collections.abc import Iterable, Mapping
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +24,18 @@ from slurmtrain.errors import NotAvailable
 
 if TYPE_CHECKING:
     from subprocess import Popen
+    from types import FrameType
 
     from torch import nn
     from torch.distributed.checkpoint.filesystem import _StorageInfo
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.optim import Optimizer
 
     StorageInfo = _StorageInfo
 
 # The versions of torch that slurmtrain is tested with. Older ones lack what it needs.
-OLDEST = (2, 13)
-NEWEST = (2, 13)
+OLDEST = (2, 9)
+NEWEST = (2, 15)
 # The modules of the functions that data-loader workers run: torch's and torchdata's.
 LOADER_WORKERS = frozenset(("torch.utils.data._utils.worker", "torchdata.stateful_dataloader.worker"))
 # Methods of torch's SimpleElasticAgent that its documentation lists for subclasses to override.
@@ -97,12 +101,47 @@ def import_compiler() -> None:
     import_module("torch._dynamo")
 
 
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+
+def empty_states(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """What set_optimizer_state_dict needs instead of nothing for parameters without a state: an empty one each.
+
+    ``groups``: the saved groups of parameters, by name. torch 2.9 needs it, 2.13 does not.
+    """
+    return {name: {} for group in groups for name in group["params"]}
+
+
+def drop_empty_states(optimizer: Optimizer) -> None:
+    """Undo what :func:`empty_states` left in an optimizer."""
+    for parameter in [parameter for parameter, state in optimizer.state.items() if not state]:
+        del optimizer.state[parameter]
+
+
 # --- torch elastic ----------------------------------------------------------------------------------------------------
 
 
 def never_restart(agent: LocalElasticAgent) -> None:
     """Keep torch elastic from restarting the workers of this ``agent``, whatever the ``max_restarts`` of its spec."""
     agent._remaining_restarts = 0
+
+
+def keep_signal_handlers() -> None:
+    """Have the handlers that torch elastic installs when it starts workers call those that are installed now.
+
+    Otherwise they raise an exception in whatever code is running. Later versions than 2.9 install none but those that
+    TORCHELASTIC_SIGNALS_TO_HANDLE names. Call it in the main thread, before workers are started.
+    """
+    from torch.distributed.elastic.multiprocessing import api
+
+    installed = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    raising = api._terminate_process_handler
+
+    def forward(signum: int, frame: FrameType | None) -> None:
+        handler = installed.get(signal.Signals(signum))
+        (handler if callable(handler) else raising)(signum, frame)
+
+    api._terminate_process_handler = forward
 
 
 def worker_processes(agent: LocalElasticAgent) -> list[Popen[bytes]]:

@@ -6,13 +6,16 @@ import ast
 import importlib.util
 import inspect
 import re
+import signal
 import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.multiprocessing import api as elastic
 
 import slurmtrain
 from slurmtrain.errors import NotAvailable
@@ -172,3 +175,39 @@ def test_the_oldest_version_is_the_one_that_the_package_requires() -> None:
     required = tomllib.loads(PROJECT.read_text())["project"]["dependencies"]
     [torch] = [each for each in required if re.match(r"torch\W", each)]
     assert torch == "torch>=" + ".".join(map(str, torch_private.OLDEST))
+
+
+@pytest.fixture
+def received() -> Iterator[list[int]]:
+    """The signals that the handlers of this process have received; torch and the process get their own back."""
+    numbers: list[int] = []
+    handled = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    before = {number: signal.signal(number, lambda number, _: numbers.append(number)) for number in handled}
+    raising = elastic._terminate_process_handler
+    yield numbers
+    elastic._terminate_process_handler = raising
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("rounds", [1, 3])
+def test_what_torch_elastic_installs_calls_the_handlers_that_were_there(received: list[int], rounds: int) -> None:
+    for _ in range(rounds):
+        torch_private.keep_signal_handlers()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, elastic._terminate_process_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.raise_signal(number)
+    assert received == [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+    with pytest.raises(elastic.SignalException):
+        signal.raise_signal(signal.SIGQUIT)
+
+
+def test_an_empty_state_of_a_parameter_is_dropped_and_others_stay() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    optimizer = torch.optim.SGD(parameters, lr=0.1)
+    assert torch_private.empty_states([{"params": ["a", "b"]}, {"params": ["c"]}]) == {"a": {}, "b": {}, "c": {}}
+    optimizer.state[parameters[0]] = {}
+    optimizer.state[parameters[1]] = {"momentum_buffer": None}
+    torch_private.drop_empty_states(optimizer)
+    assert list(optimizer.state) == [parameters[1]]

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from multiprocessing import popen_fork, util
+from multiprocessing.context import SpawnProcess
 from multiprocessing.process import current_process, parent_process
 from typing import Any
 from weakref import WeakSet
@@ -134,9 +135,12 @@ _kept: list[ChildGuard] = []
 
 def _received(parent: int, rank: int, loaders_only: bool = False) -> _PickledGuard:
     guard = ChildGuard(rank, loaders_only=loaders_only)
-    if not loaders_only:
+    if loaders_only:
+        # Whether this is a data loader's worker is known only once multiprocessing has read what this process is to
+        # run. What is registered for forks is called then, unless the start method is spawn.
+        SpawnProcess._after_fork = staticmethod(guard._guard_fork)  # type: ignore[attr-defined]
+    else:
         guard.guard_process(parent)
-    # Else when multiprocessing has read what this process is to run: it then calls what is registered for forks.
     _kept.append(guard)
     return _PickledGuard(rank, loaders_only=loaders_only)
 

@@ -17,7 +17,7 @@ from slurmtrain.system.process_table import Entry
 # An agent that starts one rank, the shell command of its first argument, and then does what it is asked to.
 _AGENT = """
 import os, signal, subprocess, sys
-from slurmtrain.runtime.agent.rank_processes import RankProcesses, describe
+from slurmtrain.runtime.agent.rank_processes import RankProcesses, describe, is_publishing
 from slurmtrain.system.process import become_subreaper
 
 become_subreaper()
@@ -145,3 +145,14 @@ def test_a_process_that_cannot_be_killed_is_reported_after_a_while(monkeypatch: 
     killed, remaining = RankProcesses().kill()
     assert (len(killed), len(remaining)) == (1, 1)
     assert "(pid 10)" in remaining[0]
+
+
+def test_a_checkpoint_that_is_being_published_is_waited_for(tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    writer = f"echo ckpt-publish > /proc/$BASHPID/comm; until [ -e {release} ]; do sleep 0.01; done"
+    with agent("bash", "-c", f"({writer}) & sleep 1000; true") as process:
+        wait_for(process, "any(map(is_publishing, ranks.running()))")
+        ask(process, "ranks.kill(spare=lambda each: is_publishing(each) or describe(each).startswith('sleep 0'))")
+        assert ask(process, "(ranks.wait(timeout_s=0, only=is_publishing), rank.wait())") == "(False, -9)"
+        release.touch()
+        assert ask(process, "ranks.wait(timeout_s=60, only=is_publishing)") == "True"

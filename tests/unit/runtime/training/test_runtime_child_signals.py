@@ -29,18 +29,29 @@ flag = StopFlag()
 flag.install()
 guard = ChildGuard()
 """
+# As in a script without a session, whose own handling of signals does not matter here.
+_LOADERS_GUARDED = """
+flag = StopFlag()
+flag.install()
+guard = ChildGuard(loaders_only=True)
+"""
 METHODS = ("fork", "forkserver", "spawn")
 SENT = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @contextmanager
-def rank(text: str, method: str = "fork", top: str = "", file: Path | None = None) -> Iterator[Program]:
-    """A rank. ``top``: what its children import, where they do not share its memory; it needs a ``file`` then."""
+def rank(
+    text: str, method: str = "fork", top: str = "", file: Path | None = None, guarded: str = _GUARDED
+) -> Iterator[Program]:
+    """A rank. ``top``: what its children import, where they do not share its memory; it needs a ``file`` then.
+
+    ``guarded``: how it guards its children.
+    """
     begin = f"{_IMPORTS}context = multiprocessing.get_context({method!r})\n{top}"
     if file is None:
-        whole = begin + _GUARDED + text
+        whole = begin + guarded + text
     else:
-        whole = begin + "\nif __name__ == '__main__':\n" + indent(_GUARDED + text, "    ")
+        whole = begin + "\nif __name__ == '__main__':\n" + indent(guarded + text, "    ")
     with program(whole, file) as process:
         yield process
 
@@ -110,6 +121,50 @@ say(flag.name)
         assert process.line() == "heard here"
         assert process.line() == str(-signal.SIGTERM)
         assert process.line() == "None"
+        assert process.ended() == (0, "")
+
+
+_REPORT = """
+def report(pipe):
+    pipe.send((len(signal.pthread_sigmask(signal.SIG_BLOCK, ())), os.getpid()))
+    pipe.recv()
+"""
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_other_children_than_data_loaders_are_as_ever_if_only_those_are_guarded(method: str, tmp_path: Path) -> None:
+    with rank(
+        """
+pipe, theirs = context.Pipe()
+child = context.Process(target=report, args=(theirs,))
+child.start()
+say(*pipe.recv())
+told()
+child.join()
+say(child.exitcode)
+# A session guards all children from its beginning on.
+session = ChildGuard()
+pipe, theirs = context.Pipe()
+child = context.Process(target=report, args=(theirs,))
+child.start()
+say(*pipe.recv())
+child.terminate()
+child.join()
+say(child.exitcode)
+""",
+        method,
+        _REPORT,
+        tmp_path / "rank.py",
+        _LOADERS_GUARDED.replace("flag.install()", ""),
+    ) as process:
+        blocked, child = map(int, process.line().split())
+        assert blocked == 0
+        os.kill(child, signal.SIGTERM)
+        process.proceed()
+        assert process.line() == str(-signal.SIGTERM)
+        blocked, child = map(int, process.line().split())
+        assert blocked == len(SENT)
+        assert process.line() == str(-signal.SIGTERM)
         assert process.ended() == (0, "")
 
 
@@ -194,8 +249,11 @@ def load(persistent):
 """
 
 
+@pytest.mark.parametrize("guarded", [_GUARDED, _LOADERS_GUARDED], ids=["all", "loaders"])
 @pytest.mark.parametrize(("method", "persistent"), [("fork", True), ("fork", False), ("forkserver", True)])
-def test_a_data_loader_goes_on_when_all_processes_are_signalled(method: str, persistent: bool, tmp_path: Path) -> None:
+def test_a_data_loader_goes_on_when_all_processes_are_signalled(
+    method: str, persistent: bool, guarded: str, tmp_path: Path
+) -> None:
     with rank(
         f"""
 loader = load({persistent})
@@ -215,6 +273,7 @@ say(*(each.exitcode for each in workers))
         method,
         _LOADER,
         tmp_path / "rank.py",
+        guarded,
     ) as process:
         workers = [int(pid) for pid in process.line().split()]
         for number in (signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2):

@@ -27,6 +27,7 @@ LONGEST = (
     "local/test_runs.py",
     "cluster/test_slurm_ledger.py",
     "local/test_faults.py",
+    "local/test_trainers.py",
     "cluster/test_slurm_network.py",
     "cluster/test_slurm_asking.py",
     "cluster/test_slurm_drill.py",

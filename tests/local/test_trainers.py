@@ -24,10 +24,9 @@ ALL = os.environ.get("TEST_TRAINERS") == "all"
 FAULTS = ("preempted", "killed", "killed in a save", "cancelled")
 FEW = {
     ("transformers", "preempted", True),
-    ("transformers", "preempted", False),
+    ("transformers", "killed in a save", False),
     ("lightning", "preempted", True),
     ("lightning", "preempted", False),
-    ("accelerate", "killed in a save", True),
 }
 CELLS = [cell for cell in itertools.product(TRAINERS, FAULTS, (True, False)) if ALL or cell in FEW]
 
@@ -152,3 +151,15 @@ def test_a_trainer_that_is_interrupted_continues_from_a_complete_checkpoint(
         assert lost - run["lost_steps"] in ((0,) if fault in ANNOUNCED else (0, 1))
         assert "loss" in run["metrics"]
     assert weights(site, run_id) == undisturbed[name]
+
+
+@pytest.mark.parametrize("name", ["transformers", "lightning"] if ALL else ["transformers"])
+def test_an_evaluation_that_takes_longer_than_a_hang_is_none(site: Site, name: str) -> None:
+    trainer = TRAINERS[name]
+    trainer.skip_if_missing()
+    hang_after_s = 6
+    keys = {"requeue": {"hang_after": hang_after_s, "max_failures": 0}, "eval_every": 6, "eval_ms": 1500 * hang_after_s}
+    run_id = site.submit(trainer.spec(site, adapter=True, steps=8, step_ms=0, **keys), "--wait")
+    run = site.show(run_id)
+    [attempt] = run["attempts"]
+    assert (run["state"], run["step"], attempt["restarts"]) == ("completed", 8, [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from record import DIRECTORY, PARAMS, RESUME_FROM, SAVE_EVERY, STEPS, ended, slow_saves, trained
+from record import DIRECTORY, PARAMS, RESUME_FROM, SAVE_EVERY, STEPS, ended, evaluated, slow_saves, trained
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 
@@ -20,6 +20,14 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
         return {"input_ids": self.rows[index], "labels": self.rows[index]}
+
+
+class SlowTokens(Tokens):
+    """The same, for an evaluation that takes its time."""
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        evaluated(index)
+        return super().__getitem__(index)
 
 
 class Record(TrainerCallback):
@@ -61,8 +69,7 @@ def main() -> None:
         disable_tqdm=True,
         seed=3,
     )
-    data = Tokens()
-    trainer = Trainer(model=model, args=args, train_dataset=data, eval_dataset=data, callbacks=callbacks)
+    trainer = Trainer(model=model, args=args, train_dataset=Tokens(), eval_dataset=SlowTokens(), callbacks=callbacks)
     trainer.train(resume_from_checkpoint=RESUME_FROM)
     ended(model)
 

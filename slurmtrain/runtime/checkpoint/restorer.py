@@ -23,7 +23,15 @@ from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
 from slurmtrain.runtime.checkpoint import files, rng
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.state_dicts import Objects, differences
-from slurmtrain.runtime.checkpoint.states.rank_parts import SPLIT, equal, is_split, own_name, read_shared
+from slurmtrain.runtime.checkpoint.states.rank_parts import (
+    MISSING,
+    SPLIT,
+    equal,
+    is_split,
+    own_name,
+    read_own,
+    read_shared,
+)
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
@@ -143,7 +151,8 @@ class Restorer:
             index.read(tensors, self._ranks.group)
         except CheckpointException as error:
             raise _Unreadable(f"it cannot be read: {_describe(error)}") from error
-        self._together(lambda: self._objects.load(tensors, shared), CheckpointError, unfit)
+        own_names = self._own_names(manifest)
+        self._together(lambda: self._objects.load(tensors, shared, own_names), CheckpointError, unfit)
         own, rederived = self._together(lambda: self._load_own(index, manifest), CheckpointError, unfit)
         return Restored(manifest.step, own, rederived=rederived)
 
@@ -211,22 +220,30 @@ class Restorer:
 
         Returns its generator states, and the names of what had to be derived anew.
         """
-        names = [name for name in self._objects if self._objects.is_own(name)]
+        names = self._own_names(manifest)
         if manifest.world_size == self._ranks.world_size:
-            own = index.value(own_name(self._ranks.rank))
             for name in names:
-                if name not in own["objects"]:
+                state = read_own(index, self._ranks.rank, name)
+                if state is MISSING:
                     raise CheckpointError(f"rank {self._ranks.rank} had no {name!r}")
-                self._objects[name].load_state_dict(own["objects"][name])
-            return own["rng"], ()
+                self._objects[name].load_state_dict(state)
+            rng_states: dict[str, Any] = index.value(own_name(self._ranks.rank))["rng"]
+            return rng_states, ()
         rederived = [RNG]
-        if names:
-            states = [index.value(own_name(rank))["objects"] for rank in range(manifest.world_size)]
-            for name in names:
-                # Not all ranks need have registered it.
-                if not self._reshard(name, [state[name] for state in states if name in state]):
-                    rederived.append(name)
+        for name in names:
+            # Not all ranks need have registered it.
+            states = [read_own(index, rank, name) for rank in range(manifest.world_size)]
+            if not self._reshard(name, [state for state in states if state is not MISSING]):
+                rederived.append(name)
         return None, tuple(rederived)
+
+    def _own_names(self, manifest: files.Manifest) -> list[str]:
+        """The objects of which each rank gets its own state back."""
+        return [
+            name
+            for name in self._objects
+            if self._objects.is_own(name) or (self._objects.is_plain(name) and manifest.objects[name].get(SPLIT))
+        ]
 
     def _reshard(self, name: str, states: list[Any]) -> bool:
         """Carry an object's ``states`` over to a different number of ranks. Returns whether that was exact.

@@ -42,7 +42,7 @@ from slurmtrain.runtime.checkpoint.files import Staging
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
 from slurmtrain.runtime.checkpoint.shard_plan import RankLayout, Sharding, file_name, meshes, part_of
 from slurmtrain.runtime.checkpoint.state_dicts import Objects
-from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, SplitObjects, coverage, own_name
+from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, SplitObjects, own_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
@@ -67,8 +67,8 @@ class _CapturedState:
 
     tensors: dict[str, Any]
     values: Mapping[str, bytes]
-    coverage: Mapping[str, int] = field(default_factory=dict)
-    """What the state that is no tensor covers: see ``rank_parts``."""
+    shared: Mapping[str, Any] = field(default_factory=dict)
+    """The state that all ranks share, apart from tensors."""
     problem: str = ""
     final: bool = False
     """Whether retrying is useless."""
@@ -197,11 +197,11 @@ class Saver:
         return None
 
     def _is_new(self, captured: _CapturedState) -> bool:
-        return self._sharding.is_new(captured.names) or self._split.is_new(captured.coverage)
+        return self._sharding.is_new(captured.names) or self._split.is_new(captured.shared)
 
     def _plan(self, captured: _CapturedState) -> None:
         """Agree with the other ranks on who writes what. Raises ValueError, or CheckpointError for clashing names."""
-        self._split.agree(captured.coverage, self._objects.kinds())
+        self._split.agree(captured.shared, self._objects.kinds())
         self._sharding.plan(captured.names, self._objects.parameters())
 
     def _capture(self) -> _CapturedState:
@@ -219,7 +219,7 @@ class Saver:
             return _CapturedState({}, {}, problem=str(error), final=True)
         except Exception as error:  # noqa: BLE001 (whatever a state_dict raises)
             return _CapturedState({}, {}, problem=f"{type(error).__name__}: {error}")
-        return _CapturedState(state.tensors, values, coverage(state.shared))
+        return _CapturedState(state.tensors, values, state.shared)
 
     def _pickled(self, value: Any) -> bytes:
         """What torch.save writes; until all ranks have written once, prove it loadable. Raises CheckpointError."""

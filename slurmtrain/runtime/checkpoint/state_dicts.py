@@ -7,7 +7,7 @@ parameters. So a checkpoint fits any number of ranks and any strategy. All other
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,6 +108,10 @@ class Objects:
         """Whether each rank has its own state of this object."""
         return not isinstance(self._all[name], (nn.Module, *_SHARED))
 
+    def is_plain(self, name: str) -> bool:
+        """Whether this is neither a module nor an optimizer of registered modules."""
+        return self._kind(name) == OBJECT
+
     def have_begun(self) -> bool:
         """Whether all optimizers have a state, as they do after a step; a plain SGD never has one."""
         return all(
@@ -207,8 +211,11 @@ class Objects:
 
     # --- putting back -----------------------------------------------------------------------------------------------
 
-    def load(self, tensors: Mapping[str, Any], shared: Mapping[str, Any]) -> None:
-        """Load ``tensors`` and ``shared`` state into modules, optimizers and shared objects. Call it on all ranks."""
+    def load(self, tensors: Mapping[str, Any], shared: Mapping[str, Any], but: Collection[str] = ()) -> None:
+        """Load ``tensors`` and ``shared`` state into modules, optimizers and shared objects, ``but`` not into these.
+
+        Call it on all ranks.
+        """
         values = dict(tensors)
         for state_dict in shared.values():
             if isinstance(state_dict, dict):
@@ -221,7 +228,7 @@ class Objects:
         for name, optimizer in self._optimizers.items():
             self._load_optimizer(name, optimizer, values, shared[name])
         for name, obj in self._all.items():
-            if self._kind(name) == OBJECT and not self.is_own(name):
+            if self.is_plain(name) and not self.is_own(name) and name not in but:
                 obj.load_state_dict(shared[name])
 
     def _load_optimizer(
@@ -323,8 +330,13 @@ def _is_of(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
 
 
 def _unwrapped(obj: Any) -> Any:
-    """The module inside DistributedDataParallel or torch.compile: a checkpoint must fit with and without them."""
+    """The module inside DistributedDataParallel or torch.compile: a checkpoint must fit with and without them.
+
+    Modules in a dict, such as the stages of a pipeline that a rank has, become one module.
+    """
     while True:
+        if isinstance(obj, dict) and obj and all(isinstance(module, nn.Module) for module in obj.values()):
+            return nn.ModuleDict({str(key): module for key, module in obj.items()})
         if isinstance(obj, nn.parallel.DistributedDataParallel):
             obj = obj.module
         elif (inner := compiled_module(obj)) is not None:

@@ -2,11 +2,13 @@
 
 Tensors have names that are the same on all ranks, so the parts of modules and optimizers merge by themselves. What is
 not a dense tensor, and the options of parameter groups, rank 0 saves for all ranks if all have the same names.
-Otherwise, every rank saves its part, and restoring merges the parts.
+Otherwise, every rank saves its part, and restoring merges the parts. Of other shared objects, such as schedulers, each
+rank saves its own state if they are not equal, and gets that back.
 """
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,8 @@ SPLIT = "split"
 """The key in the manifest that marks objects of which each rank has a part."""
 SHARED = "shared"
 """The name, in the index, of the state that all ranks share."""
+MISSING = object()
+"""What a rank has saved of an object that it had not registered; None is a state."""
 PARTS = "parts"
 """The key, in a rank's own state, of what it has of the shared state of split objects."""
 
@@ -45,9 +49,9 @@ class SplitObjects:
         self.kinds: dict[str, dict[str, Any]] = {}
         """The kinds of the objects of all ranks, for the manifest."""
 
-    def is_new(self, coverage: Mapping[str, int]) -> bool:
-        """Whether this rank's objects have other names than when the ranks agreed. Not collective."""
-        return self._names is None or coverage != self._coverage
+    def is_new(self, shared: Mapping[str, Any]) -> bool:
+        """Whether the ``shared`` state has other names than when the ranks agreed. Not collective."""
+        return self._names is None or coverage(shared) != self._coverage
 
     def part_of(self, shared: Mapping[str, Any]) -> dict[str, Any]:
         """What this rank must save of its ``shared`` state; before the ranks have agreed, all of it. Not collective."""
@@ -55,22 +59,23 @@ class SplitObjects:
             return {}
         return {name: state for name, state in shared.items() if self._names is None or name in self._names}
 
-    def agree(self, coverage: Mapping[str, int], kinds: Mapping[str, dict[str, Any]]) -> None:
+    def agree(self, shared: Mapping[str, Any], kinds: Mapping[str, dict[str, Any]]) -> None:
         """Find out which objects are split; call it on all ranks.
 
-        ``coverage``: see :func:`coverage`. ``kinds``: the kind of each of this rank's objects. Raises CheckpointError
-        if ranks have given the same name to objects of different kinds.
+        ``shared``: this rank's shared state. ``kinds``: the kind of each of its objects. Raises CheckpointError if
+        ranks have given the same name to objects of different kinds.
         """
-        gathered = self._ranks.gather((dict(coverage), dict(kinds)))
+        covered = coverage(shared)
+        gathered = self._ranks.gather(({**covered, **_digests(shared)}, dict(kinds)))
         self.kinds = {}
         for rank, (_, own_kinds) in enumerate(gathered):
             for name, kind in own_kinds.items():
                 if self.kinds.setdefault(name, kind) != kind:
                     raise CheckpointError(f"{name!r} is registered as {self.kinds[name]}, on rank {rank} as {kind}")
-        covered = [own for own, _ in gathered]
-        names = {name for own in covered for name in own}
-        self._names = frozenset(name for name in names if len({own.get(name) for own in covered}) > 1)
-        self._coverage = dict(coverage)
+        contents = [own for own, _ in gathered]
+        names = {name for own in contents for name in own}
+        self._names = frozenset(name for name in names if len({own.get(name) for own in contents}) > 1)
+        self._coverage = covered
         for name in self._names & self.kinds.keys():
             self.kinds[name] = {**self.kinds[name], SPLIT: True}
 
@@ -80,6 +85,17 @@ def coverage(shared: Mapping[str, Any]) -> dict[str, int]:
     return {
         name: xxhash.xxh64_intdigest("\n".join(sorted(_names_in(state))).encode()) for name, state in shared.items()
     }
+
+
+def _digests(shared: Mapping[str, Any]) -> dict[str, int]:
+    """A hash of the state of each object that is not a module or a named optimizer."""
+    digests = {}
+    for name, state in shared.items():
+        if not _is_part(state):
+            buffer = io.BytesIO()
+            torch.save(state, buffer)
+            digests[name] = xxhash.xxh64_intdigest(buffer.getbuffer())
+    return digests
 
 
 def _names_in(state: Any) -> Iterable[str]:
@@ -106,6 +122,16 @@ def read_shared(index: Index, manifest: Manifest) -> dict[str, Any]:
     """
     others = range(1, manifest.world_size) if is_split(manifest) else ()
     return merge([index.value(SHARED), *(index.value(own_name(rank)).get(PARTS, {}) for rank in others)])
+
+
+def read_own(index: Index, rank: int, name: str) -> Any:
+    """What ``rank`` saved of the object called ``name``, of which each rank has its own state, or :data:`MISSING`.
+
+    ``index``: of the checkpoint. Raises OSError, and whatever torch.load raises.
+    """
+    own = index.value(own_name(rank))
+    places = [own["objects"], own.get(PARTS, {}), *([index.value(SHARED)] if rank == 0 else [])]
+    return next((place[name] for place in places if name in place), MISSING)
 
 
 def merge(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint.files import read_manifest
 from slurmtrain.runtime.job.process_group import RankGroup
 
 LAYERS = 4
@@ -239,6 +241,36 @@ def test_stages_may_be_registered_under_names_of_their_own(tmp_path: Path, pair:
         assert restored == saved
 
 
+def make_stages(ranks: RankGroup, seed: int) -> dict[str, Any]:
+    """Four stages of an interleaved schedule: rank 0 of two has stages 0 and 2, a single rank has all."""
+    stages = {number: Layers([number], seed) for number in range(ranks.rank, LAYERS, ranks.world_size)}
+    parameters = [parameter for stage in stages.values() for parameter in stage.parameters()]
+    return {"model": stages, "optimizer": torch.optim.AdamW(parameters)}
+
+
+def go_through_stages(ranks: RankGroup, root: Path, seed: int) -> dict[str, Any]:
+    """Save the stages, or restore them; what they are then, by their numbers."""
+    objects = make_stages(ranks, seed)
+    for stage in objects["model"].values():
+        stage(torch.ones(2, WIDTH)).square().mean().backward()
+    objects["optimizer"].step()
+    with Attempt(root, ranks, objects, restart=seed) as attempt:
+        assert attempt.save(1) == "" if seed == 1 else attempt.restore() is not None
+    state = objects["optimizer"].state
+    return {
+        f"{number}.{name}": [parameter.tolist(), state[parameter]["exp_avg"].tolist()]
+        for number, stage in objects["model"].items()
+        for name, parameter in stage.named_parameters()
+    }
+
+
+def test_a_rank_may_have_several_stages(tmp_path: Path, pair: Pair) -> None:
+    saved = pair.run(go_through_stages, tmp_path, 1)
+    assert [sorted(name[0] for name in own)[0::2] for own in saved] == [["0", "2"], ["1", "3"]]
+    assert pair.run(go_through_stages, tmp_path, 2) == saved
+    assert go_through_stages(alone(), tmp_path, 3) == merged(saved)
+
+
 def restore_misfit(ranks: RankGroup, root: Path) -> str:
     numbers = part_of(ranks, 2) if ranks.rank == 0 else range(2, 3)
     with (
@@ -266,6 +298,46 @@ def save_stateless(ranks: RankGroup, root: Path) -> list[float]:
             assert attempt.restore() is not None if restart else attempt.save(1) == ""
         rates.append(optimizer.param_groups[0]["lr"])
     return rates
+
+
+def closure(model: nn.Module) -> float:
+    model.zero_grad()
+    loss = model(torch.ones(1, 2)).square().sum()
+    loss.backward()
+    return float(loss)
+
+
+def save_own_schedule(ranks: RankGroup, root: Path, same: bool) -> list[Any]:
+    """A scheduler, and an optimizer whose states have no names, of each stage."""
+    results = []
+    for restart in (0, 1):
+        torch.manual_seed(0 if same else ranks.rank)
+        model = nn.Sequential(nn.Linear(2, 2))
+        optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+        rate = 0.0 if same else float(ranks.rank)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(torch.optim.SGD(model.parameters(), lr=1.0 + rate), 0.5)
+        if restart:
+            scheduler.base_lrs = [9.0]
+        else:
+            optimizer.step(functools.partial(closure, model))
+        objects = {"optimizer": optimizer, "scheduler": scheduler}
+        with Attempt(root, ranks, objects, restart=restart) as attempt:
+            assert attempt.restore() is not None if restart else attempt.save(1) == ""
+        results.append(
+            [scheduler.base_lrs, [value.tolist() for value in optimizer.state_dict()["state"][0]["old_dirs"]]]
+        )
+    return results
+
+
+def test_what_has_no_names_is_saved_for_each_rank_if_it_differs(tmp_path: Path, pair: Pair) -> None:
+    results = pair.run(save_own_schedule, tmp_path / "own", False)
+    for saved, restored in results:
+        assert restored == saved
+    assert [saved[0] for saved, _ in results] == [[1.0], [2.0]]
+    for saved, restored in pair.run(save_own_schedule, tmp_path / "same", True):
+        assert restored == saved
+    kinds = [read_manifest(tmp_path / case / "checkpoints" / "step-1").objects for case in ("own", "same")]
+    assert [kind["scheduler"].get("split", False) for kind in kinds] == [True, False]
 
 
 def test_each_stage_has_its_own_options(tmp_path: Path, pair: Pair) -> None:

@@ -86,6 +86,9 @@ class SimulatedProcesses:
     def reap(self) -> None:
         pass
 
+    def have_orphans(self) -> bool:
+        return False
+
 
 class Ranks(Workers):
     """The real supervision of workers, over fake processes."""

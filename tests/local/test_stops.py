@@ -12,6 +12,8 @@ import psutil
 import pytest
 from helpers.site import ONE_PROCESS, PROJECT, SCRIPTS, Site, until
 
+from slurmtrain.runtime.agent import workers
+
 # More steps than any test waits for.
 ENDLESS = 1_000_000
 
@@ -108,6 +110,18 @@ def test_a_script_that_a_shell_has_started_hears_the_stop_and_saves(site: Site, 
     assert not site.processes(run_id)
     tee = site.runs / run_id / "tee.log"
     assert not tee.exists() or "saving" in tee.read_text()
+
+
+def test_a_script_has_the_whole_grace_though_a_signal_to_all_processes_has_ended_its_shell(site: Site) -> None:
+    save_s = workers.CRASH_GRACE_S + 2
+    script = f"SAVE_S={save_s} {OBEDIENT}; echo over"
+    run_id = site.submit(site.commanding(f'bash -c "{script}"', "slow"))
+    until(lambda: pids(site, run_id), "the start of the script")
+    site.signal_all(run_id, signal.SIGTERM)
+    until(lambda: not site.processes(run_id), "the end of all processes")
+    assert (site.runs / run_id / "step").exists(), site.printed(run_id)
+    assert "over" not in site.printed(run_id)
+    assert site.status(run_id)["state"] == "requeued"
 
 
 def pids(site: Site, run_id: str) -> list[int]:

@@ -63,6 +63,10 @@ class RankProcesses:
         """The processes that have not ended, parents before their children."""
         return [entry for entry in self._entries() if not entry.ended]
 
+    def have_orphans(self) -> bool:
+        """Whether ranks that have ended have left processes behind."""
+        return any(entry.parent == self._agent and entry.pid not in self._ranks for entry in self.running())
+
     def ask(self, number: signal.Signals) -> bool:
         """Send a stop signal to the processes that are to hear it and have not yet. Call it repeatedly until they end.
 

@@ -253,7 +253,14 @@ class Workers(LocalElasticAgent):
             self._control.publish_stop(request)
         if request is not None:
             self._supervisor.stopping(request)
-        self._wait_or_kill(self._grace(request, failed), ask=True)
+        self._wait_or_kill(self._grace(request, failed and not self._may_be_saving(request)), ask=True)
+
+    def _may_be_saving(self, request: StopRequest | None) -> bool:
+        """Whether ranks that have ended have left behind processes that may save now, because of this ``request``.
+
+        A shell dies at once of a signal to all processes of the job, and the script that it has started does not.
+        """
+        return request is not None and request.signal is not None and self._ranks.have_orphans()
 
     def _grace(self, request: StopRequest | None, failed: bool) -> Callable[[], float]:
         """Until when ranks may take to exit by themselves, by the monotonic clock; this may change meanwhile."""

@@ -162,7 +162,7 @@ class Loop:
         self.worker = worker
         self.step = 0
         """Finished steps, as last reported."""
-        self._pid = os.getpid()
+        self._pid, self._parent = os.getpid(), os.getppid()
         self._flag = StopFlag()
         self._pulse = Pulse.open(worker.heartbeat, worker.local_rank)
         self._journal = Journal(worker.attempt.rank_journal(worker.rank)) if worker.attempt is not None else None
@@ -176,7 +176,7 @@ class Loop:
         self._reported_at = 0.0
         self._is_complete = False
         self._is_stopping = False
-        self._has_left = False
+        self._has_left = threading.Event()
         self._calls = self._agree_at = 0
         self._gap = 1
         self._agreed_at = 0.0
@@ -184,7 +184,7 @@ class Loop:
     @property
     def is_active(self) -> bool:
         """Whether it reports and listens: not outside a job, not in a fork, and not after the end."""
-        return self._journal is not None and not self._has_left and os.getpid() == self._pid
+        return self._journal is not None and not self._has_left.is_set() and os.getpid() == self._pid
 
     @property
     def is_stopping(self) -> bool:
@@ -236,9 +236,18 @@ class Loop:
             self._agree_at = self._calls + self._gap
             self._is_stopping = agreed.stop
         if self._is_stopping:
-            self._flag.put_off_forced_exit()
             self.beat(Phase.STOPPING)
+            threading.Thread(target=self._allow_long_save, name="slurmtrain-stop", daemon=True).start()
         return self._is_stopping
+
+    def _allow_long_save(self) -> None:
+        """Put off the forced exit as long as the parent lives: that, or the agent above it, ends the grace.
+
+        A trainer's own save may take minutes, in which nothing of slurmtrain is called.
+        """
+        pause_s = (self.worker.forced_exit_s or 0.0) / 4
+        while pause_s and not self._has_left.wait(pause_s) and os.getppid() == self._parent:
+            self._flag.put_off_forced_exit()
 
     def leave(self) -> NoReturn:
         """See :func:`leave`."""
@@ -401,7 +410,7 @@ class Loop:
             return
         self._flush()
         self._pulse.beat(self.step, Phase.LEFT, self._step_s)
-        self._has_left = True
+        self._has_left.set()
         if self._ranks is not None:
             self._ranks.close()
         if self._metrics is not None:

@@ -215,6 +215,40 @@ def test_what_was_logged_after_the_last_step_is_written_when_the_process_ends(ra
     assert rank.lines() == [(4, {"accuracy": 0.5})]
 
 
+_SAVES_SLOWLY = """
+import os, signal, threading, slurmtrain
+slurmtrain.progress(4, 9)
+os.kill(os.getpid(), signal.SIGTERM)
+assert slurmtrain.stop_requested()
+print("saves", flush=True)
+threading.Event().wait({save_s})
+print("saved", flush=True)
+slurmtrain.leave()
+"""
+_LEAVES_A_CHILD_ALONE = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {text!r}], stdout=subprocess.PIPE, text=True)
+assert child.stdout.readline() == "saves\\n"
+"""
+
+
+def test_a_save_may_take_longer_than_a_forced_exit_while_the_agent_lives(
+    rank: OneRank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURMTRAIN_FORCED_EXIT_S", "1")
+    with program(_SAVES_SLOWLY.format(save_s=3)) as process:
+        assert process.ended() == (STOPPED, "")
+
+
+def test_a_rank_whose_agent_is_gone_does_not_save_for_ever(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURMTRAIN_FORCED_EXIT_S", "1")
+    with program(_LEAVES_A_CHILD_ALONE.format(text=_SAVES_SLOWLY.format(save_s=600))) as process:
+        # The child has the pipe too: this returns when it has ended.
+        code, errors = process.ended()
+    assert code == 0
+    assert "still running 1 s after SIGTERM" in errors
+
+
 # --- two ranks --------------------------------------------------------------------------------------------------------
 
 

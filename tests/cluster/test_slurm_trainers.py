@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -11,10 +12,11 @@ from helpers.site import PATIENCE_S, until
 from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trained_steps, trainings
 
 STEPS = 60
+NAMES = ["lightning", "transformers"] if os.environ.get("TEST_TRAINERS") == "all" else ["lightning"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["transformers", "lightning"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_preempted_trainer_with_an_adapter_loses_no_step(site: ClusterSite, cluster: Cluster, name: str) -> None:
     trainer = TRAINERS[name]
     trainer.skip_if_missing()

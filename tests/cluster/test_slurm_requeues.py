@@ -87,22 +87,30 @@ def test_runs_that_are_over_after_a_preemption_are_not_started_again(site: Clust
 def test_a_run_that_slurm_starts_again_though_it_is_over_ends_at_once_and_for_good(
     site: ClusterSite, cluster: Cluster
 ) -> None:
-    crash = {"steps": 5, "crash_rank": 0, "crash_step": 3}
-    mark = site.path / "answers"
-    setup = broken_scontrol(site, f'[ "$1" = update ] && [ ! -e {mark} ] && exit 1')
-    run_id = site.submit(site.light(params=crash, requeue={"max_failures": 0}, resources=ONE_PROCESS, setup=setup))
+    killed = site.path / "killed"
+    # The agent is killed when it is about to keep Slurm from starting the job again.
+    kill = f'case "$*" in *Requeue=0*) [ -e {killed} ] || {{ touch {killed}; kill -9 "$PPID"; exit 1; }};; esac'
+    spec = site.light(
+        params={**SLOW, "crash_rank": 0, "crash_step": 100},
+        requeue={"max_failures": 0},
+        resources=ONE_PROCESS,
+        slurm=SPOT,
+        setup=broken_scontrol(site, kill),
+    )
+    run_id = site.submit(spec)
     job = site.job(run_id)
-    site.until_state(run_id, "failed")
-    assert end_of(cluster, job) == "FAILED"
-    # Its agent could not keep Slurm from starting it again.
-    mark.touch()
-    cluster.slurm("scontrol", "requeue", job)
-    until(lambda: surplus(site, run_id), "another start")
-    assert end_of(cluster, job) == "COMPLETED"
+    until_trains(site, run_id, starts=1)
+    preempt(cluster, lambda: events(site, run_id, "requeue"))
+    until(killed.exists, "the end of the agent")
+    if cluster.version() < COUNTS_EXITS:
+        assert end_of(cluster, job) == "FAILED"
+        cluster.slurm("scontrol", "requeue", job)
+    until(lambda: surplus(site, run_id), "a start of the run that is over")
+    assert end_of(cluster, job) in OVER
     assert "Requeue=0" in cluster.slurm("scontrol", "show", "job", job)
     site.call("sync")
     run = site.show(run_id)
-    assert (run["state"], len(run["attempts"]), run["attempts"][0]["cause"]) == ("failed", 1, "crash")
+    assert (run["state"], [attempt["cause"] for attempt in run["attempts"]]) == ("failed", ["preempted", "crash"])
 
 
 def test_a_job_that_slurm_holds_for_too_many_starts_is_replaced(site: ClusterSite, cluster: Cluster) -> None:

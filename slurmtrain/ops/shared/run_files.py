@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 # How much of the end of a log is read, and how many characters of a line are shown.
 _TAIL_BYTES = 4096
 _LINE_CHARACTERS = 300
-# What Slurm writes when it ends a start of a job, and then starts the job again (slurmstepd_job.c, 22.05 to 25.11).
+# What Slurm writes when it ends a start of a job that may be started again, and when it ends any step (slurmstepd).
 _START_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) .* DUE TO (?:JOB REQUEUE|PREEMPTION|NODE FAILURE)")
 _STEP_ENDED = re.compile(r"\*\*\* (?:JOB|STEP) .*(?:CANCELLED|FAILED|DUE TO)")
-# What srun writes if a node could not start its task (srun, launch.c).
-_NOT_LAUNCHED = re.compile(r"Task launch failed on node|Unable to create step")
+# What srun writes if a node could not start its task, or if there could be no step at all.
+_NOT_LAUNCHED = re.compile(r"Task launch for .* failed on node|Unable to create step")
 
 
 def last_written_at(directory: AttemptDir, attempt: Attempt | None) -> float:
@@ -75,4 +75,4 @@ def _worth(line: str) -> int:
         return 0
     if line.startswith("srun: "):
         return 2 if _NOT_LAUNCHED.search(line) else 1
-    return 4 if "error" in line.lower() else 3 if not line.startswith("slurmstepd: ") else 1
+    return 4 if "error" in line.lower() else 1 if line.startswith("slurmstepd") else 3

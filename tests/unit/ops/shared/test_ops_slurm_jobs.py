@@ -169,15 +169,15 @@ def test_why_an_earlier_start_ended_is_asked_once_though_its_job_has_ended_well(
         ("starting\npython: can't open file\n\n", "python: can't open file"),
         ("API_KEY=hunter2\n", "API_KEY=<redacted>"),
         (
-            "srun: error: Task launch failed on node node0: Invalid job credential\nsrun: error: Application launch "
-            "failed: Invalid job credential\nsrun: Job step aborted\nslurmstepd: error: *** STEP 7.0 ON node0 "
-            "CANCELLED AT 2026-11-22T12:00:00 ***\nsrun: error: node1: task 1: Killed\n",
-            "srun: error: Task launch failed on node node0: Invalid job credential",
+            "srun: error: Task launch for StepId=7.0 failed on node node0: Invalid job credential\nsrun: error: "
+            "Application launch failed: Invalid job credential\nsrun: Job step aborted\nslurmstepd: error: *** STEP "
+            "7.0 ON node0 CANCELLED AT 2026-11-22T12:00:00 ***\nsrun: error: node1: task 1: Killed\n",
+            "srun: error: Task launch for StepId=7.0 failed on node node0: Invalid job credential",
         ),
         (
             "KeyError: 'lr'\nslurmstepd: error: *** STEP 7.0 ON node0 CANCELLED AT 2026-11-22T12:00:00 DUE TO JOB "
-            "REQUEUE ***\nsrun: error: Task launch failed on node node0: Invalid job credential\n",
-            "srun: error: Task launch failed on node node0: Invalid job credential",
+            "REQUEUE ***\nsrun: error: Task launch for StepId=7.0 failed on node node0: Invalid job credential\n",
+            "srun: error: Task launch for StepId=7.0 failed on node node0: Invalid job credential",
         ),
         ("", "its log is empty"),
         (None, "it left no log; perhaps the nodes node0 cannot see or write to"),

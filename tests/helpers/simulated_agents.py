@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +33,8 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.system.journal import Journal
 
 # What ranks of a node do in a round: end on their own, fail, wait for a request to stop, the same but then exit with 0,
-# hang, hang with the others in the loop, or die with their agent.
-COMPLETE, CRASH, WAIT, OBEY, HANG, LOST = "complete", "crash", "wait", "obey", "hang", "lost"
+# hang, hang in a system call that cannot be interrupted, hang with the others in the loop, or die with their agent.
+COMPLETE, CRASH, WAIT, OBEY, HANG, STUCK, LOST = "complete", "crash", "wait", "obey", "hang", "stuck", "lost"
 POLL_S = 0.002
 
 
@@ -46,6 +47,7 @@ class Process:
 
     def __init__(self, pid: int, behaviour: str) -> None:
         self.pid = pid
+        self.is_stuck = behaviour == STUCK
         self.stop_code = 0 if behaviour == OBEY else STOPPED
         self.returncode: int | None = {COMPLETE: 0, CRASH: 1}.get(behaviour)
         self.signals: list[int] = []
@@ -53,12 +55,14 @@ class Process:
     def poll(self) -> int | None:
         return self.returncode
 
-    def wait(self, _timeout_s: float) -> int | None:
+    def wait(self, timeout_s: float) -> int:
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired("rank", timeout_s)
         return self.returncode
 
     def send_signal(self, number: signal.Signals) -> None:
         self.signals.append(number)
-        if self.returncode is None:
+        if self.returncode is None and not self.is_stuck:
             self.returncode = self.stop_code
 
 
@@ -77,8 +81,9 @@ class SimulatedProcesses:
 
     def kill(self, **_: Any) -> tuple[list[str], list[str]]:
         for rank in self.ranks:
-            rank.returncode = -signal.SIGKILL if rank.returncode is None else rank.returncode
-        return [], []
+            if rank.returncode is None and not rank.is_stuck:
+                rank.returncode = -signal.SIGKILL
+        return [], ["python (pid 1)" for rank in self.ranks if rank.returncode is None]
 
     def running(self) -> list[Process]:
         return []

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.simulated_agents import CRASH, HANG, LOST, OBEY, POLL_S, WAIT, Ranks, World
+from helpers.simulated_agents import CRASH, HANG, LOST, OBEY, POLL_S, STUCK, WAIT, Ranks, World
 from helpers.site import until
 
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
 from slurmtrain.model.interruption.policy import PriorEnd
-from slurmtrain.runtime.agent import control_store, rounds, watchdog
+from slurmtrain.runtime.agent import control_store, rounds, watchdog, workers
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
@@ -359,6 +359,19 @@ def test_a_signal_that_comes_when_only_some_nodes_have_begun_ends_those(
     assert world.outcomes[1] is None
     assert world.root == ("preempted", "stopped by SIGTERM")
     assert world.ranks[0, 0]._own[0].signals == [signal.SIGTERM]
+
+
+def test_a_rank_that_cannot_be_killed_ends_the_attempt_and_is_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "CRASH_GRACE_S", 0.1)
+    world = make({"nodes": 2}, {(0, 0): STUCK, (0, 1): CRASH}, requeue={"restarts_in_place": 0}).begin().end()
+    assert world.causes() == {0: "crash", 1: "crash"}
+    [event] = world.events("leftovers")
+    assert (event["killed"], event["remaining"]) == ([], ["python (pid 1)"])
+    outcome = world.outcomes[0]
+    assert outcome is not None
+    assert outcome.node_report.reason.startswith("python (pid 1) cannot be killed")
 
 
 @pytest.mark.parametrize(("exit_zero", "cause"), [("auto", "preempted"), ("completed", "completed")])

@@ -22,6 +22,7 @@ from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
 from slurmtrain.system.files import locked
 from slurmtrain.system.process import Process
 
@@ -58,6 +59,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     _sweep_unborn(workspace)
     if not synced.observed.runs:
         return synced
+    _end_leftovers(workspace, only, synced)
     acted = [*_finish_submissions(workspace, only, synced), *_finish_cancels(workspace, only, synced)]
     acted += _finish_requeues(workspace, only, synced)
     if acted:
@@ -78,6 +80,17 @@ def _sweep_unborn(workspace: Workspace) -> None:
                 with locked(directory.lock, wait=False) as dead:
                     if dead is not None:
                         shutil.rmtree(directory.path, ignore_errors=True)
+
+
+def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
+    """Kill what the ranks of local runs have left running on this machine if their agent was killed."""
+    for run_id in runs_with_processes() & set(synced.observed.runs.index if only is None else only):
+        run = workspace.store.load(run_id)
+        if run is None or run.executor != "local" or run.newest is None or not run.newest.ended or not _is_gone(run):
+            continue
+        killed = kill_leftovers(workspace.root.run(run_id))
+        if killed:
+            synced.notes.append(f"run {run_id}: killed what its last attempt had left running: {', '.join(killed)}")
 
 
 def _finish_submissions(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:

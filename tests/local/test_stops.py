@@ -176,9 +176,9 @@ def test_daemons_of_a_round_are_gone_before_the_next_one_starts_and_at_the_end(s
     assert [event["remaining"] for event in events] == [[], []]
 
 
-def orphaned(site: Site) -> tuple[str, int]:
+def orphaned(site: Site, **requeue: Any) -> tuple[str, int]:
     """A run whose agent was killed while the script trains on; and the script's process id."""
-    run_id = site.submit(site.commanding(f'bash -c "{OBEDIENT}; echo over"', "orphan"))
+    run_id = site.submit(site.commanding(f'bash -c "{OBEDIENT}; echo over"', "orphan", requeue=requeue))
     until(lambda: pids(site, run_id), "the start of the script")
     [script] = pids(site, run_id)
     for process in site.processes(run_id):
@@ -190,13 +190,24 @@ def orphaned(site: Site) -> tuple[str, int]:
 
 def test_what_a_killed_agent_has_left_behind_is_ended_before_the_run_trains_again(site: Site) -> None:
     run_id, script = orphaned(site)
-    site.call("sync")
+    # Not by sync, which also ends what is left.
+    site.call("resume", run_id, "--from-start")
     until(lambda: len(pids(site, run_id)) == 2, "the second attempt")
     assert not lives(script)
     [event] = leftovers(site, run_id)
     assert f"(pid {script})" in event["killed"][0]
     site.call("cancel", run_id)
     assert not site.processes(run_id)
+
+
+def test_sync_ends_what_a_killed_agent_has_left_behind_even_if_the_run_is_not_started_again(site: Site) -> None:
+    run_id, script = orphaned(site, enabled=False)
+    synced = site.call("sync")
+    assert f"run {run_id}: killed what its last attempt had left running: " in synced.stderr
+    assert f"(pid {script})" in synced.stderr
+    assert not lives(script)
+    assert site.status(run_id)["state"] == "lost"
+    assert "killed" not in site.call("sync").stderr
 
 
 @pytest.mark.parametrize("force", [["--force"], []], ids=["forced", "asked"])

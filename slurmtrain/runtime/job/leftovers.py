@@ -21,6 +21,11 @@ _POLL_S = 0.05
 _KILL_S = 10.0
 
 
+def runs_with_processes() -> set[str]:
+    """The ids of all runs, in any runs root, of which this user's ranks, or what they have started, run here."""
+    return {Path(values[ATTEMPT_DIR]).parent.parent.name for values in marked((ATTEMPT_DIR,)).values()}
+
+
 def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[Process]:
     """The processes of this user on this machine that ranks of ``run``, or their children, have started.
 

@@ -88,8 +88,9 @@ class CheckpointComparison:
 
     ``method``: ``hashes``; ``values`` for slurmtrain's checkpoints; ``tensors`` for a script's own, or ``files`` if
     their format is unknown; empty if nothing was compared. ``difference``: the largest relative difference of any
-    tensor, and ``where`` it is. ``max_abs``: the largest absolute difference of any tensor. ``differing``: the tensors
-    that differ, the largest difference first. ``steps``: of both checkpoints, if they differ.
+    tensor, and ``where`` it is. ``max_abs``: the largest absolute difference of any tensor. ``differing``: tensors
+    that differ, the largest difference first, perhaps not all of the ``count`` that do. ``steps``: of both checkpoints,
+    if they differ.
     """
 
     identical: bool | None
@@ -99,6 +100,7 @@ class CheckpointComparison:
     where: str = ""
     max_abs: float | None = None
     differing: Sequence[TensorDifference] = ()
+    count: int = 0
     steps: tuple[int, int] | None = None
 
     def describe(self) -> str:
@@ -108,8 +110,7 @@ class CheckpointComparison:
         if self.identical is None:
             return f"cannot be compared: {self.why}"
         where = f" in {self.where}" if self.where else ""
-        more = len(self.differing) - 1
-        others = f" and {more} more" if where and more > 0 else ""
+        others = f" and {self.count - 1} more" if where and self.count > 1 else ""
         return f"differs{where}{others}{self._by()}"
 
     def _by(self) -> str:
@@ -130,6 +131,7 @@ class CheckpointComparison:
             "where": self.where or None,
             "max_abs": _finite(self.max_abs),
             "differing": [{"name": each.name, "max_abs": _finite(each.max_abs)} for each in self.differing],
+            "differing_count": self.count,
             "steps": list(self.steps) if self.steps else None,
         }
 

@@ -202,6 +202,7 @@ class _Differences:
             where=first.name,
             max_abs=max(difference.max_abs for _, difference in self._tensors),
             differing=tuple(difference for _, difference in self._tensors[:_NAMED]),
+            count=len(self._tensors),
         )
 
 

@@ -284,7 +284,9 @@ def test_a_run_that_could_not_be_submitted_has_a_verdict_of_its_own() -> None:
 def test_a_comparison_describes_itself() -> None:
     assert SAME.describe() == "is bit-identical"
     assert CheckpointComparison(identical=False, method="files").describe() == "differs"
-    two = replace(OTHER, differing=[TensorDifference("model.weight", 2.0), TensorDifference("model.bias", 1.0)])
+    two = replace(
+        OTHER, differing=[TensorDifference("model.weight", 2.0), TensorDifference("model.bias", 1.0)], count=2
+    )
     assert two.describe() == "differs in model.weight and 1 more by at most 0.25 (relative), 2 (absolute)"
 
 

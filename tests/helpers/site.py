@@ -38,7 +38,12 @@ class Site:
         """The calling user, as an argument of subprocess.run(); by default the user who runs the tests."""
 
     def call(
-        self, *arguments: str, code: int | None = 0, env: dict[str, str] | None = None, cwd: Path | None = None
+        self,
+        *arguments: str,
+        code: int | None = 0,
+        env: dict[str, str] | None = None,
+        cwd: Path | None = None,
+        patience_s: float = PATIENCE_S * 2,
     ) -> subprocess.CompletedProcess[str]:
         """Run a slurmtrain command to its end, expecting this exit code (None: any)."""
         completed = subprocess.run(
@@ -48,7 +53,7 @@ class Site:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=PATIENCE_S * 2,
+            timeout=patience_s,
             **self.identity,
         )
         assert "Traceback" not in completed.stderr, completed.stderr

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 import pytest
-from helpers.site import ONE_PROCESS, Site
+from helpers.site import ONE_PROCESS, PATIENCE_S, Site
 from helpers.trainers import TRAINERS
 
 # Commands that wait look at a run that must be started again as often as they ask Slurm.
@@ -139,8 +139,9 @@ def test_a_drill_of_a_trainer_compares_what_it_has_trained(site: Site, name: str
     trainer = TRAINERS[name]
     trainer.skip_if_missing()
     spec = trainer.spec(site, adapter=adapter, requeue={"backoff_s": 0.5})
-    words = ("--executor", "local", "--fault", "preempt", "--fault", "rank", "--fault", "hang", "requeue.hang_after=10")
-    completed = site.call("drill", str(spec), *words, "--json", code=None, env=SOON)
+    words = ("--executor", "local", "requeue.hang_after=10", "--json")
+    faults = [word for fault in ("preempt", "rank", "hang") for word in ("--fault", fault)]
+    completed = site.call("drill", str(spec), *words, *faults, code=None, env=SOON, patience_s=PATIENCE_S * 5)
     outcome = json.loads(completed.stdout)["drill"]
     preempted, killed, hung = outcome["faults"]
     for struck in (preempted, killed):

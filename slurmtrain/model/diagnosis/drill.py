@@ -89,8 +89,9 @@ class CheckpointComparison:
     ``method``: ``hashes``; ``values`` for slurmtrain's checkpoints; ``tensors`` for a script's own, or ``files`` if
     their format is unknown; empty if nothing was compared. ``difference``: the largest relative difference of any
     tensor, and ``where`` it is. ``max_abs``: the largest absolute difference of any tensor. ``differing``: tensors
-    that differ, the largest difference first, perhaps not all of the ``count`` that do. ``steps``: of both checkpoints,
-    if they differ.
+    that differ, the largest difference first, perhaps not all of the ``count`` that do. ``others``: the names of other
+    values that differ, which does not matter in a script's own checkpoints. ``steps``: of both checkpoints, if they
+    differ.
     """
 
     identical: bool | None
@@ -101,12 +102,14 @@ class CheckpointComparison:
     max_abs: float | None = None
     differing: Sequence[TensorDifference] = ()
     count: int = 0
+    others: Sequence[str] = ()
     steps: tuple[int, int] | None = None
 
     def describe(self) -> str:
         """A predicate whose subject is the last checkpoint of the second run: "is bit-identical"."""
         if self.identical:
-            return "is bit-identical"
+            others = f", except for {', '.join(self.others)}, which are no tensors" if self.others else ""
+            return f"is bit-identical{others}"
         if self.identical is None:
             return f"cannot be compared: {self.why}"
         where = f" in {self.where}" if self.where else ""
@@ -132,6 +135,7 @@ class CheckpointComparison:
             "max_abs": _finite(self.max_abs),
             "differing": [{"name": each.name, "max_abs": _finite(each.max_abs)} for each in self.differing],
             "differing_count": self.count,
+            "other_values": list(self.others),
             "steps": list(self.steps) if self.steps else None,
         }
 

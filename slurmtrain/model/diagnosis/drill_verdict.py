@@ -331,7 +331,7 @@ def _notes(verdict: FaultVerdict, facts: DrillFacts) -> list[str]:
         )
     elif not FAULTS[verdict.fault].announced and not _saved_steps(facts) and not facts.aftermath.saves:
         notes.append("it had saved nothing before the fault: checkpoint.every.steps makes a session save sooner")
-    if facts.run.state == "completed" and facts.comparison.identical is None:
+    if facts.run.state == "completed" and (facts.comparison.identical is None or facts.comparison.others):
         notes.append(f"its last checkpoint {facts.comparison.describe()}")
     if facts.comparison.identical is False and _may_differ(facts):
         notes.append(f"its last checkpoint {facts.comparison.describe()}; {_why_it_may_differ(facts)}")

@@ -186,13 +186,17 @@ class _Differences:
 
     def summarize(self, method: str) -> CheckpointComparison:
         """All of it; tensors matter more than anything else."""
-        if not self._tensors and self._others:
-            return CheckpointComparison(identical=False, method=method, where=self._others[0])
-        if not self._tensors and method == "tensors" and not self._has_tensors:
-            why = "no tensor in them can be read safely: save state_dict()s, not whole objects"
-            return CheckpointComparison(identical=None, method=method, why=why)
+        others = tuple(self._others[:_NAMED])
+        if not self._tensors and method == "tensors":
+            if not self._has_tensors:
+                why = "no tensor in them can be read safely: save state_dict()s, not whole objects"
+                return CheckpointComparison(identical=None, method=method, why=why)
+            # A trainer keeps much that training does not depend on.
+            return CheckpointComparison(identical=True, method=method, others=others)
         if not self._tensors:
-            return CheckpointComparison(identical=True, method=method)
+            return CheckpointComparison(
+                identical=not others, method=method, where=others[0] if others else "", others=others
+            )
         self._tensors.sort(key=lambda each: (-each[0], each[1].name))
         largest, first = self._tensors[0]
         return CheckpointComparison(
@@ -203,6 +207,7 @@ class _Differences:
             max_abs=max(difference.max_abs for _, difference in self._tensors),
             differing=tuple(difference for _, difference in self._tensors[:_NAMED]),
             count=len(self._tensors),
+            others=others,
         )
 
 

@@ -19,7 +19,9 @@ from slurmtrain.runtime.checkpoint.formats.pickles import Inert
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Random number states: a script that draws none does not seed them, and they differ every time.
-_RANDOM = re.compile(r"(?:^|_)rng(?:_|$)|random_state|numpy_random_seed|torch_manual_seed|generator", re.IGNORECASE)
+_RANDOM = re.compile(
+    r"(?:^|_)rng(?:_|$)|random_state|numpy_random_seed|torch_manual_seed|base_seed|generator", re.IGNORECASE
+)
 # Values that differ between two runs of one script.
 _VOLATILE = re.compile(
     r"(?:time|timestamp|date|datetime|hostname|host|pid|elapsed|.*_time|.*_runtime|.*_per_second)", re.IGNORECASE

@@ -110,6 +110,17 @@ def test_files_of_torch_are_compared_by_tensor_without_the_paths_in_them(
     assert (comparison.where, comparison.max_abs) == (("", None) if identical else ("weights", 0.5))
 
 
+def test_values_that_are_no_tensors_may_differ_in_checkpoints_of_a_trainer(
+    workspace: Workspace, tmp_path: Path
+) -> None:
+    def save(directory: Path, index: int) -> None:
+        torch.save({"step": 5, "weights": torch.ones(4), "calls": index}, directory / "ckpt-5.pt")
+
+    comparison = compare_checkpoints(workspace, *two_plain_runs(workspace, tmp_path, save))
+    assert (comparison.identical, comparison.others) == (True, ("calls",))
+    assert comparison.describe() == "is bit-identical, except for calls, which are no tensors"
+
+
 def test_a_checkpoint_with_whole_objects_cannot_be_compared(workspace: Workspace, tmp_path: Path) -> None:
     def save(directory: Path, _: int) -> None:
         torch.save({"step": 5, "model": torch.nn.Linear(2, 2)}, directory / "ckpt-5.pt")

@@ -50,7 +50,9 @@ def drill(site: Site, options: str, *faults: str, code: int | None = None, **key
         command, **{"checkpoint": {"glob": "{checkpoint_dir}/*.pt"}, "requeue": {"backoff_s": 0.5}, **keys}
     )
     words = [word for fault in faults for word in ("--fault", fault)]
-    completed = site.call("drill", str(spec), "--executor", "local", *words, "--json", code=code, env=SOON)
+    completed = site.call(
+        "drill", str(spec), "--executor", "local", *words, "--json", code=code, env=SOON, patience_s=PATIENCE_S * 5
+    )
     outcome: dict[str, Any] = json.loads(completed.stdout)["drill"]
     return outcome
 
@@ -126,9 +128,15 @@ def test_a_script_that_ignores_the_signal_is_told_that_it_was_killed(site: Site)
 @rare
 @pytest.mark.slow
 def test_a_script_that_saves_on_the_signal_passes_every_fault(site: Site) -> None:
-    outcome = drill(site, "--stops-with 75 --saves-on-signal", "preempt", "timeout", "rank", "agent", "all", code=0)
+    faults = ("preempt", "timeout", "rank", "agent", "all")
+    outcome = drill(site, "--stops-with 75 --saves-on-signal --leaves-daemon", *faults, code=0)
     assert [fault["result"] for fault in outcome["faults"]] == ["passed"] * 5
-    assert "it saved ckpt-" in outcome["faults"][0]["notes"][0]
+    preempted = outcome["faults"][0]
+    assert "it saved ckpt-" in preempted["notes"][0]
+    # What ignored the signal was killed before the run started again.
+    assert len(preempted["leftovers"]) == 1
+    assert any("outlived its ranks and were killed: sleep" in note for note in preempted["notes"])
+    assert all(site.processes(fault["run_id"]) == [] for fault in outcome["faults"])
 
 
 @rare

@@ -204,14 +204,15 @@ class Aftermath:
     """What was seen of a script after a fault, apart from the journals.
 
     ``exit_codes``: of the ranks that were asked to stop, by rank; negative for a signal. ``survivors``: processes of
-    the struck ranks that were still alive after the stop, as phrases. ``dead_workers``: what ranks printed about
-    DataLoader workers that died. ``saves``: the checkpoints that the script saved itself, in order of time.
-    ``resume_from``: what the next ranks were told to resume from; ``resumed_at``: when they started, in seconds since
-    1970, None if none did.
+    the struck ranks that were still alive after the stop, as phrases. ``leftovers``: those that outlived their ranks
+    and were killed. ``dead_workers``: what ranks printed about DataLoader workers that died. ``saves``: the checkpoints
+    that the script saved itself, in order of time. ``resume_from``: what the next ranks were told to resume from;
+    ``resumed_at``: when they started, in seconds since 1970, None if none did.
     """
 
     exit_codes: Mapping[int, int] = field(default_factory=dict)
     survivors: Sequence[str] = ()
+    leftovers: Sequence[str] = ()
     dead_workers: Sequence[str] = ()
     saves: Sequence[OwnCheckpoint] = ()
     resume_from: str | None = None
@@ -329,6 +330,7 @@ class FaultVerdict:
             "state": self.state,
             "exit_codes": {str(rank): code for rank, code in sorted(self.aftermath.exit_codes.items())},
             "survivors": list(self.aftermath.survivors),
+            "leftovers": list(self.aftermath.leftovers),
             "half_written": list(injected.half_written) if injected else [],
             "resume_from": self.aftermath.resume_from,
             "comparison": self.comparison.to_dict(),

@@ -131,6 +131,12 @@ def _judge_processes(facts: DrillFacts, findings: Findings) -> None:
                 "and end them with the script",
             )
         )
+    # A rank that is killed cannot end what it has started.
+    if after.leftovers and FAULTS[facts.injected.fault].announced:
+        findings.notes.append(
+            f"processes that it had started outlived its ranks and were killed: {', '.join(after.leftovers)}; whatever "
+            "they had not saved is lost, and elsewhere they would train beside the next attempt: end them in the script"
+        )
     if after.dead_workers:
         findings.problems.append(
             DrillProblem(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.drill import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint
 from slurmtrain.model.diagnosis.drill_moment import Sighting
-from slurmtrain.model.run.events.agent import RanksExited, WorkersStarted
+from slurmtrain.model.run.events.agent import LeftoversKilled, RanksExited, WorkersStarted
 from slurmtrain.model.run.events.base import Event
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
@@ -116,9 +117,12 @@ class RunObserver:
         self._own.look()
         injected, workers = self._injected, self._next_workers()
         assert injected is not None
+        leftovers = self._leftovers(injected, workers.time if workers else math.inf)
+        alive = self._alive() if self._survivors is None else self._survivors
         return Aftermath(
             exit_codes=self._exit_codes(injected),
-            survivors=self._alive() if self._survivors is None else self._survivors,
+            survivors=[*alive, *(name for each in leftovers for name in each.remaining)],
+            leftovers=[name for each in leftovers for name in each.killed],
             dead_workers=self._dead_workers(injected) if FAULTS[injected.fault].announced else (),
             saves=self._own.saves,
             resume_from=workers.payload.resume_from if workers else None,
@@ -171,6 +175,11 @@ class RunObserver:
             if attempt_of(event.source) == injected.attempt:
                 codes |= {int(rank): code for rank, code in event.payload.codes.items() if rank.isdecimal()}
         return codes
+
+    def _leftovers(self, injected: InjectedFault, until: float) -> list[LeftoversKilled]:
+        """What had to be killed after the fault, before the next ranks started at ``until``."""
+        events = self._workspace.store.events(self.run_id, LeftoversKilled)
+        return [event.payload for event in events if injected.at <= event.time <= until]
 
     def _dead_workers(self, injected: InjectedFault) -> list[str]:
         reports = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -20,6 +21,8 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     elif options.stops_with is not None:
         signal.signal(signal.SIGTERM, on_signal)
+    if options.leaves_daemon:
+        subprocess.Popen(["sh", "-c", "trap '' TERM; exec sleep 1000"], start_new_session=True)
     if not options.random:
         torch.manual_seed(1)
     weights, first = torch.ones(64), 0
@@ -51,6 +54,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--saves-on-signal", action="store_true")
     parser.add_argument("--ignores", action="store_true")
     parser.add_argument("--random", action="store_true")
+    parser.add_argument("--leaves-daemon", action="store_true", help="start a process that ignores the signal")
     parser.add_argument("--prints", action="store_true")
     parser.add_argument("--torn-s", type=float, help="write in place, with a pause of this length in the middle")
     return parser.parse_args()

@@ -94,6 +94,13 @@ def test_processes_that_outlive_the_stop_are_a_problem() -> None:
     assert problems(findings) == "1 of its processes outlived the stop: sleep 600 (pid 12)"
 
 
+def test_processes_that_had_to_be_killed_after_a_stop_are_named() -> None:
+    notes = judge_script(facts(leftovers=["sleep (pid 12)"])).notes
+    assert any("outlived its ranks and were killed: sleep (pid 12)" in note for note in notes)
+    # Of a rank that was killed itself nothing else can be expected.
+    assert not any("outlived" in note for note in judge_script(facts("rank", leftovers=["sleep (pid 12)"])).notes)
+
+
 def test_data_loader_workers_that_die_are_a_problem() -> None:
     findings = judge_script(facts(dead_workers=["DataLoader worker (pid(s) 7) exited unexpectedly"]))
     assert "its DataLoader workers died before it had ended" in problems(findings)

@@ -12,7 +12,7 @@ import torch
 from helpers.checkpoints import end_run, make_run
 
 from slurmtrain.model.diagnosis.drill import InjectedFault
-from slurmtrain.model.run.events.agent import RanksExited, WorkersStarted
+from slurmtrain.model.run.events.agent import LeftoversKilled, RanksExited, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.ops.drill.faults import FaultTarget
 from slurmtrain.ops.drill.observer import RunObserver
@@ -93,11 +93,13 @@ def test_after_a_fault_exit_codes_and_what_is_resumed_from_are_read_from_the_jou
     strike(observer)
     with Journal(AttemptDir(run.attempts / KEY).node_journal(1)) as journal:
         journal.write(RanksExited(codes={"0": 0, "1": 75}))
+        journal.write(LeftoversKilled(killed=["sleep 7"], remaining=["cp 8"]))
     handed = save(run, 5)
     start_ranks(run, handed)
     observe_run(workspace, run.id, ask_slurm=False)
     aftermath = observer.aftermath()
     assert aftermath.exit_codes == {0: 0, 1: 75}
+    assert (aftermath.leftovers, aftermath.survivors) == (["sleep 7"], ["cp 8"])
     assert aftermath.resume_from == str(handed)
     assert aftermath.resumed_at is not None
     assert [each.path for each in aftermath.saves] == [str(handed)]

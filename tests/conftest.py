@@ -33,8 +33,10 @@ LONGEST = (
     "cluster/test_slurm_drill.py",
     "local/test_kill_and_resume.py",
     "local/test_drill.py",
+    "local/test_stops.py",
     "local/test_experiments.py",
     "cluster/test_slurm_kills.py",
+    "cluster/test_slurm_stops.py",
     "unit/runtime/checkpoint/test_checkpoint_kills.py",
 )
 

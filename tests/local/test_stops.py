@@ -112,6 +112,7 @@ def test_a_script_that_a_shell_has_started_hears_the_stop_and_saves(site: Site, 
     assert not tee.exists() or "saving" in tee.read_text()
 
 
+@pytest.mark.slow
 def test_a_script_has_the_whole_grace_though_a_signal_to_all_processes_has_ended_its_shell(site: Site) -> None:
     save_s = workers.CRASH_GRACE_S + 2
     script = f"SAVE_S={save_s} {OBEDIENT}; echo over"
@@ -133,6 +134,7 @@ def lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 def test_workers_of_a_torchrun_hear_a_stop_through_it_and_do_not_outlive_it(site: Site) -> None:
     command = f"python -m torch.distributed.run {SCRIPTS / 'obedient.py'} {{run_dir}}/step {ENDLESS}"
     run_id = site.submit(site.spec("torchrun", command=command, resources={**ONE_PROCESS, "procs_per_node": 2}))
@@ -163,6 +165,7 @@ def leftovers(site: Site, run_id: str) -> list[dict[str, Any]]:
     return [event for event in map(json.loads, lines) if event["kind"] == "leftovers"]
 
 
+@pytest.mark.slow
 def test_daemons_of_a_round_are_gone_before_the_next_one_starts_and_at_the_end(site: Site) -> None:
     script = f"python {SCRIPTS / 'litter.py'} {{run_dir}}"
     spec = site.commanding(script, "litter", checkpoint={"glob": "{run_dir}/ckpt-*.txt"})
@@ -230,7 +233,8 @@ def test_a_forced_cancel_ends_the_whole_tree(site: Site) -> None:
 # --- data loaders ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("method", "kind"), [("fork", "persistent"), ("fork", "plain"), ("spawn", "persistent")])
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kind"), [("fork", "plain"), ("spawn", "persistent")])
 def test_a_script_without_a_session_whose_loader_has_workers_loses_no_step_to_a_signal_to_all_processes(
     site: Site, method: str, kind: str
 ) -> None:

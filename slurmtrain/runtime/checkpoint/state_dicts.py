@@ -26,7 +26,7 @@ from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.states import zero_optimizer
 from slurmtrain.runtime.checkpoint.states.attributes import Attributes
-from slurmtrain.runtime.checkpoint.states.rank_parts import GROUPS, OPTIONS, OTHERS, find_options, options
+from slurmtrain.runtime.checkpoint.states.rank_parts import GROUPS, MORE, OPTIONS, OTHERS, find_options, options
 from slurmtrain.runtime.checkpoint.torch_format import can_be_framed
 from slurmtrain.runtime.job.torch_private import compiled_module, drop_empty_states, empty_states, parameter_names
 
@@ -76,6 +76,7 @@ class Objects:
             has_methods = hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")
             self._all[name] = inner if has_methods else Attributes(name, inner)
         self._modules = nn.Module()
+        self._known_names: dict[int, str] = {}
         for name, obj in self._all.items():
             if isinstance(obj, nn.Module):
                 self._add_module(name, obj)
@@ -124,8 +125,10 @@ class Objects:
         return set(self._names().values())
 
     def _names(self) -> dict[int, str]:
-        """The names of all parameters of modules, by id."""
-        return parameter_names(self._modules)
+        """The names of all parameters of modules, by id; looked up again only if there are others."""
+        if self._known_names.keys() != {id(parameter) for parameter in self._modules.parameters()}:
+            self._known_names = parameter_names(self._modules)
+        return self._known_names
 
     def optional(self) -> tuple[str, ...]:
         """Prefixes of the names of tensors that exist only after an optimizer has made a step."""
@@ -193,8 +196,11 @@ class Objects:
             state.shared[name] = {OPTIONS: zero_optimizer.groups(optimizer, self._names())}
 
     def _capture_state(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
-        captured: Any = get_optimizer_state_dict(self._modules, optimizer)
-        state.shared.setdefault(name, {})[GROUPS] = captured["param_groups"]
+        captured: Any = get_optimizer_state_dict(self._modules, acting(optimizer))
+        part = state.shared.setdefault(name, {})
+        part[GROUPS] = captured["param_groups"]
+        if more := more_of(optimizer):
+            part[MORE] = more
         for parameter, values in captured["state"].items():
             self._put_state(state, name, parameter, values)
 
@@ -246,7 +252,9 @@ class Objects:
             # Not strict, since parameters that were never used have no state.
             lenient = StateDictOptions(strict=False)
             state: Any = {"state": states, "param_groups": shared[GROUPS]}
-            set_optimizer_state_dict(self._modules, optimizer, state, options=lenient)
+            set_optimizer_state_dict(self._modules, acting(optimizer), state, options=lenient)
+            if shared.get(MORE):
+                optimizer.load_state_dict({**optimizer.state_dict(), **shared[MORE]})
             drop_empty_states(optimizer)
 
     def _set_options(self, name: str, optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
@@ -268,6 +276,17 @@ def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[s
             parameter, _, key = name.removeprefix(start).rpartition(".")
             states.setdefault(parameter, {})[key] = value
     return states
+
+
+def acting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The optimizer whose state this is: PostLocalSGDOptimizer has that of another, and a step() of its own."""
+    inner = getattr(optimizer, "optim", None)
+    return inner if isinstance(inner, torch.optim.Optimizer) and inner.state is optimizer.state else optimizer
+
+
+def more_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """What the state of an ``optimizer`` has besides those of its parameters, such as PostLocalSGDOptimizer's step."""
+    return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
 
 
 def _parameter_of(optimizer: str, name: str) -> str | None:

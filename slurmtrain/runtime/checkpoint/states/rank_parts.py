@@ -21,8 +21,8 @@ from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.job.process_group import RankGroup
 
 # What the shared state of modules and optimizers consists of: parameter groups of an optimizer that has a state, or
-# that has none, and values that are not dense tensors, by name.
-GROUPS, OPTIONS, OTHERS = "param_groups", "options", "others"
+# that has none, values that are not dense tensors, by name, and whatever else the state_dict of an optimizer has.
+GROUPS, OPTIONS, OTHERS, MORE = "param_groups", "options", "others", "more"
 _PARAMETERS = "params"
 SPLIT = "split"
 """The key in the manifest that marks objects of which each rank has a part."""
@@ -107,7 +107,7 @@ def _names_in(state: Any) -> Iterable[str]:
 
 def _is_part(state: Any) -> bool:
     """Whether this is the shared state of a module or optimizer, rather than what an object's state_dict returned."""
-    return isinstance(state, dict) and state.keys() <= {GROUPS, OPTIONS, OTHERS}
+    return isinstance(state, dict) and state.keys() <= {GROUPS, OPTIONS, OTHERS, MORE}
 
 
 def is_split(manifest: Manifest) -> bool:
@@ -150,6 +150,8 @@ def _merge_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
     merged: dict[str, Any] = {}
     if OTHERS in first or OTHERS in second:
         merged[OTHERS] = {**second.get(OTHERS, {}), **first.get(OTHERS, {})}
+    if MORE in first or MORE in second:
+        merged[MORE] = first.get(MORE, second.get(MORE))
     # If the optimizer has a state on any rank, it has one.
     key = GROUPS if GROUPS in first or GROUPS in second else OPTIONS
     groups = [list(part.get(GROUPS, part.get(OPTIONS, ()))) for part in (first, second)]

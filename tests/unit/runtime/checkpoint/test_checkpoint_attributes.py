@@ -13,6 +13,8 @@ from helpers.ranks import Attempt, Pair, alone
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
+from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from slurmtrain.errors import CheckpointError
@@ -115,6 +117,34 @@ def test_errors_are_not_carried_over_to_another_number_of_ranks(tmp_path: Path, 
     assert restored is not None
     assert "hook" in restored.rederived
     assert state.error_dict == {}
+
+
+def average_locally(ranks: RankGroup, root: Path) -> list[Any]:
+    """What torch's optimizer for local SGD has, and the momenta, when saved and when restored."""
+    results = []
+    for restart in (0, 1):
+        torch.manual_seed(restart)
+        model = nn.Linear(4, 4)
+        averager = PeriodicModelAverager(period=3, warmup_steps=5)
+        optimizer = PostLocalSGDOptimizer(torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), averager)
+        with Attempt(root, ranks, {"model": model, "optimizer": optimizer}, restart=restart) as attempt:
+            if restart:
+                assert attempt.restore() is not None
+            else:
+                for _ in range(7):
+                    optimizer.zero_grad()
+                    model(torch.ones(1, 4) + 0.01 * ranks.rank).square().sum().backward()
+                    optimizer.step()
+                assert attempt.save(7) == ""
+        momenta = [optimizer.state[parameter]["momentum_buffer"].tolist() for parameter in model.parameters()]
+        results.append([averager.step, momenta])
+    return results
+
+
+def test_the_step_of_torchs_optimizer_for_local_sgd_comes_back(tmp_path: Path, pair: Pair) -> None:
+    [(saved, restored), _] = pair.run(average_locally, tmp_path)
+    assert restored[0] == saved[0] == 7
+    assert len(restored[1]) == 2
 
 
 # --- other objects ----------------------------------------------------------------------------------------------------

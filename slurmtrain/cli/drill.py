@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.drill import DrillProblem, FaultVerdict
     from slurmtrain.ops.drill.report import DrillReport
 
-# As wide as its longest rows are, the table fits a terminal of 80 columns.
-HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "SAME", "RESTARTED", "STEP AFTER")
+# With the padding of a drawn table, its widest rows fit a terminal of 80 columns.
+HEADERS = ("FAULT", "RUN", "RESULT", "STOPPED", "LOST", "SAME", "RESTART", "BACK")
 _RESULTS = {PASSED: "passed", FAILED: "FAILED", NOT_TRIED: "not tried"}
 # What restarts a run, in a word. Its agents can do so in two ways.
 _RESTARTED = {AGENTS_IN_PLACE: "in place", AGENTS_REQUEUE: "requeue"}
@@ -115,7 +115,7 @@ def _paragraph(text: str) -> None:
 def _row(verdict: FaultVerdict) -> tuple[str, ...]:
     stopped = "-"
     if verdict.stopped_s is not None:
-        allowed = "" if verdict.allowed_s is None else f" of {verdict.allowed_s:.0f}"
+        allowed = "" if verdict.allowed_s is None else f"/{verdict.allowed_s:.0f}"
         stopped = f"{_number(verdict.stopped_s)}{allowed} s"
     # "nobody" is a finding; "-" means that there was no fault to recover from.
     restarted = "nobody" if verdict.restarted_by is None and verdict.injected else "-"

@@ -12,6 +12,7 @@ import pytest
 
 from slurmtrain import cli
 from slurmtrain.cli import drill as drill_command
+from slurmtrain.cli.shared import tables
 from slurmtrain.model.diagnosis.drill import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
 from slurmtrain.model.diagnosis.drill_script import Findings
 from slurmtrain.model.run.run import Run
@@ -86,21 +87,28 @@ def test_a_table_shows_the_outcome_of_each_fault_and_then_the_advice(
     assert first == "undisturbed: run REF completed after 12 s"
     assert own == "undisturbed: its last checkpoint is ckpt-5.pt"
     assert second == "undisturbed once more: its last checkpoint is bit-identical"
-    assert passed == "rank ONE passed 0.3 of 60 s 5 yes in place 4.2 s"
+    assert passed == "rank ONE passed 0.3/60 s 5 yes in place 4.2 s"
     assert missed == "save SIX not tried - - - - -"
     assert failed == "all TWO FAILED - - - - -"
     assert rest == ["save: not tried: it finished first", "all: it is gone; look at it", "all: so"]
     assert output.err == "reference: run REF\n"
 
 
+@pytest.mark.parametrize("drawn", [True, False])
 def test_a_table_fits_80_columns(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: bool
 ) -> None:
+    monkeypatch.setattr(tables, "is_terminal", lambda _: drawn)
+    monkeypatch.setenv("COLUMNS", "80")
     wide = replace(
         PASSED, fault="preempt", run_id="6agst33ddq", stopped_s=115.8, allowed_s=140.0, lost_steps=1000, step_s=1234.5
     )  # fmt: skip
     call(monkeypatch, tmp_path, report(wide, replace(MISSED, run_id="6agst33ddq")))
-    assert max(map(len, capsys.readouterr().out.splitlines()[1:4])) <= 80
+    output = capsys.readouterr().out
+    assert max(map(len, output.splitlines()[1:])) <= 80
+    # No cell is broken into two lines.
+    for row in ("preempt 6agst33ddq passed 116/140 s 1000 yes in place 1234 s", "save 6agst33ddq not tried"):
+        assert any(line.startswith(row) for line in lines(output))
 
 
 def test_long_lines_are_wrapped_between_words_on_a_terminal(

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from helpers.site import Site
 
+pytestmark = pytest.mark.slow
 TWO_NODES = {"nodes": 2, "procs_per_node": 1}
 
 

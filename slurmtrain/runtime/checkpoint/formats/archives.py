@@ -70,10 +70,12 @@ def read_archive(source: Path | IO[bytes], where: str) -> Any:
     """
     try:
         with zipfile.ZipFile(source) as archive:
-            name = next((each for each in archive.namelist() if each.rpartition("/")[2] == _PICKLE), None)
-            if name is None:
+            pickled = next((each for each in archive.infolist() if each.filename.rpartition("/")[2] == _PICKLE), None)
+            if pickled is None:
                 raise CheckpointError(f"{where} was not written by torch.save: it has no {_PICKLE}")
-            return read_plain(archive.read(name), where)
+            if pickled.header_offset < 0:
+                raise CheckpointError(f"{where} cannot be read: a part of it is missing")
+            return read_plain(archive.read(pickled), where)
     except (zipfile.BadZipFile, struct.error, ValueError, NotImplementedError, EOFError) as error:
         raise CheckpointError(f"{where} cannot be read: {error}") from error
 

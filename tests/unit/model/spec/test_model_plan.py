@@ -108,6 +108,8 @@ def test_a_template_keeps_the_way_to_a_secret() -> None:
 
 FACTS: dict[str, str | None] = {
     "resume_from": "/ckpt/5 a.pt",
+    "resume_dir": "/ckpt",
+    "resume_tag": "5 a.pt",
     "run_dir": "/runs/1",
     "checkpoint_dir": "/runs/1/checkpoints",
     "run_id": "1",
@@ -135,6 +137,12 @@ def test_a_value_with_blanks_stays_one_argument() -> None:
     assert argv("run --resume {resume_from} --dir '{checkpoint_dir} x'") == [
         "run", "--resume", "/ckpt/5 a.pt", "--dir", "/runs/1/checkpoints x",
     ]  # fmt: skip
+
+
+def test_a_checkpoint_is_also_named_by_its_directory_and_its_name_there() -> None:
+    command = "run --load_dir {resume_dir} --tag={resume_tag}"
+    assert argv(command) == ["run", "--load_dir", "/ckpt", "--tag=5 a.pt"]
+    assert argv(command, resume_dir=None, resume_tag=None) == ["run"]
 
 
 @pytest.mark.parametrize(

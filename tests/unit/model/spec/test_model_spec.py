@@ -302,6 +302,14 @@ def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> Non
         ({"resources": {"procs_per_node": 3, "gpus_per_node": 2}}, "resources.procs_per_node", "cannot share 2 GPUs"),
         ({"preflight": {"clock": {"warn_ms": 9, "fail_ms": 1}}}, "preflight.clock.warn_ms", "above fail_ms"),
         ({"command": "x --from {resume_from}"}, "command", "set 'checkpoint.glob'"),
+        ({"command": "x --tag {resume_tag}"}, "command", "'{resume_tag}' needs to know where checkpoints are"),
+        ({"checkpoint": {"format": "hf"}}, "checkpoint.format", "'format' needs 'glob'"),
+        ({"checkpoint": {"step": r"(\d+)"}}, "checkpoint.step", "'step' needs 'glob'"),
+        (
+            {"command": "x {resume_dir}", "checkpoint": {"glob": "*", "format": "own"}},
+            "command",
+            "'{resume_dir}' is always empty with 'checkpoint.format: own'",
+        ),
     ],
 )
 def test_two_keys_that_exclude_each_other_are_refused(data: dict[str, Any], key: str, message: str) -> None:

@@ -15,7 +15,6 @@ from accelerate import Accelerator
 
 from slurmtrain.errors import UserError
 from slurmtrain.integrations.worlds import check_world
-from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.runtime.training.loop import current
 
 _DIRECTORY = re.compile(r"checkpoint-(\d+)")
@@ -87,7 +86,8 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
         directory = loop.worker.attempt.run.checkpoints if loop.worker.attempt is not None else "checkpoints"
     path = Path(directory) / f"checkpoint-{step}"
     unfinished = path.with_name(f"{path.name}.tmp")
-    with loop.during(Phase.SAVING):
+    loop.begin_save()
+    try:
         if accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was killed
         accelerator.wait_for_everyone()
@@ -97,6 +97,8 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
             _publish(unfinished, path)
             _delete_older(path.parent, step, keep)
         accelerator.wait_for_everyone()
+    finally:
+        loop.continue_steps()
     return path
 
 

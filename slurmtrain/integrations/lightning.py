@@ -17,7 +17,6 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 
 from slurmtrain.errors import UserError
 from slurmtrain.integrations.worlds import check_world
-from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.runtime.training.loop import current
 
 _STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt(?:\.tmp)?")
@@ -103,7 +102,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Note that a save begins; it ends before the next step does."""
-        self._loop.beat(Phase.SAVING)
+        self._loop.begin_save()
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Journal that training of ``pl_module`` by the ``trainer`` is completed."""

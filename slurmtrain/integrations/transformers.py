@@ -8,7 +8,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from slurmtrain.errors import UserError
 from slurmtrain.integrations.worlds import check_world
-from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.runtime.training.loop import current
 
 
@@ -81,7 +80,7 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
         """Note that an evaluation has ended."""
         self._loop.continue_steps()
         if control.should_save:
-            self._loop.beat(Phase.SAVING)
+            self._loop.begin_save()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Leave after the save for a stop."""
@@ -100,4 +99,4 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
         if control.should_evaluate:
             self._loop.begin_pause("evaluation")
         elif control.should_save:
-            self._loop.beat(Phase.SAVING)
+            self._loop.begin_save()

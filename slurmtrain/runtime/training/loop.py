@@ -174,6 +174,7 @@ class Loop:
         self._reports = 0
         self._step_s = 0.0
         self._reported_at = 0.0
+        self._interlude_began: float | None = None
         self._is_complete = False
         self._is_stopping = False
         self._has_left = threading.Event()
@@ -223,22 +224,24 @@ class Loop:
         self._calls += 1
         if self._calls < self._agree_at:
             return False
-        ranks = self._group()
-        if ranks is None:
-            self._is_stopping = self._flag.raised is not None
-        else:
-            now = time.monotonic()
-            # The mean over everything since the last agreement, evaluations included: rather too often than too late.
-            call_s = (now - self._agreed_at) / self._gap if self._agreed_at else 0.0
-            gap = steps_to_agreement(call_s, self._gap) if ranks.rank == 0 else 0
-            agreed = ranks.agree(Vote(stop=self._flag.raised is not None, gap=gap))
-            self._gap, self._agreed_at = max(1, agreed.gap), time.monotonic()
-            self._agree_at = self._calls + self._gap
-            self._is_stopping = agreed.stop
+        self._is_stopping = self._agree()
         if self._is_stopping:
             self.beat(Phase.STOPPING)
             threading.Thread(target=self._allow_long_save, name="slurmtrain-stop", daemon=True).start()
         return self._is_stopping
+
+    def _agree(self) -> bool:
+        """Whether any rank has received a stop signal; decides when to ask the others again."""
+        ranks, raised = self._group(), self._flag.raised is not None
+        if ranks is None:
+            return raised
+        # The mean over everything since the last agreement, evaluations included: rather too often than too late.
+        call_s = (time.monotonic() - self._agreed_at) / self._gap if self._agreed_at else 0.0
+        gap = steps_to_agreement(call_s, self._gap) if ranks.rank == 0 else 0
+        agreed = ranks.agree(Vote(stop=raised, gap=gap))
+        self._gap, self._agreed_at = max(1, agreed.gap), time.monotonic()
+        self._agree_at = self._calls + self._gap
+        return agreed.stop
 
     def _allow_long_save(self) -> None:
         """Put off the forced exit as long as the parent lives: that, or the agent above it, ends the grace.
@@ -272,11 +275,8 @@ class Loop:
         if not self.is_active:
             return
         self._listen_once()
-        now = time.monotonic()
-        if step > self.step and self._reports:
-            took = (now - self._reported_at) / (step - self.step)
-            self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
-        self.step, self._reported_at = step, now
+        self._end_interlude()
+        self._note_step(step)
         if not self._reports:
             self._write_if_first(SessionStarted(step=step, world_size=self.worker.world_size))
         if self._total != total or not self._reports:
@@ -286,6 +286,13 @@ class Loop:
         # The first report comes before the first step, or after it, when other ranks may still compile theirs.
         self.continue_steps()
         self._flush(always=self._reports > 1)
+
+    def _note_step(self, step: int) -> None:
+        now = time.monotonic()
+        if step > self.step and self._reports:
+            took = (now - self._reported_at) / (step - self.step)
+            self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
+        self.step, self._reported_at = step, now
 
     def complete(self) -> None:
         """Journal, once, that the work of this rank is done: exit code 0 then means that the run is completed."""
@@ -305,14 +312,30 @@ class Loop:
     def begin_pause(self, activity: str, limit: timedelta = PAUSE) -> None:
         """Begin an ``activity`` that may take longer than a step, up to ``limit``, until :meth:`continue_steps`."""
         if self.is_active and not self._is_stopping:
+            self._interlude_began = time.monotonic()
             self._pulse.pause(self.step, activity, limit.total_seconds(), self._step_s)
+
+    def begin_save(self) -> None:
+        """Begin a save, which ends with :meth:`continue_steps` or with the next step."""
+        self._interlude_began = time.monotonic()
+        self.beat(Phase.SAVING)
 
     def continue_steps(self) -> None:
         """Begin the phase of the loop over steps again, after another one; outside the loop, none is watched."""
+        self._end_interlude()
         if not self._reports or self._is_complete:
             self.beat(Phase.READY)
         else:
             self.beat(Phase.FIRST if self._reports == 1 else Phase.TRAINING)
+
+    def _end_interlude(self) -> None:
+        """Leave out the time of a pause or save that has ended from that of the step."""
+        if self._interlude_began is None:
+            return
+        took, self._interlude_began = time.monotonic() - self._interlude_began, None
+        self._reported_at += took
+        if self._pulse.phase is Phase.SAVING:
+            self._pulse.saved(took)
 
     @contextlib.contextmanager
     def pause(self, activity: str, limit: timedelta) -> Iterator[None]:
@@ -322,26 +345,10 @@ class Loop:
             return
         self._listen_once()
         self.begin_pause(activity, limit)
-        began = time.monotonic()
         try:
             yield
         finally:
-            self._reported_at += time.monotonic() - began
             self.continue_steps()
-
-    @contextlib.contextmanager
-    def during(self, phase: Phase) -> Iterator[None]:
-        """Be in this ``phase`` within the context, and in the one before afterwards; its time is not that of a step."""
-        before, began = self._pulse.phase, time.monotonic()
-        self.beat(phase)
-        try:
-            yield
-        finally:
-            took = time.monotonic() - began
-            self._reported_at += took
-            if phase is Phase.SAVING:
-                self._pulse.saved(took)
-            self.beat(before)
 
     # --- metrics ------------------------------------------------------------------------------------------------------
 
@@ -359,6 +366,8 @@ class Loop:
 
     def record(self, metrics: Mapping[str, Any]) -> None:
         """Write ``metrics`` of the step finished last, at once; what is not a number is left out."""
+        if not self.is_active or self.worker.rank != 0:
+            return
         numbers = {}
         for name, value in metrics.items():
             with contextlib.suppress(TypeError):

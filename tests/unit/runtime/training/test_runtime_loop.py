@@ -169,20 +169,25 @@ def test_a_forked_child_reports_nothing(rank: OneRank) -> None:
     assert (rank.lines(), rank.kinds()) == ([], ["session", "total"])
 
 
-def test_the_time_in_another_phase_is_none_of_a_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("ends", ["by itself", "with the next step"])
+def test_the_time_of_a_save_is_none_of_a_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch, ends: str) -> None:
     now = [100.0]
     monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0]))
     current = loop.current()
     current.progress(0)
     now[0] += 2
     current.progress(1)
-    with current.during(Phase.SAVING):
-        assert rank.beat.phase is Phase.SAVING
-        now[0] += 50
-    assert rank.beat.phase is Phase.TRAINING
-    now[0] += 2
+    current.begin_save()
+    assert rank.beat.phase is Phase.SAVING
+    now[0] += 50
+    if ends == "by itself":
+        current.continue_steps()
+        assert rank.beat.phase is Phase.TRAINING
+        now[0] += 2
     current.progress(2)
-    assert (rank.beat.step_s, rank.beat.save_s) == (2, 50)
+    assert rank.beat.phase is Phase.TRAINING
+    assert rank.beat.save_s == 50
+    assert rank.beat.step_s <= 2
 
 
 def test_a_pause_is_shown_and_is_none_of_a_step(rank: OneRank, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,11 @@ def test_a_drill_of_a_script_with_a_session_shows_who_started_it_again_and_the_s
     }
 
 
-def drill(site: Site, options: str, *faults: str, code: int | None = None, **keys: Any) -> dict[str, Any]:
+def drill(
+    site: Site, options: str, *faults: str, code: int | None = None, start: str = "python", **keys: Any
+) -> dict[str, Any]:
     """Drill the plain script with these options of its own; returns what is printed as JSON."""
-    command = f"python {site.scripts / 'drilled.py'} --out {{checkpoint_dir}} --resume {{resume_from}} {options}"
+    command = f"{start} {site.scripts / 'drilled.py'} --out {{checkpoint_dir}} --resume {{resume_from}} {options}"
     spec = site.commanding(
         command, **{"checkpoint": {"glob": "{checkpoint_dir}/*.pt"}, "requeue": {"backoff_s": 0.5}, **keys}
     )
@@ -137,6 +139,15 @@ def test_a_script_that_saves_on_the_signal_passes_every_fault(site: Site) -> Non
     assert len(preempted["leftovers"]) == 1
     assert any("outlived its ranks and were killed: sleep" in note for note in preempted["notes"])
     assert all(site.processes(fault["run_id"]) == [] for fault in outcome["faults"])
+
+
+@rare
+@pytest.mark.slow
+def test_a_script_that_torchrun_starts_is_struck_with_all_its_processes(site: Site) -> None:
+    preempted, torn = drill(site, "--torn-s 0.2", "preempt", "save", code=0, start="torchrun")["faults"]
+    assert list(preempted["exit_codes"]) == ["node 0"]
+    assert all("it resumed from ckpt-" in " ".join(struck["notes"]) for struck in (preempted, torn))
+    assert torn["resume_from"] not in torn["half_written"]
 
 
 @rare

@@ -203,14 +203,14 @@ class Baseline:
 class Aftermath:
     """What was seen of a script after a fault, apart from the journals.
 
-    ``exit_codes``: of the ranks that were asked to stop, by rank; negative for a signal. ``survivors``: processes of
-    the struck ranks that were still alive after the stop, as phrases. ``leftovers``: those that outlived their ranks
-    and were killed. ``dead_workers``: what ranks printed about DataLoader workers that died. ``saves``: the checkpoints
-    that the script saved itself, in order of time. ``resume_from``: what the next ranks were told to resume from;
-    ``resumed_at``: when they started, in seconds since 1970, None if none did.
+    ``exit_codes``: of the ranks that were asked to stop, by rank or node; negative for a signal. ``survivors``:
+    processes of the struck ranks that were still alive after the stop, as phrases. ``leftovers``: those that outlived
+    their ranks and were killed. ``dead_workers``: what ranks printed about DataLoader workers that died. ``saves``: the
+    checkpoints that the script saved itself, in order of time. ``resume_from``: what the next ranks were told to resume
+    from; ``resumed_at``: when they started, in seconds since 1970, None if none did.
     """
 
-    exit_codes: Mapping[int, int] = field(default_factory=dict)
+    exit_codes: Mapping[str, int] = field(default_factory=dict)
     survivors: Sequence[str] = ()
     leftovers: Sequence[str] = ()
     dead_workers: Sequence[str] = ()
@@ -328,7 +328,7 @@ class FaultVerdict:
             "attempts": self.attempts,
             "restarts": self.restarts,
             "state": self.state,
-            "exit_codes": {str(rank): code for rank, code in sorted(self.aftermath.exit_codes.items())},
+            "exit_codes": dict(self.aftermath.exit_codes),
             "survivors": list(self.aftermath.survivors),
             "leftovers": list(self.aftermath.leftovers),
             "half_written": list(injected.half_written) if injected else [],

@@ -198,8 +198,11 @@ def _first_step_after(facts: DrillFacts, at: float) -> int | None:
     return next((step for _, step in sorted(saved, key=lambda each: each[0]) if step is not None), None)
 
 
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} ranks"
+def _ranks(names: Sequence[str]) -> str:
+    """Ranks, or commands that start them: by number, or as ``node <n>``."""
+    if len(names) > 1:
+        return f"{len(names)} ranks"
+    return f"rank {names[0]}" if names[0].isdecimal() else f"the command on {names[0]}"
 
 
 def _steps(count: int) -> str:

@@ -169,11 +169,11 @@ class RunObserver:
     def _alive(self) -> list[str]:
         return [name for process, name in self._processes if process.alive()]
 
-    def _exit_codes(self, injected: InjectedFault) -> dict[int, int]:
-        codes: dict[int, int] = {}
+    def _exit_codes(self, injected: InjectedFault) -> dict[str, int]:
+        codes: dict[str, int] = {}
         for event in self._workspace.store.events(self.run_id, RanksExited):
             if attempt_of(event.source) == injected.attempt:
-                codes |= {int(rank): code for rank, code in event.payload.codes.items() if rank.isdecimal()}
+                codes |= event.payload.codes
         return codes
 
     def _leftovers(self, injected: InjectedFault, until: float) -> list[LeftoversKilled]:

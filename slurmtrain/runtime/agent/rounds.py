@@ -478,7 +478,9 @@ class _Round:
             workers.end_leftovers()
         exits = workers.exits()
         if workers.request is not None:
-            context.journal.write(RanksExited(codes={str(each.rank): each.code for each in exits}))
+            command = f"node {config.node}"
+            codes = {command if each.rank is None else str(each.rank): each.code for each in exits}
+            context.journal.write(RanksExited(codes=codes))
         zero_completes = config.spec.requeue.zero_completes
         report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
         return _NodeResult(

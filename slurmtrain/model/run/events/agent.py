@@ -158,7 +158,7 @@ class RanksExited(Payload):
     KIND: ClassVar[str] = "exits"
 
     codes: Mapping[str, int] = field(default_factory=dict)
-    """Exit codes by rank; negative: the signal that killed it."""
+    """Exit codes by rank, or by ``node <n>`` for a command that starts the ranks itself; negative: its signal."""
 
 
 @payload

@@ -53,13 +53,13 @@ def problems(findings: Findings) -> str:
 
 def test_a_script_that_saves_on_the_signal_and_resumes_has_no_problem() -> None:
     after = [*BEFORE, save(12, HIT + 1), save(15, HIT + 20)]
-    findings = judge_script(facts(exit_codes={0: 75, 1: 75}, saves=after, resume_from="/c/ckpt-12.pt"))
+    findings = judge_script(facts(exit_codes={"0": 75, "1": 75}, saves=after, resume_from="/c/ckpt-12.pt"))
     assert findings.problems == []
     assert findings.notes == ["it saved ckpt-12.pt after it was asked to stop", "it resumed from ckpt-12.pt"]
 
 
 def test_exit_code_0_after_the_signal_is_explained_with_the_cures() -> None:
-    [note, _, _] = judge_script(facts(exit_codes={0: 0})).notes
+    [note, _, _] = judge_script(facts(exit_codes={"0": 0})).notes
     assert note.startswith("its ranks exited with 0 after SIGTERM; that is taken as not finished")
     assert "Exit with 75" in note
     assert "requeue.exit_zero" in note
@@ -73,17 +73,18 @@ def test_exit_code_0_after_the_signal_is_explained_with_the_cures() -> None:
     ],
 )
 def test_other_exit_codes_are_explained(code: int, note: str) -> None:
-    assert note in judge_script(facts(exit_codes={0: code})).notes
+    assert note in judge_script(facts(exit_codes={"0": code})).notes
 
 
 def test_a_rank_that_ignores_the_signal_is_a_problem() -> None:
-    findings = judge_script(facts(exit_codes={0: -9, 1: 75}))
+    findings = judge_script(facts(exit_codes={"0": -9, "1": 75}))
     assert problems(findings) == "rank 0 did not end after SIGTERM and had to be killed"
     assert "stop_requested" in findings.problems[0].advice
+    assert "the command on node 1 did not end" in problems(judge_script(facts(exit_codes={"node 1": -9})))
 
 
 def test_what_a_stop_without_a_save_costs_is_said() -> None:
-    notes = judge_script(facts(exit_codes={0: -15})).notes
+    notes = judge_script(facts(exit_codes={"0": -15})).notes
     assert any("it saved nothing when it was asked to stop, which costs up to 5 steps" in note for note in notes)
     # A fault that announces nothing leaves no time to save.
     assert judge_script(facts("rank")).notes == ["it resumed from ckpt-10.pt"]

@@ -98,7 +98,7 @@ def test_after_a_fault_exit_codes_and_what_is_resumed_from_are_read_from_the_jou
     start_ranks(run, handed)
     observe_run(workspace, run.id, ask_slurm=False)
     aftermath = observer.aftermath()
-    assert aftermath.exit_codes == {0: 0, 1: 75}
+    assert aftermath.exit_codes == {"0": 0, "1": 75}
     assert (aftermath.leftovers, aftermath.survivors) == (["sleep 7"], ["cp 8"])
     assert aftermath.resume_from == str(handed)
     assert aftermath.resumed_at is not None

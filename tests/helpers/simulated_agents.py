@@ -85,11 +85,8 @@ class SimulatedProcesses:
                 rank.returncode = -signal.SIGKILL
         return [], ["python (pid 1)" for rank in self.ranks if rank.returncode is None]
 
-    def running(self) -> list[Process]:
-        return []
-
-    def reap(self) -> None:
-        pass
+    def wait(self, **_: Any) -> bool:
+        return True
 
     def have_orphans(self) -> bool:
         return False

@@ -31,13 +31,14 @@ from slurmtrain.system.process_table import (
     name_of,
     pipe_of,
     program_of,
-    read_entry,
     read_table,
 )
 
 # Programs that wait for what they have started, and do not pass signals on.
 SHELLS = frozenset(("ash", "bash", "busybox", "csh", "dash", "fish", "ksh", "mksh", "sh", "tcsh", "zsh"))
 _POLL_S = 0.02
+# How often to look for orphans to reap, at most: looking at all processes costs milliseconds.
+_REAP_S = 1.0
 # How long to go on killing. A process that has been killed ends at once, unless it is in a system call that cannot be
 # interrupted, such as one to a file server that does not answer.
 _KILL_S = 10.0
@@ -52,6 +53,7 @@ class RankProcesses:
         self._session = os.getsid(0)
         self._ranks: frozenset[int] = frozenset()
         self._asked_already: set[tuple[int, int]] = set()
+        self._reap_at = 0.0
         self.has_shell = False
         """Whether one of the ranks that were asked to stop is a shell."""
 
@@ -93,9 +95,9 @@ class RankProcesses:
         while any(map(only, self.running())):
             if time.monotonic() >= deadline:
                 return False
-            self.reap()
+            self._reap_orphans()
             time.sleep(_POLL_S)
-        self.reap()
+        self._reap_orphans()
         return True
 
     def kill(self, *, spare: Callable[[Entry], bool] = lambda _entry: False) -> tuple[list[str], list[str]]:
@@ -112,19 +114,28 @@ class RankProcesses:
             for entry in running:
                 killed.setdefault(_key(entry), describe(entry))
                 identity_of(entry).send(signal.SIGKILL)
-            self.reap()
+            self._reap_orphans()
             time.sleep(_POLL_S)
-        self.reap()
+        self._reap_orphans()
         return list(killed.values()), []
 
     def reap(self) -> None:
-        """Reap orphans that have ended. It costs one system call if there are none."""
-        with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-                entry = read_entry(ended.si_pid)
-                if entry is None or entry.session == self._session or entry.pid in self._ranks:
-                    return  # somebody else waits for it, and is about to reap it
-                os.waitpid(entry.pid, os.WNOHANG)
+        """Reap orphans that have ended. It costs one system call if nothing has; call it as often as you like."""
+        try:
+            has_ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return
+        if not has_ended or time.monotonic() < self._reap_at:
+            return
+        # What has ended may also be a rank or a helper of the agent, which somebody else reaps, perhaps never.
+        self._reap_at = time.monotonic() + _REAP_S
+        self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        for entry in self._entries():
+            if entry.ended and entry.parent == self._agent and entry.pid not in self._ranks:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(entry.pid, os.WNOHANG)
 
     def _is_shell(self, pid: int) -> bool:
         is_shell = program_of(pid) in SHELLS

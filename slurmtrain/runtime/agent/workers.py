@@ -314,9 +314,8 @@ class Workers(LocalElasticAgent):
 
     def end_leftovers(self) -> None:
         """End what the ranks have left behind, after they have ended: nothing of a round may run on into the next."""
-        if self._ranks.running():
+        if not self._ranks.wait(timeout_s=0.0):
             self._control.call_alive(self._end_leftovers)
-        self._ranks.reap()
 
     def _end_leftovers(self) -> None:
         if self._ranks.wait(timeout_s=_LEFTOVER_S):

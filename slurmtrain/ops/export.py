@@ -171,9 +171,10 @@ def _choose_own(checkpoint: ExternalCheckpoint, contents: Contents, name: str | 
     if name is not None and name in objects:
         return name
     if not modules and checkpoint.format == "deepspeed":
+        directory = checkpoint.path.parent
         raise UserError(
             f"the weights in {checkpoint.path} are divided among the ranks; DeepSpeed makes one file of them: "
-            f"'python zero_to_fp32.py {checkpoint.path.parent} FILE --tag {checkpoint.path.name}'"
+            f"'python {directory}/zero_to_fp32.py {directory} OUT --tag {checkpoint.path.name}'"
         )
     if not modules and checkpoint.format == "other":
         raise UserError(f"{checkpoint.path} has a format that is not known here, and cannot be exported")

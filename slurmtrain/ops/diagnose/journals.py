@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from slurmtrain.model.diagnosis.log_scan import Hit
-from slurmtrain.model.diagnosis.patterns import CONFIRMATION, ROOT, explain_xid
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, NOTE, ROOT, explain_xid
 from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.interruption.policy import policy_of
 from slurmtrain.model.run.events.agent import NodeEnded, WorkersStarted
@@ -34,6 +34,7 @@ _FIXES = {
     "lost": "check `sacct`, or ask the administrators: neither the job nor Slurm left a reason",
 }
 _NOT_REQUEUED = "`slurmtrain resume` continues; leave requeue.enabled out, and it is requeued next time"
+_FIX_PASSED_OVER = "`slurmtrain verify` reads the checkpoint; `slurmtrain resume` tries it again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,18 @@ class AttemptJournals:
                 rank=first,
                 host=self.hosts.get(first, "") if first is not None else "",
                 at=datetime.fromisoformat(hang["at"]).timestamp(),
+                exact=True,
+                line=number,
+            )
+        for number, passed_over in enumerate(facts["passed_over"]):
+            yield Hit(
+                name="passed_over",
+                role=NOTE,
+                cause=f"its ranks did not continue from {passed_over['path']}, since {passed_over['why']}",
+                fix=_FIX_PASSED_OVER,
+                text="",
+                origin=_JOURNALS,
+                at=datetime.fromisoformat(passed_over["at"]).timestamp(),
                 exact=True,
                 line=number,
             )

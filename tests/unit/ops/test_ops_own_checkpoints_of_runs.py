@@ -16,6 +16,7 @@ from slurmtrain.model.run.events.agent import WorkersStarted
 from slurmtrain.model.run.events.checkpoint import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.ops.checkpoint import request_checkpoint
+from slurmtrain.ops.diagnose.attempt import diagnose
 from slurmtrain.ops.export import ExportRequest, export
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe_run
@@ -143,7 +144,7 @@ def test_a_request_to_save_is_refused_with_what_else_to_do(workspace: Workspace,
         request_checkpoint(workspace, run.id)
 
 
-def test_show_has_what_was_passed_over_and_why(workspace: Workspace, run: RunDir) -> None:
+def test_show_and_doctor_have_what_was_passed_over_and_why(workspace: Workspace, run: RunDir) -> None:
     with Journal(AttemptDir(run.attempts / "1.0").node_journal(0)) as journal:
         journal.write(CheckpointPassedOver(path="/out/b.pt", step=20, fingerprint="f", why="its ranks crashed"))
         journal.write(WorkersStarted())
@@ -152,6 +153,8 @@ def test_show_has_what_was_passed_over_and_why(workspace: Workspace, run: RunDir
     assert {name: passed_over[name] for name in ("path", "step", "why")} == {
         "path": "/out/b.pt", "step": 20, "why": "its ranks crashed",
     }  # fmt: skip
+    [note] = diagnose(workspace, run.id).diagnosis.others
+    assert note.first.cause == "its ranks did not continue from /out/b.pt, since its ranks crashed"
 
 
 # --- scripts that find their checkpoints themselves -------------------------------------------------------------------

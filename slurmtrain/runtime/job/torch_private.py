@@ -107,7 +107,7 @@ def import_compiler() -> None:
 def empty_states(groups: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """What set_optimizer_state_dict needs instead of nothing for parameters without a state: an empty one each.
 
-    ``groups``: the saved groups of parameters, by name. torch 2.9 needs it, 2.13 does not.
+    ``groups``: the saved groups of parameters, by name. torch 2.9 needs it, later versions do not.
     """
     return {name: {} for group in groups for name in group["params"]}
 

@@ -206,6 +206,8 @@ pool = context.Pool(2)
 say(pool.map(abs, [-1, -2]))
 pool.terminate()
 pool.join()
+# Python 3.12 and later warn of a fork in a process with threads.
+__import__("warnings").simplefilter("ignore", DeprecationWarning)
 lone = os.fork()
 if lone == 0:
     os._exit(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))

@@ -453,10 +453,10 @@ def test_a_plug_in_that_changes_parameters_changes_its_own_copy(
 def test_a_plug_in_that_raises_or_hangs_delays_no_other(
     make_context: MakeContext, offer: Callable[..., None], hanging: Callable[..., Any]
 ) -> None:
-    offer(bad=lambda node: 1 // 0, slow=hanging, good=lambda node: ("pass", "well"), exits=lambda node: sys.exit(1))
+    offer(bad=lambda node: {}["x"], slow=hanging, good=lambda node: ("pass", "well"), exits=lambda node: sys.exit(1))
     facts = measure_all(make_context(preflight=only_checks(timeout_s=1.0)))
     assert facts == {
-        "bad": {"error": "ZeroDivisionError: integer division or modulo by zero"},
+        "bad": {"error": "KeyError: 'x'"},
         "slow": {"timeout": 1.0},
         "good": {"status": "pass", "summary": "well", "evidence": {}},
         "exits": {"error": "SystemExit: 1"},

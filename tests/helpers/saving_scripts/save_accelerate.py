@@ -5,6 +5,7 @@ import sys
 import torch
 from accelerate import Accelerator
 from accelerate.utils import ProjectConfiguration
+from ending import leave
 
 
 class Counter:
@@ -36,3 +37,4 @@ for batch in loader:
     counter.steps += 1
     if counter.steps in (3, 6):
         accelerator.save_state()
+leave()

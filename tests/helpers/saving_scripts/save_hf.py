@@ -3,6 +3,7 @@
 import sys
 
 import torch
+from ending import leave
 from transformers import Trainer, TrainingArguments
 
 
@@ -24,3 +25,4 @@ arguments = TrainingArguments(
 )  # fmt: skip
 resume = next((word for word in sys.argv[2:] if word != "only"), None)
 Trainer(model=Net(), args=arguments, train_dataset=data).train(resume_from_checkpoint=resume)
+leave()

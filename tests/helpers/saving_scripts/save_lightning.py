@@ -4,6 +4,7 @@ import sys
 
 import lightning
 import torch
+from ending import leave
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.fsdp import fully_shard
@@ -39,3 +40,4 @@ trainer = lightning.Trainer(
     callbacks=[saving, Timer()], enable_progress_bar=False, logger=False, enable_model_summary=False,
 )  # fmt: skip
 trainer.fit(Net(), loader, ckpt_path=sys.argv[3] if len(sys.argv) > 3 else None)
+leave()

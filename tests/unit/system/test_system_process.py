@@ -23,9 +23,10 @@ from slurmtrain.system.process import (
 
 # Says that it is ready, and ends when its standard input does, so that it never outlives the test.
 WAIT = "import sys; print('ready', flush=True); sys.stdin.read()"
+# Each line in one write: both processes have the same pipe.
 PARENT = (
-    "import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', \"print('ready', flush=True); "
-    'import sys; sys.stdin.read()"]); print(child.pid, flush=True); child.wait()'
+    "import os, subprocess, sys; child = subprocess.Popen([sys.executable, '-c', \"import os, sys; "
+    "os.write(1, b'ready\\\\n'); sys.stdin.read()\"]); os.write(1, b'%d\\n' % child.pid); child.wait()"
 )
 
 

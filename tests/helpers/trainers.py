@@ -48,6 +48,8 @@ TRAINERS = {
     "transformers": Trainer("transformers", "hf.py", "checkpoint-*"),
     "lightning": Trainer("lightning", "pl.py", "*.ckpt"),
     "accelerate": Trainer("accelerate", "accelerated.py", "checkpoint-*"),
+    # Not in the extra: it is built when it is installed. With the functions for loops, as it has no adapter.
+    "deepspeed": Trainer("deepspeed", "zero.py", "global_step*"),
 }
 
 

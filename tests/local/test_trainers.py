@@ -94,7 +94,7 @@ def kill_in_save(site: Site, run_id: str) -> None:
 
 def writes(directory: Path) -> bool:
     """Whether a checkpoint is being written there."""
-    paths = [*directory.glob("checkpoint-*"), *directory.glob("*.ckpt")]
+    paths = [path for pattern in ("checkpoint-*", "*.ckpt", "global_step*") for path in directory.glob(pattern)]
     return any(path.name.endswith(".tmp") or not is_written(path) for path in paths)
 
 
@@ -102,6 +102,9 @@ def is_written(path: Path) -> bool:
     """Whether everything is there that the trainer writes last."""
     if path.is_file():
         return zipfile.is_zipfile(path)
+    if path.name.startswith("global_step"):
+        # The weights, and a file of the optimizer for each rank.
+        return sum(zipfile.is_zipfile(each) for each in path.iterdir()) == 3
     names = {each.name for each in path.iterdir()}
     return "trainer_state.json" in names or {"random_states_0.pkl", "random_states_1.pkl"} <= names
 

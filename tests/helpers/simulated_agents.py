@@ -25,8 +25,9 @@ from slurmtrain.model.spec.spec import Spec, read_spec
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.node_round import Meeting, RoundConfig
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint
-from slurmtrain.runtime.agent.rounds import Meeting, RoundConfig, Rounds
+from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag

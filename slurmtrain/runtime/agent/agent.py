@@ -49,7 +49,7 @@ from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import become_subreaper, this_process
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.agent.rounds import Meeting
+    from slurmtrain.runtime.agent.node_round import Meeting
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 _TURN_POLL_S = 0.5
@@ -112,7 +112,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
 
 
 class _Agent:
-    """This node's agent, which hosts the rounds of ranks (:class:`~.rounds.RoundHost`)."""
+    """This node's agent, which hosts the rounds of ranks (:class:`~.node_round.RoundHost`)."""
 
     def __init__(
         self, attempt: AttemptDir, node: Node, journal: Journal, flag: StopFlag, began: float, queue: JobQueue | None
@@ -219,8 +219,9 @@ class _Agent:
 
     def _train(self, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome:
         """Join the other agents at ``master``, and run rounds of ranks with them until the attempt ends."""
+        from slurmtrain.runtime.agent.node_round import RoundConfig
         from slurmtrain.runtime.agent.rendezvous import open_store
-        from slurmtrain.runtime.agent.rounds import RoundConfig, Rounds
+        from slurmtrain.runtime.agent.rounds import Rounds
 
         index, nodes = self._node.index, self._node.count
         # The port was bound during the preflight, so no other process can have taken it since.

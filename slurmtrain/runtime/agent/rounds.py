@@ -11,13 +11,9 @@ that a rank still alive on a lost node does no harm.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
@@ -27,130 +23,29 @@ from slurmtrain.model.interruption.exit_report import (
     HangEvidence,
     LostNodes,
     StopRequest,
-    amend,
     report_attempt,
-    report_exits,
     report_signal,
     report_standby,
 )
 from slurmtrain.model.interruption.members import choose_members
-from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
+from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent import (
-    LeftoversKilled,
-    RanksExited,
     RanksRestarted,
-    RanksStopping,
-    WorkersStarted,
 )
-from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.spec.spec import Spec
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.kernel_log import KernelState
-from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
+from slurmtrain.runtime.agent.node_round import Context, NodeResult, Round, RoundConfig, RoundHost, has_own_store
 from slurmtrain.runtime.agent.rendezvous import MeetingPoint, open_store
-from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.preflight.ports import listen_on_job_port, reserve_port
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.process import identify
 
 # Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.
 _RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
 _POLL_S = 0.02
 # How long an agent waits for the others at the end. Node 0 serves the store: the others read its last message from it.
 _LEAVING_S = 30.0
-# Ranks are killed this long before the time limit at the latest, so that the agent can still report.
-_LIMIT_MARGIN_S = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundConfig:
-    """The settings that all rounds of an attempt share.
-
-    ``node``: this node, of ``nodes`` allocated ones. ``job_id`` and ``restart``: this start of the job, from which
-    ports are derived. ``hosts``: the names of nodes, if Slurm gives them. ``address``: this node's in the elected
-    network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time limit;
-    None: no limit.
-    """
-
-    attempt: AttemptDir
-    spec: Spec
-    node: int
-    nodes: int
-    job_id: str
-    restart: int
-    hosts: Mapping[int, str]
-    address: str
-    deadline: float | None
-    lead_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Meeting:
-    """The nodes that have ranks in a round (``members``), and where the ranks meet: an address and port of node 0."""
-
-    members: Sequence[int]
-    address: str
-    port: int
-
-
-class RoundHost(Protocol):
-    """What rounds need from the agent that hosts them."""
-
-    def find_checkpoint(self) -> tuple[str | None, Newest]:
-        """The checkpoint that the ranks of the next round resume from: its path, None for the beginning; what it is."""
-
-    def newest_checkpoint(self) -> Newest:
-        """The newest checkpoint."""
-
-    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
-        """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
-
-        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``resume_from``: the checkpoint.
-        ``board``: the path of the board for heartbeats.
-        """
-
-    def ask_policy(self, latest: PriorEnd) -> Decision:
-        """What to do after an end that has just happened, given the run's history."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Context:
-    """The objects that all rounds use; see :class:`Rounds`."""
-
-    config: RoundConfig
-    host: RoundHost
-    point: MeetingPoint
-    query: JobQuery
-    journal: Journal
-    flag: StopFlag
-    control: ControlStore
-    board: Board
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _NodeResult:
-    """How a round ended on a node.
-
-    ``states``: what its ranks were doing, if the round hung. ``reached``: the last step that one of them finished; None
-    if unknown.
-    """
-
-    report: ExitReport
-    states: Sequence[RankState] = ()
-    reached: int | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """This as JSON, as it is sent to node 0."""
-        return {"report": self.report.to_dict(), "states": [state.to_dict() for state in self.states]}
-
-    @classmethod
-    def from_dict(cls, plain: Mapping[str, Any]) -> _NodeResult:
-        """Read what :meth:`to_dict` returned."""
-        states = [RankState.from_dict(state) for state in plain["states"]]
-        return cls(report=ExitReport.from_dict(plain["report"]), states=states)
 
 
 class Rounds:
@@ -170,7 +65,7 @@ class Rounds:
         ``config``: what is fixed. ``host``: the agent. ``point``: the store of all agents. ``query``: asks Slurm about
         the job when a signal arrives. ``journal``: this node's. ``flag``: set by a signal to this agent.
         """
-        self._context = _Context(
+        self._context = Context(
             config=config, host=host, point=point, query=query, journal=journal, flag=flag,
             control=ControlStore(point.store, config.node, config.nodes),
             board=Board(config.spec.resources.local_world_size),
@@ -215,9 +110,9 @@ class Rounds:
         name, now, node = self._context.flag.name, time.time(), self._config.node
         assert name is not None
         self._control.publish_stop(StopRequest.by_signal(name, at=now, node=node))
-        self._publish_result(_NodeResult(report=report_signal(name, at=now)))
+        self._publish_result(NodeResult(report=report_signal(name, at=now)))
 
-    def _take_part(self) -> _NodeResult:
+    def _take_part(self) -> NodeResult:
         """Run this node's ranks from start to end. If they cannot start, the round ends on all nodes."""
         node = self._config.node
         try:
@@ -225,8 +120,8 @@ class Rounds:
                 self._begin()
             begin = self._control.wait_for("begin")
             if begin is None:
-                return _NodeResult(report=self._report_without_node_0())
-            return _Round(self._context, self._number, self._members, begin["resume_from"]).run(begin["port"])
+                return NodeResult(report=self._report_without_node_0())
+            return Round(self._context, self._number, self._members, begin["resume_from"]).run(begin["port"])
         except SlurmtrainError as error:
             if node == 0 and self._control.read("begin") is None:
                 # The other nodes still wait for the message that begins the round. Only this node's leaving, which
@@ -234,7 +129,7 @@ class Rounds:
                 raise
             reason, now = str(error), time.time()
             self._control.publish_stop(StopRequest(cause="crash", why=reason, at=now, node=node))
-            return _NodeResult(report=ExitReport(cause="crash", reason=reason, failed_at=now))
+            return NodeResult(report=ExitReport(cause="crash", reason=reason, failed_at=now))
 
     def _begin(self) -> None:
         """On node 0: find the checkpoint to resume from and the port where ranks meet, and let the round begin."""
@@ -268,7 +163,7 @@ class Rounds:
 
     # --- what follows -----------------------------------------------------------------------------------------------
 
-    def _decide_next(self, own: _NodeResult | None) -> AttemptOutcome | None:
+    def _decide_next(self, own: NodeResult | None) -> AttemptOutcome | None:
         """On node 0: learn how the round ended on all nodes, and begin another one if that is allowed."""
         assert own is not None  # node 0 always has ranks
         results, lost = self._collect(own)
@@ -286,7 +181,7 @@ class Rounds:
         self._begin_next(members)
         return None
 
-    def _follow_node_0(self, own: _NodeResult | None) -> AttemptOutcome | None:
+    def _follow_node_0(self, own: NodeResult | None) -> AttemptOutcome | None:
         """On any other node: publish how the round ended here, and do what node 0 decides."""
         if own is not None:
             self._publish_result(own)
@@ -308,10 +203,10 @@ class Rounds:
         self._members = members
         self._number += 1
 
-    def _publish_result(self, result: _NodeResult) -> None:
+    def _publish_result(self, result: NodeResult) -> None:
         self._control.publish(f"ended/{self._config.node}", result.to_dict())
 
-    def _collect(self, own: _NodeResult) -> tuple[dict[int, _NodeResult], list[int]]:
+    def _collect(self, own: NodeResult) -> tuple[dict[int, NodeResult], list[int]]:
         """How the round ended on each node that reports, and which nodes were lost."""
         control, flag = self._control, self._context.flag
         results = {self._config.node: own}
@@ -323,7 +218,7 @@ class Rounds:
                 message = control.read(f"ended/{node}")
                 if message is not None:
                     missing.discard(node)
-                    results[node] = _NodeResult.from_dict(message)
+                    results[node] = NodeResult.from_dict(message)
             if flag.name is not None and not published:
                 # The ranks of this node have ended, so nothing else looks at the flag any more.
                 published = True
@@ -331,7 +226,7 @@ class Rounds:
             time.sleep(_POLL_S)
         return results, sorted({*missing, *control.silent_nodes()})
 
-    def _report_attempt(self, results: Mapping[int, _NodeResult], lost: Collection[int]) -> ExitReport:
+    def _report_attempt(self, results: Mapping[int, NodeResult], lost: Collection[int]) -> ExitReport:
         """Why the round ended."""
         hosts = self._config.hosts
         states = _states_of(results)
@@ -347,7 +242,7 @@ class Rounds:
             lost=lost_nodes if members else None,
         )
 
-    def _nodes_to_blame(self, attempt_report: ExitReport, results: Mapping[int, _NodeResult]) -> Collection[int]:
+    def _nodes_to_blame(self, attempt_report: ExitReport, results: Mapping[int, NodeResult]) -> Collection[int]:
         """The nodes on which ranks failed, or hang while ranks of other nodes wait for them."""
         blamed = {
             node for node, result in results.items() if result.report is attempt_report or result.report.gpu_failed
@@ -415,138 +310,6 @@ class Rounds:
         self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
 
 
-class _Round:
-    """One round on this node: starts the ranks and supervises them (:class:`~.workers.Supervisor`)."""
-
-    def __init__(self, context: _Context, number: int, members: Sequence[int], resume_from: str | None) -> None:
-        """``number``: from 0 on. ``members``: the nodes that have ranks. ``resume_from``: the checkpoint, if any."""
-        config = context.config
-        self._context = context
-        self._config = config
-        self._control = context.control
-        self._members = members
-        self._resume_from = resume_from
-        self._attempt = replace(config.attempt, round=number)
-        self._monitor = RankMonitor(
-            MonitorConfig(
-                attempt=self._attempt,
-                node=config.node,
-                hosts=config.hosts,
-                members=members,
-                ranks_per_node=config.spec.resources.local_world_size,
-                per_node=config.spec.per_node,
-                hang_after=config.spec.requeue.hang_after,
-            ),
-            context.board,
-            context.control,
-            context.journal,
-        )
-
-    def run(self, port: int) -> _NodeResult:
-        """Start the ranks, which meet at this port of node 0, and wait until they end. Raises SlurmtrainError."""
-        config, context = self._config, self._context
-        # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
-        context.board.reset()
-        meeting = Meeting(self._members, context.point.address, port)
-        argv = self._control.call_alive(
-            lambda: context.host.prepare_ranks(self._attempt, meeting, self._resume_from, context.board.path)
-        )
-        kernel = KernelState.now()
-        workers = Workers(
-            WorkersConfig(
-                argv=argv,
-                count=config.spec.resources.local_world_size,
-                per_node=config.spec.per_node,
-                own_store=has_own_store(config.spec, self._members),
-                attempt=self._attempt,
-                node=config.node,
-                members=self._members,
-                local_addr=config.address,
-                master=(meeting.address, meeting.port),
-                stop_signal=signal.Signals[config.spec.requeue.signal],
-                zero_completes=config.spec.requeue.zero_completes,
-                deadline=config.deadline,
-            ),
-            context.point,
-            context.control,
-            context.flag,
-            self,
-        )
-        try:
-            workers.run()
-        finally:
-            workers.end_leftovers()
-        exits = workers.exits()
-        if workers.request is not None:
-            command = f"node {config.node}"
-            codes = {command if each.rank is None else str(each.rank): each.code for each in exits}
-            context.journal.write(RanksExited(codes=codes))
-        zero_completes = config.spec.requeue.zero_completes
-        report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
-        return _NodeResult(
-            report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
-        )
-
-    def started(self, pids: Mapping[int, int]) -> None:
-        """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
-        spec = self._config.spec
-        self._monitor.set_pids(pids)
-        processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
-        self._context.journal.write(
-            WorkersStarted(
-                processes=processes,
-                ranks_each=spec.resources.local_world_size if spec.per_node else 1,
-                resume_from=self._resume_from,
-            )
-        )
-
-    def find_hang(self) -> StopRequest | None:
-        """A request to stop because a rank hangs, if one does."""
-        return self._monitor.find_hang()
-
-    def stopping(self, request: StopRequest) -> None:
-        """Called before the ranks are asked to stop: ask Slurm for the cause, and examine ranks that still hang."""
-        self._context.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
-        if request.signal is not None and self._config.node == 0:
-            self._context.query.begin()
-        if request.cause == "hang":
-            self._control.call_alive(self._monitor.examine_hang)
-
-    def left_behind(self, killed: Sequence[str], remaining: Sequence[str]) -> None:
-        """Called when processes that the ranks had left behind were killed, or cannot be."""
-        self._context.journal.write(LeftoversKilled(killed=list(killed), remaining=list(remaining)))
-
-    def stop_by(self) -> float:
-        """The time by which ranks must have saved and exited, by the monotonic clock.
-
-        Node 0 knows Slurm's answer, and publishes this time, so that the ranks of all nodes have the same.
-        """
-        config = self._config
-        if self._context.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
-            return config.deadline + config.lead_s - _LIMIT_MARGIN_S
-        stop_by = self._context.query.stop_by()
-        if config.node == 0:
-            # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their
-            # wall clocks.
-            self._control.publish("until", {"at": time.time() + stop_by - time.monotonic()})
-            return stop_by
-        message = None
-        with contextlib.suppress(RuntimeError):
-            message = self._control.read("until")
-        return stop_by if message is None else time.monotonic() + message["at"] - time.time()
-
-
-def has_own_store(spec: Spec, members: Sequence[int]) -> bool:
-    """Whether rank 0 serves the store where ranks meet, and not the agent.
-
-    So it is where the command starts the ranks itself, and where there is only one rank: its script may open a
-    rendezvous of its own with what it inherits.
-
-    ``members``: the nodes that have ranks.
-    """
-    return spec.per_node or len(members) * spec.resources.local_world_size == 1
-
-
-def _states_of(results: Mapping[int, _NodeResult]) -> list[RankState]:
+def _states_of(results: Mapping[int, NodeResult]) -> list[RankState]:
     """What the ranks of all nodes were doing."""
     return [state for result in results.values() for state in result.states]

@@ -15,7 +15,7 @@ from helpers.site import until
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
 from slurmtrain.model.interruption.policy import PriorEnd
-from slurmtrain.runtime.agent import control_store, rounds, watchdog, workers
+from slurmtrain.runtime.agent import control_store, node_round, rounds, watchdog, workers
 from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
@@ -44,12 +44,12 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
         monkeypatch.setattr(ControlStore, "wait_for", noted)
         return world
 
-    monkeypatch.setattr(rounds, "Workers", Ranks)
+    monkeypatch.setattr(node_round, "Workers", Ranks)
     monkeypatch.setattr(rounds, "_POLL_S", POLL_S)
     monkeypatch.setattr(control_store, "_POLL_S", POLL_S)
     monkeypatch.setattr(control_store, "_BEAT_S", 0.01)
     # What the kernel of this machine has noted meanwhile is not for these tests.
-    monkeypatch.setattr(rounds.KernelState, "changes", lambda _state: KernelEvidence())
+    monkeypatch.setattr(node_round.KernelState, "changes", lambda _state: KernelEvidence())
     monkeypatch.setattr(stacks, "collect", lambda pids, _logs, _beats: {rank: [] for rank in pids})
     monkeypatch.setattr(stacks, "state_of", lambda _pid: "S")
     yield build

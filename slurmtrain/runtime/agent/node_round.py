@@ -1,0 +1,263 @@
+"""One round of ranks on a node, from their start to their end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from slurmtrain.model.diagnosis.hang import RankState
+from slurmtrain.model.interruption.exit_report import (
+    ExitReport,
+    StopRequest,
+    amend,
+    report_exits,
+)
+from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
+from slurmtrain.model.run.events.agent import (
+    LeftoversKilled,
+    RanksExited,
+    RanksStopping,
+    WorkersStarted,
+)
+from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent.job_query import JobQuery
+from slurmtrain.runtime.agent.kernel_log import KernelState
+from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
+from slurmtrain.runtime.agent.rendezvous import MeetingPoint
+from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
+from slurmtrain.runtime.job.heartbeat import Board
+from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.process import identify
+
+# Ranks are killed this long before the time limit at the latest, so that the agent can still report.
+_LIMIT_MARGIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """The settings that all rounds of an attempt share.
+
+    ``node``: this node, of ``nodes`` allocated ones. ``job_id`` and ``restart``: this start of the job, from which
+    ports are derived. ``hosts``: the names of nodes, if Slurm gives them. ``address``: this node's in the elected
+    network. ``deadline``: when to ask for a stop, by the monotonic clock, ``lead_s`` seconds before the time limit;
+    None: no limit.
+    """
+
+    attempt: AttemptDir
+    spec: Spec
+    node: int
+    nodes: int
+    job_id: str
+    restart: int
+    hosts: Mapping[int, str]
+    address: str
+    deadline: float | None
+    lead_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """The nodes that have ranks in a round (``members``), and where the ranks meet: an address and port of node 0."""
+
+    members: Sequence[int]
+    address: str
+    port: int
+
+
+class RoundHost(Protocol):
+    """What rounds need from the agent that hosts them."""
+
+    def find_checkpoint(self) -> tuple[str | None, Newest]:
+        """The checkpoint that the ranks of the next round resume from: its path, None for the beginning; what it is."""
+
+    def newest_checkpoint(self) -> Newest:
+        """The newest checkpoint."""
+
+    def prepare_ranks(self, attempt: AttemptDir, meeting: Meeting, resume_from: str | None, board: str) -> list[str]:
+        """Prepare what ranks inherit, and return the command that each runs. Raises SlurmtrainError.
+
+        ``attempt`` names the round. ``meeting``: who takes part, and where they meet. ``resume_from``: the checkpoint.
+        ``board``: the path of the board for heartbeats.
+        """
+
+    def ask_policy(self, latest: PriorEnd) -> Decision:
+        """What to do after an end that has just happened, given the run's history."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """The objects that all rounds use; see :class:`~.rounds.Rounds`."""
+
+    config: RoundConfig
+    host: RoundHost
+    point: MeetingPoint
+    query: JobQuery
+    journal: Journal
+    flag: StopFlag
+    control: ControlStore
+    board: Board
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeResult:
+    """How a round ended on a node.
+
+    ``states``: what its ranks were doing, if the round hung. ``reached``: the last step that one of them finished; None
+    if unknown.
+    """
+
+    report: ExitReport
+    states: Sequence[RankState] = ()
+    reached: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """This as JSON, as it is sent to node 0."""
+        return {"report": self.report.to_dict(), "states": [state.to_dict() for state in self.states]}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> NodeResult:
+        """Read what :meth:`to_dict` returned."""
+        states = [RankState.from_dict(state) for state in plain["states"]]
+        return cls(report=ExitReport.from_dict(plain["report"]), states=states)
+
+
+class Round:
+    """One round on this node: starts the ranks and supervises them (:class:`~.workers.Supervisor`)."""
+
+    def __init__(self, context: Context, number: int, members: Sequence[int], resume_from: str | None) -> None:
+        """``context``: what all rounds use. ``number``: from 0 on. ``members``: the nodes that have ranks.
+
+        ``resume_from``: the checkpoint, if any.
+        """
+        config = context.config
+        self._context = context
+        self._config = config
+        self._control = context.control
+        self._members = members
+        self._resume_from = resume_from
+        self._attempt = replace(config.attempt, round=number)
+        self._monitor = RankMonitor(
+            MonitorConfig(
+                attempt=self._attempt,
+                node=config.node,
+                hosts=config.hosts,
+                members=members,
+                ranks_per_node=config.spec.resources.local_world_size,
+                per_node=config.spec.per_node,
+                hang_after=config.spec.requeue.hang_after,
+            ),
+            context.board,
+            context.control,
+            context.journal,
+        )
+
+    def run(self, port: int) -> NodeResult:
+        """Start the ranks, which meet at this port of node 0, and wait until they end. Raises SlurmtrainError."""
+        config, context = self._config, self._context
+        # Before the ranks learn about the board: heartbeats of the previous round must not count in this one.
+        context.board.reset()
+        meeting = Meeting(self._members, context.point.address, port)
+        argv = self._control.call_alive(
+            lambda: context.host.prepare_ranks(self._attempt, meeting, self._resume_from, context.board.path)
+        )
+        kernel = KernelState.now()
+        workers = Workers(
+            WorkersConfig(
+                argv=argv,
+                count=config.spec.resources.local_world_size,
+                per_node=config.spec.per_node,
+                own_store=has_own_store(config.spec, self._members),
+                attempt=self._attempt,
+                node=config.node,
+                members=self._members,
+                local_addr=config.address,
+                master=(meeting.address, meeting.port),
+                stop_signal=signal.Signals[config.spec.requeue.signal],
+                zero_completes=config.spec.requeue.zero_completes,
+                deadline=config.deadline,
+            ),
+            context.point,
+            context.control,
+            context.flag,
+            self,
+        )
+        try:
+            workers.run()
+        finally:
+            workers.end_leftovers()
+        exits = workers.exits()
+        if workers.request is not None:
+            command = f"node {config.node}"
+            codes = {command if each.rank is None else str(each.rank): each.code for each in exits}
+            context.journal.write(RanksExited(codes=codes))
+        zero_completes = config.spec.requeue.zero_completes
+        report = report_exits(exits, workers.request, config.node, zero_completes=zero_completes)
+        return NodeResult(
+            report=amend(report, kernel.changes()), states=self._monitor.states, reached=self._monitor.last_step()
+        )
+
+    def started(self, pids: Mapping[int, int]) -> None:
+        """Called when the ranks have started; see :meth:`.workers.Supervisor.started`."""
+        spec = self._config.spec
+        self._monitor.set_pids(pids)
+        processes = {str(number): process.to_dict() for number, pid in pids.items() if (process := identify(pid))}
+        self._context.journal.write(
+            WorkersStarted(
+                processes=processes,
+                ranks_each=spec.resources.local_world_size if spec.per_node else 1,
+                resume_from=self._resume_from,
+            )
+        )
+
+    def find_hang(self) -> StopRequest | None:
+        """A request to stop because a rank hangs, if one does."""
+        return self._monitor.find_hang()
+
+    def stopping(self, request: StopRequest) -> None:
+        """Called before the ranks are asked to stop: ask Slurm for the cause, and examine ranks that still hang."""
+        self._context.journal.write(RanksStopping(cause=request.cause, why=request.why, signal=request.signal))
+        if request.signal is not None and self._config.node == 0:
+            self._context.query.begin()
+        if request.cause == "hang":
+            self._control.call_alive(self._monitor.examine_hang)
+
+    def left_behind(self, killed: Sequence[str], remaining: Sequence[str]) -> None:
+        """Called when processes that the ranks had left behind were killed, or cannot be."""
+        self._context.journal.write(LeftoversKilled(killed=list(killed), remaining=list(remaining)))
+
+    def stop_by(self) -> float:
+        """The time by which ranks must have saved and exited, by the monotonic clock.
+
+        Node 0 knows Slurm's answer, and publishes this time, so that the ranks of all nodes have the same.
+        """
+        config = self._config
+        if self._context.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
+            return config.deadline + config.lead_s - _LIMIT_MARGIN_S
+        stop_by = self._context.query.stop_by()
+        if config.node == 0:
+            # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their
+            # wall clocks.
+            self._control.publish("until", {"at": time.time() + stop_by - time.monotonic()})
+            return stop_by
+        message = None
+        with contextlib.suppress(RuntimeError):
+            message = self._control.read("until")
+        return stop_by if message is None else time.monotonic() + message["at"] - time.time()
+
+
+def has_own_store(spec: Spec, members: Sequence[int]) -> bool:
+    """Whether rank 0 serves the store where ranks meet, and not the agent.
+
+    So it is where the command starts the ranks itself, and where there is only one rank: its script may open a
+    rendezvous of its own with what it inherits.
+
+    ``members``: the nodes that have ranks.
+    """
+    return spec.per_node or len(members) * spec.resources.local_world_size == 1

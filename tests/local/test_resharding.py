@@ -39,7 +39,7 @@ def test_from_four_ranks_to_two_and_back_the_losses_go_on(
     site: Site, undisturbed: dict[int, float], strategy: str
 ) -> None:
     if strategy == "pipeline" and torch.__version__.startswith("2.9."):
-        pytest.skip("torch 2.9 cannot have two pipelines over gloo: their messages have other sizes than expected")
+        pytest.skip("torch 2.9 aborts in gloo in the first step of a pipeline, before anything is saved")
     spec = site.spec(script=SCRIPT.name, params={"steps": 6, "strategy": strategy}, resources={"procs_per_node": 4})
     run_id = site.submit(spec, "--wait")
     site.call("resume", run_id, "--wait", "params.steps=12", "resources.procs_per_node=2")

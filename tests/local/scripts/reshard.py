@@ -64,7 +64,7 @@ class Pipeline:
 
     def train(self, step: int, size: int) -> Tensor:
         """The gradients of a step, averaged over the replicas, and the loss of the whole batch, on all ranks."""
-        # Contiguous, since torch 2.10 refuses inputs of a stage whose strides change from step to step.
+        # Contiguous, since torch 2.10 and 2.11 refuse inputs of a stage whose strides change.
         inputs, targets = (part[self.number :: self.count].contiguous() for part in batch_of(step, size))
         losses: list[Tensor] = []
         self.schedule.step(*([] if self.index else [inputs]), target=targets, losses=losses)

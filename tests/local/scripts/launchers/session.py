@@ -17,6 +17,7 @@ def rank_main(rank: int, world_size: int) -> None:
     address = f"tcp://{os.environ['SLURMTRAIN_MASTER_ADDR']}:{os.environ['SLURMTRAIN_MASTER_PORT']}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world_size)
     with slurmtrain.session(params={"steps": 20, "step_ms": 0}) as run:
+        torch.manual_seed(0)  # nothing else makes the replicas equal
         model = torch.nn.Linear(4, 1)
         run.checkpoint(model=model)
         for _ in run.steps(run.params["steps"]):

@@ -17,10 +17,11 @@ from typing import Any
 
 import psutil
 import pytest
+from helpers import run_faults
 from helpers.site import SCRIPTS, Site, until
-from helpers.trainers import lost_steps, trained_steps, trainings
+from helpers.trainers import SAVE_EVERY, lost_steps, trainings
 
-STEPS, SAVE_EVERY = 30, 6
+STEPS = 30
 FOLDER = SCRIPTS / "launchers"
 ARGUMENTS = "{checkpoint_dir} --resume {resume_from}"
 # On CPUs accelerate starts several processes only if it is told to use several GPUs.
@@ -57,47 +58,16 @@ def ranks(site: Site, run_id: str) -> list[dict[str, str]]:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def has_saved(site: Site, run_id: str) -> bool:
-    return trained_steps(site, run_id) > SAVE_EVERY + 1
-
-
-def preempt(site: Site, run_id: str) -> None:
-    """Send SIGTERM to every process of the run, as Slurm does."""
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    site.signal_all(run_id, signal.SIGTERM)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    assert site.status(run_id)["state"] == "requeued"
-    site.call("sync")
-
-
-def kill(site: Site, run_id: str) -> None:
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    site.signal_all(run_id, signal.SIGKILL)
-    assert site.status(run_id)["state"] != "completed"
-    site.call("resume", run_id)
-
-
 def kill_in_save(site: Site, run_id: str) -> None:
     half = site.runs / run_id / "checkpoints" / f"ckpt-{2 * SAVE_EVERY}.pt"
-    until(half.exists, "half a checkpoint")
-    site.signal_all(run_id, signal.SIGKILL)
-    assert half.read_bytes() == b"PK", "the save was over before the kill"
-    site.call("resume", run_id)
-
-
-def cancel(site: Site, run_id: str) -> None:
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    site.call("cancel", run_id)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    assert site.status(run_id)["state"] == "cancelled"
-    site.call("resume", run_id)
+    run_faults.kill_in_save(site, run_id, lambda: half.exists() and half.read_bytes() == b"PK")
 
 
 STRIKE: dict[str, Callable[[Site, str], None]] = {
-    "preempted": preempt,
-    "killed": kill,
+    "preempted": run_faults.preempt,
+    "killed": run_faults.kill,
     "killed in a save": kill_in_save,
-    "cancelled": cancel,
+    "cancelled": run_faults.cancel,
 }
 
 
@@ -144,7 +114,7 @@ def test_two_runs_at_once_meet_at_ports_of_their_own(site: Site, name: str) -> N
 @pytest.mark.slow
 def test_a_round_in_place_meets_at_another_port(site: Site) -> None:
     run_id = site.submit(launched(site, "torchrun", requeue={"backoff_s": 0}))
-    until(lambda: has_saved(site, run_id), "a checkpoint")
+    until(lambda: run_faults.has_saved(site, run_id), "a checkpoint")
     [launcher] = [each for each in site.processes(run_id) if Path(each.cmdline()[1]).name == "torchrun"]
     launcher.send_signal(signal.SIGKILL)
     site.call("wait", run_id)

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import itertools
 import os
-import signal
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.site import Site, until
-from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trained_steps, trainings, weights
+from helpers import run_faults
+from helpers.site import Site
+from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trainings, weights
 
 STEPS = 30
 # With TEST_TRAINERS=all every trainer meets every fault, with and without an adapter.
@@ -58,38 +58,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 # --- faults -----------------------------------------------------------------------------------------------------------
 
 
-def has_saved(site: Site, run_id: str) -> bool:
-    """Whether a run has saved, and trained at least a step since. Fails if it has crashed."""
-    printed = site.printed(run_id)
-    assert not any("Traceback" in line for line in printed), "\n".join(printed)
-    return trained_steps(site, run_id) > SAVE_EVERY + 1
-
-
-def preempt(site: Site, run_id: str) -> None:
-    """Send SIGTERM to every process of the run, data-loader workers included, as Slurm does."""
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    site.signal_all(run_id, signal.SIGTERM)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    assert site.status(run_id)["state"] == "requeued"
-    site.call("sync")
-
-
-def kill(site: Site, run_id: str) -> None:
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    site.signal_all(run_id, signal.SIGKILL)
-    assert site.status(run_id)["state"] != "completed"
-    site.call("resume", run_id)
-
-
 def kill_in_save(site: Site, run_id: str) -> None:
-    """Kill everything while the second checkpoint is being written."""
     directory = site.runs / run_id / "checkpoints"
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    until(lambda: writes(directory), "half a checkpoint")
-    site.signal_all(run_id, signal.SIGKILL)
-    assert writes(directory), "the save was over before the kill"
-    assert site.status(run_id)["state"] != "completed"
-    site.call("resume", run_id)
+    run_faults.kill_in_save(site, run_id, lambda: writes(directory))
 
 
 def writes(directory: Path) -> bool:
@@ -109,19 +80,11 @@ def is_written(path: Path) -> bool:
     return "trainer_state.json" in names or {"random_states_0.pkl", "random_states_1.pkl"} <= names
 
 
-def cancel(site: Site, run_id: str) -> None:
-    until(lambda: has_saved(site, run_id), "a checkpoint")
-    site.call("cancel", run_id)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    assert site.status(run_id)["state"] == "cancelled"
-    site.call("resume", run_id)
-
-
 STRIKE: dict[str, Callable[[Site, str], None]] = {
-    "preempted": preempt,
-    "killed": kill,
+    "preempted": run_faults.preempt,
+    "killed": run_faults.kill,
     "killed in a save": kill_in_save,
-    "cancelled": cancel,
+    "cancelled": run_faults.cancel,
 }
 ANNOUNCED = ("preempted", "cancelled")
 

@@ -28,7 +28,7 @@ def step_in_name(name: str) -> int | None:
     stands alone. Numbers of epochs and metrics are no steps.
     """
     stem = _ENDING.sub("", name)
-    marked = next((found for pattern in _MARKED if (found := pattern.findall(stem))), None)
+    marked = next(filter(None, (pattern.findall(stem) for pattern in _MARKED)), None)
     numbers = marked or _ALONE.findall(_DECIMAL.sub("", _OTHER.sub("", stem)))
     return int(numbers[-1]) if numbers else None
 

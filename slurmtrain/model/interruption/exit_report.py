@@ -53,6 +53,11 @@ _MEMORY_LINES = 3
 # --- how ranks end --------------------------------------------------------------------------------------------------
 
 
+def is_cascade(message: str) -> bool:
+    """Whether this ``message`` of an exception says that another rank had failed before."""
+    return _CASCADE.search(message) is not None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """One rank's end. ``code`` is negative for a signal; ``at`` is in seconds since 1970.
@@ -89,7 +94,7 @@ class Exit:
         end: NCCL's watchdog aborts its process.
         """
         if self.raised is not None:
-            return _CASCADE.search(self.raised[1]) is not None
+            return is_cascade(self.raised[1])
         ended_itself = self.code > 0 or self.code == -signal.SIGABRT
         return ended_itself and _CASCADE.search("\n".join(self.last_lines[-_CASCADE_LINES:])) is not None
 

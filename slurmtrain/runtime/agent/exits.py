@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.diagnosis.launcher_report import RankEnd, find_rank_end, without_report
 from slurmtrain.model.diagnosis.redact import redact
-from slurmtrain.model.interruption.exit_report import Exit
+from slurmtrain.model.interruption.exit_report import Exit, is_cascade
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
@@ -76,14 +76,17 @@ class CommandExits(RankExits):
         events = {rank: read_events(self._attempt.rank_journal(rank), "") for rank in ranks}
         raised = {rank: error for rank in ranks if (error := _find_exception(events[rank]))}
         end = self._end(process) if process.returncode else None
-        rank = min(raised, key=lambda rank: raised[rank][0], default=None)
-        if end is not None and end.local_rank is not None and end.local_rank < self._count:
-            rank = ranks[end.local_rank]
+        local = end.local_rank if end is not None else None
+        reported = ranks[local] if local is not None and local < self._count else None
+        rank = _blamed(raised, reported)
+        code = process.returncode if end is None else end.code
+        if reported is not None and rank != reported:
+            code = 1  # what Python exits with after an exception; the launcher's report is on another rank
         return Exit(
             rank=rank,
             node=self._node,
             pid=process.pid,
-            code=process.returncode if end is None else end.code,
+            code=code,
             at=at,
             raised=raised.get(rank) if rank is not None else None,
             last_lines=without_report(self._report())[-_TAIL_LINES:] if process.returncode else (),
@@ -97,6 +100,19 @@ class CommandExits(RankExits):
 
     def _report(self) -> list[str]:
         return _last_lines(self._attempt.node_log(self._node), _REPORT_LINES)
+
+
+def _blamed(raised: Mapping[int, tuple[float, str]], reported: int | None) -> int | None:
+    """The rank to blame for the end of a command; None if none is known.
+
+    If several ranks have ended by the time that a launcher looks, it may report one that failed because of another.
+
+    ``raised``: time and text of the exceptions that ranks have journaled. ``reported``: the rank that the launcher
+    reports.
+    """
+    if reported is not None and (reported not in raised or not is_cascade(raised[reported][1])):
+        return reported
+    return min(raised, key=lambda rank: (is_cascade(raised[rank][1]), raised[rank][0]), default=None)
 
 
 def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:

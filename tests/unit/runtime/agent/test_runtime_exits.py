@@ -63,6 +63,22 @@ def test_a_command_ends_like_the_rank_that_its_launcher_blames(attempt: AttemptD
     assert command_exit.last_lines == ["ValueError: boom"]
 
 
+def test_a_launcher_that_blames_a_rank_for_the_loss_of_another_is_not_believed(attempt: AttemptDir) -> None:
+    raised(attempt, 4, "Connection closed by peer")
+    raised(attempt, 5, "boom")
+    attempt.node_log(2).write_text(REPORT.format(-6, 0) + "\n")
+    assert CommandExits(attempt, 2, 2).read(2, Ended(1), at=5.0).describe() == (
+        "rank 5 exited with code 1: ValueError: boom"
+    )
+
+
+def test_a_launcher_is_believed_about_a_rank_that_could_raise_nothing(attempt: AttemptDir) -> None:
+    raised(attempt, 1, "an unknown consequence")
+    attempt.node_log(0).write_text(REPORT.format(-9, 0) + "\n")
+    command_exit = CommandExits(attempt, 0, 2).read(0, Ended(1), at=5.0)
+    assert (command_exit.rank, command_exit.code) == (0, -9)
+
+
 @pytest.mark.parametrize("code", [STOPPED, -15, -9])
 def test_launchers_exit_with_1_whatever_the_code_of_their_rank(attempt: AttemptDir, code: int) -> None:
     attempt.node_log(0).write_text(REPORT.format(code, 0) + "\n")

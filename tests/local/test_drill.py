@@ -89,7 +89,7 @@ def test_a_drill_says_what_a_careless_script_does_and_ends_its_hang(site: Site) 
 def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_that_a_script_does_not_resume(
     site: Site,
 ) -> None:
-    outcome = drill(site, "--name last.pt --torn-s 0.3 --every 4 --steps 20", "save", code=1)
+    outcome = drill(site, "--name last.pt --torn-s 1.5 --every 4 --steps 20", "save", code=1)
     [killed] = outcome["faults"]
     assert killed["half_written"] == [f"{site.runs}/{killed['run_id']}/checkpoints/last.pt"]
     assert problems(killed) == ["the interrupted save destroyed last.pt, and it had no other"]
@@ -100,7 +100,7 @@ def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_tha
 @rare
 @pytest.mark.slow
 def test_a_half_written_checkpoint_is_passed_over_for_the_one_before(site: Site) -> None:
-    [killed] = drill(site, "--torn-s 0.3", "save", code=0)["faults"]
+    [killed] = drill(site, "--torn-s 1.5", "save", code=0)["faults"]
     [torn] = killed["half_written"]
     assert killed["resume_from"] != torn
     assert (killed["result"], killed["comparison"]["identical"]) == ("passed", True)

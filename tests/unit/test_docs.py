@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -204,3 +205,26 @@ def test_no_room_but_commands_and_verbs_holds_many_more_than_fifteen_modules() -
     rooms = Counter(path.parent for path in (REPOSITORY / "slurmtrain").rglob("*.py") if path.name != "__init__.py")
     exempt = {REPOSITORY / "slurmtrain" / name for name in ("cli", "ops")}
     assert {str(room): count for room, count in rooms.items() if count > 16 and room not in exempt} == {}
+
+
+def promises() -> list[tuple[str, list[str]]]:
+    """The rows of the security page's table of promises: each promise with the ids of its tests."""
+    page = (REPOSITORY / "docs" / "security.md").read_text()
+    section = page.partition("\n## Promises\n")[2].partition("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    return [(promise.strip(), re.findall(r"`(tests/[^`]+)`", tests)) for promise, tests in rows[2:]]
+
+
+def functions_of(file: str) -> set[str]:
+    """The functions of a module of tests that pytest collects, by the names that pytest gives them."""
+    path = REPOSITORY / file
+    body = ast.parse(path.read_text()).body if path.is_file() else []
+    return {node.name for node in body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")}
+
+
+def test_every_promise_of_the_security_page_names_tests_that_exist() -> None:
+    table = promises()
+    assert len(table) > 5
+    assert [promise for promise, tests in table if not tests] == []
+    named = [test.split("::") for _, tests in table for test in tests]
+    assert ["::".join(parts) for parts in named if len(parts) != 2 or parts[1] not in functions_of(parts[0])] == []

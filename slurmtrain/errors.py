@@ -9,6 +9,7 @@ SlurmtrainError            something failed                                     
 |   +-- NotAvailable       a feature that this executor or this machine does not have
 |   +-- RequestRefused     a request that the scheduler can never satisfy
 |   +-- PathError          a file or directory that cannot be used
+|   |   +-- UntrustedPath  one that somebody else owns or can write to, or that is not a regular file
 |   +-- RegistryUnusable   a file that is not a registry, or was made by a newer version
 +-- LaunchError            a job that could not be started
 |   +-- SubmissionUncertain
@@ -83,6 +84,18 @@ class RequestRefused(UserError):
 
 class PathError(UserError):
     """A file or directory that is needed cannot be read or written."""
+
+
+class UntrustedPath(PathError):
+    """A file or directory that somebody else owns or can write to, or a file that is not a regular one.
+
+    ``why``: what is wrong with it; ``cure``: what to do.
+    """
+
+    def __init__(self, why: str, cure: str) -> None:
+        self.why = why
+        self.cure = cure
+        super().__init__(f"{why}; {cure}")
 
 
 class RegistryUnusable(UserError):

@@ -10,7 +10,11 @@ SlurmtrainError            something failed                                     
 |   +-- RequestRefused     a request that the scheduler can never satisfy
 |   +-- PathError          a file or directory that cannot be used
 |   |   +-- UntrustedPath  one that somebody else owns or can write to, or that is not a regular file
-|   +-- RegistryUnusable   a file that is not a registry, or was made by a newer version
+|   |   +-- RegistryFailed a registry that cannot be read or written now: its disk is full, somebody holds it
+|   +-- RegistryUnusable   a file that is not a registry, or is damaged
+|       +-- RegistryNewer  a registry that was made by a newer version
++-- SubmitFailed           a submission that failed after runs were created; names them
+|   +-- SubmitInterrupted  one that was interrupted                              exit code 130
 +-- LaunchError            a job that could not be started
 |   +-- SubmissionUncertain
 |                          a job that the scheduler may or may not have accepted
@@ -98,8 +102,31 @@ class UntrustedPath(PathError):
         super().__init__(f"{why}; {cure}")
 
 
+class RegistryFailed(PathError):
+    """The registry cannot be read or written now."""
+
+
 class RegistryUnusable(UserError):
-    """The file is not a registry of slurmtrain, or was made by a newer version."""
+    """The file is not a registry of slurmtrain, or is damaged."""
+
+
+class RegistryNewer(RegistryUnusable):
+    """The registry was made by a newer version of slurmtrain."""
+
+
+class SubmitFailed(SlurmtrainError):
+    """A submission failed, and some of its runs exist."""
+
+    def __init__(self, message: str, run_ids: Sequence[str] = ()) -> None:
+        """``run_ids``: the runs that exist."""
+        self.run_ids = tuple(run_ids)
+        super().__init__(message)
+
+
+class SubmitInterrupted(SubmitFailed):
+    """A submission was interrupted; the runs that exist may be none."""
+
+    exit_code = 130
 
 
 class LaunchError(SlurmtrainError):

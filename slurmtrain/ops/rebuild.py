@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RegistryUnusable
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import locked
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.journal import Garbage
 
 
 def rebuild(workspace: Workspace) -> Observed:
@@ -15,20 +19,29 @@ def rebuild(workspace: Workspace) -> Observed:
 
     A file that is not a registry of this version is moved aside, with its journal, as ``registry.db.old``.
     """
+    from slurmtrain.registry.store import Store
+
     path = workspace.config.registry
     try:
-        store = workspace.store
+        # Unlike the workspace's own, which goes on in memory: here that would be a failure.
+        workspace.store = Store(path)
+        garbage = _read_again(workspace)
     except RegistryUnusable:
         with locked(path.with_name(f".{path.name}.lock")):
             for suffix in ("-journal", ""):
                 with contextlib.suppress(FileNotFoundError):
                     path.with_name(path.name + suffix).replace(path.with_name(f"{path.name}.old{suffix}"))
+        workspace.store = Store(path)
         return observe(workspace)
+    return Observed(observe(workspace).runs, garbage)
+
+
+def _read_again(workspace: Workspace) -> list[tuple[str, Garbage]]:
+    """Replace what the registry holds; returns what could not be read, with the ids of the runs."""
     from slurmtrain.registry.ingest import ingest
 
     runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
-    with store.begin() as transaction:
+    with workspace.store.begin() as transaction:
         transaction.clear()
         ingested = ingest(transaction, runs, dead=False)
-    garbage = [(each.run.id, line) for each in ingested for line in each.garbage]
-    return Observed(observe(workspace).runs, garbage)
+    return [(each.run.id, line) for each in ingested for line in each.garbage]

@@ -64,7 +64,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     acted += _finish_requeues(workspace, only, synced)
     if acted:
         synced.observed = _again(workspace, acted, synced)
-    if track:
+    if track and not workspace.store.in_memory:  # else it is unknown what was sent already
         _mirror(workspace, only, synced)
     return synced
 

@@ -1,4 +1,7 @@
-"""The SQLite file: created on first use, emptied if its version is older, refused if newer or not a registry."""
+"""The SQLite file: created on first use, emptied if its version is older, refused if newer or not a registry.
+
+While it fails, a database in memory takes its place (:class:`~.store.Spare`).
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PathError, RegistryUnusable
+from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, locked, make_directory
 
@@ -19,7 +22,7 @@ _BUSY_S = 60.0
 
 
 def open_engine(path: Path) -> sa.Engine:
-    """Open the registry, creating it if there is none. Raises RegistryUnusable or PathError.
+    """Open the registry, creating it if there is none. Raises RegistryUnusable, or PathError.
 
     A registry of an earlier version is copied to a backup and emptied: the next command reads all runs again.
     """
@@ -30,20 +33,33 @@ def open_engine(path: Path) -> sa.Engine:
     return engine
 
 
+def engine_in_memory() -> sa.Engine:
+    """A registry of this process alone, which holds nothing yet."""
+    # One connection: each further one would see an empty database of its own.
+    engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool, connect_args={"check_same_thread": False})
+    _begin_explicitly(engine)
+    _make_tables(engine)
+    return engine
+
+
 def _engine(path: Path) -> sa.Engine:
     engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_S})
+    _begin_explicitly(engine)
 
     @sa.event.listens_for(engine, "handle_error")
     def _failed(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
         if isinstance(error, sqlite3.OperationalError):
-            raise PathError(
-                f"the registry {path} cannot be used: {error}; try again, or look at its directory"
-            ) from error
+            raise RegistryFailed(f"the registry {path} cannot be used: {error}; {_cure(path, error)}") from error
         if isinstance(error, sqlite3.DatabaseError):
             raise RegistryUnusable(f"{path} is not a readable database ({error}); {_advice(path)}") from error
 
-    # SQLAlchemy's recipe for SQLite transactions that begin explicitly, and with the write lock.
+    return engine
+
+
+def _begin_explicitly(engine: sa.Engine) -> None:
+    """SQLAlchemy's recipe for SQLite transactions that begin explicitly, and with the write lock."""
+
     @sa.event.listens_for(engine, "connect")
     def _connect(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
@@ -54,8 +70,6 @@ def _engine(path: Path) -> sa.Engine:
     def _begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("reads", False)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    return engine
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
@@ -74,7 +88,7 @@ def _version(engine: sa.Engine, path: Path) -> int | None:
     if not {"run", "event", "mirror"} <= tables:
         raise RegistryUnusable(f"{path} is a database, but not a registry of slurmtrain; {_advice(path)}")
     if version > schema.VERSION:
-        raise RegistryUnusable(
+        raise RegistryNewer(
             f"{path} was made by a newer slurmtrain (schema {version}); upgrade slurmtrain, or use another --runs"
         )
     return version
@@ -84,13 +98,21 @@ def _advice(path: Path) -> str:
     return f"'slurmtrain registry rebuild' makes a new one and keeps this file as {path.name}.old"
 
 
+def _cure(path: Path, error: sqlite3.OperationalError) -> str:
+    if "full" in str(error):
+        return f"free some space in {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
+    if "locked" in str(error):
+        return f"try again once the process that holds it has ended ('fuser {path}' shows it)"
+    return f"look at {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
+
+
 def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
     make_directory(path.parent)
     with locked(path.with_name(f".{path.name}.lock")):
         try:
             create_private(path)
         except OSError as error:
-            raise PathError(f"cannot write the registry {path}: {describe_os_error(error)}") from error
+            raise RegistryFailed(f"cannot write the registry {path}: {describe_os_error(error)}") from error
         version = _version(engine, path)
         if version is not None and version != schema.VERSION:
             _back_up(path, version)
@@ -111,8 +133,13 @@ def _make_tables(engine: sa.Engine) -> None:
 def _back_up(path: Path, version: int) -> None:
     """Copy the file consistently, using SQLite: it may contain runs whose directories have since been deleted."""
     backup = path.with_name(f"{path.name}.{version}.bak")
-    backup.unlink(missing_ok=True)
-    create_private(backup)
-    with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(backup)) as target:
-        source.backup(target)
-    fsync_directory(path.parent)
+    try:
+        backup.unlink(missing_ok=True)
+        create_private(backup)
+        with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(backup)) as target:
+            source.backup(target)
+        fsync_directory(path.parent)
+    except (OSError, sqlite3.Error) as error:
+        raise RegistryFailed(
+            f"cannot copy the registry {path}, which is of an earlier version, to {backup}: {error}"
+        ) from error

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
+from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import queries, schema
-from slurmtrain.registry.database import open_engine, reading
+from slurmtrain.registry.database import engine_in_memory, open_engine, reading
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint, Live, Run
     from slurmtrain.registry.interruptions import PartitionHistory
     from slurmtrain.registry.transaction import Transaction
+
+
+T = TypeVar("T")
 
 
 class IndexRow(NamedTuple):
@@ -134,13 +138,40 @@ class Mirrored:
 _INDEX = sa.select(*(schema.run.c[name] for name in IndexRow._fields)).order_by(schema.run.c.id)
 
 
-class Store:
-    """The registry of one runs root."""
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """What a registry needs to be replaced by one in memory if it fails.
 
-    def __init__(self, path: Path) -> None:
-        """Open the registry. Raises RegistryUnusable if it is not one, PathError if it cannot be opened."""
+    ``runs``: finds all run directories, to read them again. ``warn``: called with the reason, once.
+    """
+
+    runs: Callable[[], Sequence[RunDir]]
+    warn: Callable[[str], None]
+
+
+class Store:
+    """The registry of one runs root, or a copy in memory that is read from the run directories if it fails."""
+
+    def __init__(self, path: Path, spare: Spare | None = None) -> None:
+        """Open the registry.
+
+        Args:
+            path: Its file.
+            spare: Replaces it if it fails, now or later; without it, every method raises what is raised here.
+
+        Raises:
+            RegistryNewer: It was made by a newer version.
+            RegistryUnusable: The file is not a registry.
+            PathError: It cannot be opened.
+        """
         self.path = path
-        self._engine = open_engine(path)
+        self._spare = spare
+        self.in_memory = False
+        """Whether the file has failed, so that nothing is stored."""
+        try:
+            self._engine = open_engine(path)
+        except (PathError, RegistryUnusable) as error:
+            self._replace(error)
 
     def close(self) -> None:
         """Close the file."""
@@ -154,14 +185,13 @@ class Store:
 
     def index(self) -> dict[str, IndexRow]:
         """All runs by id, oldest first."""
-        with reading(self._engine) as connection:
-            return {row[0]: IndexRow._make(row) for row in connection.execute(_INDEX).all()}
+        rows = self._read(lambda connection: connection.execute(_INDEX).all())
+        return {row[0]: IndexRow._make(row) for row in rows}
 
     def listed(self, run_ids: Collection[str] | None = None) -> dict[str, Listed]:
         """These runs, or all, by id, oldest first, with only their newest attempt and checkpoint."""
-        with reading(self._engine) as connection:
-            rows = queries.rows(connection, schema.run, run_ids)
-            return {row["id"]: Listed(row) for row in sorted(rows, key=lambda row: str(row["id"]))}
+        rows = self._rows(schema.run, run_ids)
+        return {row["id"]: Listed(row) for row in sorted(rows, key=lambda row: str(row["id"]))}
 
     def load(self, run_id: str) -> Run | None:
         """One run with all attempts and checkpoints."""
@@ -171,28 +201,28 @@ class Store:
         """The known ones among these runs, with all attempts and checkpoints."""
         from slurmtrain.registry import rows
 
-        with reading(self._engine) as connection:
+        def read(connection: sa.Connection) -> dict[str, Run]:
             runs = list(queries.rows(connection, schema.run, run_ids))
             attempts = queries.rows_by_run(connection, schema.attempt, run_ids)
             checkpoints = queries.rows_by_run(connection, schema.checkpoint, run_ids)
             seconds = queries.spent_seconds(connection, run_ids)
-        return {row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
+            return {row["id"]: rows.run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
+
+        return self._read(read)
 
     def events(self, run_id: str, cls: type[P]) -> list[Event[P]]:
         """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""
         from slurmtrain.model.run.events.base import select
         from slurmtrain.registry.fact_rows import event_of
 
-        with reading(self._engine) as connection:
-            rows = queries.rows(connection, schema.event, [run_id], schema.event.c.kind == cls.KIND)
-            return select([event for row in rows if (event := event_of(row)) is not None], cls)
+        rows = self._rows(schema.event, [run_id], schema.event.c.kind == cls.KIND)
+        return select([event for row in rows if (event := event_of(row)) is not None], cls)
 
     def ledger(self) -> list[LedgerEntry]:
         """All findings against nodes that failed a preflight, oldest first."""
         from slurmtrain.registry.fact_rows import LEDGER
 
-        with reading(self._engine) as connection:
-            rows = list(queries.rows(connection, schema.ledger))
+        rows = self._rows(schema.ledger, None)
         rows.sort(key=lambda row: (row["seen_at"], row["host"], row["run_id"]))
         return [LEDGER.read(row) for row in rows]
 
@@ -210,22 +240,19 @@ class Store:
         """
         from slurmtrain.registry.interruptions import partition_history
 
-        with reading(self._engine) as connection:
-            return partition_history(connection, run_id, name, executor, partition, since)
+        return self._read(lambda connection: partition_history(connection, run_id, name, executor, partition, since))
 
     def garbage(self, run_id: str) -> list[Garbage]:
         """Lines of a run's journals that are not records, ordered by journal and offset."""
         from slurmtrain.registry.fact_rows import GARBAGE
 
-        with reading(self._engine) as connection:
-            rows = list(queries.rows(connection, schema.garbage, [run_id]))
+        rows = self._rows(schema.garbage, [run_id])
         rows.sort(key=lambda row: (row["source"], row["offset"]))
         return [GARBAGE.read(row) for row in rows]
 
     def offsets(self, run_ids: Collection[str]) -> dict[str, dict[str, int]]:
         """How far each file of these runs has been read, in bytes: by run, then by the file's name."""
-        with reading(self._engine) as connection:
-            return queries.offsets(connection, run_ids)
+        return self._read(lambda connection: queries.offsets(connection, run_ids))
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
         """The ``directories`` whose files contain bytes that have not been read. Takes no write lock."""
@@ -236,12 +263,56 @@ class Store:
 
     def mirrors(self) -> dict[str, Mirrored]:
         """How much has been sent to the tracking store, by run id."""
-        with reading(self._engine) as connection:
-            rows = connection.execute(sa.select(schema.mirror))
-            return {row.run_id: Mirrored(row.uri, row.offsets, row.revision) for row in rows}
+        rows = self._read(lambda connection: connection.execute(sa.select(schema.mirror)).all())
+        return {row.run_id: Mirrored(row.uri, row.offsets, row.revision) for row in rows}
+
+    def give_up(self, error: RegistryFailed) -> None:
+        """Go on in memory, because the file would fail soon. Raises ``error`` if nothing replaces it."""
+        if not self.in_memory:
+            self._replace(error)
 
     def begin(self) -> Transaction:
-        """A transaction, all or nothing; use it as ``with store.begin() as transaction:``."""
+        """A transaction, all or nothing; use it as ``with store.begin() as transaction:``. Nothing replaces it."""
         from slurmtrain.registry.transaction import Transaction
 
         return Transaction(self._engine)
+
+    def write(self, change: Callable[[Transaction], T]) -> T:
+        """Make a change in a transaction; again from the start, in memory, if the file fails.
+
+        Args:
+            change: What to do; it reads nothing but the transaction.
+        """
+        try:
+            with self.begin() as transaction:
+                return change(transaction)
+        except (RegistryFailed, RegistryUnusable) as error:
+            self._replace(error)
+            with self.begin() as transaction:
+                return change(transaction)
+
+    def _rows(
+        self, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
+    ) -> list[dict[str, Any]]:
+        return self._read(lambda connection: list(queries.rows(connection, table, run_ids, *where)))
+
+    def _read(self, query: Callable[[sa.Connection], T]) -> T:
+        try:
+            with reading(self._engine) as connection:
+                return query(connection)
+        except (RegistryFailed, RegistryUnusable) as error:
+            self._replace(error)
+            with reading(self._engine) as connection:
+                return query(connection)
+
+    def _replace(self, error: PathError | RegistryUnusable) -> None:
+        """Go on in memory with what the run directories hold; raise ``error`` if that is not to be."""
+        if self._spare is None or self.in_memory or isinstance(error, RegistryNewer):
+            raise error
+        from slurmtrain.registry.ingest import ingest
+
+        self._spare.warn(f"{error}; meanwhile the run directories are read instead")
+        self.in_memory = True
+        self._engine = engine_in_memory()
+        with self.begin() as transaction:
+            ingest(transaction, self._spare.runs(), dead=False)

@@ -142,11 +142,35 @@ def test_a_rebuilt_registry_gives_the_same_answers(site: Site) -> None:
     assert facts(site, run_ids) == before
 
 
-def test_a_registry_that_is_no_database_is_refused_and_can_be_rebuilt(site: Site) -> None:
+def test_without_a_readable_registry_runs_are_submitted_shown_cancelled_and_resumed(site: Site) -> None:
+    broken = site.runs / "registry.db"
+    site.runs.mkdir()
+    broken.write_text("these are my notes " * 100)
+
+    def call(*arguments: str) -> str:
+        completed = site.call(*arguments)
+        [warning] = [line for line in completed.stderr.splitlines() if line.startswith("warning: ")]
+        assert f"{broken} is not a readable database" in warning
+        assert "'slurmtrain registry rebuild'" in warning
+        return completed.stdout
+
+    [run] = json.loads(call("submit", str(site.light(params=LONG)), "--executor", "local", "--json"))["runs"]
+    run_id = run["id"]
+    until(lambda: site.step(run_id) > 0, "a step")
+    assert run_id in call("status", run_id)
+    call("checkpoint", run_id)
+    call("cancel", run_id)
+    assert "cancelled" in call("show", run_id)
+    call("logs", run_id)
+    assert call("resume", run_id).strip() == run_id
+    call("cancel", "--force", run_id)
+    site.call("registry", "rebuild")
+    assert site.status(run_id)["state"] == "cancelled"
+
+
+def test_a_registry_that_is_no_database_is_replaced_by_a_rebuild(site: Site) -> None:
     run_id = site.submit(site.commanding("true"), "--wait")
     (site.runs / "registry.db").write_text("these are my notes " * 100)
-    refused = site.call("status", code=2)
-    assert "is not a readable database" in refused.stderr
     site.call("registry", "rebuild")
     assert site.status(run_id)["state"] == "completed"
     assert (site.runs / "registry.db.old").read_text().startswith("these are my notes")

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
+from slurmtrain.cli.shared import output
 from slurmtrain.config import EXECUTORS, load_config
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -41,7 +42,8 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
     """
     context = click.get_current_context(silent=True)
     outer = (context.obj or {}).get("runs") if context is not None else None
-    return Workspace(load_config(cwd=Path.cwd(), environ=os.environ, runs=runs or outer, executor=executor))
+    config = load_config(cwd=Path.cwd(), environ=os.environ, runs=runs or outer, executor=executor)
+    return Workspace(config, warn=lambda message: output.warn([message]))
 
 
 def default_executor(configured: str | None) -> str:

@@ -66,8 +66,8 @@ class Mirror:
         revision = observe(workspace, [run_id], ask_slurm=False).runs[run_id].revision
         offsets = before.offsets if before is not None and before.uri == uri else {}
         sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
-        with workspace.store.begin() as transaction:
-            transaction.set_mirrored(run_id, Mirrored(uri, sent, revision))
+        mirrored = Mirrored(uri, sent, revision)
+        workspace.store.write(lambda transaction: transaction.set_mirrored(run_id, mirrored))
         return True
 
     def identify(self, run_id: str, plan: Plan, uri: str) -> str:

@@ -208,10 +208,9 @@ class _Look:
         from slurmtrain.registry.ingest import ingest
 
         self.has_written = True
-        with self.workspace.store.begin() as transaction:
-            for ingested in ingest(transaction, directories, dead=dead):
-                self._runs[ingested.run.id] = ingested.run
-                self.garbage += [(ingested.run.id, bad) for bad in ingested.garbage]
+        for ingested in self.workspace.store.write(lambda transaction: ingest(transaction, directories, dead=dead)):
+            self._runs[ingested.run.id] = ingested.run
+            self.garbage += [(ingested.run.id, bad) for bad in ingested.garbage]
 
     def settle(self, dead: Sequence[RunDir]) -> None:
         """Mark the runs that need not be read again: ended, processes gone, directories unchanged for a while."""
@@ -220,5 +219,4 @@ class _Look:
         quiet = {run_id: at for run_id, at in times.items() if at and is_quiet(at, now)}
         if quiet:
             self.has_written = True
-            with self.workspace.store.begin() as transaction:
-                transaction.settle(quiet)
+            self.workspace.store.write(lambda transaction: transaction.settle(quiet))

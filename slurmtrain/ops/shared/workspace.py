@@ -7,7 +7,7 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -26,15 +26,23 @@ if TYPE_CHECKING:
 class Workspace:
     """The runs of one root, with its registry and its scheduler, both created on first use."""
 
-    def __init__(self, config: Config, *, looks_again: bool = False, scheduler: Scheduler | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        looks_again: bool = False,
+        scheduler: Scheduler | None = None,
+        warn: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Open the root that ``config`` names.
 
         ``looks_again``: for a command that polls the runs until something happens, and so asks Slurm again every
-        ``slurm_interval``. ``scheduler``: asked instead of Slurm.
+        ``slurm_interval``. ``scheduler``: asked instead of Slurm. ``warn``: called when the registry fails.
         """
         self.config = config
         self.looks_again = looks_again
         self._scheduler = scheduler
+        self._warn = warn
 
     @property
     def root(self) -> RunsRoot:
@@ -43,10 +51,10 @@ class Workspace:
 
     @cached_property
     def store(self) -> Store:
-        """The registry."""
-        from slurmtrain.registry.store import Store
+        """The registry, or what replaces it while it fails. Raises RegistryNewer."""
+        from slurmtrain.registry.store import Spare, Store
 
-        return Store(self.config.registry)
+        return Store(self.config.registry, Spare(self._run_directories, self._warn))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -62,11 +70,17 @@ class Workspace:
 
     def looking_again(self) -> Workspace:
         """The same runs, for a loop. The scheduler's earlier answers are not carried over: they may be old."""
-        return Workspace(self.config, looks_again=True)
+        again = Workspace(self.config, looks_again=True, warn=self._warn)
+        if "store" in vars(self):
+            again.store = self.store
+        return again
 
     def run_ids(self) -> list[str]:
         """Ids of all run directories, oldest first. Raises PathError if the root cannot be read."""
         return sorted(name for name in self._names() if is_run_id(name))
+
+    def _run_directories(self) -> list[RunDir]:
+        return [self.root.run(run_id) for run_id in self.run_ids()]
 
     def unborn(self) -> list[RunDir]:
         """Run directories that were never finished."""

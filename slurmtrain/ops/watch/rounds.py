@@ -32,12 +32,14 @@ def do_round(config: Config) -> WatchRound:
     Slurm is asked with one squeue, and with sacct only for what squeue leaves open.
     """
     # A new workspace: what it caches, such as Slurm's answers, would become outdated over months.
-    workspace = Workspace(config)
+    warnings: list[str] = []
+    workspace = Workspace(config, warn=warnings.append)
     before: Mapping[str, str] = {}
     try:
         if config.registry.exists():
             before = {run_id: row.state for run_id, row in workspace.store.index().items()}
         synced = sync(workspace)
+        synced.problems += warnings
         return WatchRound(synced, before=before, slurm_down=_is_slurm_down(workspace, synced))
     except SlurmtrainError as error:
         return WatchRound(failure=str(error), before=before)

@@ -41,9 +41,9 @@ def test_a_single_round_in_which_something_went_wrong_exits_with_1(tmp_path: Pat
     (tmp_path / "runs" / "0123456789" / "journal").mkdir(parents=True)
     completed = call("--once", "--json", cwd=tmp_path)
     assert (completed.returncode, completed.stderr) == (1, "")
-    event = json.loads(completed.stdout)
-    assert (event["schema"], event["kind"], event["run"]) == (1, "problem", None)
-    assert "registry.db" in event["message"]
+    events = [json.loads(line) for line in completed.stdout.splitlines()]
+    assert {(event["schema"], event["kind"], event["run"]) for event in events} == {(1, "problem", None)}
+    assert any("registry.db" in event["message"] for event in events)
 
 
 @pytest.mark.parametrize("options", [(), ("--once",)])

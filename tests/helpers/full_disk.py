@@ -1,0 +1,47 @@
+"""A small file system that can be filled to the byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+_PAGE = 4096
+
+
+class SmallDisk:
+    """A mounted file system in memory (tmpfs)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._filler = path / ".filler"
+
+    def leave(self, size: int) -> None:
+        """Fill it until this many bytes are left."""
+        self._filler.unlink(missing_ok=True)
+        with self._filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(b"x" * _PAGE)
+        os.truncate(self._filler, max(0, self._filler.stat().st_size - size))
+
+    def free(self) -> None:
+        """Make room again."""
+        self._filler.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def small_disk(path: Path, size: str = "8m", *, inodes: int = 4096) -> Iterator[SmallDisk]:
+    """Mount a small disk at a new directory, or skip the test where that is not allowed."""
+    path.mkdir(parents=True)
+    options = f"size={size},nr_inodes={inodes},mode=755"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True, text=True)
+    if mounted.returncode != 0:
+        pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
+    try:
+        yield SmallDisk(path)
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)

@@ -20,8 +20,9 @@ def main() -> None:
     set_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 1))
     rows = torch.randn(64, 8, generator=torch.Generator().manual_seed(1))
+    # Persistent workers: with Python before 3.11.10 one that is forked in a later epoch may hang (gh-112275).
     loader = torch.utils.data.DataLoader(
-        rows, batch_size=2, shuffle=True, num_workers=2, multiprocessing_context="fork"
+        rows, batch_size=2, shuffle=True, num_workers=2, multiprocessing_context="fork", persistent_workers=True
     )
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
     net, optimizer, loader = accelerator.prepare(net, optimizer, loader)

@@ -13,7 +13,10 @@ class Tokens(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
     """Random sequences, the same in every process."""
 
     def __init__(self) -> None:
-        self.rows = torch.randint(16, (64, 8), generator=torch.Generator().manual_seed(1))
+        # Longer than the training: each epoch would fork workers from a process with many threads, and with Python
+        # before 3.11.10 such a child may hang (gh-112275). Persistent workers would draw other random numbers after a
+        # resume.
+        self.rows = torch.randint(16, (256, 8), generator=torch.Generator().manual_seed(1))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -48,7 +48,10 @@ def main() -> None:
     # Its state is in the checkpoint. With torch's own, Lightning resumes in mid-epoch with the first batches again, and
     # with its own DistributedSampler in the order of the first epoch.
     sampler = torch.utils.data.DistributedSampler(rows, int(os.environ["WORLD_SIZE"]), RANK, shuffle=False)
-    loader = StatefulDataLoader(rows, 4, sampler=sampler, num_workers=2, multiprocessing_context="fork")
+    # Persistent workers: with Python before 3.11.10 one that is forked in a later epoch may hang (gh-112275).
+    loader = StatefulDataLoader(
+        rows, 4, sampler=sampler, num_workers=2, multiprocessing_context="fork", persistent_workers=True
+    )
     callbacks: list[Callback] = [
         Record(),
         ModelCheckpoint(DIRECTORY, filename="{epoch}-{step}", every_n_train_steps=SAVE_EVERY, save_top_k=-1),

@@ -179,6 +179,9 @@ _COLLECTIVE = re.compile(r"torch/distributed/distributed_c10d\.py|synchroni[sz]e
 # A main thread that computes uses most of a core, one that waits or polls every few milliseconds hardly any. In between
 # are those that mostly wait for data-loader workers.
 _COMPUTING = 0.1
+LOADER_WAIT = "waiting for a worker of its DataLoader"
+# Where torch's and torchdata's data loaders wait for a worker's next batch.
+_LOADER = re.compile(r"/(?:dataloader|stateful_dataloader)\.py:\d+ _try_get_data$")
 _LIBRARY = re.compile(r"/(?:site|dist)-packages/|/lib/python3|^<frozen |/slurmtrain/(?:runtime|system)/")
 # How many ranks a message names.
 _SHOWN = 8
@@ -243,11 +246,15 @@ def is_waiting(rank: RankState) -> bool:
 
 
 def describe_stack(stack: Sequence[str]) -> str:
-    """The innermost frame of a stack and, if that is in a library, the user's frame behind it; empty if unknown."""
+    """The innermost frame of a stack and, if that is in a library, the user's frame behind it; empty if unknown.
+
+    That a rank waits for a worker of its data loader is said instead of the innermost frame, which is a system call's.
+    """
     if not stack:
         return ""
     own = next((frame for frame in stack if not _LIBRARY.search(frame)), None)
-    inner = _short(stack[0])
+    loading = any(_LOADER.search(frame) for frame in stack)
+    inner = LOADER_WAIT if loading else _short(stack[0])
     return inner if own is None or own == stack[0] else f"{inner}, called from {_short(own)}"
 
 

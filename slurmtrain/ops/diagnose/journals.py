@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from slurmtrain.model.diagnosis.hang import LOADER_WAIT
 from slurmtrain.model.diagnosis.log_scan import Hit
 from slurmtrain.model.diagnosis.patterns import CONFIRMATION, NOTE, ROOT, explain_xid
 from slurmtrain.model.diagnosis.redact import redact
@@ -33,6 +34,11 @@ _FIXES = {
     "cancelled": "`slurmtrain resume` continues from the newest checkpoint",
     "lost": "check `sacct`, or ask the administrators: neither the job nor Slurm left a reason",
 }
+# CPython's issue 112275: a child of fork() waits for a lock that another thread of its parent held.
+_LOADER_FIX = (
+    "look at what its dataset waits for; a worker can also hang as it is forked, with Python before 3.11.10: "
+    "persistent_workers=True forks once instead of once an epoch, multiprocessing_context='forkserver' never"
+)
 _NOT_REQUEUED = "`slurmtrain resume` continues; leave requeue.enabled out, and it is requeued next time"
 _FIX_PASSED_OVER = "`slurmtrain verify` reads the checkpoint; `slurmtrain resume` tries it again"
 
@@ -112,7 +118,7 @@ class AttemptJournals:
                 name="hang",
                 role=ROOT,
                 cause=f"no step was finished for too long: {hang['why']}",
-                fix=_FIXES["hang"] + _how_long_it_computed(facts["raised_limits"]),
+                fix=_hang_fix(hang["why"]) + _how_long_it_computed(facts["raised_limits"]),
                 text="",
                 origin=_JOURNALS,
                 rank=first,
@@ -150,6 +156,11 @@ class AttemptJournals:
 
     def _host(self, event: AnyEvent) -> str:
         return self.attempt.hosts.get(node_of(event.source), "")
+
+
+def _hang_fix(why: str) -> str:
+    """What to do about a hang, if ``why`` says which ranks are to blame and where they are."""
+    return _LOADER_FIX if LOADER_WAIT in why else _FIXES["hang"]
 
 
 def _how_long_it_computed(raised: Sequence[Mapping[str, Any]]) -> str:

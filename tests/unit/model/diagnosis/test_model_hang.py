@@ -157,6 +157,13 @@ def test_a_frame_in_a_library_is_shown_with_its_caller() -> None:
     assert describe_stack(REDUCE[:1]) == "distributed_c10d.py:3000 all_reduce"
 
 
+@pytest.mark.parametrize("module", ["torch/utils/data/dataloader", "torchdata/stateful_dataloader/stateful_dataloader"])
+def test_a_rank_that_waits_for_a_data_loader_worker_is_described_so(module: str) -> None:
+    packages = "/venv/lib/python3.11/site-packages"
+    stack = ("/lib/python3.11/selectors.py:415 select", f"{packages}/{module}.py:1291 _try_get_data", LOADING[1])
+    assert describe_stack(stack) == "waiting for a worker of its DataLoader, called from train.py:30 main"
+
+
 # --- who computes ---------------------------------------------------------------------------------------------------
 
 

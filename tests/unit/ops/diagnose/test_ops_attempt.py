@@ -276,6 +276,19 @@ def test_the_culprit_of_a_hang_is_found_among_the_ranks_of_all_nodes(logged: Log
     assert root.first.at == logged.failed
 
 
+def test_a_hang_of_a_data_loader_is_told_with_the_ways_to_avoid_a_worker_that_hangs_in_its_fork(logged: Logged) -> None:
+    stack = (
+        "/venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py:1291 _try_get_data",
+        "/train.py:30 main",
+    )
+    states = [RankState(0, 0, 10, Phase.TRAINING, 61.0, "S", stack).to_dict()]
+    logged.sim.node("hang", 0, at=logged.failed, ranks=states)
+    root = logged.diagnose().diagnosis.root
+    assert root is not None
+    assert "waiting for a worker of its DataLoader, called from train.py:30 main" in root.first.cause
+    assert "persistent_workers=True" in root.first.fix
+
+
 def test_the_watchdogs_of_all_ranks_are_compared(logged: Logged) -> None:
     for rank, completed in enumerate((811, 811, 810, 811)):
         logged.log(rank, f"[PG ID 0 PG GUID 0(default_pg) Rank {rank}] Exception detected by watchdog at work: 812, "

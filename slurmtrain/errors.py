@@ -5,6 +5,8 @@ SlurmtrainError            something failed                                     
 |   +-- SpecError          mistakes in a spec, a config file or an override
 |   +-- RunNotFound        a name that matches no run, or several
 |   +-- RunBusy            a run whose state does not allow the request
+|   |   +-- RunCancelled   a run that was cancelled while it was being started
+|   +-- LockHeld           a lock that another process holds for longer than a command waits
 |   +-- NoCheckpoint       a run without a checkpoint to resume from
 |   +-- NotAvailable       a feature that this executor or this machine does not have
 |   +-- RequestRefused     a request that the scheduler can never satisfy
@@ -72,6 +74,24 @@ class RunNotFound(UserError):
 
 class RunBusy(UserError):
     """The state of the run does not allow what was requested."""
+
+
+class RunCancelled(RunBusy):
+    """The run was cancelled while this command was starting it."""
+
+
+class LockHeld(UserError):
+    """Another process has held a lock for longer than this command waits."""
+
+    def __init__(self, lock: str, holder: str, waited_s: float) -> None:
+        """Somebody has waited for ``lock``, a noun with its path, for ``waited_s`` seconds.
+
+        ``holder``: ``held by`` whom, as the end of a sentence.
+        """
+        self.holder = holder
+        super().__init__(
+            f"{lock} is still {holder}, after {waited_s:.0f} s: wait for that process, or end it, and try again"
+        )
 
 
 class NoCheckpoint(UserError):

@@ -14,7 +14,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, descendants
 
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.

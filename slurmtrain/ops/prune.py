@@ -25,8 +25,9 @@ from slurmtrain.ops.shared.run_files import checkpoints_on_disk
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.system.files import describe_os_error, locked
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.journal import Journal
+from slurmtrain.system.locks import locked
 
 # Temporary directories are named after their attempt, and the sweep skips those of the active attempt; a run that
 # is over has no active attempt.

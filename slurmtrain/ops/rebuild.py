@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from slurmtrain.errors import RegistryUnusable
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal import Garbage
@@ -27,7 +27,9 @@ def rebuild(workspace: Workspace) -> Observed:
         workspace.store = Store(path)
         garbage = _read_again(workspace)
     except RegistryUnusable:
-        with locked(path.with_name(f".{path.name}.lock")):
+        from slurmtrain.registry.connection import lock_beside
+
+        with locked(lock_beside(path)):
             for suffix in ("-journal", ""):
                 with contextlib.suppress(FileNotFoundError):
                     path.with_name(path.name + suffix).replace(path.with_name(f"{path.name}.old{suffix}"))

@@ -18,7 +18,8 @@ from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
-from slurmtrain.system.files import locked, make_directory
+from slurmtrain.system.files import make_directory
+from slurmtrain.system.locks import locked
 
 # How many seconds the processes of an ended attempt may take to exit.
 _EXIT_S = 10.0

@@ -27,12 +27,12 @@ from slurmtrain.system.files import (
     DIRECTORY_MODE,
     describe_os_error,
     fsync_directory,
-    locked,
     make_directory,
     write_atomically,
     write_json,
 )
 from slurmtrain.system.journal import Journal
+from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)

@@ -23,7 +23,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
 
 if TYPE_CHECKING:

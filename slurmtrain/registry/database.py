@@ -9,24 +9,43 @@ import contextlib
 import sqlite3
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import sqlalchemy as sa
 
 from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.registry import schema
-from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, locked, make_directory
+from slurmtrain.registry.connection import (
+    WITHOUT_LOCKS,
+    NoFileLocks,
+    exclusive_engine,
+    held,
+    lock_beside,
+    patient_engine,
+)
+from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
 
 # A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
-_BUSY_S = 60.0
 
 
 def open_engine(path: Path) -> sa.Engine:
-    """Open the registry, creating it if there is none. Raises RegistryUnusable, or PathError.
+    """Open the registry, creating it if there is none.
 
     A registry of an earlier version is copied to a backup and emptied: the next command reads all runs again.
+
+    Raises:
+        RegistryUnusable: The file is not a registry.
+        RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
+        PathError: It cannot be opened.
     """
-    engine = _engine(path)
+    try:
+        return _open(_with_events(patient_engine(path), path), path)
+    except NoFileLocks:
+        return _open(_with_events(exclusive_engine(path), path), path)
+
+
+def _open(engine: sa.Engine, path: Path) -> sa.Engine:
     version = _version(engine, path) if path.exists() else None
     if version != schema.VERSION:
         _bring_up_to_date(engine, path)
@@ -42,8 +61,7 @@ def engine_in_memory() -> sa.Engine:
     return engine
 
 
-def _engine(path: Path) -> sa.Engine:
-    engine = sa.create_engine(sa.URL.create("sqlite", database=str(path)), connect_args={"timeout": _BUSY_S})
+def _with_events(engine: sa.Engine, path: Path) -> sa.Engine:
     _begin_explicitly(engine)
 
     @sa.event.listens_for(engine, "handle_error")
@@ -64,7 +82,7 @@ def _begin_explicitly(engine: sa.Engine) -> None:
     def _connect(connection: sqlite3.Connection, _record: Any) -> None:
         connection.isolation_level = None
         for pragma in _PRAGMAS:
-            connection.execute(pragma)
+            connection.cursor().execute(pragma)
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
@@ -101,21 +119,19 @@ def _advice(path: Path) -> str:
 def _cure(path: Path, error: sqlite3.OperationalError) -> str:
     if "full" in str(error):
         return f"free some space in {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
-    if "locked" in str(error):
-        return f"try again once the process that holds it has ended ('fuser {path}' shows it)"
     return f"look at {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
 
 
 def _bring_up_to_date(engine: sa.Engine, path: Path) -> None:
     make_directory(path.parent)
-    with locked(path.with_name(f".{path.name}.lock")):
+    with held(lock_beside(path)):
         try:
             create_private(path)
         except OSError as error:
             raise RegistryFailed(f"cannot write the registry {path}: {describe_os_error(error)}") from error
         version = _version(engine, path)
         if version is not None and version != schema.VERSION:
-            _back_up(path, version)
+            _back_up(engine, path, version)
         if version != schema.VERSION:
             _make_tables(engine)
 
@@ -130,14 +146,18 @@ def _make_tables(engine: sa.Engine) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version = {schema.VERSION}")
 
 
-def _back_up(path: Path, version: int) -> None:
+def _back_up(engine: sa.Engine, path: Path, version: int) -> None:
     """Copy the file consistently, using SQLite: it may contain runs whose directories have since been deleted."""
     backup = path.with_name(f"{path.name}.{version}.bak")
     try:
         backup.unlink(missing_ok=True)
         create_private(backup)
-        with contextlib.closing(sqlite3.connect(path)) as source, contextlib.closing(sqlite3.connect(backup)) as target:
-            source.backup(target)
+        # Nobody else has the new file, and its file system may have no locks.
+        target_uri = f"file:{quote(str(backup))}?vfs={WITHOUT_LOCKS}"
+        with engine.connect() as source, contextlib.closing(sqlite3.connect(target_uri, uri=True)) as target:
+            registry = source.connection.driver_connection
+            assert isinstance(registry, sqlite3.Connection)
+            registry.backup(target)
         fsync_directory(path.parent)
     except (OSError, sqlite3.Error) as error:
         raise RegistryFailed(

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -88,30 +87,6 @@ def create_private(path: Path) -> None:
     For libraries such as SQLite, which create files with the umask's mode but keep the mode of an existing file.
     """
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
-
-
-@contextlib.contextmanager
-def locked(path: Path, *, wait: bool = True) -> Iterator[int | None]:
-    """Hold an exclusive advisory lock on ``path``, which the kernel releases if this process dies.
-
-    Yields the lock's file descriptor: a child that inherits it holds the lock too. Yields None, without the lock, if
-    another process holds it and ``wait`` is false. Raises PathError if the lock file cannot be opened.
-    """
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    except OSError as error:
-        raise PathError(f"cannot open the lock {path}: {describe_os_error(error)}") from error
-    try:
-        try:
-            # flock, not lockf: the lock belongs to the open file description, so a child that inherits the descriptor
-            # holds it too, and closing another descriptor of the file does not release it (fcntl(2), "Record locking").
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield None
-            return
-        yield handle
-    finally:
-        os.close(handle)
 
 
 def describe_os_error(error: OSError) -> str:

@@ -32,10 +32,26 @@ def read_entry(pid: int) -> Entry | None:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The command's name is in parentheses and may contain anything, parentheses included. What follows it begins with
-    # field 3, the state; then come the parent, the process group and the session; field 22 is the start time.
-    rest = stat[stat.rindex(b")") + 2 :].split()
+    # Field 3 is the state; then come the parent, the process group and the session; field 22 is the start time.
+    rest = _fields(stat)
     return Entry(pid, int(rest[1]), int(rest[3]), int(rest[19]), rest[0].decode() in _ENDED_STATES)
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process was stopped, by SIGSTOP, Ctrl-Z or a debugger: it does nothing until it is continued."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return _fields(stat)[0] in (b"T", b"t")
+
+
+def _fields(stat: bytes) -> list[bytes]:
+    """The fields of a process from the third on, the state, as its ``stat`` file has them.
+
+    The command's name before them is in parentheses and may contain anything, parentheses included.
+    """
+    return stat[stat.rindex(b")") + 2 :].split()
 
 
 def read_table() -> dict[int, Entry]:

@@ -15,7 +15,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process
 
 

@@ -26,7 +26,7 @@ from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.pending_reason import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason, describe_reason
 from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.scheduler import Accounting, Queue, find_unclaimed_job
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.events.command import JobObserved

@@ -8,13 +8,11 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from slurmtrain.errors import PathError
 from slurmtrain.ops.shared.views import iso
-from slurmtrain.system.files import FILE_MODE, describe_os_error, locked
+from slurmtrain.system.locks import open_lock, try_flock
 from slurmtrain.system.process import Process, this_process
 
 # Where locks do not work, a watch that has not touched its file for this many pauses is considered gone.
@@ -81,17 +79,12 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
 
     Raises PathError if the file cannot be written.
     """
-    with ExitStack() as stack:
-        try:
-            handle = stack.enter_context(locked(path, wait=False))
-            has_locks = True
-        except (OSError, PathError):
-            handle = stack.enter_context(_opened(path))
-            has_locks = False
+    with open_lock(path) as handle:
+        is_ours = try_flock(handle)
         holder = read_holder(path)
-        if handle is None:
+        if is_ours is False:
             yield WatchLock(holder or WatchHolder())
-        elif holder is not None and _is_alive(holder, path, has_locks=has_locks):
+        elif holder is not None and _is_alive(holder, path, has_locks=is_ours is not None):
             yield WatchLock(holder)
         else:
             lock = WatchLock(None, handle)
@@ -124,16 +117,3 @@ def _is_alive(holder: WatchHolder, path: Path, *, has_locks: bool) -> bool:
     except OSError:
         return False
     return silent_s < _SILENT_PAUSES * holder.every
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
-    """The file's handle, without a lock."""
-    try:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    except OSError as error:
-        raise PathError(f"cannot write {path}: {describe_os_error(error)}") from error
-    try:
-        yield handle
-    finally:
-        os.close(handle)

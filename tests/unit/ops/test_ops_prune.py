@@ -24,7 +24,8 @@ from slurmtrain.ops.prune import Pruned, prune
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import verify
 from slurmtrain.runtime.checkpoint import files
-from slurmtrain.system.files import locked, read_json, write_json
+from slurmtrain.system.files import read_json, write_json
+from slurmtrain.system.locks import locked
 
 Act = Callable[[], object]
 

@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.slurm import requeue
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 
 WHY = "n1: clock: 5 s ahead of n0 (limit 1 s)"
 OVER = "7|COMPLETED|0:0|100|200|300|30|n[0-1]|x-0123456789\n"

@@ -21,7 +21,8 @@ from slurmtrain.model.spec.plan import Plan, make_plan
 from slurmtrain.model.spec.spec import read_spec
 from slurmtrain.slurm.launch import LaunchRequest, check, is_submitting, launch
 from slurmtrain.slurm.scheduler import Scheduler
-from slurmtrain.system.files import locked, make_directory, write_json
+from slurmtrain.system.files import make_directory, write_json
+from slurmtrain.system.locks import locked
 
 RUN_ID = "0123456789"
 SECRET = "hunter2-secret-value"
@@ -253,7 +254,7 @@ from pathlib import Path
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.slurm.launch import LaunchRequest, launch
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 submission = SubmissionDir(Path(sys.argv[1]))
 with locked(submission.run.lock) as lock:
     plan = Plan.from_json(json.loads(submission.plan.read_text()))

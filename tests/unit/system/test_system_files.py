@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -116,49 +114,6 @@ def test_a_file_is_made_private_and_keeps_its_content_when_it_is_there(tmp_path:
     path.write_text("kept")
     files.create_private(path)
     assert path.read_text() == "kept"
-
-
-HOLD = """
-import sys
-from pathlib import Path
-from slurmtrain.system.files import locked
-with locked(Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_lock_is_held_against_another_process_and_dropped_when_that_is_killed(tmp_path: Path) -> None:
-    lock = tmp_path / ".lock"
-    command = [sys.executable, "-c", HOLD, str(lock)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with files.locked(lock, wait=False) as handle:
-            assert handle is None
-        holder.kill()
-        holder.wait()
-        with files.locked(lock, wait=True) as handle:
-            assert handle is not None
-    assert mode(lock) == 0o600
-
-
-def test_a_lock_is_free_again_after_its_block_even_where_that_failed(tmp_path: Path) -> None:
-    lock = tmp_path / ".lock"
-    with pytest.raises(RuntimeError), files.locked(lock):
-        raise RuntimeError
-    with files.locked(lock, wait=False) as handle:
-        assert handle is not None
-        with files.locked(lock, wait=False) as twice:
-            assert twice is None
-
-
-def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
-    with (
-        pytest.raises(PathError, match=r"cannot open the lock .*\.lock: no such file"),
-        files.locked(tmp_path / "no" / ".lock"),
-    ):
-        pass
 
 
 @pytest.mark.parametrize(

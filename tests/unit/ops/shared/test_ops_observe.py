@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.find import choose
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, this_process
 
 

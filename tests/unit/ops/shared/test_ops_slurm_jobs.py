@@ -20,7 +20,7 @@ from slurmtrain.ops.shared.slurm_jobs import holder, live_of, look_at_slurm
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.reconcile import GIVEN_UP_S
 from slurmtrain.slurm.scheduler import Queue
-from slurmtrain.system.files import locked
+from slurmtrain.system.locks import locked
 
 OTHER_ID = "1123456789"
 THIS_HOST = socket.gethostname()

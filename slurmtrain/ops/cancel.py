@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack
 
-from slurmtrain.errors import RunBusy, SlurmDown
+from slurmtrain.errors import LockHeld, RunBusy, SlurmDown
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.local_jobs import alive
@@ -16,10 +17,13 @@ from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, descendants
+from slurmtrain.system.waiting import print_notice
 
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
+# How many seconds to wait for a command that holds the run's lock: it may be stopped, or Slurm may not answer it.
+_LOCK_S = 5.0
 # How many seconds to wait for Slurm to end a cancelled job, if no agent journals an end, and how often to ask for that.
 # A job that its agent has just requeued is cancelled when its last process has ended.
 _KILL_TIMEOUT_S = 30.0
@@ -71,13 +75,28 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
 def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
     runs = _load(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
-    if not under_way:
-        return runs
     for run in under_way:
         # If the job is started again nevertheless, its agents see that the run is over, and end at once.
         lease.close(workspace.root.run(run.id), None, "cancelled")
     _ask_processes(under_way)
     _ask_slurm(workspace, under_way, force=force)
+    # A job that does not exist yet will not end while somebody waits for it.
+    jobs = [run.id for run in under_way if not _is_being_started(workspace, run)]
+    if not jobs:
+        return runs
+    return {**runs, **_wait_for_ends(workspace, jobs, force=force)}
+
+
+def _is_being_started(workspace: Workspace, run: Run) -> bool:
+    """Whether another command is just submitting the run: it holds the lock, and has not journaled a job."""
+    if run.newest is not None and run.newest.handed_over:
+        return False
+    with locked(workspace.root.run(run.id).lock, wait=False) as lock:
+        return lock is None
+
+
+def _wait_for_ends(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
+    """Wait for runs that were asked to end, and kill those that have not ended in time."""
     runs = _wait(workspace, run_ids, until=time.monotonic() + (0.0 if force else PATIENCE_S))
     while any(alive(run) for run in _local(runs.values())):
         for run in _local(runs.values()):
@@ -114,8 +133,17 @@ def _check_reachable(run: Run) -> None:
 
 def _request(workspace: Workspace, run_id: str) -> None:
     directory = workspace.root.run(run_id)
-    # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
-    with locked(directory.lock):
+    with ExitStack() as locks:
+        try:
+            locks.enter_context(locked(directory.lock, limit_s=_LOCK_S))
+        except LockHeld as error:
+            # Whoever has it is starting the run, and carries out a request that it finds in the run's journals.
+            print_notice(
+                f"run {run_id} is being started by another command: its lock is {error.holder}. The request is "
+                "recorded, and that command ends the job as soon as it goes on; if it never does, end it, and call "
+                "'slurmtrain sync'"
+            )
+        # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
         if not _load(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
                 journal.write(CancelRequested())

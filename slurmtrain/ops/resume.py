@@ -15,7 +15,7 @@ from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, p
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import observe_run
-from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
+from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import replan
 from slurmtrain.system.files import make_directory
@@ -48,6 +48,7 @@ def resume(
     with locked(directory.lock, wait=False) as lock:
         if lock is None:
             raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
+        earlier = cancels(directory)
         run = observe_run(workspace, run_id, ask_slurm=True)
         _check_state(run, overrides, from_start=from_start)
         plan = current_plan(directory, run)
@@ -71,6 +72,7 @@ def resume(
             from_start=from_start,
             since=last_fresh_start(run),
             predecessor=predecessor(directory, run),
+            cancels=earlier,
         )
         started = start(workspace, directory, lock, attempt, command="resume")
     return run_id, started.notes

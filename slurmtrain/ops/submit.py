@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import LaunchError, PathError, RequestRefused, SubmissionUncertain
+from slurmtrain.errors import LaunchError, PathError, RequestRefused, RunCancelled, SubmissionUncertain
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.events.command import RunCreated
 from slurmtrain.model.run.ids import run_id
@@ -107,6 +107,11 @@ def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str) -> tuple
             attempt = NewAttempt(plan=planned.plan, executor=executor, number=1, secrets=secret_env, after=after)
             try:
                 started = start(workspace, run, lock, attempt, command="submit")
+            except RunCancelled as error:
+                # The run is there, as the user wants it; the others of its sweep were not cancelled.
+                submitted.append(run.id)
+                notes.append(str(error))
+                continue
             except (LaunchError, RequestRefused) as error:
                 left = [other for other, _, _ in runs[len(submitted) :]]
                 # If the run's job may exist, its directory must stay: 'sync' adopts the job.

@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import PathError, RequestRefused, SlurmDown, SlurmtrainError, TrackingError
+from slurmtrain.errors import LockHeld, PathError, RequestRefused, SlurmDown, SlurmtrainError, TrackingError
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command import JobReplaced
@@ -20,7 +20,7 @@ from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start, predecessor
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
+from slurmtrain.ops.shared.start import NewAttempt, cancels, check_executor, secret_values, start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.leftovers import kill_leftovers, runs_with_processes
 from slurmtrain.system.locks import locked
@@ -103,6 +103,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
         with locked(directory.lock, wait=False) as lock:
             if lock is None:
                 continue
+            earlier = cancels(directory)
             observe(workspace, [run_id])
             run = workspace.store.load(run_id)
             if run is None or run.state != "created":
@@ -112,7 +113,9 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 check_executor(workspace, run.executor, [plan])
                 secret_env = secret_values(plan, {})
                 after = (after or _active_run(workspace, synced, run.name)) if run.executor == "local" else None
-                first = NewAttempt(plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after)
+                first = NewAttempt(
+                    plan=plan, executor=run.executor, number=1, secrets=secret_env, after=after, cancels=earlier
+                )
                 started = start(workspace, directory, lock, first, command="sync")
                 synced.notes += started.notes
                 after = (run_id, started.process) if started.process else None
@@ -135,7 +138,7 @@ def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: 
     """End runs whose cancellation was requested by a command that was then killed."""
     wished = [run_id for run_id, listed in _chosen(synced, only) if listed.row["cancelled"] and not listed.ended]
     try:
-        synced.cancelled += finish_cancel(workspace, wished)
+        synced.cancelled += [run_id for run_id, run in finish_cancel(workspace, wished).items() if run.ended]
     except SlurmDown as error:
         synced.problems.append(str(error))
     return synced.cancelled
@@ -174,6 +177,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
     with locked(directory.lock, wait=False) as lock:
         if lock is None or not workspace.scheduler.should_retry(run_id):
             return False
+        earlier = cancels(directory)
         observe(workspace, [run_id], ask_slurm=False)
         run = workspace.store.load(run_id)
         if run is None or run.cancelled:
@@ -182,7 +186,7 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
             observe(workspace, [run_id], ask_slurm=False)
             run = workspace.store.load(run_id)
         if run is not None and _is_due(run) and _is_gone(run):
-            _submit_again(workspace, directory, lock, run, synced)
+            _submit_again(workspace, directory, lock, run, earlier, synced)
             return True
         if run is not None and held == "user" and _release(workspace, directory, run):
             synced.released.append(run_id)
@@ -236,7 +240,9 @@ def _max_requeues() -> int:
     return read_max_requeues()
 
 
-def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, synced: Synced) -> None:
+def _submit_again(
+    workspace: Workspace, directory: RunDir, lock: int, run: Run, earlier: frozenset[str], synced: Synced
+) -> None:
     """Submit the next attempt of a run, without the nodes that earlier ones excluded; or give the run up.
 
     Raises a SlurmtrainError if a later try may succeed.
@@ -260,6 +266,7 @@ def _submit_again(workspace: Workspace, directory: RunDir, lock: int, run: Run, 
             excluded_nodes=sorted(
                 {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
             ),
+            cancels=earlier,
         )
         synced.notes += start(workspace, directory, lock, attempt, command="sync").notes
     except RequestRefused as error:
@@ -333,7 +340,12 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
         return
     from slurmtrain.ops.shared.mirror import Mirror
 
-    with locked(workspace.root.tracking_lock):
+    with contextlib.ExitStack() as locks:
+        try:
+            locks.enter_context(locked(workspace.root.tracking_lock))
+        except LockHeld as error:
+            synced.problems.append(f"nothing was sent to MLflow: {error}")
+            return
         mirror = Mirror(workspace, mirrors)
         for run_id, _ in waiting:
             try:

@@ -16,9 +16,11 @@ that submits for it are dead. What is written, in this order, and what the next 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import secrets
+import signal
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -30,11 +32,13 @@ from slurmtrain.errors import (
     PathError,
     RequestRefused,
     RunBusy,
+    RunCancelled,
+    SlurmDown,
     SubmissionUncertain,
     TrackingError,
     UserError,
 )
-from slurmtrain.model.run.events.command import Submitted, Submitting, Unstarted
+from slurmtrain.model.run.events.command import CancelRequested, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
@@ -61,7 +65,8 @@ class NewAttempt:
     ``number``: counts from 1. ``secrets``: environment variables that reach the job but are never written.
     ``after``: the id of the run, and its controller, that must end first. ``since``: the script's own checkpoints count
     only if they are newer than this, in seconds since 1970. ``excluded_nodes``: nodes that it must not get.
-    ``predecessor``: the attempt before it.
+    ``predecessor``: the attempt before it. ``cancels``: the :func:`cancels` known to the command when it took
+    the run's lock.
     """
 
     plan: Plan
@@ -74,6 +79,7 @@ class NewAttempt:
     since: float | None = None
     excluded_nodes: Sequence[str] = ()
     predecessor: AttemptDir | None = None
+    cancels: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +129,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         SubmissionUncertain: the job may exist, and the run waits for ``sync`` to find out.
         RequestRefused: Slurm does not accept the job; the run is as it was before.
         RunBusy: another command has claimed the next attempt.
+        RunCancelled: somebody cancelled the run meanwhile, without its lock; there is no job, or it was cancelled too.
     """
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
@@ -131,6 +138,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     job_id = _new_job_id() if attempt.executor == "local" else None
     placed = replace(attempt, excluded_nodes=excluded.nodes)
+    _check_not_cancelled(run, attempt)
     with workspace.journal(run, command) as journal:
         journal.write(_submitting(placed, submission, job_id, stats.partition, command))
         # Before the job exists, since an agent ends at once if the lease does not name its submission.
@@ -146,8 +154,39 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
         journal.write(submitted)
     # Its answers so far are from before this job.
     workspace.scheduler.forget()
+    if cancels(run) - attempt.cancels:
+        _cancel_job(workspace, run, attempt.executor, submitted)
     process = submitted.process
     return StartedAttempt(Process.from_dict(process) if process else None, [*excluded.notes, *stats.notes, *notes])
+
+
+def cancels(run: RunDir) -> frozenset[str]:
+    """The journals in which commands have requested the end of a run so far: a request is a journal of its own.
+
+    ``cancel`` does not wait for ever for a command that holds the run's lock. That command carries out the request,
+    which it recognizes by a journal that was not there when it took the lock, whatever the clocks say.
+    """
+    return frozenset(path.name for path in run.journals.glob("cancel-*.jsonl"))
+
+
+def _check_not_cancelled(run: RunDir, attempt: NewAttempt) -> None:
+    if cancels(run) - attempt.cancels:
+        raise RunCancelled(f"run {run.id} was cancelled before this command had submitted its job; there is none")
+
+
+def _cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Submitted) -> None:
+    """End a job that was submitted after the run was cancelled. Raises RunCancelled."""
+    with workspace.journal(run, "cancel") as journal:
+        # Again: the first request may be older than the submission, and then applies to what was before it.
+        journal.write(CancelRequested())
+    lease.close(run, None, "cancelled")
+    if executor == "slurm" and submitted.job_id:
+        # If Slurm does not answer, 'sync' does it, because of the event.
+        with contextlib.suppress(SlurmDown):
+            workspace.scheduler.cancel([submitted.job_id], force=False)
+    elif submitted.process:
+        Process.from_dict(submitted.process).send(signal.SIGTERM)
+    raise RunCancelled(f"run {run.id} was cancelled while its job was being submitted; job {submitted.job_id} was too")
 
 
 def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> SubmissionDir:

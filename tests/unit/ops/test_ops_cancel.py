@@ -1,0 +1,126 @@
+"""Cancelling while another command has the run's lock: the request is recorded, and that command carries it out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import SlurmCommands
+from helpers.simulated_run import RUN_ID
+from helpers.workspaces import build_run, load_run, sync_again
+
+from slurmtrain.errors import RunCancelled
+from slurmtrain.model.run.run import Run
+from slurmtrain.ops import cancel as cancelling
+from slurmtrain.ops.resume import resume
+from slurmtrain.ops.shared import start as starting
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submit
+from slurmtrain.runtime.job import lease
+from slurmtrain.system.locks import locked
+
+SPEC = """
+name: x
+params: {lr: 1}
+command: python x.py
+tracking: {mlflow: {enabled: false}}
+"""
+
+
+@pytest.fixture(autouse=True)
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancelling, "_LOCK_S", 0.1)
+    # These waits must not begin: nobody ends a job that does not exist.
+    monkeypatch.setattr(cancelling, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(cancelling, "_KILL_TIMEOUT_S", 3600.0)
+
+
+def cancel_in_another_command(workspace: Workspace, run_id: str) -> Run:
+    return cancelling.cancel(Workspace(workspace.config), [run_id])[run_id]
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, name: str, action: Callable[[Path], Any]) -> None:
+    """Have another command act while a run is started: right before this function of ``ops.shared.start``."""
+    function = getattr(starting, name)
+
+    def after_the_action(*arguments: Any) -> Any:
+        monkeypatch.setattr(starting, name, function)
+        submission = next(each for each in arguments if hasattr(each, "run"))
+        action(submission.run.path)
+        return function(*arguments)
+
+    monkeypatch.setattr(starting, name, after_the_action)
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "x.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def test_a_cancel_does_not_wait_long_for_a_stopped_command_and_names_it(
+    workspace: Workspace, slurm: SlurmCommands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = build_run(workspace).command("submitting", submission=1, executor="slurm", attempt=1)
+    with locked(run.directory.lock):
+        left = cancel_in_another_command(workspace, RUN_ID)
+        assert not left.ended
+        # Neither does 'sync', which finishes what a killed 'cancel' has begun.
+        assert sync_again(workspace).cancelled == []
+    notice = capsys.readouterr().err
+    assert f"run {RUN_ID} is being started by another command: its lock is held by " in notice
+    assert "call 'slurmtrain sync'" in notice
+    assert len(starting.cancels(run.directory)) == 1
+    # The other command has died: there is no job.
+    sync_again(workspace)
+    assert load_run(workspace).state == "cancelled"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_run_that_was_cancelled_before_its_submission_is_not_submitted(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
+    [run_id], notes = submit(workspace, spec, executor="slurm")
+    assert f"run {run_id} was cancelled before this command had submitted its job; there is none" in notes
+    assert slurm.calls("sbatch") == []
+    sync_again(workspace)
+    assert load_run(workspace, run_id).state == "cancelled"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, "_submit", lambda run: cancel_in_another_command(workspace, run.name))
+    [run_id], notes = submit(workspace, spec, executor="slurm")
+    assert f"run {run_id} was cancelled while its job was being submitted; job 8 was too" in notes
+    assert [call.args for call in slurm.calls("scancel")] == [["8"]]
+    assert lease.final_state(workspace.root.run(run_id), 1) == "cancelled"
+    assert load_run(workspace, run_id).cancelled
+
+
+def test_only_the_cancelled_run_of_a_sweep_is_left_out(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
+    runs, _ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
+    assert len(runs) == 3
+    assert len(slurm.calls("sbatch")) == 2
+
+
+def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_does_not_matter(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [run_id], _ = submit(workspace, spec, executor="slurm")
+    slurm.replies("sacct", f"8|CANCELLED by 0|0:0|100|200|300|30|n0|x-{run_id}\n")
+    assert cancel_in_another_command(workspace, run_id).state == "cancelled"
+    slurm.replies("sbatch", "Submitted batch job 9\n")
+    meanwhile(monkeypatch, "_submit", lambda run: cancel_in_another_command(workspace, run.name))
+    with pytest.raises(RunCancelled, match="job 9 was too"):
+        resume(workspace, run_id, from_start=True)
+    assert [call.args for call in slurm.calls("scancel")][-1] == ["9"]

@@ -3,19 +3,27 @@
 Later sources override earlier ones: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's
 ``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``, the nearest ``slurmtrain.yaml`` in the current directory or its
 parents, ``SLURMTRAIN_*`` variables, command-line flags.
+
+A file decides where runs are kept and which server they are sent to, so only files that can be trusted are read
+(:mod:`slurmtrain.system.owned_files`). One in a parent directory that is not the user's is passed over, as if it were
+not there: in a directory that several people share, anybody can create one. Any other such file is an error: without
+it, the runs would silently be kept elsewhere.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import Mistake, SpecError
+from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
+from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.owned_files import check_owner, follow_links, open_regular
 
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
@@ -58,7 +66,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The effective settings, with absolute paths."""
+    """The effective settings, with absolute paths. ``notes``: what the user should know about where they come from."""
 
     runs: Path
     executor: str | None
@@ -66,6 +74,15 @@ class Config:
     mlflow_uri: str | None
     slurm_interval: float = SLURM_INTERVAL_S
     node_expiry_hours: float = NODE_EXPIRY_H
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A configuration file, as it was when its owner was checked."""
+
+    path: Path
+    content: bytes
 
 
 # Keys whose values are paths, and keys whose values must be converted to numbers in environment variables.
@@ -86,45 +103,80 @@ def load_config(
 
     Raises:
         SpecError: With all mistakes of the first source that has any.
+        PathError: A file cannot be read, or not be trusted.
     """
     settings: dict[str, Any] = {}
-    project = _nearest(cwd)
-    for path in _files(project, environ):
-        settings.update({key: value for key, value in _read(path).items() if value is not None})
+    notes: list[str] = []
+    project = _nearest(cwd, notes)
+    for file in _files(project, environ):
+        settings.update({key: value for key, value in _read(file).items() if value is not None})
     settings.update(_from_environment(environ, cwd))
     flags = {"runs": str(cwd / Path(runs).expanduser()) if runs else None, "executor": executor}
     settings.update({key: value for key, value in flags.items() if value is not None})
-    root = Path(settings.get("runs") or (project.parent if project else cwd) / "runs").resolve()
+    root = follow_links(settings.get("runs") or (project.path.parent if project else cwd) / "runs")
     return Config(
         runs=root,
         executor=settings.get("executor"),
-        registry=Path(settings.get("registry") or root / "registry.db").resolve(),
+        registry=follow_links(settings["registry"]) if settings.get("registry") else root / "registry.db",
         mlflow_uri=settings.get("mlflow_uri"),
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
         # Not ``or``, which would replace 0: here that is a valid value.
         node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
+        notes=tuple(notes),
     )
 
 
-def _nearest(cwd: Path) -> Path | None:
-    return next((path for folder in (cwd, *cwd.parents) if (path := folder / FILE).is_file()), None)
+def _nearest(cwd: Path, notes: list[str]) -> _File | None:
+    """The project's file. ``notes`` receives why others were passed over. Raises PathError."""
+    for folder in (cwd, *cwd.parents):
+        try:
+            file = _open(folder / FILE)
+        except UntrustedPath as error:
+            if folder == cwd or _is_mine(folder / FILE):
+                raise
+            notes.append(f"{error.why}: it is ignored; copy it to a directory of yours if you want its settings")
+            continue
+        if file is not None:
+            return file
+    return None
 
 
-def _files(project: Path | None, environ: Mapping[str, str]) -> Iterator[Path]:
+def _files(project: _File | None, environ: Mapping[str, str]) -> Iterator[_File]:
     home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
     # The site first, since later files override earlier ones.
     for folder in ("/etc/xdg", home):
-        path = Path(folder) / "slurmtrain" / FILE
-        if path.is_file():
-            yield path
+        file = _open(Path(folder) / "slurmtrain" / FILE)
+        if file is not None:
+            yield file
     if project is not None:
         yield project
 
 
-def _read(path: Path) -> dict[str, Any]:
-    from slurmtrain.system.yaml_file import parse_yaml, read_text
+def _open(path: Path) -> _File | None:
+    """A file's content; None if there is none. Raises PathError, and UntrustedPath."""
+    try:
+        with os.fdopen(open_regular(follow_links(path)), "rb") as file:
+            return _File(path, file.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            check_owner(path.stat(), path)
+        raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
-    text = read_text(path)
+
+def _is_mine(path: Path) -> bool:
+    """Whether the entry itself, be it a link, is this user's."""
+    try:
+        return path.lstat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _read(file: _File) -> dict[str, Any]:
+    from slurmtrain.system.yaml_file import decode, parse_yaml
+
+    path, text = file.path, decode(file.content, file.path)
     # An empty spec is a mistake, but an empty configuration is a common way to mark a project's directory.
     if not text.strip():
         return {}
@@ -162,5 +214,6 @@ def _checked(
     values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
     for key in _PATHS:
         if values[key] is not None:
-            values[key] = str((base / Path(values[key]).expanduser()).resolve())
+            # Not resolved: whose a link is matters.
+            values[key] = str(base / Path(values[key]).expanduser())
     return values

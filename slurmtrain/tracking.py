@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import TrackingError
+from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.run.journal import read_lines
 from slurmtrain.model.run.layout import RunDir, RunsRoot, split_attempt
 from slurmtrain.model.run.run import Run
@@ -45,6 +45,8 @@ class Tracker:
                 create_private(root.mlflow_db)
             except OSError as error:
                 raise TrackingError(f"cannot write {root.mlflow_db}: {describe_os_error(error)}") from error
+            except PathError as error:
+                raise TrackingError(str(error)) from error
         import mlflow
         from mlflow.exceptions import MlflowException
 

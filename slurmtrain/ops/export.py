@@ -294,9 +294,10 @@ def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
 
     Raises CheckpointError if that fails, UserError if ``to`` was created meanwhile.
     """
-    temporary = to.with_name(f".{to.name}.{os.getpid()}.tmp")
+    temporary = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        # A new one: in a directory that others can write to, a file or link with this name may be theirs.
+        with temporary.open("xb") as file:
             mode = os.fstat(file.fileno()).st_mode
         yield temporary
         with temporary.open("rb+") as file:

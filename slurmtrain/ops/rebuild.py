@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RegistryUnusable
@@ -35,14 +36,14 @@ def rebuild(workspace: Workspace) -> Observed:
                     path.with_name(path.name + suffix).replace(path.with_name(f"{path.name}.old{suffix}"))
         workspace.store = Store(path)
         return observe(workspace)
-    return Observed(observe(workspace).runs, garbage)
+    return replace(observe(workspace), garbage=garbage)
 
 
 def _read_again(workspace: Workspace) -> list[tuple[str, Garbage]]:
     """Replace what the registry holds; returns what could not be read, with the ids of the runs."""
     from slurmtrain.registry.ingest import ingest
 
-    runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
+    runs = workspace.trusted_runs()
     with workspace.store.begin() as transaction:
         transaction.clear()
         ingested = ingest(transaction, runs, dead=False)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
+from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.registry.connection import (
     WITHOUT_LOCKS,
@@ -24,6 +24,7 @@ from slurmtrain.registry.connection import (
     patient_engine,
 )
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
+from slurmtrain.system.owned_files import check_entry
 
 # A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
 _PRAGMAS = ("PRAGMA journal_mode=DELETE", "PRAGMA synchronous=FULL", "PRAGMA foreign_keys=ON")
@@ -37,7 +38,7 @@ def open_engine(path: Path) -> sa.Engine:
     Raises:
         RegistryUnusable: The file is not a registry.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
-        PathError: It cannot be opened.
+        PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     try:
         return _open(_with_events(patient_engine(path), path), path)
@@ -46,10 +47,24 @@ def open_engine(path: Path) -> sa.Engine:
 
 
 def _open(engine: sa.Engine, path: Path) -> sa.Engine:
-    version = _version(engine, path) if path.exists() else None
+    version = _version(engine, path) if _exists(path) else None
     if version != schema.VERSION:
         _bring_up_to_date(engine, path)
     return engine
+
+
+def _exists(path: Path) -> bool:
+    """Whether there is a file. Raises PathError; UntrustedPath if it, or its directory, is somebody else's.
+
+    The directory matters as much: SQLite takes a journal that lies next to the file for what it has to undo.
+    """
+    try:
+        check_entry(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise PathError(f"the registry {path} cannot be used: {describe_os_error(error)}") from error
+    return True
 
 
 def engine_in_memory() -> sa.Engine:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError
+from slurmtrain.system.owned_files import Check, check_entry, check_owned, open_checked, read_checked
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
@@ -43,10 +44,10 @@ def write_atomically(path: Path, content: bytes) -> None:
 
     Raises OSError, with the old content untouched.
     """
-    # Next to the file: a rename is atomic only within a file system. With the pid: two writers must not share it.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Next to the file: a rename is atomic only within a file system. At random: two writers must not share it.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -64,10 +65,19 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object from a file; None if there is no such file. Raises PathError if it cannot be read or is not one."""
+def read_json(path: Path, *, check: Check = check_owned) -> dict[str, Any] | None:
+    """A JSON object from a file; None if there is no such file.
+
+    Args:
+        path: The file.
+        check: Who may own the file and its directory, or write to them.
+
+    Raises:
+        PathError: It cannot be read, or is not such an object.
+        UntrustedPath: The file, or its directory, does not pass ``check``.
+    """
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_checked(path, check=check))
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -85,8 +95,13 @@ def create_private(path: Path) -> None:
     """Create a file that only its owner can read, if it does not exist.
 
     For libraries such as SQLite, which create files with the umask's mode but keep the mode of an existing file.
+
+    Raises OSError; UntrustedPath if the file, or its directory, is somebody else's.
     """
-    os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, FILE_MODE))
+    try:
+        os.close(open_checked(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        check_entry(path)
 
 
 def describe_os_error(error: OSError) -> str:

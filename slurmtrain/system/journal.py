@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slurmtrain.model.run.events.base import Payload, encode
 from slurmtrain.model.run.ids import base32
-from slurmtrain.system.files import FILE_MODE
+from slurmtrain.system.owned_files import open_checked
 
 
 class Journal:
@@ -22,7 +22,7 @@ class Journal:
         self._handle: int | None = None
 
     def write(self, event: Payload) -> float:
-        """Append one event and return its time, in seconds since 1970. Raises OSError."""
+        """Append one event and return its time, in seconds since 1970. Raises OSError, UntrustedPath."""
         now = time.time()
         handle = self._open()
         os.write(handle, encode(now, event.kind, event.to_json()))
@@ -49,8 +49,11 @@ class Journal:
 
 
 def open_appending(path: Path) -> int:
-    """Open a file of lines for appending, first ending any line that a killed writer left unfinished."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, FILE_MODE)
+    """Open a file of lines for appending, first ending any line that a killed writer left unfinished.
+
+    Raises OSError; UntrustedPath if the file, or its directory, is somebody else's.
+    """
+    handle = open_checked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = os.fstat(handle).st_size
     if size and os.pread(handle, 1, size - 1) != b"\n":
         os.write(handle, b"\n")

@@ -20,7 +20,7 @@ from slurmtrain.errors import LockHeld, PathError
 from slurmtrain.system import mounts
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.lock_holders import describe_holder, this_holder, write_record
-from slurmtrain.system.owned_files import open_regular
+from slurmtrain.system.owned_files import open_checked
 from slurmtrain.system.waiting import LIMIT_S, Waiting, print_notice
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def locked(path: Path, *, wait: bool = True, limit_s: float = LIMIT_S) -> Iterat
 def open_lock(path: Path) -> Iterator[int]:
     """The descriptor of the lock file at ``path``, which is created if it does not exist.
 
-    Raises UntrustedPath if it is a link, or somebody else's; PathError if it cannot be opened.
+    Raises UntrustedPath if it is a link, or it or its directory is somebody else's; PathError if it cannot be opened.
     """
     try:
-        handle = open_regular(path, os.O_RDWR | os.O_CREAT)
+        handle = open_checked(path, os.O_RDWR | os.O_CREAT)
     except OSError as error:
         raise PathError(f"cannot open the lock {path}: {describe_os_error(error)}") from error
     try:

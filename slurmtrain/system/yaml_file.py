@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -47,15 +48,22 @@ class YamlDocument:
 def read_text(path: Path) -> str:
     """The text of a file, without a byte order mark. Raises PathError."""
     try:
-        return path.read_text(encoding="utf-8-sig")
+        return decode(path.read_bytes(), path)
     except FileNotFoundError:
         raise PathError(f"{path}: there is no such file") from None
     except IsADirectoryError:
         raise PathError(f"{path}: this is a directory; name the YAML file in it") from None
-    except UnicodeDecodeError as error:
-        raise PathError(f"{path}: this is not UTF-8 text (byte {error.start}); is it a YAML file?") from None
     except OSError as error:
         raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
+
+
+def decode(content: bytes, path: Path) -> str:
+    """The text that a file contains, without a byte order mark. Raises PathError if it is not UTF-8."""
+    try:
+        # As Python reads text files: every kind of line end is a line feed.
+        return io.TextIOWrapper(io.BytesIO(content), encoding="utf-8-sig").read()
+    except UnicodeDecodeError as error:
+        raise PathError(f"{path}: this is not UTF-8 text (byte {error.start}); is it a YAML file?") from None
 
 
 def parse_yaml(text: str, name: str) -> YamlDocument:

@@ -43,6 +43,7 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
     context = click.get_current_context(silent=True)
     outer = (context.obj or {}).get("runs") if context is not None else None
     config = load_config(cwd=Path.cwd(), environ=os.environ, runs=runs or outer, executor=executor)
+    output.warn(config.notes)
     return Workspace(config, warn=lambda message: output.warn([message]))
 
 
@@ -57,7 +58,8 @@ def default_executor(configured: str | None) -> str:
 
 def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids and names of runs from the registry; completion does not observe runs."""
-    default = workspace()
+    # Without warnings, which would appear on the line that is being typed.
+    default = Workspace(load_config(cwd=Path.cwd(), environ=os.environ))
     if not default.config.registry.exists():
         return []
     runs = default.store.index()

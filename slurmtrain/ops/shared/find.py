@@ -54,6 +54,13 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
         workspace: Where the runs are.
         names: Names that :func:`choose` accepts.
         ask_slurm: Ask Slurm, if it may know more about any run.
+
+    Raises:
+        RunNotFound: As :func:`choose`.
+        UntrustedPath: The directory of a run is somebody else's.
     """
     observed = observe(workspace, ask_slurm=ask_slurm)
+    for name in names:
+        if name in observed.refused:
+            raise observed.refused[name]
     return [choose(observed.runs.index, name) for name in names], observed

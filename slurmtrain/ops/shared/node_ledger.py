@@ -24,6 +24,7 @@ from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.system.files import make_directory
 from slurmtrain.system.journal import command_journal
+from slurmtrain.system.owned_files import read_checked
 
 _HOUR_S = 3600.0
 
@@ -171,5 +172,5 @@ def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
 def _pardon_events(workspace: Workspace) -> Iterable[AnyEvent]:
     """What users have said about nodes: few and short files, read again each time."""
     for path in sorted(workspace.root.nodes.glob("*.jsonl")):
-        events, _ = events_of(read_lines(path.read_bytes(), 0, path.name), path.name)
+        events, _ = events_of(read_lines(read_checked(path), 0, path.name), path.name)
         yield from events

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.errors import UntrustedPath
+from slurmtrain.ops.shared.workspace import Workspace, without_untrusted
 from slurmtrain.system.journal_files import folder_times, is_quiet
 
 if TYPE_CHECKING:
@@ -63,12 +64,14 @@ class ListedRuns(Mapping[str, "Listed"]):
 class Observed:
     """All runs as known now.
 
-    ``garbage``: journal lines that are not records. ``problems``: what could not be asked.
+    ``garbage``: journal lines that are not records. ``problems``: what could not be asked. ``refused``: the directories
+    that somebody else owns or can write to, by run: they decide nothing, and their runs are in no list.
     """
 
     runs: ListedRuns
     garbage: Sequence[tuple[str, Garbage]] = ()
     problems: Sequence[str] = ()
+    refused: Mapping[str, UntrustedPath] = field(default_factory=dict)
 
 
 def observe(
@@ -89,10 +92,13 @@ def observe(
     index = workspace.store.index()
     look = _Look(workspace, index)
     suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
+    suspects, refused = without_untrusted(suspects)
     if suspects:
         _read(look, suspects, ask_slurm=ask_slurm)
     if look.has_written:
         index = workspace.store.index()
+    for run_id in refused:
+        index.pop(run_id, None)
     directories = frozenset(present)
 
     def read(run_ids: Collection[str] | None) -> dict[str, Listed]:
@@ -102,7 +108,8 @@ def observe(
     runs = ListedRuns(index, read)
     if only is not None:
         runs.fetch(only)
-    return Observed(runs, look.garbage, look.problems)
+    problems = [*look.problems, *(f"run {run_id} is left out: {error}" for run_id, error in refused.items())]
+    return Observed(runs, look.garbage, problems, refused)
 
 
 def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:

@@ -7,14 +7,15 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from slurmtrain.config import Config
-from slurmtrain.errors import PathError
+from slurmtrain.errors import PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
 from slurmtrain.system.files import describe_os_error, make_directory
+from slurmtrain.system.owned_files import check_directory, open_directory
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.layout import RunDir
@@ -54,7 +55,7 @@ class Workspace:
         """The registry, or what replaces it while it fails. Raises RegistryNewer."""
         from slurmtrain.registry.store import Spare, Store
 
-        return Store(self.config.registry, Spare(self._run_directories, self._warn))
+        return Store(self.config.registry, Spare(self.trusted_runs, self._warn))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -79,16 +80,18 @@ class Workspace:
         """Ids of all run directories, oldest first. Raises PathError if the root cannot be read."""
         return sorted(name for name in self._names() if is_run_id(name))
 
-    def _run_directories(self) -> list[RunDir]:
-        return [self.root.run(run_id) for run_id in self.run_ids()]
+    def trusted_runs(self) -> list[RunDir]:
+        """The directories of all runs, without those of somebody else. Raises PathError if the root cannot be read."""
+        return without_untrusted([self.root.run(run_id) for run_id in self.run_ids()])[0]
 
     def unborn(self) -> list[RunDir]:
         """Run directories that were never finished."""
         return [self.root.unborn(name.removeprefix(".new-")) for name in self._names() if is_unborn(name)]
 
     def prepare(self) -> None:
-        """Make sure that runs can be written here. Raises PathError."""
+        """Make sure that runs can be written here, and by nobody else. Raises PathError."""
         make_directory(self.root.path)
+        os.close(self._open_root())
         if not os.access(self.root.path, os.W_OK | os.X_OK):
             raise PathError(
                 f"cannot write to the runs root {self.root.path}; choose another one with --runs or SLURMTRAIN_RUNS"
@@ -105,11 +108,47 @@ class Workspace:
 
     def _names(self) -> list[str]:
         try:
-            return os.listdir(self.root.path)
+            root = self._open_root()
         except FileNotFoundError:
             return []
+        try:
+            return os.listdir(root)
+        finally:
+            os.close(root)
+
+    def _open_root(self) -> int:
+        """Open the runs root. Raises FileNotFoundError; PathError if it cannot be read, or be trusted.
+
+        Commands act on what is in it, so nobody else may be able to put anything there.
+        """
+        try:
+            return open_directory(self.root.path)
+        except UntrustedPath as error:
+            own = "choose a runs root of your own with --runs or SLURMTRAIN_RUNS"
+            cure = own if "belongs to" in error.why else error.cure
+            raise UntrustedPath(f"the runs root {error.why}", f"{cure}; to share one, see docs/sharing.md") from error
+        except FileNotFoundError:
+            raise
         except OSError as error:
             raise PathError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
+
+
+def without_untrusted(runs: Sequence[RunDir]) -> tuple[list[RunDir], dict[str, UntrustedPath]]:
+    """Those of these runs that nobody else can have written, and what is wrong with the others, by run.
+
+    Runs that are settled need not be asked about: what is known about these was read when they could be trusted.
+    """
+    trusted, refused = [], {}
+    for run in runs:
+        try:
+            check_directory(str(run.path))
+        except UntrustedPath as error:
+            refused[run.id] = error
+            continue
+        except OSError:
+            pass  # it has just been deleted
+        trusted.append(run)
+    return trusted, refused
 
 
 def person() -> str:

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from slurmtrain.errors import PathError
 from slurmtrain.ops.shared.views import iso
 from slurmtrain.system.locks import open_lock, try_flock
+from slurmtrain.system.owned_files import read_checked
 from slurmtrain.system.process import Process, this_process
 
 # Where locks do not work, a watch that has not touched its file for this many pauses is considered gone.
@@ -77,7 +79,7 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
     The kernel's lock decides. It may not work between machines, and some file systems have none (ENOLCK): then what the
     file says about its writer, and how long ago it was touched, decide whether that process still watches.
 
-    Raises PathError if the file cannot be written.
+    Raises PathError if the file cannot be written, or is somebody else's.
     """
     with open_lock(path) as handle:
         is_ours = try_flock(handle)
@@ -98,9 +100,9 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
 def read_holder(path: Path) -> WatchHolder | None:
     """The holder that the file names; None if it names none, whatever else is in it."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_checked(path))
         return WatchHolder(Process.from_dict(data), str(data["since"]), float(data["every"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, PathError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

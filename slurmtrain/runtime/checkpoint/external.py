@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from slurmtrain.errors import CheckpointError, PathError
+from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.step_names import last_number
 from slurmtrain.model.spec.checkpoint_formats import AUTO, OWN, step_by_pattern
@@ -23,6 +23,7 @@ from slurmtrain.runtime.checkpoint.formats.deepspeed import DeepSpeed, is_tag, t
 from slurmtrain.runtime.checkpoint.formats.registry import format_of
 from slurmtrain.runtime.checkpoint.formats.trees import FileTree, is_unfinished, list_tree
 from slurmtrain.runtime.job.plan_file import read_plan
+from slurmtrain.system.owned_files import check_owner
 
 # Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like one of
 # those, so it is judged by what its neighbours are.
@@ -177,7 +178,12 @@ def _with_neighbours(search: Search, candidates: Sequence[_Candidate]) -> Iterat
 def _judge(search: Search, candidate: _Candidate) -> _Candidate:
     tree = candidate.tree
     try:
+        # Others may be able to write to it, since scripts save with any umask; but in a directory that is shared,
+        # anybody could add what would be the newest.
+        check_owner(tree.path.stat(), tree.path)
         problem = candidate.format.problem(tree, search.ranks if tree.saved_at >= search.began_at else 1)
+    except UntrustedPath as error:
+        problem = error.why
     except FileNotFoundError:
         problem = "it is being deleted"
     except OSError as error:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import xxhash
 
-from slurmtrain.errors import CheckpointError, PathError
+from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.run import retention
 from slurmtrain.model.run.layout import (
     MANIFEST,
@@ -37,6 +37,7 @@ from slurmtrain.model.run.layout import (
 )
 from slurmtrain.model.spec.spec import KeepSpec
 from slurmtrain.system.files import fsync_directory, read_json, write_json
+from slurmtrain.system.owned_files import check_owner
 
 SCHEMA = 2
 _CHUNK = 1 << 22
@@ -116,7 +117,8 @@ def relative_path(directory: Path) -> str:
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a published checkpoint. Raises CheckpointError if it is missing or cannot be read."""
     try:
-        data = read_json(directory / MANIFEST)
+        # Whoever can write to it: nobody else can enter the run's directory, and users copy checkpoints with any umask.
+        data = read_json(directory / MANIFEST, check=check_owner)
     except PathError as error:
         raise CheckpointError(str(error)) from error
     if data is None:
@@ -170,14 +172,22 @@ def _plain(name: str) -> str:
 
 
 def published(checkpoints: Path) -> list[Path]:
-    """Directories that have a manifest, newest step first."""
+    """Directories that have a manifest and are not somebody else's, newest step first."""
     checkpoints_by_step = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(checkpoints):
             step = checkpoint_step(entry.name)
-            if step is not None and (checkpoints / entry.name / MANIFEST).exists():
+            if step is not None and _has_own_manifest(checkpoints / entry.name):
                 checkpoints_by_step.append((step, checkpoints / entry.name))
     return [path for _, path in sorted(checkpoints_by_step, reverse=True)]
+
+
+def _has_own_manifest(directory: Path) -> bool:
+    try:
+        check_owner((directory / MANIFEST).stat(), directory)
+    except (OSError, UntrustedPath):
+        return False
+    return True
 
 
 def newest_published(checkpoints: Path) -> Path | None:

@@ -22,7 +22,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place = tmp_path / "disk"
     place.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(place)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=700", "none", str(place)], capture_output=True, text=True
     )
     if mounted.returncode:
         pytest.skip(f"file systems cannot be mounted here: {mounted.stderr.strip()}")

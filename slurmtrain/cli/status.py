@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output, tables
+from slurmtrain.cli.shared import options, output, run_table, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ _SHOWN = 20
 def command(
     workspace: Workspace, names: tuple[str, ...], all_runs: bool, watch: bool, interval: float, as_json: bool
 ) -> int:
-    """List runs: state, step, rate, remaining time, latest metrics, age of the last checkpoint.
+    """List runs: those that may still change first, then the newest.
 
-    It only reads journals and checks processes; it never starts or ends anything.
+    On a terminal each run is one line, and columns that do not fit are left out; elsewhere everything is printed. It
+    only reads journals and checks processes; it never starts or ends anything.
     """
     if not watch:
         _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
@@ -69,22 +70,29 @@ def _print(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool, as_j
         facts = runs_json(workspace, runs)
         output.print_json({"schema": facts["schema"], "as_of": now_iso(), "runs": facts["runs"]})
     elif runs:
-        tables.print_table(tables.RUN_HEADERS, _rows(workspace, runs))
+        from slurmtrain.ops.shared.views import run_json
+
+        run_table.print_runs([run_json(workspace, listed) for listed in _by_worth(runs)])
     else:
         click.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
 
 
-def _rows(workspace: Workspace, runs: dict[str, Listed]) -> list[Any]:
-    from slurmtrain.ops.shared.views import run_json
-
-    return [tables.run_row(run_json(workspace, listed)) for listed in runs.values()]
+def _by_worth(runs: dict[str, Listed]) -> list[Listed]:
+    """The runs that may still change first, and of these and the others the newest first."""
+    newest_first = sorted(runs.values(), key=lambda listed: listed.id, reverse=True)
+    return sorted(newest_first, key=lambda listed: listed.ended)
 
 
 def _live(workspace: Workspace, names: tuple[str, ...], all_runs: bool, interval: float) -> int:
     from rich.live import Live
 
+    from slurmtrain.ops.shared.views import run_json
+
     with Live(auto_refresh=False, screen=False) as live:
         while True:
-            runs = _look(workspace, names, all_runs=all_runs)
-            live.update(tables.rich_table(tables.RUN_HEADERS, _rows(workspace, runs)), refresh=True)
+            runs = _by_worth(_look(workspace, names, all_runs=all_runs))
+            room = run_table.rows_on(live.console.height)
+            shown = [run_json(workspace, listed) for listed in runs[:room]]
+            others = [listed.state for listed in runs[room:]]
+            live.update(run_table.screen(shown, live.console.width, others), refresh=True)
             time.sleep(interval)

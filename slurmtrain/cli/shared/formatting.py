@@ -33,10 +33,11 @@ def size(count: float) -> str:
 
 
 def age(moment: str | None) -> str:
-    """How long ago an ISO time was."""
+    """How long ago an ISO time was; seconds only within the first minute."""
     if moment is None:
         return "-"
-    return duration(max(0.0, time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp()))
+    seconds = max(0.0, time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp())
+    return duration(seconds) if seconds < 60 else duration(seconds // 60 * 60).removesuffix("00s")
 
 
 def number(value: Any) -> str:

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TextIO
 
-from slurmtrain.cli.shared import formatting
+from slurmtrain.cli.shared.fit import GAP, Column, fit
 
-RUN_HEADERS = ("ID", "NAME", "STATE", "STEP", "RATE", "ETA", "METRICS", "CHECKPOINT", "REASON")
 _STYLES = {
     "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
     "pending": "magenta",
 }  # fmt: skip
-
-
-def run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
-    """A run (RUN of the JSON) as a row under :data:`RUN_HEADERS`."""
-    return (
-        run["id"],
-        run["name"],
-        run["state"],
-        formatting.steps(run),
-        formatting.rate(run),
-        formatting.duration(run["eta_seconds"]),
-        formatting.metrics(run),
-        formatting.newest_checkpoint(run),
-        run["reason"] or "",
-    )
+# Cells that show that there is nothing to show.
+_EMPTY = ("", "-")
+# Cells that a column which wraps keeps on a narrow terminal.
+_LEAST_WRAPPED = 20
 
 
 def is_terminal(stream: TextIO) -> bool:
@@ -51,14 +39,42 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
-    """A rich table; rich itself respects NO_COLOR."""
+    """A rich table; rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
-    from rich.text import Text
 
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for header in headers:
-        drawn.add_column(header, overflow="fold")
+    for header in headers[:-1]:
+        drawn.add_column(header, no_wrap=True, overflow="ellipsis")
+    drawn.add_column(headers[-1], overflow="fold", min_width=_LEAST_WRAPPED)
     for line in rows:
-        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in line))
+        drawn.add_row(*map(_styled, line))
     return drawn
+
+
+def one_line_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int) -> Any:
+    """A rich table with one line for each row, which is never wider than the terminal.
+
+    Args:
+        columns: The columns; those that do not fit, or are empty, are left out.
+        rows: The cells.
+        width: How wide the terminal is, in cells.
+    """
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    content = [max((cell_len(row[i]) for row in rows if row[i] not in _EMPTY), default=0) for i in range(len(columns))]
+    content = [max(wide, cell_len(column.header)) if wide else 0 for column, wide in zip(columns, content, strict=True)]
+    widths = fit(columns, content, width)
+    drawn = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+    for index, wide in widths.items():
+        drawn.add_column(columns[index].header, width=wide, no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        drawn.add_row(*(_styled(row[index]) for index in widths))
+    return drawn
+
+
+def _styled(cell: str) -> Any:
+    from rich.text import Text
+
+    return Text(cell, style=_STYLES.get(cell, ""))

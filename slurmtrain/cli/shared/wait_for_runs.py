@@ -8,7 +8,7 @@ import click
 
 from slurmtrain.cli.shared.output import print_json, warn, warn_about
 from slurmtrain.cli.shared.progress import run_progress
-from slurmtrain.cli.shared.tables import RUN_HEADERS, print_table, run_row
+from slurmtrain.cli.shared.run_table import print_runs
 from slurmtrain.ops.shared.views import run_json, runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.wait import wait
@@ -38,5 +38,5 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
     if as_json:
         print_json(runs_json(workspace, chosen))
     else:
-        print_table(RUN_HEADERS, [run_row(run_json(workspace, listed)) for listed in chosen.values()])
+        print_runs([run_json(workspace, listed) for listed in chosen.values()])
     return 0 if completed else 1

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.run.journal import read_lines
@@ -21,6 +22,7 @@ from slurmtrain.model.run.layout import RunDir, RunsRoot, split_attempt
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.files import create_private, describe_os_error
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
 
 # MLflow's limits for one call and for one value.
 _METRICS_A_CALL = 1000
@@ -49,15 +51,25 @@ class Tracker:
                 raise TrackingError(str(error)) from error
         import mlflow
         from mlflow.exceptions import MlflowException
+        from sqlalchemy.exc import SQLAlchemyError
 
         for name in ("mlflow", "alembic"):
             # The exception already says in a sentence what went wrong; MLflow would also print its traceback.
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        self._failure: tuple[type[Exception], ...] = (MlflowException, OSError)
+        self._failure: tuple[type[Exception], ...] = (MlflowException, OSError, SQLAlchemyError)
         try:
-            self._client = mlflow.MlflowClient(tracking_uri=uri)
+            self._client = mlflow.MlflowClient(tracking_uri=self._usable_uri())
         except self._failure as error:
             raise TrackingError(f"the MLflow store {uri} cannot be opened: {_first_line(error)}") from error
+
+    def _usable_uri(self) -> str:
+        """The store's URI; that of our own store is opened without locks where its file system has none.
+
+        Nobody else writes to it meanwhile: whoever mirrors runs holds the runs root's lock for that.
+        """
+        if self.uri != self._root.mlflow_uri or has_record_locks(self._root.tracking_lock):
+            return self.uri
+        return f"sqlite:///file:{quote(str(self._root.mlflow_db))}?vfs={SQLITE_WITHOUT_LOCKS}&uri=true"
 
     def identify(self, run: Run, plan: Plan) -> str:
         """The id of the MLflow run that mirrors this run, created if there is none. Raises TrackingError."""

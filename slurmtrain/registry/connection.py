@@ -14,16 +14,13 @@ import sqlalchemy as sa
 
 from slurmtrain.errors import LockHeld, PathError, RegistryFailed
 from slurmtrain.system.lock_holders import describe_lockers
-from slurmtrain.system.locks import has_record_locks, locked
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks, locked
 from slurmtrain.system.waiting import Waiting
 
 # SQLite's own wait for a lock cannot be interrupted, so it is short, and repeated.
 _TRY_S = 0.1
 # How long commands wait for it. Then they read the run directories instead, so that it need not be long.
 LIMIT_S = 10.0
-# SQLite's way to open files without any lock. Its option "nolock" does not suffice: where a killed process has left a
-# journal, SQLite would still ask for a lock (sqlite3OsCheckReservedLock), and report an I/O error.
-WITHOUT_LOCKS = "unix-none"
 # The low byte of SQLite's extended result codes (https://sqlite.org/rescode.html).
 _PRIMARY = 0xFF
 
@@ -135,7 +132,9 @@ def exclusive_engine(registry: Path) -> sa.Engine:
         connection.lock = lock
         return connection
 
-    url = sa.URL.create("sqlite", database=f"file:{quote(str(registry))}", query={"vfs": WITHOUT_LOCKS, "uri": "true"})
+    url = sa.URL.create(
+        "sqlite", database=f"file:{quote(str(registry))}", query={"vfs": SQLITE_WITHOUT_LOCKS, "uri": "true"}
+    )
     return sa.create_engine(url, connect_args={"factory": connect}, poolclass=sa.NullPool)
 
 

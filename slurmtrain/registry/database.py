@@ -16,7 +16,6 @@ import sqlalchemy as sa
 from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.registry import schema
 from slurmtrain.registry.connection import (
-    WITHOUT_LOCKS,
     NoFileLocks,
     exclusive_engine,
     held,
@@ -24,6 +23,7 @@ from slurmtrain.registry.connection import (
     patient_engine,
 )
 from slurmtrain.system.files import create_private, describe_os_error, fsync_directory, make_directory
+from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS
 from slurmtrain.system.owned_files import check_entry
 
 # A rollback journal with full synchronisation also works on network file systems; write-ahead logging does not.
@@ -168,7 +168,7 @@ def _back_up(engine: sa.Engine, path: Path, version: int) -> None:
         backup.unlink(missing_ok=True)
         create_private(backup)
         # Nobody else has the new file, and its file system may have no locks.
-        target_uri = f"file:{quote(str(backup))}?vfs={WITHOUT_LOCKS}"
+        target_uri = f"file:{quote(str(backup))}?vfs={SQLITE_WITHOUT_LOCKS}"
         with engine.connect() as source, contextlib.closing(sqlite3.connect(target_uri, uri=True)) as target:
             registry = source.connection.driver_connection
             assert isinstance(registry, sqlite3.Connection)

@@ -1,0 +1,83 @@
+"""Runs whose commands get no lock: another command holds it and stands still, or the file system has none."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import without_locks
+from helpers.site import Site, until
+
+# Submits, and is stopped when everything is ready for the job to start.
+STOPPED = """
+import os, signal, sys
+from slurmtrain.cli import main
+from slurmtrain.ops.shared import start
+submit = start._submit
+def stop_first(*arguments):
+    os.kill(os.getpid(), signal.SIGSTOP)
+    return submit(*arguments)
+start._submit = stop_first
+main(sys.argv[1:])
+"""
+
+
+def test_a_run_whose_submission_is_stopped_can_be_cancelled_and_does_not_train(site: Site) -> None:
+    submit = subprocess.Popen(
+        [sys.executable, "-c", STOPPED, "submit", str(site.light()), "--executor", "local"],
+        cwd=site.path, env=site.environment(), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        os.waitid(os.P_PID, submit.pid, os.WSTOPPED | os.WNOWAIT)
+        [run_id] = [path.name for path in site.runs.iterdir() if (path / "plan.json").exists()]
+        # Twice: the second one neither waits longer nor believes that the run has ended.
+        for _ in range(2):
+            cancelled = site.call("cancel", run_id, code=1)
+            assert f"process {submit.pid}, which is stopped" in cancelled.stderr
+            assert "the request is recorded" in cancelled.stderr.lower()
+        submit.send_signal(signal.SIGCONT)
+        _, err = submit.communicate(timeout=120)
+    finally:
+        submit.kill()
+    assert f"run {run_id} was cancelled while its job was being submitted" in err
+    until(lambda: site.status(run_id)["state"] == "cancelled", "the end of the run")
+    until(lambda: not site.processes(run_id), "the end of its processes")
+    assert site.step(run_id) == 0
+
+
+@pytest.fixture
+def lockless(site: Site, tmp_path: Path) -> Site:
+    """A site whose commands and runs get no lock from the kernel."""
+    if not without_locks.is_supported():
+        pytest.skip("system calls cannot be made to fail on this machine")
+    python = tmp_path / "python"
+    words = [sys.executable, str(without_locks.__file__), "ENOLCK", sys.executable]
+    python.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    python.chmod(0o755)
+    site.python = str(python)
+    return site
+
+
+def test_without_locks_a_run_is_submitted_saved_resumed_pruned_watched_and_cancelled(lockless: Site) -> None:
+    site = lockless
+    spec = site.light(params={"steps": 6, "step_ms": 50}, checkpoint={"every": {"steps": 2}, "keep": 3})
+    run_id = site.json("submit", str(spec), "--executor", "local", "--wait")["runs"][0]["id"]
+    saved = sorted(path.name for path in (site.runs / run_id / "checkpoints").iterdir())
+    assert saved == ["step-2", "step-4", "step-6"]
+    watched = site.call("watch", "--once")
+    assert "slurmtrain uses hard links instead" in watched.stderr
+    assert site.json("prune", run_id)["pruned"] == []
+    resumed = site.json("resume", run_id, "params.steps=100000")["runs"][0]
+    assert resumed["attempt"] == 2
+    until(lambda: site.step(run_id) > 6, "the first step of the second attempt")
+    assert "is running" in site.call("resume", run_id, code=2).stderr
+    site.call("sync")
+    site.call("cancel", run_id)
+    assert site.status(run_id)["state"] == "cancelled"
+    site.call("registry", "rebuild")
+    assert not [path for path in site.runs.rglob("*") if ".held" in path.name]

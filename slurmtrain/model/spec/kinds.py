@@ -97,11 +97,18 @@ def finite_number(minimum: float) -> Scalar:
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"expected a number, found {type_name(value)} ({value!r})")
-        if not math.isfinite(value) or value < minimum:
+        if not _is_finite(value) or value < minimum:
             raise ValueError(f"expected a number of at least {minimum:g}, found {value}")
         return value
 
     return Scalar(f"number of at least {minimum:g}", parse)
+
+
+def _is_finite(value: float) -> bool:
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def boolean() -> Scalar:

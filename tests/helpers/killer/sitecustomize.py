@@ -49,7 +49,9 @@ class _Killer:
             self.effect(f"{event} {arguments[0]}")
 
 
-def _watch(killer: _Killer) -> None:
+def watch_effects() -> None:
+    """Let this process die as its variables say."""
+    killer = _Killer()
     write, fsync, connect = os.write, os.fsync, sqlite3.dbapi2.connect
 
     def killing_write(handle: int, data: bytes) -> int:
@@ -73,4 +75,4 @@ def _watch(killer: _Killer) -> None:
 
 
 if os.environ.get("KILL_IN") and sys.orig_argv[1:3] == ["-m", os.environ["KILL_IN"]]:
-    _watch(_Killer())
+    watch_effects()

@@ -1,0 +1,211 @@
+"""What must hold after any command, whatever it has found: nothing lost, nothing open to others, and plain words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from helpers.forked_commands import Ended
+from helpers.sample_home import SAVED, SampleHome
+from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, checkpoint_name, is_run_id, is_unborn
+
+# docs/cli.md.
+EXIT_CODES = frozenset({0, 1, 2, 130})
+CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter")
+_TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|Warning: ")
+_CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
+# Files at the top of a runs root that commands rewrite.
+_CACHES = re.compile(r"\.?(registry\.db|mlflow\.db)[^/]*|mlartifacts(/.*)?|\.(watch|mlflow)\.lock|\.squeue\.json")
+# Files of a run that commands rewrite.
+_REWRITTEN = re.compile(r"lease\.json|claims(/.*)?|\.lock|checkpoint-request\.json")
+_OTHERS_MAY = 0o077
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is at a path: ``content`` is that of a file, or the target of a link."""
+
+    kind: int
+    mode: int
+    content: bytes = b""
+
+
+_NOTHING = Entry(0, 0)
+Snapshot = Mapping[str, Entry]
+
+
+def snapshot(root: Path) -> Snapshot:
+    """Everything below a directory, by path relative to it; also what its modes hide from its owner."""
+    entries: dict[str, Entry] = {}
+    # Bytes: names may be no text.
+    _collect(os.fsencode(root), b"", entries)
+    return entries
+
+
+def _collect(folder: bytes, start: bytes, entries: dict[str, Entry]) -> None:
+    with _allowed(folder):
+        for name in sorted(os.listdir(folder)):
+            path, place = folder + b"/" + name, start + name
+            about = os.lstat(path)
+            kind = stat.S_IFMT(about.st_mode)
+            entries[os.fsdecode(place)] = Entry(kind, stat.S_IMODE(about.st_mode), _content(path, kind))
+            if kind == stat.S_IFDIR:
+                _collect(path, place + b"/", entries)
+
+
+def _content(path: bytes, kind: int) -> bytes:
+    if kind == stat.S_IFLNK:
+        return os.readlink(path)  # noqa: PTH115 (bytes)
+    if kind != stat.S_IFREG:
+        return b""
+    with _allowed(path), open(path, "rb") as file:  # noqa: PTH123
+        return file.read()
+
+
+@contextlib.contextmanager
+def _allowed(path: bytes) -> Iterator[None]:
+    """Let the owner use what its mode forbids."""
+    mode = stat.S_IMODE(os.stat(path).st_mode)  # noqa: PTH116
+    needed = stat.S_IRUSR | stat.S_IXUSR if os.path.isdir(path) else stat.S_IRUSR  # noqa: PTH112
+    is_hidden = mode & needed != needed
+    if is_hidden:
+        os.chmod(path, 0o700)  # noqa: PTH101
+    try:
+        yield
+    finally:
+        if is_hidden:
+            os.chmod(path, mode)  # noqa: PTH101
+
+
+def judge(arguments: Sequence[str], ended: Ended, *, home: SampleHome, before: Snapshot, after: Snapshot) -> list[str]:
+    """What is wrong, each as ``category: detail``.
+
+    Args:
+        arguments: the command's.
+        ended: how it ended.
+        home: where it ran.
+        before: the home before it.
+        after: the home after it.
+    """
+    inside = PurePath(home.runs).relative_to(home.path).as_posix()
+    if before.get(inside, _NOTHING).kind == stat.S_IFLNK:
+        inside = os.path.relpath(os.fsdecode(before[inside].content), home.path)
+    return [
+        *_words(arguments, ended),
+        *_lost(arguments, inside, before, after),
+        *_open(arguments, inside, before, after),
+    ]
+
+
+def _words(arguments: Sequence[str], ended: Ended) -> Iterator[str]:
+    if ended.hung:
+        yield f"hang: still running after {ended.seconds:.0f} s"
+    elif ended.code not in EXIT_CODES:
+        yield f"exit code: {ended.code}"
+    for text in (ended.output, ended.errors):
+        # A rank's own traceback may be printed, but not as a message.
+        if text is ended.errors and (match := _TRACEBACK.search(text)):
+            lines = text[match.start() :].decode(errors="replace").strip().splitlines()
+            yield f"traceback: {lines[-1][:200]}"
+        # A rank's output is printed as it is.
+        if "logs" not in arguments and (match := _CONTROL.search(text.decode(errors="replace"))):
+            near = text.decode(errors="replace")[max(0, match.start() - 60) : match.end() + 20]
+            yield f"escape: {near!r}"
+
+
+def _lost(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapshot) -> Iterator[str]:
+    for path, entry in before.items():
+        now = after.get(path)
+        if now == entry or _may_change(path, inside, arguments):
+            continue
+        rest = _in_run(path, inside)
+        if rest is not None and _is_checkpoint(rest):
+            if not _kept(path, entry, inside, arguments, after):
+                yield f"lost: {path}"
+        elif rest is not None and _grows(rest):
+            if now is None or now.kind != entry.kind or not now.content.startswith(entry.content):
+                yield f"lost: {path} {'is gone' if now is None else 'was rewritten'}"
+        elif now is None:
+            yield f"lost: {path} is gone"
+        elif (now.kind, now.content) != (entry.kind, entry.content):
+            yield f"lost: {path} was changed"
+
+
+def _in_run(path: str, inside: str) -> str | None:
+    """A path relative to the run that it is in; None if it is in none."""
+    parts = PurePath(path).parts
+    root = PurePath(inside).parts
+    if parts[: len(root)] != root or len(parts) < len(root) + 2 or not is_run_id(parts[len(root)]):
+        return None
+    return "/".join(parts[len(root) + 1 :])
+
+
+def _may_change(path: str, inside: str, arguments: Sequence[str]) -> bool:
+    if path.startswith(("slurm/", "tmp/")):
+        return True
+    if "--to" in arguments and "--force" in arguments and path == _target(arguments):
+        return True
+    if path != inside and not path.startswith(f"{inside}/"):
+        return False
+    rest = path[len(inside) + 1 :]
+    if _CACHES.fullmatch(rest) or is_unborn(rest.partition("/")[0]):
+        return True
+    of_run = _in_run(path, inside)
+    return of_run is not None and _REWRITTEN.fullmatch(of_run) is not None
+
+
+def _target(arguments: Sequence[str]) -> str:
+    return str(PurePath("project") / arguments[arguments.index("--to") + 1])
+
+
+def _is_checkpoint(rest: str) -> bool:
+    return rest.startswith("checkpoints/") or rest == "checkpoints"
+
+
+def _kept(path: str, entry: Entry, inside: str, arguments: Sequence[str], after: Snapshot) -> bool:
+    """Whether a part of a checkpoint is still somewhere in its run, or was deleted by a command that deletes."""
+    if entry.kind != stat.S_IFREG:
+        return True
+    run = "/".join(PurePath(path).parts[: len(PurePath(inside).parts) + 1])
+    parts = PurePath(path).parts
+    name = parts[len(PurePath(inside).parts) + 2]
+    if "prune" in arguments and name != checkpoint_name(SAVED[-1]):
+        return True
+    if name.startswith("."):
+        return True  # half-written, or being deleted
+    return any(each.content == entry.content for other, each in after.items() if other.startswith(f"{run}/"))
+
+
+def _grows(rest: str) -> bool:
+    return (
+        rest.endswith(".jsonl") or (rest.startswith(ATTEMPTS) and "/logs/" in rest) or rest.startswith(f"{JOURNALS}/")
+    )
+
+
+def _is_root_file(path: str, inside: str) -> bool:
+    """Whether this is what commands write into a runs root, which another directory may be too (``--runs ~``)."""
+    name = path.split("/")[1]
+    return path.startswith(f"{inside}/") or is_run_id(name) or _CACHES.fullmatch(name) is not None
+
+
+def _open(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapshot) -> Iterator[str]:
+    """New files that others can read, and files where a command has nothing to leave."""
+    for path, entry in after.items():
+        if "--to" in arguments and path == _target(arguments):
+            continue  # a file for others too
+        old = before.get(path)
+        if old is not None and (old.kind, old.mode) == (entry.kind, entry.mode):
+            continue
+        if path.startswith("slurm/"):
+            continue
+        new_rights = entry.mode & _OTHERS_MAY & ~(0 if old is None else old.mode)
+        if new_rights and path.startswith(f"{inside}/") and entry.kind != stat.S_IFLNK:
+            yield f"mode: {path} has {entry.mode:o}"
+        is_outside = path.startswith(("home/", "elsewhere/")) and not _is_root_file(path, inside)
+        if old is None and (is_outside or path.endswith(".tmp")):
+            yield f"litter: {path}"

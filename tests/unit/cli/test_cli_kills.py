@@ -1,0 +1,65 @@
+"""SIGKILL at any effect of a command that changes runs: the next commands put it right.
+
+By default a spread of effects is tried; TEST_KILLS=all tries every one, which is more than 500. What happens inside
+Slurm's and submitit's processes is not here: see tests/cluster/test_slurm_kills.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from helpers.disturbed_commands import disturbed_copy, memory_folder
+from helpers.forked_commands import import_everything
+from helpers.sample_home import SampleHome, id_of, make_home
+
+SPREAD = 2
+COMMANDS = (
+    ("submit", "spec.yaml"),
+    ("submit", "spec.yaml", "--executor", "slurm"),
+    ("resume", id_of("crashed"), "params.lr=1"),
+    ("resume", id_of("crashed"), "--from-start"),
+    ("cancel", id_of("gone")),
+    ("cancel", id_of("pending")),
+    ("sync",),
+    ("watch", "--once"),
+    ("prune", id_of("crashed")),
+    ("registry", "rebuild"),
+    ("export", id_of("completed"), "--to", "model.pt"),
+    ("checkpoint", id_of("elsewhere"), "--no-wait"),
+    ("nodes", "forgive", "n1"),
+    ("status", "--all"),
+)
+
+
+@pytest.fixture(scope="module")
+def sample() -> Iterator[SampleHome]:
+    import_everything()
+    with memory_folder() as folder:
+        yield make_home(folder / "sample")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_commands_after_a_killed_one_put_it_right(sample: SampleHome, command: tuple[str, ...]) -> None:
+    place = sample.path.with_name("home")
+    with disturbed_copy(sample, place) as whole:
+        effects = whole.effects(command)
+        whole.settle()
+        whole.check(command)
+    for point in points(len(effects)):
+        with disturbed_copy(sample, place) as disturbed:
+            assert disturbed.kill(command, point).code == -9, effects[point - 1]
+            disturbed.settle()
+            disturbed.check(command)
+            # Whoever was interrupted calls the same command again.
+            if command[0] not in ("submit", "resume"):
+                disturbed.call(*command)
+                disturbed.check(command)
+
+
+def points(count: int) -> list[int]:
+    """Which effects: all, or a few, evenly spread."""
+    if os.environ.get("TEST_KILLS") == "all":
+        return list(range(1, count + 1))
+    return sorted({round(i * count / (SPREAD + 1)) for i in range(1, SPREAD + 1)})

@@ -23,6 +23,7 @@ from slurmtrain.runtime.checkpoint.files import Manifest, read_manifest
 from slurmtrain.runtime.checkpoint.formats.base import Contents
 from slurmtrain.runtime.checkpoint.formats.registry import find_modules, read_contents
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
+from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.files import describe_os_error, fsync_directory
 from slurmtrain.version import __version__
 
@@ -260,9 +261,7 @@ def _renamed(values: Mapping[str, Any], start: str) -> dict[str, Any]:
 
 
 def _check_room(to: Path, size: int) -> None:
-    filesystem = os.statvfs(to.parent)
-    # The space left for users other than root (statvfs(3)).
-    free = filesystem.f_bavail * filesystem.f_frsize
+    free = space_left(to.parent).bytes
     if size + _HEADER_BYTES > free:
         raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
 

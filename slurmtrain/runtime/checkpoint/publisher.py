@@ -6,7 +6,6 @@ import base64
 import contextlib
 import logging
 import math
-import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
+from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.journal import Journal
 from slurmtrain.version import __version__
 
@@ -128,11 +128,10 @@ class Publisher:
 
     def _free(self) -> int:
         try:
-            status = os.statvfs(self._attempt.run.path)
+            return space_left(self._attempt.run.path).bytes
         except OSError:
             # Writing will then show whether there is room.
             return _BOUNDLESS
-        return status.f_bavail * status.f_frsize
 
     # --- orders -------------------------------------------------------------------------------------------------------
 

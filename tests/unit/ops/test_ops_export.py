@@ -333,7 +333,7 @@ def test_the_file_is_as_private_as_any_of_the_users(
 def test_too_little_room_is_an_error_before_anything_is_written(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=512))
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=512, f_files=0))
     with pytest.raises(CheckpointError, match=f"x.pt needs .* bytes, and 5120 are free in {tmp_path}"):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()

@@ -26,6 +26,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
+from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__
 
@@ -269,13 +270,13 @@ def _read_versions(nvml: Any | None) -> Facts:
 def _measure_space(path: Path) -> Facts:
     """``free`` bytes and ``inodes`` for this user in a directory; inodes are None if the filesystem has no limit."""
     try:
-        filesystem = os.statvfs(path)
+        space = space_left(path)
     except (FileNotFoundError, NotADirectoryError):
         return {"path": str(path), "missing": True}
     return {
         "path": str(path),
-        "free": filesystem.f_bavail * filesystem.f_frsize,
-        "inodes": filesystem.f_favail if filesystem.f_files else None,
+        "free": space.bytes,
+        "inodes": space.inodes,
         "writable": os.access(path, os.W_OK | os.X_OK),
     }
 

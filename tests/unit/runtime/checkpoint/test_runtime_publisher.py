@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import BestSpec, KeepSpec
-from slurmtrain.runtime.checkpoint import files, publisher
+from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED, keep_of
@@ -62,9 +63,9 @@ def free(monkeypatch: pytest.MonkeyPatch, attempt: AttemptDir, room: int) -> Non
 
     def statvfs(_: Path) -> SimpleNamespace:
         used = SIZE * len(files.published(attempt.run.checkpoints))
-        return SimpleNamespace(f_bavail=room + 3 * SIZE - used, f_frsize=1)
+        return SimpleNamespace(f_bavail=room + 3 * SIZE - used, f_frsize=1, f_files=0)
 
-    monkeypatch.setattr(publisher.os, "statvfs", statvfs)
+    monkeypatch.setattr(os, "statvfs", statvfs)
 
 
 def nothing() -> None:

@@ -22,10 +22,13 @@ class Journal:
         self._handle: int | None = None
 
     def write(self, event: Payload) -> float:
-        """Append one event and return its time, in seconds since 1970. Raises OSError, UntrustedPath."""
+        """Append one event and return its time, in seconds since 1970.
+
+        Raises OSError with nothing appended; UntrustedPath.
+        """
         now = time.time()
         handle = self._open()
-        os.write(handle, encode(now, event.kind, event.to_json()))
+        _append(handle, encode(now, event.kind, event.to_json()))
         if self._durable:
             os.fsync(handle)
         return now
@@ -46,6 +49,18 @@ class Journal:
         if self._handle is None:
             self._handle = open_appending(self.path)
         return self._handle
+
+
+def _append(handle: int, line: bytes) -> None:
+    """Append a line, or nothing if that fails: a full disk may take only its beginning (write(2)). Raises OSError."""
+    written = os.write(handle, line)
+    try:
+        while written < len(line):
+            written += os.write(handle, line[written:])
+    except OSError:
+        # Nobody else writes to this file.
+        os.ftruncate(handle, os.fstat(handle).st_size - written)
+        raise
 
 
 def open_appending(path: Path) -> int:

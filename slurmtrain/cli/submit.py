@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options, output
+from slurmtrain.cli.shared import options, output, tables
+from slurmtrain.errors import SlurmtrainError, SubmitFailed
 from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.specfile import SpecFile
 
 
 @click.command("submit", short_help="Submit the runs of a spec.")
@@ -15,6 +22,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 @options.overrides_argument
 @options.sweep_option
 @options.executor_option
+@click.option(
+    "--idempotency-key", "key", metavar="KEY", help="Submit once: a later submit with this key returns the same runs."
+)
 @click.option("--wait", "waits", is_flag=True, help="Wait until the runs have ended; exit with their outcome.")
 @options.json_option
 @options.in_workspace
@@ -24,30 +34,65 @@ def command(
     overrides: tuple[str, ...],
     sweep: tuple[str, ...],
     executor: str | None,
+    key: str | None,
     waits: bool,
     as_json: bool,
 ) -> int:
     """Submit the runs of SPEC, a YAML file, with KEY=VALUE overrides such as resources.nodes=2.
 
-    Prints the ids of the runs and returns at once; the runs continue when the terminal closes.
+    Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, the
+    ids printed are those of the runs that exist all the same.
     """
-    from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.views import runs_json
-    from slurmtrain.ops.submit import submit
+    from slurmtrain.ops.submit import load, submit_spec
 
+    loaded = load(spec, overrides, sweep)
+    if key is None and not _is_meant(workspace, loaded):
+        click.echo("nothing was submitted", err=True)
+        return 1
     chosen = options.default_executor(executor or workspace.config.executor)
-    run_ids, notes = submit(workspace, spec, overrides, sweep, executor=chosen)
+    try:
+        run_ids, notes = submit_spec(workspace, loaded, executor=chosen, key=key)
+    except SubmitFailed as error:
+        if error.run_ids:
+            _print(workspace, error.run_ids, as_json=as_json)
+        raise
     output.warn(notes)
     if waits:
         from slurmtrain.cli.shared.wait_for_runs import wait_for_runs
 
         return wait_for_runs(workspace, run_ids, as_json=as_json)
-    runs = observe(workspace, run_ids, ask_slurm=False).runs
-    if as_json:
-        output.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
-    else:
-        click.echo("\n".join(run_ids))
+    _print(workspace, run_ids, as_json=as_json)
+    if not as_json:
         click.echo(
             f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, 'slurmtrain status' lists runs", err=True
         )
     return 0
+
+
+def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
+    """Whether a plan that was submitted a moment ago is to be submitted again: asked on a terminal, else assumed."""
+    from slurmtrain.ops.submit.recent import find_recent
+
+    recent = find_recent(workspace, spec)
+    if recent is None:
+        return True
+    if tables.is_terminal(sys.stdin) and tables.is_terminal(sys.stderr):
+        return click.confirm(f"{recent}; submit it again?", err=True)
+    output.warn([f"{recent}; --idempotency-key keeps a repeated command from submitting twice"])
+    return True
+
+
+def _print(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> None:
+    """Print the ids of runs that exist, or their JSON. Raises SubmitFailed if they cannot be read."""
+    if not as_json:
+        click.echo("\n".join(run_ids))
+        return
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import runs_json
+
+    try:
+        runs = observe(workspace, run_ids, ask_slurm=False).runs
+        facts = runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids})
+    except (SlurmtrainError, OSError) as error:
+        raise SubmitFailed(f"runs exist, but cannot be shown: {', '.join(run_ids)} ({error})", run_ids) from error
+    output.print_json(facts)

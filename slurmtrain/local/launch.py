@@ -80,11 +80,14 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         # Detached from this terminal: neither Ctrl-C nor a hangup may end the run.
         start_new_session=True,
     )
-    if completed.returncode != 0:
-        raise LaunchError(
-            f"the local job could not be started: {completed.stderr.strip().splitlines()[-1:] or completed.returncode}"
-        )
-    return Process.from_dict(json.loads(completed.stdout))
+    if completed.returncode == 0:
+        return Process.from_dict(json.loads(completed.stdout))
+    # It may have been killed after it had started the controller.
+    controller, _ = find_controller(submission)
+    if controller is None:
+        why = next(reversed(completed.stderr.strip().splitlines()), f"exit code {completed.returncode}")
+        raise LaunchError(f"the local job could not be started: {why}")
+    return controller
 
 
 def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:

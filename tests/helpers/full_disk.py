@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 _PAGE = 4096
+# Tests change their PATH.
+_SYSTEM = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 class SmallDisk:
@@ -38,10 +40,15 @@ def small_disk(path: Path, size: str = "8m", *, inodes: int = 4096) -> Iterator[
     """Mount a small disk at a new directory, or skip the test where that is not allowed."""
     path.mkdir(parents=True)
     options = f"size={size},nr_inodes={inodes},mode=755"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(path)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["/usr/bin/env", "mount", "-t", "tmpfs", "-o", options, "none", str(path)],
+        env=_SYSTEM,
+        capture_output=True,
+        text=True,
+    )
     if mounted.returncode != 0:
         pytest.skip(f"needs the right to mount a small file system: {mounted.stderr.strip()}")
     try:
         yield SmallDisk(path)
     finally:
-        subprocess.run(["umount", "--lazy", str(path)], check=True)
+        subprocess.run(["/usr/bin/env", "umount", "--lazy", str(path)], env=_SYSTEM, check=True)

@@ -23,3 +23,11 @@ def run_id(now_ms: int, random_bits: int) -> str:
     Uniqueness is not guaranteed: the code that creates the run directory tries another id if it already exists.
     """
     return base32(max(0, now_ms - EPOCH_MS), _TIME_DIGITS) + base32(random_bits, _RANDOM_DIGITS)
+
+
+def created_ms(name: str) -> int:
+    """The time in a run's id, in milliseconds since 1970. Raises ValueError for other names."""
+    value = 0
+    for digit in name[:_TIME_DIGITS]:
+        value = value << 5 | ALPHABET.index(digit)
+    return value + EPOCH_MS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,10 @@ class RunsRoot:
     def nodes(self) -> Path:
         """Journals of commands about the cluster's nodes."""
         return self.path / "nodes"
+
+    def submission_key(self, key: str) -> Path:
+        """What was submitted with this idempotency key, which may be any text."""
+        return self.path / "keys" / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
 
     @property
     def tracking_lock(self) -> Path:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from types import FrameType, TracebackType
 
 
@@ -53,3 +56,18 @@ class StopSignal:
     def _restore(self) -> None:
         for each, handler in self._handlers.items():
             signal.signal(each, handler)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Put off a first SIGTERM or SIGINT until what is done here has succeeded; it then has its usual effect.
+
+    Without effect outside the main thread, which alone gets signals.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with StopSignal() as stop:
+        yield
+    if stop.raised is not None:
+        signal.raise_signal(stop.raised)

@@ -4,7 +4,9 @@ A submission creates one job, and each start of the job is an attempt: Slurm kee
 Everything happens under the run's lock (``.lock``, flock), which the kernel releases once this process and any process
 that submits for it are dead. What is written, in this order, and what the next command does after a kill right then:
 
-1. ``.new-<id>/`` with spec, plan and ``created`` event: its lock is free, so ``sync`` deletes it.
+1. ``.new-<id>/`` with spec, plan and ``created`` event: its lock is free, so ``sync`` deletes it. For a sweep there are
+   several of them before 2. With an idempotency key, ``keys/<hash>.json`` then names the ids: the next submission with
+   this key replaces those that have no directory, and finishes the others as ``sync`` does.
 2. The rename to ``<id>/``: a run in state ``created``, which ``sync`` starts. ``resume`` begins after this.
 3. ``submissions/<n>/plan.json`` and ``launch.json``: as in 2, since it is a submission only once an event names it.
 4. The ``submitting`` event: the lock is free and there is no ``submitted``, so the job is searched for
@@ -43,12 +45,14 @@ from slurmtrain.model.run.ids import ALPHABET
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.plan import REDACTED, Plan
 from slurmtrain.model.spec.spec import write_requeue
+from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch
 from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, make_directory, write_json
+from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
 _JOB_DIGITS = 6
@@ -127,6 +131,7 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     Raises:
         LaunchError: the job could not be submitted; the run is as it was before.
         SubmissionUncertain: the job may exist, and the run waits for ``sync`` to find out.
+        PathError: the run directory cannot be written; there is no job.
         RequestRefused: Slurm does not accept the job; the run is as it was before.
         RunBusy: another command has claimed the next attempt.
         RunCancelled: somebody cancelled the run meanwhile, without its lock; there is no job, or it was cancelled too.
@@ -134,24 +139,23 @@ def start(workspace: Workspace, run: RunDir, lock: int, attempt: NewAttempt, *, 
     excluded = exclusions(workspace, attempt.plan, attempt.excluded_nodes, slurm=attempt.executor == "slurm")
     stats = outlook(workspace, run.id, attempt.plan, attempt.executor)
     variables, notes = _server_variables(workspace, run, attempt.plan)
-    submission = _prepare(run, attempt, stats)
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     job_id = _new_job_id() if attempt.executor == "local" else None
     placed = replace(attempt, excluded_nodes=excluded.nodes)
-    _check_not_cancelled(run, attempt)
-    with workspace.journal(run, command) as journal:
-        journal.write(_submitting(placed, submission, job_id, stats.partition, command))
-        # Before the job exists, since an agent ends at once if the lease does not name its submission.
-        lease.grant(submission)
+    with uninterrupted(), workspace.journal(run, command) as journal:
+        submission = _prepare(run, attempt, stats)
+        _check_not_cancelled(run, attempt)
         try:
+            journal.write(_submitting(placed, submission, job_id, stats.partition, command))
+            # Before the job exists, since an agent ends at once if the lease does not name its submission.
+            lease.grant(submission)
             submitted = _submit(placed, submission, job_id, lock, {**attempt.secrets, **variables})
-        except (LaunchError, RequestRefused) as error:
-            if not isinstance(error, SubmissionUncertain):
-                journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
-                if attempt.predecessor is not None:
-                    lease.release_claim(attempt.predecessor, by=_COMMANDS)
+        except SubmissionUncertain:
             raise
-        journal.write(submitted)
+        except (LaunchError, RequestRefused, OSError) as error:
+            _withdraw(journal, attempt, submission, job_id, error)
+            raise _unwritable(run, error) if isinstance(error, OSError) else error from error
+        notes += _record(journal, run, submitted)
     # Its answers so far are from before this job.
     workspace.scheduler.forget()
     if cancels(run) - attempt.cancels:
@@ -189,18 +193,39 @@ def _cancel_job(workspace: Workspace, run: RunDir, executor: str, submitted: Sub
     raise RunCancelled(f"run {run.id} was cancelled while its job was being submitted; job {submitted.job_id} was too")
 
 
+def _withdraw(
+    journal: Journal, attempt: NewAttempt, submission: SubmissionDir, job_id: str | None, error: Exception
+) -> None:
+    """Journal that nothing was started. If the disk is full, the next command notices that there is no job."""
+    with contextlib.suppress(OSError):
+        journal.write(Unstarted(submission=submission.number, job_id=job_id, reason=str(error)))
+    if attempt.predecessor is not None:
+        with contextlib.suppress(OSError):
+            lease.release_claim(attempt.predecessor, by=_COMMANDS)
+
+
+def _record(journal: Journal, run: RunDir, submitted: Submitted) -> list[str]:
+    """Journal the job; a note if that fails, since the job exists all the same, and the next command finds it."""
+    try:
+        journal.write(submitted)
+    except OSError as error:
+        why = describe_os_error(error)
+        return [
+            f"run {run.id} was submitted as job {submitted.job_id}, but that cannot be written to {run.journals} "
+            f"({why}); the next command finds the job once it can"
+        ]
+    return []
+
+
+def _unwritable(run: RunDir, error: OSError) -> PathError:
+    return PathError(f"cannot write to {run.path}: {describe_os_error(error)}")
+
+
 def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> SubmissionDir:
-    """Claim the start, and write what the job reads. Raises RunBusy if another command has claimed it.
+    """Claim the start, and write what the job reads. Raises PathError; RunBusy if another command has claimed it.
 
     A submission exists only once an event names it: until then its directory is harmless litter.
     """
-    submission = _new_submission(run)
-    try:
-        _claim(attempt, submission)
-    except RunBusy:
-        submission.path.rmdir()
-        raise
-    write_json(submission.plan, attempt.plan.to_json())
     launch = Launch(
         attempt=attempt.number,
         after=attempt.after,
@@ -208,7 +233,16 @@ def _prepare(run: RunDir, attempt: NewAttempt, stats: PartitionStats) -> Submiss
         since=attempt.since,
         history=stats.history,
     )
-    write_json(submission.launch, launch.to_dict())
+    submission = _new_submission(run)
+    try:
+        _claim(attempt, submission)
+        write_json(submission.plan, attempt.plan.to_json())
+        write_json(submission.launch, launch.to_dict())
+    except RunBusy:
+        submission.path.rmdir()
+        raise
+    except OSError as error:
+        raise _unwritable(run, error) from error
     return submission
 
 
@@ -306,7 +340,7 @@ def _server_variables(workspace: Workspace, run: RunDir, plan: Plan) -> tuple[di
 
     try:
         return server_variables(workspace, run.id, plan), []
-    except TrackingError as error:
+    except (TrackingError, PathError, OSError) as error:
         return {}, [f"{error}; the run starts without MLFLOW_RUN_ID, and 'slurmtrain sync' sends its metrics later"]
 
 

@@ -15,8 +15,6 @@ from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
 
-SPEC = "name: x\ncommand: python x.py\nresources: {nodes: 2}\nparams: {a: 1}\ntracking: {mlflow: {enabled: false}}\n"
-
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
@@ -28,13 +26,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     fake.replies("sbatch", "Submitted batch job 8\n")
     fake.replies("srun")
     return fake
-
-
-@pytest.fixture
-def spec(tmp_path: Path) -> Path:
-    path = tmp_path / "x.yaml"
-    path.write_text(SPEC)
-    return path
 
 
 def calls(slurm: SlurmCommands) -> dict[str, int]:

@@ -1,0 +1,241 @@
+"""Creating the run directories of a submission: all of them, or none."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import PathError, RegistryFailed
+from slurmtrain.model.run.events.command import RunCreated
+from slurmtrain.model.run.ids import run_id
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.specfile import PlannedRun, SpecFile
+from slurmtrain.system.disk_space import DiskSpace, space_left
+from slurmtrain.system.files import (
+    DIRECTORY_MODE,
+    describe_os_error,
+    fsync_directory,
+    make_directory,
+    write_atomically,
+    write_json,
+)
+from slurmtrain.system.journal import Journal
+from slurmtrain.system.locks import locked
+
+# A new run takes about 100 KiB and 30 files and directories until its ranks start (measured with one node; a block for
+# each). What ranks write after that is up to them.
+_FIRST = DiskSpace(1 << 20, 64)
+_EACH = DiskSpace(256 << 10, 64)
+# SQLite's journal of a transaction, and what the transaction adds.
+_REGISTRY = DiskSpace(1 << 20, 2)
+# The revision is useful but not required: git on a slow file system is not worth a longer wait.
+_GIT_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """A run that has been created, but has no job yet. ``lock``: the file descriptor of its lock, which is held."""
+
+    directory: RunDir
+    lock: int
+    planned: PlannedRun
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self.directory.id
+
+
+def check_room(workspace: Workspace, runs: int) -> None:
+    """Check that there is room for new runs, before the first is created.
+
+    If only the registry has no room, it is not used, which it says itself: the run directories are the truth.
+
+    Args:
+        workspace: where they go.
+        runs: how many.
+
+    Raises:
+        PathError: there is no room for them.
+    """
+    root, registry = workspace.root.path, workspace.config.registry
+    needed = DiskSpace(_FIRST.bytes + runs * _EACH.bytes, (_FIRST.inodes or 0) + runs * (_EACH.inodes or 0))
+    shortage = _shortage(root, needed)
+    if shortage:
+        raise PathError(
+            f"the runs root {root} has too little room: {shortage} that {runs} new run(s) may need; nothing was "
+            "created; free some space, or choose another place with --runs"
+        )
+    shortage = _shortage(registry.parent, _REGISTRY)
+    if shortage:
+        workspace.store.give_up(
+            RegistryFailed(
+                f"the registry {registry} has too little room: {shortage} that it may need; free some space in "
+                f"{registry.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
+            )
+        )
+
+
+def _shortage(folder: Path, needed: DiskSpace) -> str:
+    try:
+        return space_left(folder).shortage(needed)
+    except OSError:
+        return ""  # writing will then show whether there is room
+
+
+def create(
+    workspace: Workspace,
+    spec: SpecFile,
+    chosen: Sequence[PlannedRun],
+    executor: str,
+    locks: ExitStack,
+    *,
+    announce: Callable[[Sequence[str]], None] = lambda _: None,
+) -> list[NewRun]:
+    """Create runs: build all directories under temporary names, then rename them into place, their locks held.
+
+    Args:
+        workspace: where they go.
+        spec: the spec that they are from.
+        chosen: its runs to create.
+        executor: ``slurm`` or ``local``.
+        locks: receives the locks of the runs, which so cannot be seen unlocked before they have a job.
+        announce: called with their ids before any of them can be seen; may raise OSError.
+
+    Raises:
+        PathError: a directory cannot be written; none is left.
+    """
+    git = _git_facts(Path(spec.runs[0].plan.workdir))
+    built: list[tuple[RunDir, int]] = []
+    visible: list[RunDir] = []
+    try:
+        for planned in chosen:
+            built.append(_build(workspace, spec, planned, executor, git, locks))
+        announce([unborn.id.removeprefix(".new-") for unborn, _ in built])
+        runs = [
+            NewRun(workspace.root.run(unborn.id.removeprefix(".new-")), lock, planned)
+            for (unborn, lock), planned in zip(built, chosen, strict=True)
+        ]
+        for (unborn, _), run in zip(built, runs, strict=True):
+            unborn.path.rename(run.directory.path)
+            visible.append(run.directory)
+        fsync_directory(workspace.root.path)
+    except BaseException as error:
+        remove(workspace, visible)
+        for unborn, _ in built:
+            shutil.rmtree(unborn.path, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise _unwritable(workspace, error) from error
+        raise
+    return runs
+
+
+def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:
+    """Remove runs that were created but have no job; returns those that cannot be removed.
+
+    If this is killed halfway, ``sync`` removes the rest.
+    """
+    left = []
+    for run in runs:
+        unborn = workspace.root.unborn(run.id)
+        try:
+            run.path.rename(unborn.path)
+        except OSError:
+            left.append(run)
+        shutil.rmtree(unborn.path, ignore_errors=True)
+    return left
+
+
+def _build(
+    workspace: Workspace,
+    spec: SpecFile,
+    planned: PlannedRun,
+    executor: str,
+    git: dict[str, Any] | None,
+    locks: ExitStack,
+) -> tuple[RunDir, int]:
+    """Build a run directory under a temporary name; returns it, and the descriptor of its lock.
+
+    Raises OSError or PathError.
+    """
+    unborn = _new_directory(workspace)
+    try:
+        # The lock belongs to the file, which a rename keeps.
+        lock = locks.enter_context(locked(unborn.lock))
+        assert lock is not None
+        make_directory(unborn.journals)
+        make_directory(unborn.attempts)
+        make_directory(unborn.submissions)
+        make_directory(unborn.checkpoints)
+        write_atomically(unborn.spec, _spec_text(spec, planned).encode())
+        write_json(unborn.plan, planned.plan.to_json())
+        with Journal(unborn.journals / "created.jsonl") as journal:
+            journal.write(
+                RunCreated(
+                    name=planned.plan.spec.name,
+                    plan_hash=planned.plan.hash,
+                    executor=executor,
+                    by=person(),
+                    git=git,
+                    overrides=planned.overrides,
+                )
+            )
+    except BaseException:
+        shutil.rmtree(unborn.path, ignore_errors=True)
+        raise
+    return unborn, lock
+
+
+def _new_directory(workspace: Workspace) -> RunDir:
+    # Two submissions in one millisecond may draw the same id: the one whose mkdir() fails draws again.
+    while True:
+        name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+        unborn = workspace.root.unborn(name)
+        if workspace.root.run(name).path.exists():
+            continue
+        try:
+            unborn.path.mkdir(mode=DIRECTORY_MODE)
+        except FileExistsError:
+            continue
+        return unborn
+
+
+def _unwritable(workspace: Workspace, error: OSError) -> PathError:
+    return PathError(
+        f"cannot write to the runs root {workspace.root.path}: {describe_os_error(error)}; nothing was created"
+    )
+
+
+def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:
+    comments = "".join(f"# override: {override}\n" for override in planned.overrides)
+    return spec.text if not comments else spec.text.rstrip("\n") + "\n" + comments
+
+
+def _git_facts(directory: Path) -> dict[str, Any] | None:
+    """The revision of the code that runs, if it is in git."""
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            completed = subprocess.run(
+                ["git", "-C", str(directory), *arguments],
+                capture_output=True,
+                text=True,
+                timeout=_GIT_TIMEOUT_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return completed.stdout.strip() if completed.returncode == 0 else None
+
+    commit = ask("rev-parse", "HEAD")
+    if commit is None:
+        return None
+    return {"commit": commit, "dirty": bool(ask("status", "--porcelain", "--untracked-files=no"))}

@@ -1,0 +1,303 @@
+"""Submitting a spec: its runs are created as a whole, then their jobs are submitted one after the other.
+
+Whatever fails after the first run is created, the error says which runs exist (:class:`SubmitFailed`). If none does, it
+is the original one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from slurmtrain.errors import (
+    PathError,
+    RunCancelled,
+    SlurmtrainError,
+    SubmissionUncertain,
+    SubmitFailed,
+    SubmitInterrupted,
+)
+from slurmtrain.model.spec.plan import Plan
+from slurmtrain.ops.shared.interrupt import StopSignal
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.start import NewAttempt, check_executor, secret_values, start
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.creation import NewRun, check_room, create, remove
+from slurmtrain.ops.submit.keys import HeldKey, held_key
+from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
+from slurmtrain.specfile import PlannedRun, SpecFile, load_spec
+from slurmtrain.system.process import Process
+
+
+class Submission(NamedTuple):
+    """What was submitted: the ids of the runs, in the order of the sweep, and notes for the user."""
+
+    run_ids: list[str]
+    notes: list[str]
+
+
+def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile:
+    """Read a spec, using this working directory and the ``python`` on this PATH.
+
+    Args:
+        path: the spec's file.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+
+    Raises:
+        SpecError: the spec is invalid.
+        PathError: it cannot be read.
+    """
+    return load_spec(path, overrides, sweep, cwd=Path.cwd(), python=which_python())
+
+
+def which_python() -> str:
+    """The interpreter that ``python`` refers to: the one on PATH, else the one that runs this."""
+    return shutil.which("python") or sys.executable
+
+
+def submit(
+    workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
+) -> Submission:
+    """Read a spec and submit all of its runs. On this machine the runs of a sweep start one after the other.
+
+    Args:
+        workspace: where the runs go.
+        path: the spec's file.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+        executor: ``slurm`` or ``local``.
+
+    Raises:
+        SlurmtrainError: as :func:`submit_spec`, or something is wrong with the spec.
+    """
+    return submit_spec(workspace, load(path, overrides, sweep), executor=executor)
+
+
+def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str | None = None) -> Submission:
+    """Submit all runs of a spec that has been read.
+
+    Args:
+        workspace: where the runs go.
+        spec: the spec.
+        executor: ``slurm`` or ``local``.
+        key: an idempotency key: if something was submitted with it before, those runs are returned, and what a killed
+            command left undone is done.
+
+    Raises:
+        UserError: something is wrong with the input; nothing was created.
+        LaunchError: the job could not be submitted; nothing is left.
+        SubmitFailed: as above, or something else failed, but runs exist; it names them.
+        SubmitInterrupted: the same after SIGINT or SIGTERM.
+    """
+    if key is None:
+        return _submit(workspace, spec, executor, spec.runs)
+    workspace.prepare()
+    with held_key(workspace, key, [planned.plan.hash for planned in spec.runs], executor) as held:
+        return _submit_with_key(workspace, spec, executor, held)
+
+
+def _submit_with_key(workspace: Workspace, spec: SpecFile, executor: str, held: HeldKey) -> Submission:
+    existing = held.existing(workspace)
+    present = [run_id for run_id in existing if run_id is not None]
+    notes = _complete(workspace, present)
+    missing = [planned for planned, run_id in zip(spec.runs, existing, strict=True) if run_id is None]
+
+    def all_runs(created: Sequence[str]) -> list[str]:
+        rest = iter(created)
+        return [run_id or next(rest) for run_id in existing]
+
+    run_ids = present
+    if missing:
+        try:
+            submitted = _submit(
+                workspace, spec, executor, missing, announce=lambda created: held.store(all_runs(created))
+            )
+        except SlurmtrainError as error:
+            if not present and not isinstance(error, SubmitFailed):
+                held.forget()
+            raise _with_earlier(error, present, len(missing)) from error
+        run_ids, notes = all_runs(submitted.run_ids), [*notes, *submitted.notes]
+    if not held.record.complete:
+        # If that fails, the runs are found all the same, only not missed if they are deleted.
+        with contextlib.suppress(OSError):
+            held.store(run_ids, complete=True)
+    return Submission(run_ids, notes)
+
+
+def _with_earlier(error: SlurmtrainError, present: Sequence[str], missing: int) -> SlurmtrainError:
+    """The error for runs that cannot be submitted beside those that are ``present`` from an earlier submission."""
+    if not present:
+        return error
+    if isinstance(error, SubmitFailed):
+        return type(error)(f"{error}; submitted earlier: {', '.join(present)}", [*present, *error.run_ids])
+    return _failed(error, present, missing)
+
+
+def _complete(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
+    """Finish what a killed submission of these runs left undone; returns notes."""
+    if not run_ids:
+        return []
+    from slurmtrain.ops.sync import sync
+
+    synced = sync(workspace, run_ids, track=False)
+    return [
+        f"the idempotency key was used before, for {', '.join(run_ids)}",
+        *synced.notes,
+        *synced.problems,
+        *synced.observed.problems,
+    ]
+
+
+def _submit(
+    workspace: Workspace,
+    spec: SpecFile,
+    executor: str,
+    chosen: Sequence[PlannedRun],
+    *,
+    announce: Callable[[Sequence[str]], None] = lambda _: None,
+) -> Submission:
+    """Submit some runs of a spec.
+
+    Args:
+        workspace: where the runs go.
+        spec: the spec.
+        executor: ``slurm`` or ``local``.
+        chosen: its runs to submit.
+        announce: called with the ids before any of the runs can be seen.
+    """
+    for planned in chosen:
+        _check_workdir(planned.plan)
+        secret_values(planned.plan, planned.secrets)
+    check_executor(workspace, executor, [planned.plan for planned in chosen])
+    workspace.prepare()
+    check_room(workspace, len(chosen))
+    if executor == "slurm":
+        # Updates the node ledger: what the journals of other runs say about nodes by now.
+        observe(workspace, ask_slurm=False)
+    notes = notes_on(workspace, chosen[0].plan, executor)
+    with ExitStack() as locks:
+        # From here on something may exist: an interruption is carried out between two runs, and says what does.
+        stop = locks.enter_context(StopSignal())
+        runs = create(workspace, spec, chosen, executor, locks, announce=announce)
+        return _Starts(workspace, executor, runs, notes).start_all(stop)
+
+
+class _Starts:
+    """The submissions of the jobs of new runs, one after the other."""
+
+    def __init__(self, workspace: Workspace, executor: str, runs: Sequence[NewRun], notes: list[str]) -> None:
+        self._workspace = workspace
+        self._executor = executor
+        self._runs = runs
+        self._notes = notes
+        self._submitted: list[str] = []
+        self._after: tuple[str, Process] | None = None
+
+    def start_all(self, stop: StopSignal) -> Submission:
+        """Submit the job of each run, until the first failure or until ``stop`` is raised."""
+        for run in self._runs:
+            if stop.raised is not None:
+                raise self._give_up(SubmitInterrupted("interrupted"))
+            try:
+                self._start(run)
+            except RunCancelled as error:
+                # The run is there, as the user wants it; the others of its sweep were not cancelled.
+                self._submitted.append(run.id)
+                self._notes.append(str(error))
+            except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 (whatever it is, it says what exists)
+                failure = self._give_up(error, run)
+                raise failure from (None if failure is error else error)
+        if stop.raised is not None:
+            raise self._give_up(SubmitInterrupted("interrupted"))
+        return Submission(self._submitted, self._notes)
+
+    def _start(self, run: NewRun) -> None:
+        plan = run.planned.plan
+        adopted = adopted_checkpoint(run.directory, plan)
+        attempt = NewAttempt(
+            plan=plan,
+            executor=self._executor,
+            number=1,
+            secrets=secret_values(plan, run.planned.secrets),
+            after=self._after,
+        )
+        started = start(self._workspace, run.directory, run.lock, attempt, command="submit")
+        self._after = (run.id, started.process) if started.process else None
+        self._notes += [note for note in (*started.notes, *adopted) if note not in self._notes]
+        self._submitted.append(run.id)
+
+    def _give_up(self, error: BaseException, failed: NewRun | None = None) -> SlurmtrainError:
+        """Remove the runs that have no job, and describe what is left.
+
+        Args:
+            error: why.
+            failed: the run that could not be started.
+        """
+        # If the run's job may exist, its directory must stay: 'sync' adopts the job.
+        uncertain = [failed.id] if failed and not _has_no_job(error) else []
+        rest = [run.directory for run in self._runs[len(self._submitted) :] if run.id not in uncertain]
+        without_job = [directory.id for directory in remove(self._workspace, rest)]
+        if not (self._submitted or uncertain or without_job):
+            return _nothing_left(error)
+        removed = len(rest) - len(without_job)
+        return _failed(error, self._submitted, removed, uncertain=uncertain, without_job=without_job)
+
+
+def _has_no_job(error: BaseException) -> bool:
+    """Whether a start that failed like this has certainly submitted no job."""
+    return isinstance(error, SlurmtrainError) and not isinstance(error, SubmissionUncertain)
+
+
+def _nothing_left(error: BaseException) -> SlurmtrainError:
+    if isinstance(error, SubmitInterrupted):
+        return SubmitInterrupted("interrupted; nothing was submitted")
+    assert isinstance(error, SlurmtrainError)
+    # Not a new one: some classes are made from more than a message.
+    error.args = (f"{error}; nothing was created",)
+    return error
+
+
+def _failed(
+    error: BaseException,
+    submitted: Sequence[str],
+    removed: int,
+    *,
+    uncertain: Sequence[str] = (),
+    without_job: Sequence[str] = (),
+) -> SubmitFailed:
+    """The error for a submission that failed and has left runs.
+
+    Args:
+        error: why it failed.
+        submitted: runs whose jobs were submitted.
+        removed: how many runs do not exist.
+        uncertain: runs whose jobs may have been submitted.
+        without_job: runs that have no job, and could not be removed.
+    """
+    parts = [
+        f"submitted: {', '.join(submitted)}" if submitted else "",
+        f"perhaps submitted: {', '.join(uncertain)} ('slurmtrain sync' finds out, and submits what was not)"
+        if uncertain
+        else "",
+        f"created, but not submitted, and not removable: {', '.join(without_job)} ('slurmtrain sync' submits what "
+        "is left of it)"
+        if without_job
+        else "",
+        f"not created: {removed} run(s)" if removed else "",
+    ]
+    why = str(error) if isinstance(error, SlurmtrainError) else f"{type(error).__name__}: {error}".removesuffix(": ")
+    interrupted = isinstance(error, KeyboardInterrupt | SubmitInterrupted)
+    message = f"{'interrupted' if interrupted else why}; {'; '.join(part for part in parts if part)}"
+    kind = SubmitInterrupted if interrupted else SubmitFailed
+    return kind(message, [*submitted, *uncertain, *without_job])
+
+
+def _check_workdir(plan: Plan) -> None:
+    if not Path(plan.workdir).is_dir():
+        raise PathError(f"the working directory {plan.workdir} does not exist; create it, or set 'workdir'")

@@ -1,0 +1,168 @@
+"""Idempotency keys: what was submitted with a key is submitted once, whatever happened the first time."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.fakeslurm import SlurmCommands, squeue_line
+
+from slurmtrain.errors import PathError, RequestRefused, SubmitFailed, UserError
+from slurmtrain.ops.shared import start as start_module
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import load, submission, submit_spec
+from slurmtrain.ops.submit.submission import Submission
+
+SWEEP = ("params.a=1,2,3",)
+
+
+def submit_with(workspace: Workspace, spec: Path, key: str, *sweep: str, executor: str = "slurm") -> Submission:
+    """What another command does: nothing is known from earlier ones."""
+    return submit_spec(Workspace(workspace.config), load(spec, (), sweep), executor=executor, key=key)
+
+
+def runs(workspace: Workspace) -> list[str]:
+    return workspace.run_ids()
+
+
+def test_a_second_submission_with_the_same_key_returns_the_same_runs_in_the_same_order(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    first, _ = submit_with(workspace, spec, "nightly 7", *SWEEP)
+    again, notes = submit_with(workspace, spec, "nightly 7", *SWEEP)
+    assert again == first == runs(workspace)
+    assert f"the idempotency key was used before, for {', '.join(first)}" in notes
+    assert len(slurm.calls("sbatch")) == 3
+
+
+def test_another_key_submits_again(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    first, _ = submit_with(workspace, spec, "a")
+    second, _ = submit_with(workspace, spec, "b")
+    assert [*first, *second] == runs(workspace)
+
+
+@pytest.mark.parametrize("change", ["another spec", "more runs", "another executor"])
+def test_a_key_with_something_else_is_refused(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, change: str
+) -> None:
+    [run_id], _ = submit_with(workspace, spec, "k")
+    if change == "another spec":
+        spec.write_text(spec.read_text().replace("a: 1", "a: 2"))
+    sweep = ("params.a=1,2",) if change == "more runs" else ()
+    executor = "local" if change == "another executor" else "slurm"
+    with pytest.raises(
+        UserError, match=rf"'k' was used to submit something else \(run {run_id}\); nothing was created"
+    ):
+        submit_with(workspace, spec, "k", *sweep, executor=executor)
+    assert runs(workspace) == [run_id]
+
+
+@pytest.mark.parametrize("key", ["", " ", "a\nb", "x" * 256, "\udcff"])
+def test_a_key_that_cannot_be_one_is_refused(workspace: Workspace, slurm: SlurmCommands, spec: Path, key: str) -> None:
+    with pytest.raises(UserError, match="a key has 1 to 255 printable characters"):
+        submit_with(workspace, spec, key)
+    assert runs(workspace) == []
+
+
+def test_a_retry_of_a_sweep_that_failed_in_the_middle_submits_only_the_rest(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(*arguments: Any, **more: Any) -> Any:
+        if len(slurm.calls("sbatch")) == 2:
+            raise RequestRefused("too big")
+        return start_module.start(*arguments, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(submission, "start", start)
+        with pytest.raises(SubmitFailed) as raised:
+            submit_with(workspace, spec, "k", *SWEEP)
+    created = list(raised.value.run_ids)
+    assert created == runs(workspace)
+    retried, _ = submit_with(workspace, spec, "k", *SWEEP)
+    assert retried == runs(workspace)
+    assert retried[:2] == created
+    values = [json.loads(workspace.root.run(run).plan.read_text())["spec"]["params"]["a"] for run in retried]
+    assert values == [1, 2, 3]
+    assert len(slurm.calls("sbatch")) == 3
+
+
+def test_a_retry_that_fails_again_names_the_earlier_runs_too(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    submitted, _ = submit_with(workspace, spec, "k", "params.a=1,2")
+    # As if the second run had never been created.
+    [record] = (workspace.root.path / "keys").glob("*.json")
+    record.write_text(record.read_text().replace('"complete": true', '"complete": false'))
+    shutil.rmtree(workspace.root.run(submitted[1]).path)
+    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
+    with pytest.raises(SubmitFailed, match=f"submitted: {submitted[0]}; not created: 1 run") as raised:
+        submit_with(workspace, spec, "k", "params.a=1,2")
+    assert raised.value.run_ids == (submitted[0],)
+
+
+def test_a_key_whose_submission_left_nothing_can_be_used_for_something_else(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
+    with pytest.raises(RequestRefused):
+        submit_with(workspace, spec, "k")
+    slurm.replies("sbatch", "Submitted batch job 8\n")
+    assert submit_with(workspace, spec, "k", *SWEEP).run_ids == runs(workspace)
+
+
+def test_a_run_that_was_deleted_is_not_submitted_again(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    [run_id], _ = submit_with(workspace, spec, "k")
+    shutil.rmtree(workspace.root.run(run_id).path)
+    with pytest.raises(UserError, match=f"belongs to run {run_id}, whose directory was deleted; choose another key"):
+        submit_with(workspace, spec, "k")
+    assert runs(workspace) == []
+
+
+def test_a_damaged_record_is_named(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
+    submit_with(workspace, spec, "k")
+    [record] = (workspace.root.path / "keys").glob("*.json")
+    record.write_text('{"key": "k"}')
+    with pytest.raises(PathError, match=f"{record} is not a record of an idempotency key"):
+        submit_with(workspace, spec, "k")
+
+
+def test_the_runs_of_a_key_are_returned_while_slurm_is_down(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path
+) -> None:
+    submitted, _ = submit_with(workspace, spec, "k")
+    for command in ("squeue", "sacct", "scontrol", "sbatch"):
+        slurm.fails(command, f"{command}: error: Unable to contact slurm controller")
+    again, notes = submit_with(workspace, spec, "k")
+    assert again == submitted
+    assert any("Unable to contact slurm controller" in note for note in notes)
+
+
+def test_commands_with_the_same_key_at_the_same_time_submit_one_run(
+    workspace: Workspace, slurm: SlurmCommands, spec: Path, tmp_path: Path
+) -> None:
+    release = tmp_path / "release"
+    slurm.replies("sbatch", "Submitted batch job 8\n", until=release)
+    arguments = ["submit", str(spec), "--executor", "slurm", "--idempotency-key", "k", "--json"]
+    environ = {**os.environ, "SLURMTRAIN_RUNS": str(workspace.root.path)}
+    commands = [
+        subprocess.Popen(
+            [sys.executable, "-m", "slurmtrain", *arguments],
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    slurm.replies("squeue", squeue_line("8"))
+    release.touch()
+    printed = [json.loads(command.communicate(timeout=120)[0]) for command in commands]
+    assert [command.returncode for command in commands] == [0, 0, 0]
+    assert [[run["id"] for run in answer["runs"]] for answer in printed] == [runs(workspace)] * 3
+    assert len(slurm.calls("sbatch")) == 1

@@ -40,10 +40,33 @@ COMMANDS = {
     "completion": ("completion", "Print a shell completion script."),
 }
 
+_LISTS, _ENDS = "'slurmtrain status' lists runs", "'slurmtrain cancel RUN' ends a run"
+_STARTS, _FREES = (
+    "'slurmtrain submit SPEC' starts one",
+    "'slurmtrain prune RUN' deletes checkpoints that are not to be kept",
+)
+# What docker, git, kubectl, Slurm and the shell call these commands.
+_OTHER_WORDS = {
+    **dict.fromkeys(("ls", "list", "ps", "squeue", "queue", "runs", "jobs", "top"), _LISTS),
+    **dict.fromkeys(("stop", "kill", "scancel", "abort", "terminate", "down"), _ENDS),
+    **dict.fromkeys(("run", "start", "sbatch", "launch", "train", "up"), _STARTS),
+    **dict.fromkeys(("rm", "remove", "delete", "del", "clean", "gc"), _FREES),
+    **dict.fromkeys(("log", "tail", "cat"), "'slurmtrain logs RUN' prints what a run has printed, -f as it comes"),
+    **dict.fromkeys(("describe", "info", "inspect", "get", "sacct"), "'slurmtrain show RUN' shows all about a run"),
+    **dict.fromkeys(
+        ("restart", "requeue", "continue", "retry"), "'slurmtrain resume RUN' continues from its checkpoint"
+    ),
+    **dict.fromkeys(
+        ("init", "new", "create"), "write a spec, 'name' and 'command' are enough; 'slurmtrain render SPEC' checks it"
+    ),
+    **dict.fromkeys(("check", "validate", "lint"), "'slurmtrain render SPEC' checks a spec, 'slurmtrain doctor' more"),
+}
+
 
 @click.group(
     cls=LazyGroup,
     commands_at=COMMANDS,
+    other_words=_OTHER_WORDS,
     package="slurmtrain.cli",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -54,7 +77,8 @@ COMMANDS = {
 def cli(context: click.Context, runs: str | None, debug: bool) -> None:
     """From one YAML file to a finished training run, through every preemption.
 
-    RUN is an id, the beginning of an id, a name (then the newest run of that name), or @last.
+    RUN is an id, the beginning of an id, a name, or @last. Of several runs of a name, the newest that has not ended is
+    meant or, if all have, the newest.
     """
     context.obj = {"runs": runs, "debug": debug}
 

@@ -12,9 +12,18 @@ import click
 class LazyGroup(click.Group):
     """``commands_at`` maps a command's name to (its module in ``package``, its short help)."""
 
-    def __init__(self, *args: Any, commands_at: Mapping[str, tuple[str, str]], package: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        commands_at: Mapping[str, tuple[str, str]],
+        other_words: Mapping[str, str],
+        package: str,
+        **kwargs: Any,
+    ) -> None:
+        """``other_words``: what to type instead of names that people know from other programs."""
         super().__init__(*args, **kwargs)
         self._at = commands_at
+        self._other_words = other_words
         self._package = package
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -33,6 +42,8 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Resolve the command named by ``args`` in the context ``ctx``; suggest a name if it is unknown."""
         if args and args[0] not in self._at and not args[0].startswith("-"):
+            if instead := self._other_words.get(args[0]):
+                ctx.fail(f"no such command {args[0]!r}; {instead}")
             from slurmtrain.model.spec.kinds import suggestion
 
             ctx.fail(f"no such command {args[0]!r}{suggestion(args[0], self._at)}")

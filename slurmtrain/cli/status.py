@@ -53,9 +53,9 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool) -> di
     output.warn_about(observed)
     runs = observed.runs
     if names:
-        from slurmtrain.ops.shared.find import choose
+        from slurmtrain.ops.shared.find import choose_all
 
-        return runs.fetch([choose(runs.index, name) for name in names])
+        return runs.fetch(choose_all(runs.index, names))
     if all_runs:
         return runs.fetch(runs.index)
     newest = set(list(runs.index)[-_SHOWN:])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Protocol
 
 from slurmtrain.errors import RunNotFound
@@ -11,6 +12,7 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
 LAST = "@last"
+_WILDCARDS = set("*?[")
 _SHOWN = 5
 
 
@@ -21,9 +23,15 @@ class Named(Protocol):
     def name(self) -> str:
         """Its name."""
 
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended."""
+
 
 def choose(runs: Mapping[str, Named], name: str) -> str:
-    """The id of the run that ``name`` refers to: id, name (the newest such run), unique prefix of an id, or @last.
+    """The id of the run that ``name`` refers to: id, name, unique prefix of an id, or @last.
+
+    Of several runs of that name the newest that has not ended is meant or, if all have ended, the newest.
 
     Raises RunNotFound if it matches no run, or is a prefix of several ids.
     """
@@ -35,7 +43,7 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
         return name
     named = [run_id for run_id, listed in runs.items() if listed.name == name]
     if named:
-        return max(named)
+        return max(namesakes(runs, named[0]) or named)
     begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
     if len(begun) == 1:
         return begun[0]
@@ -45,6 +53,47 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
         raise RunNotFound(f"{name!r} is a prefix of {len(begun)} run ids: {shown}{more}; type more characters")
     near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
+
+
+def namesakes(runs: Mapping[str, Named], run_id: str) -> list[str]:
+    """Runs with the name of this one that have not ended, itself included, oldest first."""
+    name = runs[run_id].name
+    return [other for other, listed in runs.items() if listed.name == name and not listed.ended]
+
+
+def is_pattern(name: str) -> bool:
+    """Whether it may refer to several runs: it contains ``*``, ``?`` or ``[``, as in a shell."""
+    return bool(_WILDCARDS & set(name))
+
+
+def choose_all(runs: Mapping[str, Named], names: Sequence[str], *, live: bool = False) -> list[str]:
+    """The ids of the runs that names and patterns refer to, without duplicates.
+
+    Args:
+        runs: All runs by id.
+        names: Names that :func:`choose` accepts, and patterns, which refer to all runs whose name or id they match.
+        live: Patterns refer only to runs that have not ended.
+
+    Raises:
+        RunNotFound: A name or pattern refers to no run.
+    """
+    ids: dict[str, None] = {}
+    for name in names:
+        ids |= dict.fromkeys(_matching(runs, name, live=live) if is_pattern(name) else [choose(runs, name)])
+    return list(ids)
+
+
+def _matching(runs: Mapping[str, Named], pattern: str, *, live: bool) -> list[str]:
+    matching = [
+        run_id
+        for run_id, listed in runs.items()
+        if (fnmatchcase(listed.name, pattern) or fnmatchcase(run_id, pattern.lower())) and not (live and listed.ended)
+    ]
+    if not matching:
+        raise RunNotFound(
+            f"no run{' that has not ended' if live else ''} matches {pattern!r}; slurmtrain status --all lists them"
+        )
+    return matching
 
 
 def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
@@ -64,3 +113,15 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
         if name in observed.refused:
             raise observed.refused[name]
     return [choose(observed.runs.index, name) for name in names], observed
+
+
+def find_all(workspace: Workspace, names: Sequence[str], *, live: bool = False) -> tuple[list[str], Observed]:
+    """The ids that names and patterns refer to, and the state of all runs by their journals.
+
+    Args:
+        workspace: Where the runs are.
+        names: Names and patterns that :func:`choose_all` accepts.
+        live: Patterns refer only to runs that have not ended.
+    """
+    observed = observe(workspace, ask_slurm=False)
+    return choose_all(observed.runs.index, names, live=live), observed

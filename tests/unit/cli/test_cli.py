@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from slurmtrain.cli import cli
 from slurmtrain.cli.shared import formatting
 
 
@@ -140,3 +142,14 @@ def test_a_length_of_time_has_two_units(seconds: float | None, shown: str) -> No
 @pytest.mark.parametrize(("count", "shown"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**40, "1.0 TiB")])
 def test_a_size_has_a_unit_of_1024(count: float, shown: str) -> None:
     assert formatting.size(count) == shown
+
+
+@pytest.mark.parametrize(
+    ("word", "instead"),
+    [("ls", "status"), ("ps", "status"), ("stop", "cancel"), ("rm", "prune"), ("delete", "prune"), ("init", "render")],
+)
+def test_the_words_of_other_programs_lead_to_the_right_command(word: str, instead: str) -> None:
+    result = CliRunner().invoke(cli, [word])
+    assert result.exit_code == 2
+    assert f"no such command '{word}'; " in result.output
+    assert f"'slurmtrain {instead}" in result.output

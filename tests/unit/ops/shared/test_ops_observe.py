@@ -11,9 +11,8 @@ import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.errors import RunBusy, RunNotFound
+from slurmtrain.errors import RunBusy
 from slurmtrain.ops.cancel import cancel
-from slurmtrain.ops.shared.find import choose
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
@@ -108,17 +107,3 @@ def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace:
             os.utime(directory.path, (at, at))
         sync(workspace)
     assert [directory.path.exists() for directory in (old, young, held)] == [False, True, True]
-
-
-def test_a_name_means_the_newest_run_and_goes_before_the_beginning_of_an_id(
-    workspace: Workspace, run: SimulatedRun
-) -> None:
-    SimulatedRun(workspace.root.run("1123456789"), executor="local").created(name="0")
-    runs = observe(workspace).runs
-    assert choose(runs, "0") == "1123456789"
-    assert choose(runs, "01") == RUN_ID
-    assert choose(runs, "@last") == "1123456789"
-    with pytest.raises(RunNotFound, match="did you mean"):
-        choose(runs, "01234567890")
-    with pytest.raises(RunNotFound, match="there are no runs here"):
-        choose({}, "x")

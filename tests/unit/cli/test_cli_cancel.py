@@ -1,0 +1,72 @@
+"""Which runs ``cancel`` ends, and what it asks and says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from helpers.simulated_run import SimulatedRun
+from helpers.workspaces import make_workspace
+
+from slurmtrain.cli import cancel
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.workspace import Workspace
+
+OLD, NEW, WIDE, COMPLETED = "0000000001", "0000000002", "0000000003", "0000000004"
+NAMES = {OLD: "cnn", NEW: "cnn", WIDE: "cnn-wide", COMPLETED: "cnn"}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Runs that were created and never started, which need nothing but a word to be cancelled; and one that ended."""
+    workspace = make_workspace(tmp_path / "runs")
+    for run_id, name in NAMES.items():
+        sim = SimulatedRun(workspace.root.run(run_id), spec={"name": name}, executor="local").created(name=name)
+        if run_id == COMPLETED:
+            sim.submitted().started().ended("completed")
+    return workspace
+
+
+def call(workspace: Workspace, *arguments: str) -> Result:
+    return CliRunner().invoke(cancel.command, [*arguments, "--runs", str(workspace.root.path)], standalone_mode=False)
+
+
+def live(workspace: Workspace) -> set[str]:
+    return {run_id for run_id, row in observe(workspace, ask_slurm=False).runs.index.items() if not row.ended}
+
+
+def test_a_name_means_the_newest_run_that_has_not_ended_and_the_others_are_told(workspace: Workspace) -> None:
+    result = call(workspace, "cnn")
+    assert live(workspace) == {OLD, WIDE}, result.output
+    assert f"not cancelled, and also named cnn: {OLD}" in result.output
+
+
+def test_a_pattern_means_all_that_have_not_ended(workspace: Workspace) -> None:
+    call(workspace, "cnn*")
+    assert live(workspace) == set()
+
+
+def test_all_is_all(workspace: Workspace) -> None:
+    result = call(workspace, "--all")
+    assert live(workspace) == set()
+    assert COMPLETED not in result.output
+
+
+@pytest.mark.parametrize("arguments", [(), ("cnn", "--all")])
+def test_either_runs_or_all_are_named(workspace: Workspace, arguments: tuple[str, ...]) -> None:
+    assert "--all" in str(call(workspace, *arguments).exception)
+    assert live(workspace) == {OLD, NEW, WIDE}
+
+
+@pytest.mark.parametrize(("answer", "left"), [("n", {OLD, NEW, WIDE}), ("y", set())])
+def test_on_a_terminal_it_asks_before_it_cancels_several(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, answer: str, left: set[str]
+) -> None:
+    monkeypatch.setattr(cancel, "_can_ask", lambda: True)
+    result = CliRunner().invoke(
+        cancel.command, ["cnn*", "--runs", str(workspace.root.path)], input=answer, standalone_mode=False
+    )
+    assert "cancel these 3 runs?" in result.output
+    assert f"{WIDE}  cnn-wide  created" in result.output
+    assert live(workspace) == left

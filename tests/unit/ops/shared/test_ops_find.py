@@ -1,0 +1,87 @@
+"""Which runs a name refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from slurmtrain.errors import RunNotFound
+from slurmtrain.ops.shared.find import choose, choose_all, namesakes
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of a run."""
+
+    name: str
+    ended: bool = True
+
+
+RUNS = {
+    "0100000000": Row("cnn", ended=False),
+    "0200000000": Row("cnn", ended=False),
+    "0300000000": Row("cnn"),
+    "1400000000": Row("cnn-wide"),
+    "1500000000": Row("1"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "run_id"),
+    [
+        ("0300000000", "0300000000"),
+        ("cnn", "0200000000"),
+        ("cnn-wide", "1400000000"),
+        ("14", "1400000000"),
+        ("1", "1500000000"),
+        ("@last", "1500000000"),
+    ],
+)
+def test_a_name_means_the_newest_live_run_of_that_name_and_goes_before_the_beginning_of_an_id(
+    name: str, run_id: str
+) -> None:
+    assert choose(RUNS, name) == run_id
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("0", "prefix of 3 run ids: 0100000000 .cnn., 0200000000"),
+        ("cn", "did you mean 'cnn'"),
+        ("", "slurmtrain status lists them"),
+        ("cnn*", "slurmtrain status lists them|did you mean"),
+    ],
+)
+def test_a_name_that_means_no_run_is_refused_with_what_may_be_meant(name: str, message: str) -> None:
+    with pytest.raises(RunNotFound, match=message):
+        choose(RUNS, name)
+
+
+def test_without_any_run_it_is_said_how_to_start_one() -> None:
+    with pytest.raises(RunNotFound, match="there are no runs here"):
+        choose({}, "x")
+
+
+def test_the_live_runs_of_a_name_are_told() -> None:
+    assert namesakes(RUNS, "0300000000") == ["0100000000", "0200000000"]
+    assert namesakes(RUNS, "1400000000") == []
+
+
+@pytest.mark.parametrize(
+    ("names", "ids"),
+    [
+        (["cnn*"], ["0100000000", "0200000000", "0300000000", "1400000000"]),
+        (["1?00000000"], ["1400000000", "1500000000"]),
+        (["cnn", "cnn[-]*", "cnn"], ["0200000000", "1400000000"]),
+    ],
+)
+def test_a_pattern_means_all_runs_whose_name_or_id_it_matches(names: Sequence[str], ids: Sequence[str]) -> None:
+    assert choose_all(RUNS, names) == ids
+
+
+def test_a_pattern_can_be_limited_to_runs_that_have_not_ended() -> None:
+    assert choose_all(RUNS, ["*"], live=True) == ["0100000000", "0200000000"]
+    with pytest.raises(RunNotFound, match="no run that has not ended matches 'cnn-"):
+        choose_all(RUNS, ["cnn-*"], live=True)

@@ -23,11 +23,12 @@ from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.owned_files import check_owner, follow_links, open_regular
+from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name
 
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
 EXECUTORS = ("local", "slurm")
+SHARING = ("none", "group")
 SLURM_INTERVAL_S = 30.0
 NODE_EXPIRY_H = 24.0
 
@@ -40,6 +41,11 @@ class Settings:
         None,
         Nullable(kinds.text("directory")),
         "The directory of all runs; by default `runs` next to the nearest slurmtrain.yaml or in the current directory.",
+    )
+    shared: str | None = declare_key(
+        None,
+        Nullable(kinds.choice(*SHARING)),
+        "Who shares the directory of all runs: none, or its group; then everybody's runs are in `<runs>/<user>`.",
     )
     executor: str | None = declare_key(
         None,
@@ -66,7 +72,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """The effective settings, with absolute paths. ``notes``: what the user should know about where they come from."""
+    """The effective settings, with absolute paths.
+
+    ``shared_root``: the directory that a group shares, in which ``runs`` is the user's own; None: nobody else uses it.
+    ``notes``: what the user should know about where the settings come from.
+    """
 
     runs: Path
     executor: str | None
@@ -74,6 +84,7 @@ class Config:
     mlflow_uri: str | None
     slurm_interval: float = SLURM_INTERVAL_S
     node_expiry_hours: float = NODE_EXPIRY_H
+    shared_root: Path | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -114,6 +125,9 @@ def load_config(
     flags = {"runs": str(cwd / Path(runs).expanduser()) if runs else None, "executor": executor}
     settings.update({key: value for key, value in flags.items() if value is not None})
     root = follow_links(settings.get("runs") or (project.path.parent if project else cwd) / "runs")
+    shared_root = root if settings.get("shared") == "group" else None
+    if shared_root is not None:
+        root = shared_root / user_name(os.geteuid())
     return Config(
         runs=root,
         executor=settings.get("executor"),
@@ -122,6 +136,7 @@ def load_config(
         slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
         # Not ``or``, which would replace 0: here that is a valid value.
         node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
+        shared_root=shared_root,
         notes=tuple(notes),
     )
 

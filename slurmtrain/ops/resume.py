@@ -149,4 +149,4 @@ def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) ->
             why = "the run starts over"
             journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=why))
     directory.checkpoints.rename(aside)
-    make_directory(directory.checkpoints)
+    make_directory(directory.checkpoints, private=True)

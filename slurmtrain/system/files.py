@@ -1,6 +1,8 @@
 """Files that have either their old content or their new content, whenever their writer is killed.
 
-Everything below a run directory is private to its owner: directories 0700, files 0600.
+Everything below a run directory is private to its owner: directories 0700, files 0600. Where a group shares the runs
+root, it may read what commands need to show runs: directories 2750, files 0640. A directory says so by its mode, which
+directories and files in it inherit, so that every process of a job knows, also one that starts years later.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,15 +21,49 @@ from slurmtrain.system.owned_files import Check, check_entry, check_owned, open_
 
 DIRECTORY_MODE = 0o700
 FILE_MODE = 0o600
+# With the bit that hands the directory's group on to what is created in it.
+SHARED_DIRECTORY_MODE = 0o2750
+SHARED_FILE_MODE = 0o640
 
 
-def make_directory(path: Path) -> Path:
-    """Create a private directory and its parents if it does not exist. Raises PathError if that fails."""
+def make_directory(path: Path, *, private: bool = False) -> Path:
+    """Create a directory and its parents if it does not exist.
+
+    Args:
+        path: The directory.
+        private: Nobody else may read it, not even a group that shares the runs root.
+
+    Raises:
+        PathError: That fails.
+    """
     try:
-        path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+        if not path.is_dir():
+            path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+            if not private and _is_shared(path.parent):
+                path.chmod(SHARED_DIRECTORY_MODE)
     except OSError as error:
         raise PathError(f"cannot create the directory {path}: {describe_os_error(error)}") from error
     return path
+
+
+def make_new_directory(path: Path) -> None:
+    """Create a directory that must not exist. Raises OSError, such as FileExistsError."""
+    path.mkdir(mode=DIRECTORY_MODE)
+    if _is_shared(path.parent):
+        path.chmod(SHARED_DIRECTORY_MODE)
+
+
+def share_file(handle: int, path: Path) -> None:
+    """Let the group read a new file if it may read the file's directory. Raises OSError.
+
+    ``handle``: the file's descriptor; ``path``: where it is.
+    """
+    if _is_shared(path.parent):
+        os.fchmod(handle, SHARED_FILE_MODE)
+
+
+def _is_shared(directory: Path) -> bool:
+    return stat.S_IMODE(directory.stat().st_mode) == SHARED_DIRECTORY_MODE
 
 
 def fsync_directory(path: Path) -> None:
@@ -39,16 +76,24 @@ def fsync_directory(path: Path) -> None:
         os.close(handle)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, *, private: bool = False) -> None:
     """Replace a file's content, durably: temporary file, fsync, rename, fsync of the directory.
 
-    Raises OSError, with the old content untouched.
+    Args:
+        path: The file.
+        content: Its new content.
+        private: Nobody else may read it, not even a group that shares the runs root.
+
+    Raises:
+        OSError: That fails; the old content is untouched.
     """
     # Next to the file: a rename is atomic only within a file system. At random: two writers must not share it.
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
         with os.fdopen(handle, "wb") as file:
+            if not private:
+                share_file(handle, path)
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -60,9 +105,12 @@ def write_atomically(path: Path, content: bytes) -> None:
     fsync_directory(path.parent)
 
 
-def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a small, indented JSON file atomically. Raises OSError; ValueError for NaN and infinities."""
-    write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n")
+def write_json(path: Path, data: Mapping[str, Any], *, private: bool = False) -> None:
+    """Write ``data`` as small, indented JSON to ``path``, like :func:`write_atomically`, with ``private`` as there.
+
+    Raises OSError; ValueError for NaN and infinities.
+    """
+    write_atomically(path, json.dumps(data, indent=1, allow_nan=False).encode() + b"\n", private=private)
 
 
 def read_json(path: Path, *, check: Check = check_owned) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from slurmtrain.model.run.events.base import Payload, encode
 from slurmtrain.model.run.ids import base32
+from slurmtrain.system.files import share_file
 from slurmtrain.system.owned_files import open_checked
 
 
@@ -70,7 +71,9 @@ def open_appending(path: Path) -> int:
     """
     handle = open_checked(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = os.fstat(handle).st_size
-    if size and os.pread(handle, 1, size - 1) != b"\n":
+    if not size:
+        share_file(handle, path)
+    elif os.pread(handle, 1, size - 1) != b"\n":
         os.write(handle, b"\n")
     return handle
 

@@ -208,14 +208,20 @@ def follow_links(path: Path | str) -> Path:
     raise PathError(f"{path} leads through more than {_MAX_LINKS} symbolic links; remove the last one of them")
 
 
-def account_name(uid: int) -> str:
-    """The name of an account, or its number if it has none on this machine."""
+def user_name(uid: int) -> str:
+    """The name of an account; its number in digits if this machine has no name for it."""
     import pwd
 
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
-        return f"the account {uid}"
+        return str(uid)
+
+
+def account_name(uid: int) -> str:
+    """An account in a sentence: by its name if it has one."""
+    name = user_name(uid)
+    return f"the account {name}" if name.isdigit() else name
 
 
 def _not(status: os.stat_result, path: Path | str, expected: int) -> UntrustedPath:

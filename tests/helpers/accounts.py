@@ -30,8 +30,9 @@ needs_accounts = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act
 # What the interpreter needs may lie in a home directory that others cannot enter, such as root's: in a mount namespace
 # of the command's own, it is replaced by an empty directory that has nothing else. $1: that home; $2: what is needed.
 _REVEAL = """set -e
+umask=$(umask); umask 022
 keep=$(mktemp -d); mount --bind "$2" "$keep"; mount -t tmpfs -o mode=755 none "$1"; mkdir -p "$2"
-mount --move "$keep" "$2"; rmdir "$keep"; shift 2; exec "$@"
+mount --move "$keep" "$2"; rmdir "$keep"; umask "$umask"; shift 2; exec "$@"
 """
 
 

@@ -51,7 +51,7 @@ from slurmtrain.ops.shared.node_ledger import exclusions
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.environment import Launch
-from slurmtrain.system.files import DIRECTORY_MODE, describe_os_error, make_directory, write_json
+from slurmtrain.system.files import describe_os_error, make_directory, make_new_directory, write_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import Process
 
@@ -325,7 +325,7 @@ def _new_submission(run: RunDir) -> SubmissionDir:
     for number in itertools.count(max(numbers, default=0) + 1):
         submission = run.submission(number)
         try:
-            submission.path.mkdir(mode=DIRECTORY_MODE)
+            make_new_directory(submission.path)
         except FileExistsError:
             continue
         except OSError as error:

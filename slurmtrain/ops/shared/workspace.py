@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 from slurmtrain.config import Config
 from slurmtrain.errors import PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
-from slurmtrain.system.files import describe_os_error, make_directory
+from slurmtrain.system.files import DIRECTORY_MODE, SHARED_DIRECTORY_MODE, describe_os_error, make_directory
 from slurmtrain.system.owned_files import check_directory, open_directory
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.registry.store import Store
     from slurmtrain.slurm.scheduler import Scheduler
@@ -90,12 +92,21 @@ class Workspace:
 
     def prepare(self) -> None:
         """Make sure that runs can be written here, and by nobody else. Raises PathError."""
-        make_directory(self.root.path)
+        if self.config.shared_root is None:
+            make_directory(self.root.path)
+        elif not self.root.path.exists():
+            _make_own_directory(self.config.shared_root, self.root.path)
         os.close(self._open_root())
         if not os.access(self.root.path, os.W_OK | os.X_OK):
             raise PathError(
                 f"cannot write to the runs root {self.root.path}; choose another one with --runs or SLURMTRAIN_RUNS"
             )
+
+    def make_run_directory(self, run: RunDir) -> None:
+        """Create the directory of a run. Raises OSError, such as FileExistsError."""
+        run.path.mkdir(mode=DIRECTORY_MODE)
+        if self.config.shared_root is not None:
+            run.path.chmod(SHARED_DIRECTORY_MODE)
 
     @contextlib.contextmanager
     def journal(self, run: RunDir, command: str) -> Iterator[Journal]:
@@ -131,6 +142,30 @@ class Workspace:
             raise
         except OSError as error:
             raise PathError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
+
+
+def _make_own_directory(shared_root: Path, own: Path) -> None:
+    """Create the user's ``own`` directory in a root that a group shares. Raises PathError."""
+    # Under another name first, so that no command finds it while its group is not yet that of the root.
+    unborn = own.with_name(f".{own.name}.{os.getpid()}.new")
+    try:
+        unborn.mkdir(mode=DIRECTORY_MODE)
+        # By its descriptor: others can rename what is in this root, and put a link in its place.
+        handle = open_directory(unborn)
+        try:
+            os.fchown(handle, -1, shared_root.stat().st_gid)
+            os.fchmod(handle, SHARED_DIRECTORY_MODE)
+        finally:
+            os.close(handle)
+        unborn.rename(own)
+    except FileNotFoundError:
+        raise PathError(
+            f"there is no {shared_root}, the root that a group is to share; docs/sharing.md says how to create it"
+        ) from None
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            unborn.rmdir()
+        raise PathError(f"cannot create the directory {own}: {describe_os_error(error)}") from error
 
 
 def without_untrusted(runs: Sequence[RunDir]) -> tuple[list[RunDir], dict[str, UntrustedPath]]:

@@ -20,7 +20,6 @@ from slurmtrain.ops.shared.workspace import Workspace, person
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.disk_space import DiskSpace, space_left
 from slurmtrain.system.files import (
-    DIRECTORY_MODE,
     describe_os_error,
     fsync_directory,
     make_directory,
@@ -174,7 +173,7 @@ def _build(
         make_directory(unborn.journals)
         make_directory(unborn.attempts)
         make_directory(unborn.submissions)
-        make_directory(unborn.checkpoints)
+        make_directory(unborn.checkpoints, private=True)
         write_atomically(unborn.spec, _spec_text(spec, planned).encode())
         write_json(unborn.plan, planned.plan.to_json())
         with Journal(unborn.journals / "created.jsonl") as journal:
@@ -202,7 +201,7 @@ def _new_directory(workspace: Workspace) -> RunDir:
         if workspace.root.run(name).path.exists():
             continue
         try:
-            unborn.path.mkdir(mode=DIRECTORY_MODE)
+            workspace.make_run_directory(unborn)
         except FileExistsError:
             continue
         return unborn

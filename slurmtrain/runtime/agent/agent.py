@@ -289,7 +289,7 @@ class _Agent:
             resume_from=resume_from,
             heartbeat=board,
         )
-        make_directory(self._attempt.logs)
+        make_directory(self._attempt.logs, private=True)
         try:
             os.chdir(self._plan.workdir)
         except OSError as error:

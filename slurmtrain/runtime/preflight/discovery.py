@@ -50,7 +50,7 @@ def listen_for_participants(
         listener = listen_on_first(itertools.chain([exported.port] if exported is not None else [], candidates))
     # Always written: a task may not have received the variables, and the port may differ from the exported one.
     endpoints = CoordinatorEndpoints(tuple(addresses), int(listener.getsockname()[1]), secret)
-    write_json(attempt.rendezvous, endpoints.to_dict())
+    write_json(attempt.rendezvous, endpoints.to_dict(), private=True)
     return listener, secret
 
 

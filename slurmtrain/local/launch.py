@@ -14,6 +14,7 @@ from slurmtrain.errors import LaunchError, NotAvailable
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import local_job, scrubbed
+from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.process import Process, processes_with_argument
 
 
@@ -65,7 +66,8 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         "folder": str(submission.submitit),
         "log": str(submission.controller_log),
         "nodes": plan.spec.resources.allocated.max,
-        "setup": list(plan.spec.setup),
+        # Not the lines themselves: every user of this machine can read command lines (proc(5), /proc/pid/cmdline).
+        "setup": str(_write_setup(plan, submission)) if plan.spec.setup else None,
     }
     variables = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
     environ = {**scrubbed(os.environ), **variables, **secrets}
@@ -88,6 +90,19 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         why = next(reversed(completed.stderr.strip().splitlines()), f"exit code {completed.returncode}")
         raise LaunchError(f"the local job could not be started: {why}")
     return controller
+
+
+def _write_setup(plan: Plan, submission: SubmissionDir) -> Path:
+    """Write the plan's setup lines to a file for a shell to source, and return its path. Raises LaunchError.
+
+    The first line that fails ends the job.
+    """
+    lines = [text for line in plan.spec.setup for text in (line, "[ $? -eq 0 ] || return")]
+    try:
+        write_atomically(submission.setup, "\n".join([*lines, ""]).encode())
+    except OSError as error:
+        raise LaunchError(f"cannot write {submission.setup}: {describe_os_error(error)}") from error
+    return submission.setup
 
 
 def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:

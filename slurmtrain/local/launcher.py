@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -36,7 +37,8 @@ def main() -> None:
         tasks_per_node=request["nodes"],
         timeout_min=_FOREVER_MIN,
         stderr_to_stdout=True,
-        setup=request["setup"],
+        # submitit passes these lines to a shell as an argument, which every user of this machine can read.
+        setup=[f". {shlex.quote(request['setup'])}"] if request["setup"] else [],
     )
     # Errors up to here go to the submitter, which reads both pipes to EOF: the controller must not hold one open.
     errors = os.dup(2)

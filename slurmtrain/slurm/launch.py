@@ -78,13 +78,14 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     SubmissionUncertain there may be a job.
     """
     job = make_request(request.plan, request.submission, request.excluded_nodes, singleton=request.singleton)
-    order = {"folder": str(job.folder), "parameters": dict(job.parameters), "submission": str(request.submission.path)}
+    order = {"parameters": dict(job.parameters), "submission": str(request.submission.path)}
     completed = subprocess.run(
-        # The folder again, verbatim: is_submitting() looks for it, and JSON escapes some characters.
-        [sys.executable, "-m", "slurmtrain.slurm.launcher", json.dumps(order), str(job.folder)],
+        # is_submitting() looks for the folder.
+        [sys.executable, "-m", "slurmtrain.slurm.launcher", str(job.folder)],
         env={**scrubbed(os.environ), **environment},
         cwd=request.submission.path,
-        stdin=subprocess.DEVNULL,
+        # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
+        input=json.dumps(order),
         capture_output=True,
         text=True,
         errors="replace",

@@ -1,7 +1,9 @@
 """A short process between ``slurmtrain submit`` and sbatch.
 
-``python -m slurmtrain.slurm.launcher JSON`` submits through submitit and prints the job's id. It runs in the job's
-environment and outlives the command that started it: it holds the lock of the run until sbatch has answered.
+``python -m slurmtrain.slurm.launcher FOLDER`` submits through submitit what standard input describes in JSON, and
+prints the job's id. It runs in the job's environment and outlives the command that started it: it holds the
+lock of the run until sbatch has answered. FOLDER is where submitit keeps its files: by it, other commands recognize
+this process.
 
 It prints one line of JSON: ``{"job_id": ...}``, or ``{"failure": ..., "problem": ...}`` with a failure of ``refused``
 (sbatch rejected the job), ``failed`` (sbatch was never called) or ``unsure`` (there may be a job).
@@ -23,12 +25,12 @@ from slurmtrain.slurm.task import run_node
 
 
 def main() -> None:
-    """Submit the job that the first argument describes, and print the outcome."""
-    request = json.loads(sys.argv[1])
+    """Submit the job that standard input describes, and print the outcome."""
+    request = json.load(sys.stdin)
     # submitit warns about its own defaults; sbatch's messages are in its exceptions.
     logging.getLogger("submitit").setLevel(logging.ERROR)
     try:
-        executor = submitit.SlurmExecutor(folder=Path(request["folder"]))
+        executor = submitit.SlurmExecutor(folder=Path(sys.argv[1]))
     except RuntimeError as error:  # submitit requires srun
         _fail("failed", error)
     executor.update_parameters(**request["parameters"])

@@ -191,6 +191,11 @@ class SubmissionDir:
         return self.path / "submitit"
 
     @property
+    def setup(self) -> Path:
+        """The spec's setup lines, which the local executor's shell reads."""
+        return self.path / "setup.sh"
+
+    @property
     def controller_log(self) -> Path:
         """The output of the local executor's controller, such as errors of setup commands."""
         return self.path / "controller.log"

@@ -22,7 +22,7 @@ from slurmtrain.specfile.overrides import (
     parse_overrides,
     parse_sweeps,
 )
-from slurmtrain.specfile.secrets import find_leaks, without_secrets
+from slurmtrain.specfile.secrets import find_leaks, is_exposed, secret_in_shell, without_secrets
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
@@ -45,10 +45,11 @@ class PlannedRun:
 
 @dataclass(frozen=True, slots=True)
 class SpecFile:
-    """The runs of a spec, and its text without secrets."""
+    """The runs of a spec, and its text without secrets. ``warnings``: what in it is allowed but unwise."""
 
     text: str
     runs: tuple[PlannedRun, ...]
+    warnings: tuple[Mistake, ...] = ()
 
 
 class _Mistakes:
@@ -81,7 +82,11 @@ class _Mistakes:
     def raise_if_any(self) -> None:
         """Raise SpecError if there is any mistake, with all of them in the order of the file."""
         if self._by_line:
-            raise SpecError([mistake for _, mistake in sorted(self._by_line, key=lambda pair: pair[0])])
+            raise SpecError(self.sorted())
+
+    def sorted(self) -> list[Mistake]:
+        """All of them, in the order of the file."""
+        return [mistake for _, mistake in sorted(self._by_line, key=lambda pair: pair[0])]
 
     def _locate(self, path: KeyPath) -> tuple[int, str]:
         for override in self._overrides:
@@ -117,7 +122,32 @@ def load_spec(
     text = read_text(path)
     document = parse_yaml(text, str(path))
     runs = _plan_all(document, overrides, sweep, default_name=path.stem, cwd=cwd, python=python)
-    return SpecFile(text=without_secrets(text, document), runs=runs)
+    given = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
+    warnings = _warn_of_secrets(runs, document, given)
+    return SpecFile(text=without_secrets(text, document), runs=runs, warnings=tuple(warnings))
+
+
+def _warn_of_secrets(
+    runs: Iterable[PlannedRun], document: YamlDocument, overrides: Sequence[Override]
+) -> list[Mistake]:
+    """Where secrets seem to be in lines of setup, or are on the command line."""
+    warnings = _Mistakes(replace(document, mistakes=[]), overrides)
+    for run in runs:
+        for index, line in enumerate(run.plan.spec.setup):
+            if (secret := secret_in_shell(line)) is not None:
+                warnings.add(
+                    ("setup", str(index)),
+                    f"this line seems to contain a secret ({secret}); it is recorded with the run, and Slurm keeps it "
+                    "in the batch script: put it under 'env', whose secret values are recorded nowhere",
+                )
+    for override in overrides:
+        if is_exposed(override.path, override.value):
+            warnings.add(
+                override.path,
+                "every user of this machine can read command lines; set it in the environment, and name it in the spec "
+                "as in 'env: {API_TOKEN: ${oc.env:API_TOKEN}}'",
+            )
+    return warnings.sorted()
 
 
 def replan(plan: Plan, overrides: Sequence[str]) -> PlannedRun:

@@ -15,6 +15,13 @@ _FROM_ENVIRONMENT = re.compile(r"\$\{\s*oc\.env\s*:\s*([A-Za-z_][A-Za-z0-9_]*)")
 _ANCHOR = re.compile(r"&\S+\s+")
 # Shorter values occur elsewhere by chance.
 _SHORTEST = 4
+# A variable that a shell line sets to text of its own, rather than to what a command, file or variable contains.
+_LITERAL = re.compile(r"(?:^|[\s;&|(])([A-Za-z_][A-Za-z0-9_]*)=(?![\"']?[$`])[\"']?[^\s\"';&|]")
+# What tokens of widespread services look like: Hugging Face, GitHub, AWS, Weights & Biases.
+_TOKENS = re.compile(
+    r"\bhf_[A-Za-z0-9]{20,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bA(?:KIA|SIA)[A-Z0-9]{16}\b"
+    r"|wandb\b.*\b[0-9a-f]{40}\b"
+)
 
 
 def redact_assignment(key: str, value: str) -> str:
@@ -41,6 +48,20 @@ def _is_secret(path: KeyPath) -> bool:
     if path[:1] == ("env",):
         return len(path) == 2 and is_secret_variable(path[1])
     return len(path) == 2 and path[0] == "sweep" and path[1].startswith("env.") and is_secret_variable(path[1])
+
+
+def is_exposed(path: KeyPath, value: Any) -> bool:
+    """Whether an override of this key contains a secret itself, rather than a reference to a variable that does."""
+    variables = value if path == ("env",) and isinstance(value, Mapping) else {path[-1]: value}
+    return path[0] == "env" and any(
+        is_secret_variable(str(name)) and "${" not in str(text) for name, text in variables.items()
+    )
+
+
+def secret_in_shell(line: str) -> str | None:
+    """What in a line of shell looks like a secret: the name of a variable, or ``a token``. None if nothing does."""
+    names = [name for name in _LITERAL.findall(line) if is_secret_variable(name)]
+    return names[0] if names else "a token" if _TOKENS.search(line) else None
 
 
 def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:

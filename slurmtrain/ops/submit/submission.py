@@ -180,7 +180,7 @@ def _submit(
     if executor == "slurm":
         # Updates the node ledger: what the journals of other runs say about nodes by now.
         observe(workspace, ask_slurm=False)
-    notes = notes_on(workspace, chosen[0].plan, executor)
+    notes = [*map(str, spec.warnings), *notes_on(workspace, chosen[0].plan, executor)]
     with ExitStack() as locks:
         # From here on something may exist: an interruption is carried out between two runs, and says what does.
         stop = locks.enter_context(StopSignal())

@@ -24,6 +24,7 @@ from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name
+from slurmtrain.system.paths import expand_home
 
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
@@ -122,7 +123,7 @@ def load_config(
     for file in _files(project, environ):
         settings.update({key: value for key, value in _read(file).items() if value is not None})
     settings.update(_from_environment(environ, cwd))
-    flags = {"runs": str(cwd / Path(runs).expanduser()) if runs else None, "executor": executor}
+    flags = {"runs": str(cwd / expand_home(runs)) if runs else None, "executor": executor}
     settings.update({key: value for key, value in flags.items() if value is not None})
     root = follow_links(settings.get("runs") or (project.path.parent if project else cwd) / "runs")
     shared_root = root if settings.get("shared") == "group" else None
@@ -157,10 +158,10 @@ def _nearest(cwd: Path, notes: list[str]) -> _File | None:
 
 
 def _files(project: _File | None, environ: Mapping[str, str]) -> Iterator[_File]:
-    home = environ.get("XDG_CONFIG_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".config")
     # The site first, since later files override earlier ones.
-    for folder in ("/etc/xdg", home):
-        file = _open(Path(folder) / "slurmtrain" / FILE)
+    for folder in (Path("/etc/xdg"), _home(environ)):
+        # Relative paths are to be ignored here (XDG Base Directory Specification).
+        file = _open(folder / "slurmtrain" / FILE) if folder.is_absolute() else None
         if file is not None:
             yield file
     if project is not None:
@@ -178,6 +179,14 @@ def _open(path: Path) -> _File | None:
         with contextlib.suppress(OSError):
             check_owner(path.stat(), path)
         raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    """The directory of the user's configuration files; a relative path if it is not known."""
+    try:
+        return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config")
+    except RuntimeError:
+        return Path()
 
 
 def _is_mine(path: Path) -> bool:
@@ -230,5 +239,5 @@ def _checked(
     for key in _PATHS:
         if values[key] is not None:
             # Not resolved: whose a link is matters.
-            values[key] = str(base / Path(values[key]).expanduser())
+            values[key] = str(base / expand_home(values[key]))
     return values

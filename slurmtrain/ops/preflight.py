@@ -14,6 +14,7 @@ from slurmtrain.model.spec.values import Nodes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
+from slurmtrain.system.paths import current_directory
 
 NAME = "preflight"
 # Longer than the checks ever take, but so short that Slurm's backfill starts the job in a gap between others.
@@ -55,7 +56,7 @@ def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
         return load(path, overrides, ()).runs[0]
     spec = Spec(name=NAME, command=_command())
     template = {"name": NAME, "command": _command()}
-    plan, _ = make_plan(spec, workdir=str(Path.cwd()), python=which_python(), template=template)
+    plan, _ = make_plan(spec, workdir=str(current_directory()), python=which_python(), template=template)
     return replan(plan, overrides)
 
 

@@ -23,6 +23,7 @@ from slurmtrain.specfile.overrides import (
     parse_sweeps,
 )
 from slurmtrain.specfile.secrets import find_leaks, is_exposed, secret_in_shell, without_secrets
+from slurmtrain.system.paths import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]
@@ -212,7 +213,7 @@ def _plan_one(
         mistakes.add(path, message)
     if mistakes:
         return None
-    workdir = (cwd / Path(spec.workdir or ".").expanduser()).resolve()
+    workdir = (cwd / expand_home(spec.workdir or ".")).resolve()
     plan, secrets = make_plan(spec, workdir=str(workdir), python=python, template=template)
     # Of new plans only: a run planned by a version that did not know of this must stay readable.
     resources = plan.spec.resources

@@ -31,6 +31,7 @@ from slurmtrain.ops.submit.creation import NewRun, check_room, create, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
 from slurmtrain.specfile import PlannedRun, SpecFile, load_spec
+from slurmtrain.system.paths import current_directory
 from slurmtrain.system.process import Process
 
 
@@ -53,7 +54,7 @@ def load(path: Path, overrides: Sequence[str], sweep: Sequence[str]) -> SpecFile
         SpecError: the spec is invalid.
         PathError: it cannot be read.
     """
-    return load_spec(path, overrides, sweep, cwd=Path.cwd(), python=which_python())
+    return load_spec(path, overrides, sweep, cwd=current_directory(), python=which_python())
 
 
 def which_python() -> str:

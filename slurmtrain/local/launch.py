@@ -16,6 +16,7 @@ from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import local_job, scrubbed
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.process import Process, processes_with_argument
+from slurmtrain.system.umask import AFTER_SETUP, BEFORE_SETUP, users_umask
 
 
 def check(plan: Plan) -> None:
@@ -70,7 +71,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
         "setup": str(_write_setup(plan, submission)) if plan.spec.setup else None,
     }
     variables = {**local_job(job_id), "SLURMTRAIN_GPUS": ",".join(gpus())}
-    environ = {**scrubbed(os.environ), **variables, **secrets}
+    environ = {**scrubbed(os.environ), **users_umask(), **variables, **secrets}
     completed = subprocess.run(
         [sys.executable, "-m", "slurmtrain.local.launcher", json.dumps(request)],
         env=environ,
@@ -99,7 +100,7 @@ def _write_setup(plan: Plan, submission: SubmissionDir) -> Path:
     """
     lines = [text for line in plan.spec.setup for text in (line, "[ $? -eq 0 ] || return")]
     try:
-        write_atomically(submission.setup, "\n".join([*lines, ""]).encode())
+        write_atomically(submission.setup, "\n".join([BEFORE_SETUP, *lines, AFTER_SETUP, ""]).encode())
     except OSError as error:
         raise LaunchError(f"cannot write {submission.setup}: {describe_os_error(error)}") from error
     return submission.setup

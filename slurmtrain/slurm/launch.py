@@ -13,12 +13,14 @@ from pathlib import Path
 from slurmtrain.errors import LaunchError, NotAvailable, RequestRefused, SlurmDown, SubmissionUncertain
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
+from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.runtime.job.environment import scrubbed
 from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.limits import rejection_reason
 from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.system.process import processes_with_argument
+from slurmtrain.system.umask import users_umask
 
 # What sbatch prints if slurmctld may or may not have accepted the job, and if slurmctld could not be reached: messages
 # of Slurm (slurm_errno.c) and of the C library.
@@ -82,7 +84,7 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     completed = subprocess.run(
         # is_submitting() looks for the folder.
         [sys.executable, "-m", "slurmtrain.slurm.launcher", str(job.folder)],
-        env={**scrubbed(os.environ), **environment},
+        env={**scrubbed(os.environ), **_umask_of(request.plan), **environment},
         cwd=request.submission.path,
         # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
         input=json.dumps(order),
@@ -100,6 +102,11 @@ def launch(request: LaunchRequest, environment: Mapping[str, str]) -> str:
     problem = extract_errors(reply.get("problem", completed.stderr).splitlines()) or f"exit code {completed.returncode}"
     # A killed launcher has printed nothing, but sbatch may have finished by then.
     raise _error(problem, reply.get("failure", "unsure"))
+
+
+def _umask_of(plan: Plan) -> dict[str, str]:
+    """The variable with the umask of the ranks; empty if the spec has an option of sbatch for it."""
+    return {} if any(canonical_option(name) == "umask" for name in plan.spec.slurm) else users_umask()
 
 
 def is_submitting(submission: SubmissionDir) -> bool:

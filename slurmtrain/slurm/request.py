@@ -17,6 +17,7 @@ from slurmtrain.model.spec.sbatch import canonical_option
 from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
+from slurmtrain.system.umask import AFTER_SETUP, BEFORE_SETUP
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
 # (sbatch(1), --signal). A short job is warned when a tenth of its time is left, but not too late to save.
@@ -148,6 +149,8 @@ def prologue(plan: Plan, submission: SubmissionDir) -> str:
         variables={"SLURMTRAIN_RUN_ID": run.id, "SLURMTRAIN_RUN_DIR": str(run.path)},
         folder=str(submission.submitit),
         setup=[*_profile_lines(plan), *plan.spec.setup],
+        before_setup=BEFORE_SETUP,
+        after_setup=AFTER_SETUP,
         invite=f"{shlex.quote(sys.executable)} -m slurmtrain.runtime.preflight.announce" if several else "",
     )
     return text

@@ -24,10 +24,12 @@ for pickle in '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-I
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
 done
 unset pickle target
-# setup of the spec
+# setup of the spec, with the umask of the user
+umask "${SLURMTRAIN_UMASK:-$(umask)}"
 export A="it's $HOME" B='ünï "x"'
 # undo a set -e of setup: the lines after srun evaluate its exit code
 set +e
+export SLURMTRAIN_UMASK="$(umask)"; umask 077
 
 # command
 export SUBMITIT_EXECUTOR=slurm

@@ -23,7 +23,8 @@ for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pk
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
 done
 unset pickle target
-# setup of the spec
+# setup of the spec, with the umask of the user
+umask "${SLURMTRAIN_UMASK:-$(umask)}"
 module load cuda/12.4
 export DATA="${SLURM_TMPDIR:-/tmp}/data $(hostname)"
 
@@ -33,6 +34,7 @@ done
 
 # undo a set -e of setup: the lines after srun evaluate its exit code
 set +e
+export SLURMTRAIN_UMASK="$(umask)"; umask 077
 
 # command
 export SUBMITIT_EXECUTOR=slurm

@@ -45,6 +45,8 @@ def main(argv: list[str]) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
+    # The agent's own umask is private. Rights of the owner stay: the library creates files in this process.
+    os.umask(int(os.environ.pop("SLURMTRAIN_UMASK", "077"), 8) & 0o077)
     # It stays set across exec, unlike signal handlers.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
     # Only now: an agent that died before the call above would never cause a signal.

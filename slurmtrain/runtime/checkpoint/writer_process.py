@@ -26,6 +26,7 @@ from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
+from slurmtrain.system.umask import PRIVATE
 
 # Small enough for the processor's cache: each chunk is hashed, then written while still cached.
 _CHUNK = 1 << 20
@@ -43,6 +44,7 @@ def main(arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_IGN)
     # The rank started this process with these signals blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
+    os.umask(PRIVATE)
     _call_oneself(_NAME)
     memory = _Memory(int(arguments[0]))
     verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

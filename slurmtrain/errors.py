@@ -22,6 +22,7 @@ SlurmtrainError            something failed                                     
 |                          a job that the scheduler may or may not have accepted
 +-- SlurmDown              a command of Slurm that failed
 +-- CheckpointError        a checkpoint that could not be written or read
++-- OutputError            standard output could not be written
 +-- TrackingError          the MLflow store did not accept what it was sent
 
 A message is a sentence that names what is wrong, where, and what to do.
@@ -163,6 +164,10 @@ class SlurmDown(SlurmtrainError):
 
 class CheckpointError(SlurmtrainError):
     """A checkpoint could not be written, or none could be read."""
+
+
+class OutputError(SlurmtrainError):
+    """What a command printed could not be written to standard output."""
 
 
 class TrackingError(SlurmtrainError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -9,8 +10,10 @@ from collections.abc import Sequence
 import click
 
 from slurmtrain.cli.lazy import LazyGroup
-from slurmtrain.errors import SlurmtrainError
+from slurmtrain.cli.shared import output
+from slurmtrain.errors import SlurmtrainError, UserError
 from slurmtrain.system.interpreter import collect_rarely, leave_quickly
+from slurmtrain.system.umask import private_umask
 from slurmtrain.version import __version__
 
 INTERRUPTED = 130
@@ -86,23 +89,53 @@ def cli(context: click.Context, runs: str | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 success, 1 failure, 2 wrong input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    output.attach_streams()
     collect_rarely()
     leave_quickly()
+    with private_umask():
+        code = _run(arguments)
+    sys.exit(code)
+
+
+def _run(arguments: list[str]) -> int:
+    """Execute a command, report its errors, and return the exit code."""
     try:
-        sys.exit(cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0)
-    except SlurmtrainError as error:
-        if "--debug" in arguments:
-            raise
-        for line in str(error).splitlines():
-            click.echo(f"error: {line}", err=True)
-        sys.exit(error.exit_code)
+        _check_encoding(arguments)
+        return cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0
     except click.ClickException as error:
-        error.show()
-        sys.exit(error.exit_code)
+        text = io.StringIO()
+        error.show(text)
+        output.echo(*text.getvalue().rstrip("\n").split("\n"), err=True)
+        return error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
-        sys.exit(INTERRUPTED)
+        output.echo("interrupted", err=True)
+        return INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output, such as `head`, is gone; Python must not try to flush it again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(1)
+        # The reader of our output, such as `head`, is gone.
+        output.discard_output()
+        return 1
+    except Exception as error:  # noqa: BLE001 (a bug, whose traceback is printed)
+        output.discard_output()
+        if "--debug" in arguments or not isinstance(error, SlurmtrainError | OSError):
+            import traceback
+
+            output.echo(*traceback.format_exc().rstrip("\n").split("\n"), err=True)
+        else:
+            output.echo(*(f"error: {line}" for line in _describe(error).split("\n")), err=True)
+        return error.exit_code if isinstance(error, SlurmtrainError) else 1
+
+
+def _check_encoding(arguments: list[str]) -> None:
+    """Raise UserError unless all arguments can be recorded in text files."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"the argument {argument!a} is not valid UTF-8; rename the file, or correct it") from None
+
+
+def _describe(error: SlurmtrainError | OSError) -> str:
+    if isinstance(error, SlurmtrainError):
+        return str(error)
+    path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return f"{path}{(error.strerror or str(error)).lower()}; --debug shows where"

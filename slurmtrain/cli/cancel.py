@@ -46,9 +46,9 @@ def command(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force:
         output.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
     for run_id, run in ended.items():
         if run_id in over:
-            click.echo(f"run {run_id} had ended already: {run.state}", err=True)
+            output.echo(f"run {run_id} had ended already: {run.state}", err=True)
         else:
-            click.echo(
+            output.echo(
                 f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else ""),
                 err=True,
             )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout",
     metavar="S",
-    type=click.FloatRange(min=0),
+    type=options.Seconds(),
     default=600.0,
     show_default=True,
     help="Seconds to wait for the checkpoint.",
@@ -39,13 +39,13 @@ def command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_js
     try:
         outcome = RequestOutcome("asked") if no_wait else wait_for_checkpoint(workspace, request, timeout)
     except KeyboardInterrupt:
-        click.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
+        output.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
         raise
     if as_json:
         output.print_json(outcome.to_dict(workspace, request))
     elif outcome.checkpoint is not None:
-        click.echo(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
-    click.echo(_describe(outcome, request, timeout), err=True)
+        output.echo(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
+    output.echo(_describe(outcome, request, timeout), err=True)
     return 0 if outcome.outcome in ("asked", "saved") or outcome.checkpoint is not None else 1
 
 

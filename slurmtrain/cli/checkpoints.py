@@ -40,7 +40,7 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     elif facts["checkpoints"]:
         tables.print_table(_HEADERS, [_row(checkpoint) for checkpoint in facts["checkpoints"]])
     else:
-        click.echo(f"run {run_id} has no checkpoint" + ("" if with_pruned else " on disk"), err=True)
+        output.echo(f"run {run_id} has no checkpoint" + ("" if with_pruned else " on disk"), err=True)
     return 0
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from slurmtrain.cli.shared import output
+
 
 @click.command("completion", short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
@@ -18,5 +20,5 @@ def command(shell: str) -> int:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    click.echo(kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source())
+    output.echo(*kind(cli, {}, "slurmtrain", "_SLURMTRAIN_COMPLETE").source().split("\n"))
     return 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,7 +65,8 @@ def command(
 
 
 def _is_spec(target: str) -> bool:
-    return target.endswith(_SPECS) or Path(target).is_file()
+    # Unlike Path.is_file(), this accepts any text, such as a name that is too long for a file.
+    return target.endswith(_SPECS) or os.path.isfile(target)  # noqa: PTH113
 
 
 # --- doctor SPEC ----------------------------------------------------------------------------------------------------
@@ -123,10 +124,10 @@ def _merge_findings(outlooks: Sequence[Outlook]) -> list[tuple[str, SiteFinding]
 
 def _print_outlooks(report: DoctorReport) -> None:
     for outlook in report.outlooks:
-        click.echo(f"partition {outlook.partition}" if outlook.partition else "on this machine")
+        output.echo(f"partition {outlook.partition}" if outlook.partition else "on this machine")
         for case in outlook.cases:
-            click.echo(_wrapped(f"  {case.event}: {case.text}", "    "))
-        click.echo()
+            output.paragraph(f"  {case.event}: {case.text}", "    ")
+        output.echo()
     _print_report_findings(report)
     _print_unknown(report)
 
@@ -134,19 +135,9 @@ def _print_outlooks(report: DoctorReport) -> None:
 def _print_findings(findings: list[tuple[str, SiteFinding]]) -> None:
     for partitions, finding in findings:
         prefix = f"[{partitions}] " if partitions else ""
-        click.echo(_wrapped(f"{finding.severity:<5}{prefix}{finding.text}", " " * 5))
+        output.paragraph(f"{finding.severity:<5}{prefix}{finding.text}", " " * 5)
         if finding.fix:
-            click.echo(_wrapped(f"     -> {finding.fix}", " " * 8))
-
-
-def _wrapped(line: str, indent: str) -> str:
-    """Wrap the line on a terminal; leave it unchanged elsewhere, so that grep sees the whole line."""
-    if not tables.is_terminal(sys.stdout):
-        return line
-    from shutil import get_terminal_size
-    from textwrap import fill
-
-    return fill(line, get_terminal_size().columns, subsequent_indent=indent, break_on_hyphens=False)
+            output.paragraph(f"     -> {finding.fix}", " " * 8)
 
 
 def _print_unknown(report: DoctorReport) -> None:
@@ -175,41 +166,41 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
 
     run, attempt, diagnosis = diagnosed.run, diagnosed.attempt, diagnosed.diagnosis
     if attempt is None:
-        click.echo(f"run {run.id} is {run.state}, and was never started: {run.reason or 'there is nothing to read'}")
+        output.echo(f"run {run.id} is {run.state}, and was never started: {run.reason or 'there is nothing to read'}")
         return
     reason = f": {attempt.reason}" if attempt.reason else ""
     total = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
     end = f"{attempt.cause or attempt.state}{reason}"
-    click.echo(_wrapped(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  "))
+    output.paragraph(f"run {run.id}, attempt {attempt.number}{total}: {end}", "  ")
     if diagnosis.root is not None:
-        click.echo("\nroot cause")
+        output.echo("", "root cause")
         _print_match(diagnosis.root)
     else:
         # The number of logs read distinguishes "nothing known" from "nothing to read".
         logs = "1 log was" if diagnosed.read == 1 else f"{diagnosed.read} logs were"
-        click.echo(f"\nno known pattern explains it ({logs} read)")
+        output.echo("", f"no known pattern explains it ({logs} read)")
     if diagnosis.laggard is not None:
-        click.echo(f"\nbehind: {diagnosis.laggard.why}")
+        output.echo("", f"behind: {diagnosis.laggard.why}")
     if diagnosis.root is None and diagnosed.failing is not None:
         failing = diagnosed.failing
         on = f" on {failing.host}" if failing.host else ""
         subject = f"rank {failing.rank}" if failing.rank is not None else "the command"
-        click.echo(f"\n{subject}{on} failed first: it {failing.description}")
+        output.echo("", f"{subject}{on} failed first: it {failing.description}")
         for line in failing.last_lines:
-            click.echo(f"  | {line}")
+            output.echo(f"  | {line}")
     # The first line already says how the attempt ended.
     others = [match for match in diagnosis.others if match.first.name != OUTCOME]
     if others:
-        click.echo("\nalso, in order" if diagnosis.ordered else "\nalso, by log and line")
+        output.echo("", "also, in order" if diagnosis.ordered else "also, by log and line")
     for other in others[:_OTHERS]:
         _print_match(other)
     if len(others) > _OTHERS:
-        click.echo(f"  and {len(others) - _OTHERS} more; --json has them")
+        output.echo(f"  and {len(others) - _OTHERS} more; --json has them")
     if not diagnosis.ordered:
-        click.echo("\nnot all of these lines have times: which came first is uncertain")
+        output.echo("", "not all of these lines have times: which came first is uncertain")
     output.warn(f"not read: {problem}" for problem in diagnosed.problems)
     if diagnosed.partly:
-        click.echo(f"note: only the beginning and end of {len(diagnosed.partly)} long log(s) were read", err=True)
+        output.echo(f"note: only the beginning and end of {len(diagnosed.partly)} long log(s) were read", err=True)
 
 
 def _print_match(match: PatternMatch) -> None:
@@ -225,11 +216,11 @@ def _print_match(match: PatternMatch) -> None:
             ),
         )
     )
-    click.echo(f"  {first.role}: {first.cause}{f' ({where})' if where else ''}")
+    output.echo(f"  {first.role}: {first.cause}{f' ({where})' if where else ''}")
     if first.text:
-        click.echo(f"    | {first.text}")
+        output.echo(f"    | {first.text}")
     if first.fix:
-        click.echo(f"    -> {first.fix}")
+        output.echo(f"    -> {first.fix}")
 
 
 def _when(match: PatternMatch) -> str:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from slurmtrain.cli.shared import options, output
-from slurmtrain.cli.shared.tables import is_terminal, print_table
+from slurmtrain.cli.shared.tables import print_table
 from slurmtrain.model.diagnosis.drill import FAILED, FAULTS, NOT_TRIED, PASSED
 from slurmtrain.model.diagnosis.drill_verdict import AGENTS_IN_PLACE, AGENTS_REQUEUE
 from slurmtrain.ops.shared.workspace import Workspace
@@ -68,10 +65,10 @@ def command(
     workspace = workspace.looking_again()
     try:
         with run_progress(workspace) as look:
-            report = drill(workspace, drill_options, lambda line: click.echo(line, err=True), look)
+            report = drill(workspace, drill_options, lambda line: output.echo(line, err=True), look)
     # A submitted run belongs to the scheduler, so it does not end with this command.
     except KeyboardInterrupt:
-        click.echo("the drill is over; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
+        output.echo("the drill is over; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
         raise
     if as_json:
         output.print_json(report.to_dict())
@@ -84,32 +81,24 @@ def _print(report: DrillReport) -> None:
     run = report.reference
     reason = f": {run.reason}" if run.reason else ""
     after = f" after {report.seconds:.0f} s" if report.seconds is not None else ""
-    _paragraph(f"undisturbed: run {run.id} {run.state}{after}{reason}")
+    output.paragraph(f"undisturbed: run {run.id} {run.state}{after}{reason}", "  ")
     for line in _lines(report.script.problems, report.script.notes):
-        _paragraph(f"undisturbed: {line}")
+        output.paragraph(f"undisturbed: {line}", "  ")
     if report.again is not None:
-        _paragraph(f"undisturbed once more: its last checkpoint {report.again.describe()}")
+        output.paragraph(f"undisturbed once more: its last checkpoint {report.again.describe()}", "  ")
     if not report.verdicts:
-        click.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
+        output.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
         return
     print_table(HEADERS, [_row(verdict) for verdict in report.verdicts])
     for verdict in report.verdicts:
         if verdict.not_tried:
-            _paragraph(f"{verdict.fault}: not tried: {verdict.not_tried}")
+            output.paragraph(f"{verdict.fault}: not tried: {verdict.not_tried}", "  ")
         for line in _lines(verdict.problems, verdict.notes):
-            _paragraph(f"{verdict.fault}: {line}")
+            output.paragraph(f"{verdict.fault}: {line}", "  ")
 
 
 def _lines(problems: Sequence[DrillProblem], notes: Sequence[str]) -> list[str]:
     return [*(f"{problem.problem}; {problem.advice}" for problem in problems), *notes]
-
-
-def _paragraph(text: str) -> None:
-    """Print a line; on a terminal it is wrapped between words, with the rest indented."""
-    if is_terminal(sys.stdout):
-        width = shutil.get_terminal_size().columns
-        text = textwrap.fill(text, width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    click.echo(text)
 
 
 def _row(verdict: FaultVerdict) -> tuple[str, ...]:

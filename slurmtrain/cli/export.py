@@ -49,7 +49,7 @@ def command(
     if as_json:
         output.print_json(exported.to_dict())
     else:
-        click.echo(str(exported.to))
+        output.echo(str(exported.to))
         amount = f"{exported.tensors} tensors, {formatting.size(exported.bytes)}"
-        click.echo(f"{exported.object!r} of step {exported.step}: {amount}", err=True)
+        output.echo(f"{exported.object!r} of step {exported.step}: {amount}", err=True)
     return 0

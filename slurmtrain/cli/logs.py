@@ -29,7 +29,7 @@ def command(workspace: Workspace, run: str, follow: bool, rank: int | None, atte
         waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"]),
     )
     for line in lines:
-        click.echo(line.text if rank is not None else f"[{line.attempt}/{line.origin}] {line.text}")
+        output.log_line("" if rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
     if not follow:
         return 0
     _, observed = find(workspace, [run_id], ask_slurm=False)

@@ -35,7 +35,7 @@ def command(workspace: Workspace, inactive_too: bool, as_json: bool) -> int:
         ]  # fmt: skip
         tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), rows)
     else:
-        click.echo("no node has failed a preflight" + ("" if inactive_too else " lately"), err=True)
+        output.echo("no node has failed a preflight" + ("" if inactive_too else " lately"), err=True)
     return 0
 
 
@@ -48,5 +48,5 @@ def forgive(workspace: Workspace, names: tuple[str, ...]) -> int:
     from slurmtrain.ops.shared.observe import observe
 
     output.warn_about(observe(workspace, ask_slurm=False))
-    click.echo(f"forgiven: {', '.join(forgive(workspace, names))}", err=True)
+    output.echo(f"forgiven: {', '.join(forgive(workspace, names))}", err=True)
     return 0

@@ -48,7 +48,7 @@ def command(
         # Interrupted: nothing else waits for the job's findings.
         if not synced.observed.runs[run_id].ended:
             cancel(workspace, [run_id])
-            click.echo(f"run {run_id} was cancelled", err=True)
+            output.echo(f"run {run_id} was cancelled", err=True)
             raise KeyboardInterrupt
     output.warn_about(synced.observed)
     run, findings = _details(workspace, run_id, synced.observed.runs[run_id])
@@ -73,13 +73,13 @@ def _print(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> No
     if findings:
         tables.print_table(check_tables.CHECK_HEADERS, check_tables.check_rows(findings))
     if newest is not None and (rows := check_tables.network_rows(newest["network"])):
-        click.echo()
+        output.echo()
         tables.print_table(check_tables.NETWORK_HEADERS, rows)
         for line in check_tables.excluded_addresses(newest["network"]):
-            click.echo(f"left out: {line}")
+            output.echo(f"left out: {line}")
     if newest is not None and newest["clock"]:
-        click.echo(f"\nclocks ahead of node 0's: {check_tables.describe_clocks(newest['clock'])}")
+        output.echo("", f"clocks ahead of node 0's: {check_tables.describe_clocks(newest['clock'])}")
     if run["state"] != "completed":
-        click.echo(f"run {run['id']} is {run['state']}: {run['reason']}", err=True)
+        output.echo(f"run {run['id']} is {run['state']}: {run['reason']}", err=True)
     elif not findings:
-        click.echo(f"run {run['id']} reported no checks", err=True)
+        output.echo(f"run {run['id']} reported no checks", err=True)

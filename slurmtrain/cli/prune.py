@@ -48,4 +48,4 @@ def _print(pruned: Pruned) -> None:
         tables.print_table(_HEADERS, rows)
     verb = "would be free" if pruned.dry else "are free now"
     summary = f"{formatting.size(pruned.bytes)} {verb}" if rows else "nothing to delete"
-    click.echo(f"run {pruned.run.id}: {summary}", err=True)
+    output.echo(f"run {pruned.run.id}: {summary}", err=True)

@@ -28,5 +28,5 @@ def rebuild(workspace: Workspace, as_json: bool) -> int:
     if as_json:
         output.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
     else:
-        click.echo(f"{len(observed.runs)} runs in {workspace.config.registry}", err=True)
+        output.echo(f"{len(observed.runs)} runs in {workspace.config.registry}", err=True)
     return 0

@@ -34,8 +34,8 @@ def command(workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep:
         output.print_json({"schema": 1, "runs": runs})
         return 0
     for run in rendered:
-        click.echo(f"# plan {run.plan.hash}")
-        click.echo(json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False))
-        click.echo("\n# batch script")
-        click.echo(run.script)
+        output.echo(f"# plan {run.plan.hash}")
+        output.echo(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))
+        output.echo("", "# batch script")
+        output.echo(*run.script.split("\n"))
     return 0

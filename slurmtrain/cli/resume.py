@@ -36,5 +36,5 @@ def command(
     if as_json:
         output.print_json(runs_json(workspace, {run_id: runs[run_id]}))
     else:
-        click.echo(run_id)
+        output.echo(run_id)
     return 0

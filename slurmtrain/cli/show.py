@@ -58,11 +58,11 @@ def _print(run: dict[str, Any]) -> None:
         ("directory", run["dir"]),
     ]
     for name, value in pairs:
-        click.echo(f"{name:<11} {value}")
+        output.echo(f"{name:<11} {value}")
     for attempt in run["attempts"]:
         _print_attempt(attempt, newest=attempt is run["attempts"][-1])
     if run["checkpoints"]:
-        click.echo("\ncheckpoints")
+        output.echo("", "checkpoints")
         rows = [
             (
                 formatting.number(c["step"]),
@@ -75,12 +75,14 @@ def _print(run: dict[str, Any]) -> None:
         ]
         tables.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
     if run["garbage"]:
-        click.echo(f"\n{len(run['garbage'])} unreadable lines of journals were passed over; --json shows them")
+        output.echo("", f"{len(run['garbage'])} unreadable lines of journals were passed over; --json shows them")
 
 
 def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
     why = f" ({attempt['cause']})" if attempt["cause"] not in (None, attempt["state"]) else ""
-    click.echo(f"\nattempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}")
+    output.echo(
+        "", f"attempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}"
+    )
     facts = [
         ("reason", attempt["reason"]),
         ("nodes", ", ".join(attempt["nodes"])),
@@ -125,18 +127,18 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
     ]
     for name, value in facts:
         if value:
-            click.echo(f"  {name:<9} {value}")
+            output.echo(f"  {name:<9} {value}")
     if notable := check_tables.notable(attempt["checks"]):
-        click.echo()
+        output.echo()
         tables.print_table(check_tables.CHECK_HEADERS, notable)
     if rows := check_tables.network_rows(attempt["network"]):
-        click.echo()
+        output.echo()
         tables.print_table(check_tables.NETWORK_HEADERS, rows)
         for line in check_tables.excluded_addresses(attempt["network"]):
-            click.echo(f"left out: {line}")
+            output.echo(f"left out: {line}")
     for failure in attempt["failures"][:1]:
         for line in failure["last_lines"]:
-            click.echo(f"  | {line}")
+            output.echo(f"  | {line}")
 
 
 def _git(git: dict[str, Any] | None) -> str:

@@ -22,7 +22,12 @@ _SHOWN = 20
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {_SHOWN}.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @click.option(
-    "--interval", type=click.FloatRange(min=0.5), default=2.0, show_default=True, help="Seconds between refreshes."
+    "--interval",
+    metavar="S",
+    type=options.Seconds(0.5),
+    default=2.0,
+    show_default=True,
+    help="Seconds between refreshes, at least 0.5.",
 )
 @options.json_option
 @options.in_workspace
@@ -38,7 +43,7 @@ def command(
         _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
         return 0
     workspace = workspace.looking_again()
-    if tables.is_terminal(sys.stdout) and not as_json:
+    if output.is_terminal(sys.stdout) and not as_json:
         return _live(workspace, names, all_runs, interval)
     while True:
         _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
@@ -74,7 +79,7 @@ def _print(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool, as_j
 
         run_table.print_runs([run_json(workspace, listed) for listed in _by_worth(runs)])
     else:
-        click.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
+        output.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
 
 
 def _by_worth(runs: dict[str, Listed]) -> list[Listed]:
@@ -88,7 +93,7 @@ def _live(workspace: Workspace, names: tuple[str, ...], all_runs: bool, interval
 
     from slurmtrain.ops.shared.views import run_json
 
-    with Live(auto_refresh=False, screen=False) as live:
+    with Live(console=tables.console(), auto_refresh=False, screen=False) as live:
         while True:
             runs = _by_worth(_look(workspace, names, all_runs=all_runs))
             room = run_table.rows_on(live.console.height)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli.shared import options, output, tables
-from slurmtrain.errors import SlurmtrainError, SubmitFailed
+from slurmtrain.cli.shared import options, output
+from slurmtrain.errors import OutputError, SlurmtrainError, SubmitFailed
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def command(
 
     loaded = load(spec, overrides, sweep)
     if key is None and not _is_meant(workspace, loaded):
-        click.echo("nothing was submitted", err=True)
+        output.echo("nothing was submitted", err=True)
         return 1
     chosen = options.default_executor(executor or workspace.config.executor)
     try:
@@ -63,7 +63,7 @@ def command(
         return wait_for_runs(workspace, run_ids, as_json=as_json)
     _print(workspace, run_ids, as_json=as_json)
     if not as_json:
-        click.echo(
+        output.echo(
             f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, 'slurmtrain status' lists runs", err=True
         )
     return 0
@@ -76,23 +76,27 @@ def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
     recent = find_recent(workspace, spec)
     if recent is None:
         return True
-    if tables.is_terminal(sys.stdin) and tables.is_terminal(sys.stderr):
-        return click.confirm(f"{recent}; submit it again?", err=True)
+    if output.is_terminal(sys.stdin) and output.is_terminal(sys.stderr):
+        return output.confirm(f"{recent}; submit it again?")
     output.warn([f"{recent}; --idempotency-key keeps a repeated command from submitting twice"])
     return True
 
 
 def _print(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> None:
-    """Print the ids of runs that exist, or their JSON. Raises SubmitFailed if they cannot be read."""
-    if not as_json:
-        click.echo("\n".join(run_ids))
-        return
+    """Print the ids of runs that exist, or their JSON. Raises SubmitFailed if that is not possible."""
+    try:
+        output.print_json(_facts(workspace, run_ids)) if as_json else output.echo(*run_ids)
+    except OutputError as error:
+        raise SubmitFailed(f"{', '.join(run_ids)}: submitted, but {error}", run_ids) from error
+
+
+def _facts(workspace: Workspace, run_ids: Sequence[str]) -> dict[str, Any]:
+    """The JSON of runs that exist. Raises SubmitFailed if they cannot be read."""
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json
 
     try:
         runs = observe(workspace, run_ids, ask_slurm=False).runs
-        facts = runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids})
+        return runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids})
     except (SlurmtrainError, OSError) as error:
         raise SubmitFailed(f"runs exist, but cannot be shown: {', '.join(run_ids)} ({error})", run_ids) from error
-    output.print_json(facts)

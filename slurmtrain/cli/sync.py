@@ -31,7 +31,7 @@ def command(workspace: Workspace, as_json: bool) -> int:
         output.print_json({"schema": 1, "runs": len(synced.observed.runs), **actions, "problems": synced.problems})
     else:
         counts = [f"{len(ids)} {action}" for action, ids in actions.items() if ids]
-        click.echo(
+        output.echo(
             f"{len(synced.observed.runs)} runs" + (f": {', '.join(counts)}" if counts else "; nothing to do"), err=True
         )
     return 1 if synced.problems else 0

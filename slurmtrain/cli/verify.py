@@ -45,7 +45,7 @@ def command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_js
         ]
         tables.print_table(_HEADERS, rows)
     if not verified.all_good:
-        click.echo(_advice(verified, step), err=True)
+        output.echo(_advice(verified, step), err=True)
     return 0 if verified.all_good else 1
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import click
 
-from slurmtrain.cli.shared import options
+from slurmtrain.cli.shared import options, output
+from slurmtrain.errors import OutputError
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -21,7 +21,12 @@ _INTERRUPTED = 130
 
 @click.command("watch", short_help="Restart interrupted runs, until stopped.")
 @click.option(
-    "--every", type=click.FloatRange(min=10), default=60.0, show_default=True, help="Seconds between two rounds."
+    "--every",
+    metavar="S",
+    type=options.Seconds(10),
+    default=60.0,
+    show_default=True,
+    help="Seconds between two rounds, at least 10.",
 )
 @click.option("--once", is_flag=True, help="Do a single round, as for cron; exit with 1 if something went wrong.")
 @options.json_option
@@ -54,16 +59,14 @@ def _print(event: WatchEvent, *, as_json: bool) -> None:
     """Print one line. If it cannot be written, for example because the disk is full, the watch continues."""
     try:
         if as_json:
-            click.echo(json.dumps(event.to_dict(), allow_nan=False))
+            output.print_json(event.to_dict(), on_a_line=True)
         else:
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-            click.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{' '.join(event.message.split())}")
-    except BrokenPipeError:
-        raise  # the reader of our output is gone: main() ends the command
-    except OSError:
+            output.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{' '.join(event.message.split())}")
+    except OutputError:
         return
 
 
 def _print_holder(workspace: Workspace, holder: WatchHolder | None) -> None:
     if holder is not None:
-        click.echo(f"{workspace.root.path} is watched already, by {holder}; nothing was done", err=True)
+        output.echo(f"{workspace.root.path} is watched already, by {holder}; nothing was done", err=True)

@@ -23,7 +23,10 @@ _LOG = re.compile(r"(rank|node)-(\d+)\.log")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a log. ``origin``: the rank or other process that wrote it."""
+    """One line of a log.
+
+    ``origin``: the rank or other process that wrote it. ``text``: what it wrote, decoded with ``surrogateescape``.
+    """
 
     attempt: int
     origin: str
@@ -53,7 +56,7 @@ class _Tail:
             self._rest = b""
 
     def _line(self, line: bytes) -> Line:
-        return Line(self._attempt, self._origin, line.decode(errors="replace").rstrip("\r"))
+        return Line(self._attempt, self._origin, line.decode(errors="surrogateescape"))
 
 
 def read_logs(

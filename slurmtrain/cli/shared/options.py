@@ -10,10 +10,34 @@ from typing import Any, TypeVar
 import click
 
 from slurmtrain.cli.shared import output
+from slurmtrain.cli.shared.printable import printable
 from slurmtrain.config import EXECUTORS, load_config
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.paths import current_directory
 
 F = TypeVar("F", bound=Callable[..., Any])
+# Longer than any run, and short enough for every system call that waits.
+_LONGEST_S = 10.0 * 365 * 86400
+
+
+class Seconds(click.ParamType[float]):
+    """A finite number of seconds, of at least ``least``; numbers beyond ten years mean ten years."""
+
+    name = "seconds"
+
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number, from text or a default; fails with a usage error."""
+        try:
+            seconds = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        # Not a number compares as neither.
+        if not seconds >= self._least:
+            self.fail(f"{value} is not at least {self._least:g}", param, ctx)
+        return min(seconds, _LONGEST_S)
 
 
 def in_workspace(command: F) -> F:
@@ -42,7 +66,7 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
     """
     context = click.get_current_context(silent=True)
     outer = (context.obj or {}).get("runs") if context is not None else None
-    config = load_config(cwd=Path.cwd(), environ=os.environ, runs=runs or outer, executor=executor)
+    config = load_config(cwd=current_directory(), environ=os.environ, runs=runs or outer, executor=executor)
     output.warn(config.notes)
     return Workspace(config, warn=lambda message: output.warn([message]))
 
@@ -59,12 +83,11 @@ def default_executor(configured: str | None) -> str:
 def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids and names of runs from the registry; completion does not observe runs."""
     # Without warnings, which would appear on the line that is being typed.
-    default = Workspace(load_config(cwd=Path.cwd(), environ=os.environ))
+    default = Workspace(load_config(cwd=current_directory(), environ=os.environ))
     if not default.config.registry.exists():
         return []
-    runs = default.store.index()
     names = ["@last", *reversed(runs), *{run.name for run in runs.values()}]
-    return [name for name in names if name.startswith(incomplete)]
+    return [name for name in names if name.startswith(incomplete) and name == printable(name)]
 
 
 run_argument = click.argument("run", metavar="RUN", shell_complete=_complete_run)

@@ -1,29 +1,118 @@
-"""What a command prints besides tables: one JSON object, warnings."""
+"""All that commands print, apart from tables and progress bars: lines for people, JSON, logs, warnings.
+
+Nothing else writes to a terminal, since what is printed may come from files or jobs of other people
+(:mod:`~slurmtrain.cli.shared.printable`).
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any, TextIO
 
-import click
+from slurmtrain.cli.shared.printable import printable, printable_log
+from slurmtrain.errors import OutputError
 
 if TYPE_CHECKING:
     from slurmtrain.ops.shared.observe import Observed
 
+# Narrower text is not readable; terminals that know no size of their own report 0.
+_NARROWEST = 20
 
-def print_json(data: Mapping[str, Any]) -> None:
-    """Print one JSON object to standard output."""
-    json.dump(data, sys.stdout, indent=None if not sys.stdout.isatty() else 1, allow_nan=False)
-    sys.stdout.write("\n")
-    sys.stdout.flush()
+
+def attach_streams() -> None:
+    """Make the standard streams usable, whatever this process has inherited.
+
+    A closed one is replaced: otherwise the next file that is opened would get its number, and what a child prints. To a
+    closed standard output, writing fails; to a closed standard error, it does nothing. Characters that a stream cannot
+    encode are escaped.
+    """
+    for descriptor, flags in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            handle = os.open(os.devnull, flags)
+            if handle != descriptor:
+                os.dup2(handle, descriptor)
+                os.close(handle)
+            os.set_inheritable(descriptor, True)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", encoding="utf-8", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", encoding="utf-8", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        # Tests replace them with streams of other kinds.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def discard_output() -> None:
+    """If standard output cannot be written, discard what it still holds, which Python would try to write at exit."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def echo(*lines: str, err: bool = False) -> None:
+    """Print lines, by default an empty one. ``err``: to standard error. Raises OutputError, BrokenPipeError."""
+    text = "".join(f"{printable(line)}\n" for line in lines or ("",))
+    if not err:
+        with _writing() as stdout:
+            stdout.write(text)
+        return
+    # There is nowhere to say that this cannot be written.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def paragraph(text: str, indent: str) -> None:
+    """Print a line; on a terminal it is wrapped between words, with ``indent`` before all lines but the first.
+
+    Elsewhere it stays one line, so that grep sees it whole.
+    """
+    if not is_terminal(sys.stdout):
+        echo(text)
+        return
+    from textwrap import wrap
+
+    lines = wrap(printable(text), width(), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    echo(*lines)
+
+
+def log_line(prefix: str, line: str) -> None:
+    """Print a line of a log: as it is, or on a terminal without what would control it.
+
+    ``line``: decoded with ``surrogateescape``, so that bytes which are not UTF-8 are kept. Raises as :func:`echo`.
+    """
+    with _writing() as stdout:
+        if stdout.isatty():
+            stdout.write(f"{prefix}{printable_log(line)}\n")
+        else:
+            stdout.buffer.write(f"{prefix}{line}\n".encode(errors="surrogateescape"))
+
+
+def print_json(data: Mapping[str, Any], *, on_a_line: bool = False) -> None:
+    """Print a JSON object to standard output: indented on a terminal, unless ``on_a_line``. Raises as :func:`echo`."""
+    with _writing() as stdout:
+        json.dump(data, stdout, indent=1 if stdout.isatty() and not on_a_line else None, allow_nan=False)
+        stdout.write("\n")
+
+
+def confirm(question: str) -> bool:
+    """Ask a person, on standard error."""
+    import click
+
+    return click.confirm(printable(question), err=True)
 
 
 def warn(messages: Iterable[str]) -> None:
     """Print warnings to standard error."""
     for message in messages:
-        click.echo(f"warning: {message}", err=True)
+        echo(f"warning: {message}", err=True)
 
 
 def warn_about(observed: Observed) -> None:
@@ -36,3 +125,31 @@ def warn_about(observed: Observed) -> None:
         f"run {run_id}: {len(offsets)} unreadable line(s) in {source}, first at byte {offsets[0]}; the rest was read"
         for (run_id, source), offsets in counts.items()
     )
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether ``stream`` is a terminal that can draw tables."""
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def width() -> int:
+    """How many columns the terminal has; of a narrower one, those that lines need to be readable."""
+    return max(get_terminal_size().columns, _NARROWEST)
+
+
+def is_too_narrow() -> bool:
+    """Whether the terminal has fewer columns than lines need to be readable."""
+    return get_terminal_size().columns < _NARROWEST
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[TextIO]:
+    """Yield standard output, and flush it. Raises OutputError; BrokenPipeError if its reader is gone."""
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise OutputError(f"cannot write to standard output: {reason}; what the command did before stands") from error

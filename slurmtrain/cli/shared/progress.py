@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from slurmtrain.cli.shared import formatting
-from slurmtrain.cli.shared.tables import is_terminal
+from slurmtrain.cli.shared import formatting, output
+from slurmtrain.cli.shared.output import is_terminal
+from slurmtrain.cli.shared.printable import printable
+from slurmtrain.cli.shared.tables import console
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -45,11 +45,10 @@ def byte_progress() -> Iterator[ShowBytes]:
     if not is_terminal(sys.stderr):
         yield lambda _read, _total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
     columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=None, visible=False)
         yield lambda read, total: progress.update(task, completed=read, total=total, visible=total >= _LARGE_BYTES)
 
@@ -76,20 +75,22 @@ class _Lines:
             cells = (formatting.rate(run), formatting.metrics(run), run["reason"])
             details = " ".join(cell for cell in cells if cell not in ("-", ""))
             line = f"{run['name']} {run['id']} {run['state']} step {formatting.steps(run)} {details}"
-            click.echo(f"{time.strftime('%H:%M:%S')} {line}".rstrip(), err=True)
+            output.echo(f"{time.strftime('%H:%M:%S')} {line}".rstrip(), err=True)
 
 
 @contextmanager
 def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn
 
     columns = (
-        TextColumn("{task.description}"),
+        # A name may contain what rich would take for markup.
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=30),
-        TextColumn("{task.fields[steps]}  {task.fields[rate]}  ETA {task.fields[eta]}  {task.fields[metrics]}"),
+        TextColumn(
+            "{task.fields[steps]}  {task.fields[rate]}  ETA {task.fields[eta]}  {task.fields[metrics]}", markup=False
+        ),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=False) as progress:
+    with Progress(*columns, console=console(stderr=True), transient=False) as progress:
         tasks: dict[str, Any] = {}
 
         def update(runs: list[dict[str, Any]]) -> None:
@@ -98,13 +99,13 @@ def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
                     tasks[run["id"]] = progress.add_task("", total=None, steps="", rate="", eta="", metrics="")
                 progress.update(
                     tasks[run["id"]],
-                    description=f"{run['name']} {run['id']} {run['state']}",
+                    description=printable(f"{run['name']} {run['id']} {run['state']}"),
                     total=run["total_steps"],
                     completed=run["step"] or 0,
                     steps=formatting.steps(run),
                     rate=formatting.rate(run),
                     eta=formatting.duration(run["eta_seconds"]),
-                    metrics=formatting.metrics(run),
+                    metrics=printable(formatting.metrics(run)),
                 )
 
         yield update

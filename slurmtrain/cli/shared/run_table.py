@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from slurmtrain.cli.shared import formatting, tables
+from slurmtrain.cli.shared import formatting, output, tables
 from slurmtrain.cli.shared.fit import Column
 
 COLUMNS = (
@@ -30,12 +30,10 @@ _OTHER_LINES = 3
 def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     """Print runs (RUN of the JSON), a line each: fitted to a terminal; in plain columns, with everything, elsewhere."""
     rows = [run_row(run) for run in runs]
-    if not tables.is_terminal(sys.stdout):
+    if not output.is_terminal(sys.stdout):
         tables.print_table(HEADERS, rows)
         return
-    from rich.console import Console
-
-    console = Console()
+    console = tables.console()
     console.print(tables.one_line_rows(COLUMNS, rows, console.width))
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any
 
+from slurmtrain.cli.shared import output
 from slurmtrain.cli.shared.fit import GAP, Column, fit
+from slurmtrain.cli.shared.printable import printable
 
 _STYLES = {
     "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
@@ -19,23 +20,25 @@ _EMPTY = ("", "-")
 _LEAST_WRAPPED = 20
 
 
-def is_terminal(stream: TextIO) -> bool:
-    """Whether ``stream`` is a terminal that can draw tables."""
-    return stream.isatty() and os.environ.get("TERM") != "dumb"
-
-
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table: drawn by rich on a terminal, in plain columns elsewhere."""
-    if is_terminal(sys.stdout):
-        from rich.console import Console
-
-        Console().print(rich_table(headers, rows))
+    if output.is_terminal(sys.stdout):
+        console().print(rich_table(headers, rows))
         return
+    rows = [[printable(cell) for cell in row] for row in rows]
     # All columns but the last, whose text may be long, are as wide as their widest cell.
     widths = [max(len(line[column]) for line in [headers, *rows]) for column in range(len(headers) - 1)]
     for line in [headers, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
-        print("  ".join([*cells, line[-1]]).rstrip())
+        output.echo("  ".join([*cells, line[-1]]).rstrip())
+
+
+def console(*, stderr: bool = False) -> Any:
+    """Where rich draws: the terminal, or that of standard error."""
+    from rich.console import Console
+
+    # By itself it follows changes of the terminal's width.
+    return Console(stderr=stderr, width=output.width() if output.is_too_narrow() else None)
 
 
 def rich_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Any:
@@ -63,6 +66,7 @@ def one_line_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], widt
     from rich.cells import cell_len
     from rich.table import Table
 
+    rows = [[printable(cell) for cell in row] for row in rows]
     content = [max((cell_len(row[i]) for row in rows if row[i] not in _EMPTY), default=0) for i in range(len(columns))]
     content = [max(wide, cell_len(column.header)) if wide else 0 for column, wide in zip(columns, content, strict=True)]
     widths = fit(columns, content, width)
@@ -77,4 +81,4 @@ def one_line_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], widt
 def _styled(cell: str) -> Any:
     from rich.text import Text
 
-    return Text(cell, style=_STYLES.get(cell, ""))
+    return Text(printable(cell), style=_STYLES.get(cell, ""))

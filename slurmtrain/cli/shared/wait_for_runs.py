@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import click
-
-from slurmtrain.cli.shared.output import print_json, warn, warn_about
+from slurmtrain.cli.shared import output
 from slurmtrain.cli.shared.progress import run_progress
 from slurmtrain.cli.shared.run_table import print_runs
 from slurmtrain.ops.shared.views import run_json, runs_json
@@ -30,13 +28,13 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
         with run_progress(workspace) as show:
             completed, synced = wait(workspace, run_ids, show)
     except KeyboardInterrupt:
-        click.echo(f"no longer waiting; the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
+        output.echo(f"no longer waiting; the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
         raise
-    warn_about(synced.observed)
-    warn([*synced.notes, *synced.problems])
+    output.warn_about(synced.observed)
+    output.warn([*synced.notes, *synced.problems])
     chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
     if as_json:
-        print_json(runs_json(workspace, chosen))
+        output.print_json(runs_json(workspace, chosen))
     else:
         print_runs([run_json(workspace, listed) for listed in chosen.values()])
     return 0 if completed else 1

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from slurmtrain import cli
-from slurmtrain.cli import drill as drill_command
-from slurmtrain.cli.shared import tables
+from slurmtrain.cli.shared import output as printing
 from slurmtrain.model.diagnosis.drill import Baseline, CheckpointComparison, DrillProblem, FaultVerdict, InjectedFault
 from slurmtrain.model.diagnosis.drill_script import Findings
 from slurmtrain.model.run.run import Run
@@ -98,7 +97,7 @@ def test_a_table_shows_the_outcome_of_each_fault_and_then_the_advice(
 def test_a_table_fits_80_columns(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], drawn: bool
 ) -> None:
-    monkeypatch.setattr(tables, "is_terminal", lambda _: drawn)
+    monkeypatch.setattr(printing, "is_terminal", lambda _: drawn)
     monkeypatch.setenv("COLUMNS", "80")
     wide = replace(
         PASSED, fault="preempt", run_id="6agst33ddq", stopped_s=115.8, allowed_s=140.0, lost_steps=1000, step_s=1234.5
@@ -109,17 +108,6 @@ def test_a_table_fits_80_columns(
     # No cell is broken into two lines.
     for row in ("preempt 6agst33ddq passed 116/140 s 1000 yes in place 1234 s", "save 6agst33ddq not tried"):
         assert any(line.startswith(row) for line in lines(output))
-
-
-def test_long_lines_are_wrapped_between_words_on_a_terminal(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(drill_command, "is_terminal", lambda _: True)
-    monkeypatch.setenv("COLUMNS", "40")
-    drill_command._paragraph("rank: " + "word " * 20)
-    first, *rest = capsys.readouterr().out.splitlines()
-    assert first == "rank: word word word word word word word"
-    assert all(line.startswith("  word") and len(line) <= 40 for line in rest)
 
 
 def test_a_save_that_could_not_be_hit_does_not_change_the_exit_code(

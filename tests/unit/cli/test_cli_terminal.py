@@ -1,0 +1,112 @@
+"""What commands print of hostile journals, logs and names: nothing that a terminal would execute."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from helpers.preloaded import Preloaded, preloaded
+from helpers.simulated_run import RUN_ID, SimulatedRun
+
+from slurmtrain.model.run.layout import RunsRoot
+
+# Sets the title, clears the screen, moves up, in seven and eight bits; rings; reorders; pretends to be another line.
+EVIL = "\x1b]0;pwned\x07\x1b[2J\x1b[9A\x9b2J\x85\u202egnp\u2028\nPRETENDED: \rPRETENDED [/bold] \x1bc"
+# Sequences of rich itself: colours, and of progress bars, the cursor's visibility, erasing a line, one line up.
+OWN = re.compile(r"\x1b\[[0-9;]*m|\x1b\[\?25[lh]|\x1b\[2K|\x1b\[1A|\r\n|\n|(?<=\x1b\[\?25[lh])\r|\r(?=\x1b\[|$)")
+UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028]")
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Preloaded]:
+    with preloaded() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory whose runs root has a run that says nothing but evil."""
+    path = tmp_path_factory.mktemp("evil")
+    run = SimulatedRun(RunsRoot(path / "runs").run(RUN_ID), spec={"requeue": {"enabled": False}}, executor="local")
+    run.created(name=EVIL, by=EVIL, git={"commit": EVIL, "dirty": True}, overrides=[EVIL])
+    run.submitted(overrides=[EVIL], host=EVIL, partition=EVIL, without=[EVIL])
+    run.started(host=EVIL)
+    run.node("preflight", checks=[{"check": EVIL, "status": "fail", "summary": EVIL}], failed=[EVIL])
+    run.node("rendezvous", master_addr=EVIL, master_port=1, interface=EVIL)
+    run.rank("saved", step=3, path=f"checkpoints/{EVIL}", bytes=1, seconds=0.1, saved_at=5.0, why=EVIL)
+    attempt = run.directory.attempt(run.job, 0) if run.directory else None
+    assert attempt is not None
+    attempt.logs.mkdir(parents=True, exist_ok=True)
+    attempt.rank_log(0).write_bytes(f"\x1b[32mgreen\x1b[0m {EVIL}\nCUDA out of memory {EVIL}\n".encode() + b"\xff\n")
+    attempt.metrics.write_text("")
+    run.node("end", cause="crash", reason=EVIL, failed_at=9.0,
+             failures=[{"rank": 0, "host": EVIL, "exit_code": 1, "last_lines": [EVIL]}])  # fmt: skip
+    run.command("no such kind " + EVIL)
+    return path
+
+
+def environment(site: Path, **more: str) -> dict[str, str]:
+    inherited = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LANG") if name in os.environ}
+    return {**inherited, "HOME": str(site), "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "50",
+            "SLURMTRAIN_RUNS": str(site / "runs"), **more}  # fmt: skip
+
+
+CALLS = [
+    ("status",),
+    ("show", RUN_ID),
+    ("doctor", RUN_ID),
+    ("wait", RUN_ID),
+    ("checkpoints", RUN_ID),
+    ("verify", RUN_ID),
+    ("prune", RUN_ID),
+    ("cancel", RUN_ID),
+    ("nodes", "--all"),
+    ("sync",),
+    ("show", EVIL),
+    ("submit", EVIL),
+    ("doctor", EVIL),
+    (EVIL,),
+    ("status", f"--{EVIL}"),
+    ("nodes", "forgive", EVIL),
+    ("render", "spec.yaml", EVIL),
+    ("export", RUN_ID, "--to", EVIL),
+    ("--debug", "show", EVIL),
+]
+
+
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: ascii(" ".join(call))[:40])
+@pytest.mark.parametrize("where", ["terminal", "pipe"])
+def test_nothing_that_a_terminal_executes_is_printed(
+    commands: Preloaded, site: Path, call: tuple[str, ...], where: str
+) -> None:
+    called = commands.call(*call, cwd=site, env=environment(site), stdout=where)
+    output = called.stdout + called.stderr
+    assert output
+    assert UNSAFE.findall(OWN.sub("", output) if where == "terminal" else output) == []
+    assert not any(line.strip().startswith("PRETENDED") for line in re.split(r"[\r\n]+", output))
+
+
+def test_completion_offers_no_name_that_would_control_the_terminal(commands: Preloaded, site: Path) -> None:
+    words = {"_SLURMTRAIN_COMPLETE": "bash_complete", "COMP_WORDS": "slurmtrain show ", "COMP_CWORD": "2"}
+    called = commands.call(cwd=site, env=environment(site, **words))
+    assert called.stdout.splitlines() == ["plain,@last", f"plain,{RUN_ID}"]
+
+
+def test_a_live_table_is_as_safe(commands: Preloaded, site: Path) -> None:
+    called = commands.call(
+        "status", "--watch", cwd=site, env=environment(site), stdout="terminal", interrupt_after=RUN_ID
+    )
+    assert called.code == 130
+    assert UNSAFE.findall(OWN.sub("", called.stdout)) == []
+
+
+def test_logs_keep_colours_on_a_terminal_and_every_byte_elsewhere(commands: Preloaded, site: Path) -> None:
+    drawn = commands.call("logs", RUN_ID, cwd=site, env=environment(site), stdout="terminal").stdout
+    assert "\x1b[32mgreen\x1b[0m" in drawn
+    assert UNSAFE.findall(OWN.sub("", drawn)) == []
+    piped = commands.call("logs", RUN_ID, "--rank", "0", cwd=site, env=environment(site)).stdout
+    log = next(site.glob("runs/*/attempts/*/logs/rank-0.log"))
+    assert piped.encode(errors="surrogateescape") == log.read_bytes()

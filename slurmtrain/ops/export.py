@@ -24,7 +24,7 @@ from slurmtrain.runtime.checkpoint.formats.base import Contents
 from slurmtrain.runtime.checkpoint.formats.registry import find_modules, read_contents
 from slurmtrain.runtime.checkpoint.formats.trees import list_tree
 from slurmtrain.system.disk_space import space_left
-from slurmtrain.system.files import describe_os_error, fsync_directory
+from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory
 from slurmtrain.version import __version__
 
 # The most that a file needs in addition to its tensors: names, shapes and types.
@@ -289,19 +289,16 @@ def _write_safetensors(path: Path, state: _State, about: Mapping[str, str]) -> N
 
 @contextlib.contextmanager
 def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
-    """A file next to ``to`` to write to, renamed to it once durable. Its mode is that of any new file.
+    """A file next to ``to`` to write to, renamed to it once durable. Only its owner can read it.
 
     Raises CheckpointError if that fails, UserError if ``to`` was created meanwhile.
     """
     temporary = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
     try:
         # A new one: in a directory that others can write to, a file or link with this name may be theirs.
-        with temporary.open("xb") as file:
-            mode = os.fstat(file.fileno()).st_mode
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
         yield temporary
         with temporary.open("rb+") as file:
-            # safetensors replaces it with a file that only its owner may read.
-            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         _check_target(to, force=force)
         temporary.replace(to)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import secrets
 import signal
+import stat
 from collections.abc import Iterator
 
 import pytest
 from helpers.command_lines import command_lines_with
+from helpers.modes import open_to_others
 from helpers.site import Site, until
 
 TOKEN = secrets.token_hex(8)
 # It is not in the command of the rank: that would be the user's own doing.
 SETUP = ["export MY_API_TOKEN=" + TOKEN]
+PRINT = "python -c \"import os; print('mask', oct(os.umask(0)), 'length', len(os.environ['MY_API_TOKEN']))\""
 
 
 @pytest.fixture(scope="module")
@@ -39,3 +42,33 @@ def test_setup_lines_stand_in_no_command_line(open_site: Site) -> None:
     assert all(module in seen for module in ("slurmtrain.local.launcher", "submitit.local._local", "core._submit"))
     assert f"{spec}:" in completed.stderr
     assert "MY_API_TOKEN" in completed.stderr
+
+
+def test_a_run_and_all_that_commands_make_of_it_are_private(open_site: Site) -> None:
+    site = open_site
+    run_id = site.submit(
+        site.light(
+            "tracked", params={"steps": 4}, tracking={"mlflow": {"enabled": True}}, checkpoint={"every": {"steps": 2}}
+        ),
+        "--wait",
+    )
+    site.call("export", run_id, "--to", "model.safetensors")
+    site.call("export", run_id, "--to", "model.pt")
+    made = {path.name for path in site.runs.rglob("*")}
+    assert made >= {"mlflow.db", "registry.db", "controller.log", "rank-0.log", "metrics.jsonl", ".metadata"}
+    assert any(name.endswith("_submitted.pkl") for name in made)
+    assert any(name.endswith("_log.out") for name in made)
+    assert open_to_others(site.runs) == {}
+    for name in ("model.safetensors", "model.pt"):
+        assert stat.S_IMODE((site.path / name).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(("umask", "of_ranks"), [(0o777, "0o77"), (0o002, "0o2")])
+def test_a_script_has_the_umask_of_its_user_but_never_loses_the_rights_of_the_owner(
+    site: Site, umask: int, of_ranks: str
+) -> None:
+    spec = site.commanding(PRINT, setup=SETUP)
+    site.identity = {"umask": umask}
+    run_id = site.submit(spec, "--wait")
+    assert f"mask {of_ranks} length {len(TOKEN)}" in site.call("logs", run_id).stdout
+    assert open_to_others(site.runs) == {}

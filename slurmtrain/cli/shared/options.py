@@ -82,9 +82,11 @@ def default_executor(configured: str | None) -> str:
 
 def _complete_run(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
     """Ids and names of runs from the registry; completion does not observe runs."""
-    # Without warnings, which would appear on the line that is being typed.
-    default = Workspace(load_config(cwd=current_directory(), environ=os.environ))
-    if not default.config.registry.exists():
+    # Without warnings and errors, which would appear on the line that is being typed.
+    try:
+        default = Workspace(load_config(cwd=current_directory(), environ=os.environ))
+        runs = default.store.index() if default.config.registry.exists() else {}
+    except (SlurmtrainError, OSError):
         return []
     names = ["@last", *reversed(runs), *{run.name for run in runs.values()}]
     return [name for name in names if name.startswith(incomplete) and name == printable(name)]

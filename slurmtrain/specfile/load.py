@@ -123,8 +123,8 @@ def load_spec(
     text = read_text(path)
     document = parse_yaml(text, str(path))
     runs = _plan_all(document, overrides, sweep, default_name=path.stem, cwd=cwd, python=python)
-    given = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
-    warnings = _warn_of_secrets(runs, document, given)
+    on_command_line = [*parse_overrides(overrides, document.data)[0], *parse_sweeps(sweep, document.data)[0]]
+    warnings = _warn_of_secrets(runs, document, on_command_line)
     return SpecFile(text=without_secrets(text, document), runs=runs, warnings=tuple(warnings))
 
 

@@ -11,14 +11,14 @@ from slurmtrain.system.files import describe_os_error
 def current_directory() -> Path:
     """The current directory. Raises PathError if it was deleted, or cannot be recorded in text files."""
     try:
-        here = Path.cwd()
+        directory = Path.cwd()
     except OSError as error:
         raise PathError(f"the current directory is gone ({describe_os_error(error)}); change to another") from error
     try:
-        str(here).encode()
+        str(directory).encode()
     except UnicodeEncodeError:
-        raise PathError(f"the path of the current directory, {str(here)!a}, is not valid UTF-8; rename it") from None
-    return here
+        raise PathError(f"the path of the current directory, {str(directory)!a}, is not valid UTF-8; rename it") from None
+    return directory
 
 
 def expand_home(text: str) -> Path:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 _WATCHER = """
 import json, os, select, sys
 texts = [text.encode() for text in json.loads(sys.stdin.readline())]
-found = {}
+lines = {}
 print(flush=True)
 while not select.select([sys.stdin], [], [], 0.005)[0]:
     for pid in os.listdir("/proc"):
@@ -24,8 +24,8 @@ while not select.select([sys.stdin], [], [], 0.005)[0]:
                 continue
             for text in texts:
                 if text in line:
-                    found.setdefault(text.decode(), set()).add(line.decode(errors="replace"))
-print(json.dumps({text: sorted(lines) for text, lines in found.items()}))
+                    lines.setdefault(text.decode(), set()).add(line.decode(errors="replace"))
+print(json.dumps({text: sorted(lines) for text, lines in lines.items()}))
 """
 
 
@@ -37,14 +37,14 @@ def command_lines_with(*texts: str) -> Iterator[dict[str, list[str]]]:
     )
     assert watcher.stdin is not None
     assert watcher.stdout is not None
-    found: dict[str, list[str]] = {}
+    lines: dict[str, list[str]] = {}
     try:
         watcher.stdin.write(json.dumps(texts) + "\n")
         watcher.stdin.flush()
         watcher.stdout.readline()
-        yield found
+        yield lines
         output, _ = watcher.communicate(timeout=60)
-        found.update(json.loads(output))
+        lines.update(json.loads(output))
     finally:
         watcher.kill()
         watcher.communicate()

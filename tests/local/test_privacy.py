@@ -30,16 +30,16 @@ def open_site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def test_setup_lines_stand_in_no_command_line(open_site: Site) -> None:
     site = open_site
     spec = site.light("secret", params={"steps": 200, "step_ms": 20}, setup=SETUP, checkpoint={"every": {"steps": 10}})
-    with command_lines_with(TOKEN, str(site.runs)) as found:
+    with command_lines_with(TOKEN, str(site.runs)) as lines:
         completed = site.call("submit", str(spec), "--executor", "local")
         run_id = completed.stdout.strip()
         until(lambda: site.step(run_id) > 10, "a checkpoint")
         site.signal_all(run_id, signal.SIGKILL)
         assert site.json("sync")["started"] == [run_id]
         site.call("wait", run_id)
-    assert TOKEN not in found
-    seen = "".join(found[str(site.runs)])
-    assert all(module in seen for module in ("slurmtrain.local.launcher", "submitit.local._local", "core._submit"))
+    assert TOKEN not in lines
+    of_the_run = "".join(lines[str(site.runs)])
+    assert all(module in of_the_run for module in ("slurmtrain.local.launcher", "submitit.local._local", "core._submit"))
     assert f"{spec}:" in completed.stderr
     assert "MY_API_TOKEN" in completed.stderr
 

@@ -29,7 +29,7 @@ class Seconds(click.ParamType[float]):
         self._least = least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number, from text or a default; fails with a usage error."""
+        """The number that ``value``, text or a default, stands for; a usage error names ``param`` in ``ctx``."""
         try:
             seconds = float(value)
         except ValueError:

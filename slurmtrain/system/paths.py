@@ -17,7 +17,9 @@ def current_directory() -> Path:
     try:
         str(directory).encode()
     except UnicodeEncodeError:
-        raise PathError(f"the path of the current directory, {str(directory)!a}, is not valid UTF-8; rename it") from None
+        raise PathError(
+            f"the path of the current directory, {str(directory)!a}, is not valid UTF-8; rename it"
+        ) from None
     return directory
 
 

@@ -39,7 +39,9 @@ def test_setup_lines_stand_in_no_command_line(open_site: Site) -> None:
         site.call("wait", run_id)
     assert TOKEN not in lines
     of_the_run = "".join(lines[str(site.runs)])
-    assert all(module in of_the_run for module in ("slurmtrain.local.launcher", "submitit.local._local", "core._submit"))
+    assert all(
+        module in of_the_run for module in ("slurmtrain.local.launcher", "submitit.local._local", "core._submit")
+    )
     assert f"{spec}:" in completed.stderr
     assert "MY_API_TOKEN" in completed.stderr
 

@@ -12,6 +12,7 @@ import click
 from slurmtrain.cli.shared import output
 from slurmtrain.cli.shared.printable import printable
 from slurmtrain.config import EXECUTORS, load_config
+from slurmtrain.errors import SlurmtrainError
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.paths import current_directory
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import canonical_option
+from slurmtrain.model.spec.sbatch import named_options
 from slurmtrain.slurm.parse import NodeInfo, count_of, read_duration
 
 Partitions = Mapping[str, Mapping[str, str]]
@@ -77,9 +77,7 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
         nodes: every node, once for each of its partitions.
         unwanted: names of nodes, the least wanted first; nodes outside the plan's partitions are ignored.
     """
-    options = {
-        canonical_option(name): str(value) for name, value in plan.spec.slurm.items() if value not in (None, False)
-    }
+    options = {name: str(value) for name, value in named_options(plan.spec.slurm).items()}
     names = _named_partitions(plan, partitions)
     present = {node.name for node in nodes if node.partition in names}
     candidates = [name for name in dict.fromkeys(unwanted) if name in present]

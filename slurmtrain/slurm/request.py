@@ -13,7 +13,7 @@ from typing import Any
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.model.spec.sbatch import canonical_option
+from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
@@ -78,7 +78,8 @@ def make_request(
         "wckey": options.pop("wckey", None),
         "setup": prologue(plan, submission).rstrip("\n").split("\n"),
         "teardown": epilogue(submission).rstrip("\n").split("\n"),
-        "srun_args": _srun_options(resources),
+        # The last of two options wins: those of the spec come first.
+        "srun_args": [*plan.spec.slurm.get(SRUN, ()), *_srun_options(resources)],
     }
     # Slurm itself requeues a preempted job that may be requeued, whatever the run's policy says.
     literal: dict[str, Any] = {"chdir": str(run.path), "requeue" if plan.spec.requeue.enabled else "no-requeue": True}
@@ -97,11 +98,7 @@ def make_request(
 
 def _options(plan: Plan, excluded_nodes: Collection[str], *, singleton: bool) -> dict[str, Any]:
     """The plan's own sbatch options, by their long names, with those that an attempt adds."""
-    options = {
-        canonical_option(name): value
-        for name, value in plan.spec.slurm.items()
-        if value is not None and value is not False
-    }
+    options = named_options(plan.spec.slurm)
     if singleton:
         # Slurm runs one job per name and user at a time (sbatch(1), --dependency=singleton).
         options["dependency"] = ",".join(filter(None, (str(options.get("dependency") or ""), "singleton")))

@@ -3,6 +3,8 @@
 # Parameters
 #SBATCH --account=team
 #SBATCH --chdir=/slurmtrain-golden/project/runs/RUN-ID
+#SBATCH --container-image='nvcr.io#nvidia/pytorch:26.09-py3'
+#SBATCH --container-mount-home
 #SBATCH --contiguous
 #SBATCH --cpus-per-task=16
 #SBATCH --exclusive
@@ -21,7 +23,7 @@
 #SBATCH --time=2191
 
 # setup
-# slurmtrain run RUN-ID, plan b5c790ed5c84
+# slurmtrain run RUN-ID, plan c1a677b9a1c7
 export SLURMTRAIN_RUN_ID=RUN-ID
 export SLURMTRAIN_RUN_DIR=/slurmtrain-golden/project/runs/RUN-ID
 # submitit renames its pickle for the job only after sbatch has returned, and may be killed before: do it here as well
@@ -36,7 +38,7 @@ unset invitation
 
 # command
 export SUBMITIT_EXECUTOR=slurm
-srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
+srun --unbuffered --output /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/%j_%t_log.out '--container-name=it'"'"'s $HOME' --export=ALL --kill-on-bad-exit=1 --wait=120 --cpus-per-task=16 '/opt/slurm train/bin/python3' -u -m submitit.core._submit /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit
 
 
 # teardown

@@ -13,9 +13,9 @@ import pytest
 
 from slurmtrain.config import Config
 from slurmtrain.model.spec.plan import Plan
-from slurmtrain.ops import submit
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import submission
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 # Directories that exist on no machine, so that nothing resolves to something else.
@@ -33,7 +33,7 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that a plan or a script takes from the machine, as it would be on one certain machine."""
     monkeypatch.setattr(Path, "cwd", classmethod(lambda _: PROJECT))
     monkeypatch.setattr(sys, "executable", "/opt/slurm train/bin/python3")
-    monkeypatch.setattr(submit, "which_python", lambda: "/usr/bin/python3")
+    monkeypatch.setattr(submission, "which_python", lambda: "/usr/bin/python3")
 
 
 def rendered(name: str) -> Rendered:

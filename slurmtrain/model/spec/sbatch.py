@@ -1,11 +1,17 @@
-"""The long options of sbatch, and which of them belong to slurmtrain.
+"""The spec's section ``slurm``: the long options of sbatch, and which of them belong to slurmtrain.
 
 Source: ``sbatch --help`` and the manual pages of Slurm 22.05 to 25.11.
 """
 
 from __future__ import annotations
 
-from slurmtrain.model.spec.kinds import suggestion, type_name
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from slurmtrain.model.spec.kinds import Entries, Items, KeyPath, Report, Scalar, suggestion, type_name
+from slurmtrain.model.spec.values import read_sbatch_value
 
 # The options of all versions: the site's sbatch itself reports those that it lacks.
 OPTIONS = frozenset(
@@ -52,6 +58,20 @@ OWNED = {
     "wrap": "use 'command'",
 }
 
+# Options that slurmtrain gives to the srun which starts the node agents.
+_OWNED_OF_SRUN = {
+    **OWNED,
+    "kill-on-bad-exit": "agents decide what the end of one of them means",
+    "label": "logs are kept for each rank",
+    "multi-prog": "each node runs the same agent",
+    "no-kill": "use a range of 'resources.nodes', or 'resources.spares'",
+    "pty": "a batch job has no terminal",
+}
+# Keys of ``slurm`` that hold lists of options as they would be typed, which no table of options limits: plug-ins of a
+# site, such as pyxis, add options of their own.
+SBATCH, SRUN = "sbatch", "srun"
+_OPTION = re.compile(r"--([A-Za-z0-9][\w-]*)(?:=(.*))?")
+
 
 def check_sbatch_option(name: object) -> None:
     """Raise ValueError unless this names an option of sbatch that a spec may set (``-`` or ``_`` between words)."""
@@ -61,9 +81,73 @@ def check_sbatch_option(name: object) -> None:
     if option in OWNED:
         raise ValueError(f"slurmtrain sets this option itself: {OWNED[option]}")
     if option not in OPTIONS:
-        raise ValueError(f"sbatch has no option --{option}{suggestion(option, OPTIONS - OWNED.keys())}")
+        elsewhere = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}, as it is typed"
+        raise ValueError(f"sbatch has no option --{option}{suggestion(option, OPTIONS - OWNED.keys()) or elsewhere}")
 
 
 def canonical_option(name: str) -> str:
     """The name as sbatch writes it: dashes, no leading ones."""
     return name.replace("_", "-").lstrip("-")
+
+
+def named_options(slurm: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that ``slurm`` sets, by the names that sbatch has for them; the value of one without is True."""
+    by_name = {
+        canonical_option(name): value
+        for name, value in slurm.items()
+        if name not in (SBATCH, SRUN) and value is not None and value is not False
+    }
+    return by_name | dict(_split(option) for option in slurm.get(SBATCH) or ())
+
+
+def repeated_options(slurm: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Pairs of entries of ``slurm`` that are the same option of sbatch, whose last value would win silently."""
+    first: dict[str, str] = {}
+    listed = [option for option in slurm.get(SBATCH) or () if option is not None]
+    for entry in (*(key for key in slurm if key not in (SBATCH, SRUN)), *listed):
+        name = _split(entry)[0] if entry.startswith("--") else canonical_option(entry)
+        if first.setdefault(name, entry) != entry:
+            yield first[name], entry
+
+
+def _split(option: str) -> tuple[str, str | bool]:
+    match = _OPTION.fullmatch(option)
+    assert match is not None
+    return match[1], True if match[2] is None else match[2]
+
+
+def _read_option(owned: Mapping[str, str]) -> Callable[[object], str]:
+    def parse(value: object) -> str:
+        value = read_sbatch_value(value)
+        match = _OPTION.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError(f"expected an option such as '--container-image=...' or '--exclusive', found {value!r}")
+        if match[1] in owned:
+            raise ValueError(f"slurmtrain sets --{match[1]} itself: {owned[match[1]]}")
+        return match[0]
+
+    return parse
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmOptions:
+    """The kind of the section ``slurm``: sbatch's options by name, and lists of options for sbatch and srun."""
+
+    text: str = "mapping of sbatch options"
+
+    def read(self, value: object, at: KeyPath, report: Report) -> dict[str, Any]:
+        """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
+        lists = {key: value[key] for key in (SBATCH, SRUN) if key in value} if isinstance(value, Mapping) else {}
+        names = {key: item for key, item in value.items() if key not in lists} if isinstance(value, Mapping) else value
+        named = Entries(
+            Scalar("text, whole number, true or false", read_sbatch_value), self.text, check_sbatch_option
+        ).read(names, at, report)
+        for key, owned in ((SBATCH, OWNED), (SRUN, _OWNED_OF_SRUN)):
+            if lists.get(key) is not None:
+                options = Items(Scalar("option", _read_option(owned)), "list of options")
+                named[key] = options.read(lists[key], (*at, key), report)
+        return named
+
+    def write(self, value: Any) -> object:
+        """As :meth:`Kind.write`."""
+        return {key: list(item) if key in (SBATCH, SRUN) else item for key, item in value.items()}

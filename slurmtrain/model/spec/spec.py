@@ -27,7 +27,7 @@ from slurmtrain.model.spec.kinds import (
 from slurmtrain.model.spec.launcher import LAUNCHERS, NODE, RANKS
 from slurmtrain.model.spec.names import check_name, check_param_name, check_variable_name
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
-from slurmtrain.model.spec.sbatch import check_sbatch_option
+from slurmtrain.model.spec.sbatch import SlurmOptions, canonical_option, repeated_options
 from slurmtrain.model.spec.units import parse_duration, parse_memory, parse_size, write_duration, write_size
 from slurmtrain.model.spec.values import (
     POSITIVE,
@@ -37,7 +37,6 @@ from slurmtrain.model.spec.values import (
     check_interface,
     check_uri,
     read_node_range,
-    read_sbatch_value,
     read_setup_line,
     read_variable,
 )
@@ -330,12 +329,9 @@ class Spec:
     resources: ResourcesSpec = declare_key(ResourcesSpec(), Section(ResourcesSpec), "Resources of the run.")
     slurm: dict[str, Any] = declare_key(
         {},
-        Entries(
-            Scalar("text, whole number, true or false", read_sbatch_value),
-            "mapping of sbatch options",
-            check_sbatch_option,
-        ),
-        "Any sbatch option by its long name, with `-` or `_`. true means without a value, false or null omits it.",
+        SlurmOptions(),
+        "Any sbatch option by its long name, with `-` or `_`. true means without a value, false or null omits it. "
+        "`sbatch` and `srun` hold lists of options as they are typed, for those that a site's plug-ins add.",
     )
     network: NetworkSpec = declare_key(NetworkSpec(), Section(NetworkSpec), "How nodes communicate.")
     preflight: PreflightSpec = declare_key(
@@ -370,16 +366,13 @@ class Spec:
 
     def conflicts(self) -> Iterator[Conflict]:
         """Keys that contradict each other, and why."""
-        # Both spellings reach sbatch as one option, whose last value would win silently.
-        names: dict[str, str] = {}
-        for key in self.slurm:
-            same = names.setdefault(key.replace("_", "-"), key)
-            if same != key:
-                yield "slurm", f"{same!r} and {key!r} are the same sbatch option; keep one of them"
+        for first, again in repeated_options(self.slurm):
+            yield "slurm", f"{first!r} and {again!r} are the same sbatch option; keep one of them"
         # sbatch takes only one of --mem, --mem-per-cpu and --mem-per-gpu.
         if self.resources.mem is not None:
-            for key in names.keys() & {"mem-per-cpu", "mem-per-gpu"}:
-                yield "slurm", f"{names[key]!r} and 'resources.mem' exclude each other; keep one of them"
+            for key in self.slurm:
+                if canonical_option(key) in ("mem-per-cpu", "mem-per-gpu"):
+                    yield "slurm", f"{key!r} and 'resources.mem' exclude each other; keep one of them"
         # A wrong command is None.
         for name in _OF_CHECKPOINT if self.command else ():
             if name in self.command and not self.checkpoint.glob:

@@ -4,7 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.spec.sbatch import OPTIONS, OWNED, canonical_option, check_sbatch_option
+from slurmtrain.model.spec.sbatch import (
+    OPTIONS,
+    OWNED,
+    SlurmOptions,
+    canonical_option,
+    check_sbatch_option,
+    named_options,
+    repeated_options,
+)
+
+
+def mistakes(slurm: object) -> list[str]:
+    """What is said of a section ``slurm``, each with its key."""
+    messages: list[str] = []
+    SlurmOptions().read(slurm, ("slurm",), lambda at, message: messages.append(f"{'.'.join(at)}: {message}"))
+    return messages
 
 
 @pytest.mark.parametrize("name", ["partition", "mail-type", "mail_type", "qos", "gres", "mem-per-cpu", "no_kill"])
@@ -42,3 +57,61 @@ def test_all_names_are_written_as_sbatch_writes_them() -> None:
     assert {canonical_option(name) for name in OPTIONS} == OPTIONS
     assert OWNED.keys() <= OPTIONS
     assert canonical_option("--mail_type") == "mail-type"
+
+
+# --- options as they are typed ----------------------------------------------------------------------------------------
+
+PYXIS = ["--container-image=nvcr.io#nvidia/pytorch:26.09-py3", "--container-mount-home"]
+
+
+def test_an_unknown_option_without_a_near_one_is_told_where_those_of_plug_ins_go() -> None:
+    assert mistakes({"xyzzy_plugh": 1}) == [
+        "slurm.xyzzy_plugh: sbatch has no option --xyzzy-plugh; one that a plug-in of your site adds goes into the "
+        "list slurm.sbatch, as it is typed"
+    ]
+
+
+def test_options_of_plug_ins_are_kept_as_they_are_typed() -> None:
+    slurm = {"partition": "a", "sbatch": PYXIS, "srun": PYXIS[:1]}
+    assert mistakes(slurm) == []
+    read = SlurmOptions().read(slurm, ("slurm",), lambda *_: None)
+    assert SlurmOptions().write(read) == slurm
+    assert named_options(read) == {
+        "partition": "a",
+        "container-image": "nvcr.io#nvidia/pytorch:26.09-py3",
+        "container-mount-home": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("key", "option", "message"),
+    [
+        ("sbatch", "container-image=x", "expected an option such as '--container-image=...'"),
+        ("sbatch", "-p", "expected an option such as"),
+        ("sbatch", "--a b", "expected an option such as"),
+        ("sbatch", 5, "expected an option such as"),
+        ("sbatch", "--comment=a\nb", "cannot hold a line break"),
+        ("sbatch", "--output=x", "slurmtrain sets --output itself: logs are kept in the run directory"),
+        ("srun", "--kill-on-bad-exit=1", "slurmtrain sets --kill-on-bad-exit itself"),
+    ],
+)
+def test_a_listed_option_that_cannot_be_passed_on_is_a_mistake(key: str, option: object, message: str) -> None:
+    [mistake] = mistakes({key: [option]})
+    assert mistake.startswith(f"slurm.{key}.0: ")
+    assert message in mistake
+
+
+def test_a_list_that_is_none_is_a_mistake() -> None:
+    assert mistakes({"srun": "--a"}) == ["slurm.srun: expected a list, found text ('--a')"]
+
+
+@pytest.mark.parametrize(
+    ("slurm", "pairs"),
+    [
+        ({"mail-type": "END", "mail_type": "FAIL"}, [("mail-type", "mail_type")]),
+        ({"qos": "a", "sbatch": ["--qos=b"]}, [("qos", "--qos=b")]),
+        ({"qos": "a", "sbatch": PYXIS, "srun": PYXIS}, []),
+    ],
+)
+def test_an_option_that_is_given_twice_is_found(slurm: dict[str, object], pairs: list[tuple[str, str]]) -> None:
+    assert list(repeated_options(slurm)) == pairs

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,7 @@ from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
     from slurmtrain.ops.shared.observe import Observed
 
 # How many runs are listed before you are asked.
@@ -33,17 +34,14 @@ def command(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force:
     any machine of the cluster.
     """
     from slurmtrain.ops.cancel import cancel
-    from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.views import runs_json
 
     run_ids, before = _choose(workspace, names, all_runs=all_runs)
     if len(run_ids) > len(names) and not yes:
         _confirm(before, run_ids)
-    over = {run_id for run_id in run_ids if before.runs[run_id].ended}
+    over = {run_id for run_id, listed in before.runs.fetch(run_ids).items() if listed.ended}
     ended = cancel(workspace, run_ids, force=force)
     if as_json:
-        runs = observe(workspace, run_ids, ask_slurm=False).runs
-        output.print_json(runs_json(workspace, {run_id: runs[run_id] for run_id in run_ids}))
+        output.print_json(_as_json(workspace, ended))
     for run_id, run in ended.items():
         if run_id in over:
             output.echo(f"run {run_id} had ended already: {run.state}", err=True)
@@ -60,7 +58,7 @@ def command(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force:
 def _choose(workspace: Workspace, names: Sequence[str], *, all_runs: bool) -> tuple[list[str], Observed]:
     """The runs to cancel, and what is known of all runs."""
     from slurmtrain.errors import UserError
-    from slurmtrain.ops.shared.find import find_all
+    from slurmtrain.ops.cancel import find_runs
     from slurmtrain.ops.shared.observe import observe
 
     if names and all_runs:
@@ -68,7 +66,7 @@ def _choose(workspace: Workspace, names: Sequence[str], *, all_runs: bool) -> tu
     if not names and not all_runs:
         raise UserError("name the runs to cancel; --all cancels all that have not ended")
     if names:
-        return find_all(workspace, names, live=True)
+        return find_runs(workspace, names)
     observed = observe(workspace, ask_slurm=False)
     return [run_id for run_id, row in observed.runs.index.items() if not row.ended], observed
 
@@ -95,6 +93,23 @@ def _others_of_these_names(observed: Observed, run_ids: Sequence[str], names: Se
 
     runs = observed.runs.index
     for run_id in run_ids:
-        if runs[run_id].name in names and (others := set(namesakes(runs, run_id)) - set(run_ids)):
+        if run_id in runs and runs[run_id].name in names and (others := set(namesakes(runs, run_id)) - set(run_ids)):
             listed = ", ".join(sorted(others))
             yield f"not cancelled, and also named {runs[run_id].name}: {listed}"
+
+
+def _as_json(workspace: Workspace, ended: Mapping[str, Run]) -> dict[str, Any]:
+    """The runs as they are now, which need not be what their journals say: a full disk, or a deleted directory.
+
+    Of a run that the registry does not know there are only ``id``, ``state`` and ``reason``.
+    """
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.views import runs_json
+
+    listed = observe(workspace, ended, ask_slurm=False).runs.fetch(ended)
+    answer = runs_json(workspace, listed)
+    facts = {run["id"]: run for run in answer["runs"]}
+    for run_id, run in ended.items():
+        if run_id not in facts or facts[run_id]["state"] != run.state:
+            facts[run_id] = {**facts.get(run_id, {}), "id": run_id, "state": run.state, "reason": run.reason}
+    return {**answer, "runs": [facts[run_id] for run_id in ended]}

@@ -5,16 +5,20 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Collection, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 
-from slurmtrain.errors import LockHeld, RunBusy, SlurmDown
+from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDown, UntrustedPath
 from slurmtrain.model.run.events.command import CancelRequested
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.find import choose_all
 from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.unrecorded import end_unrecorded
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
+from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, descendants
 from slurmtrain.system.waiting import print_notice
@@ -28,33 +32,66 @@ _LOCK_S = 5.0
 # A job that its agent has just requeued is cancelled when its last process has ended.
 _KILL_TIMEOUT_S = 30.0
 _KILL_POLL_S = 3.0
+_DELETED = "its directory was deleted"
+
+
+def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Observed]:
+    """The ids of the runs to cancel, and the state of all runs by their journals.
+
+    An id that the registry does not know is taken as it is: the run's directory may have been deleted while its job
+    lives, and after a rebuild of the registry nothing but its job knows it.
+
+    Args:
+        workspace: where the runs are.
+        names: names and patterns that :func:`slurmtrain.ops.shared.find.choose_all` accepts.
+
+    Raises:
+        RunNotFound: a name or pattern refers to no run, and is not an id.
+        UntrustedPath: the directory of a run is somebody else's.
+    """
+    observed = observe(workspace, ask_slurm=False)
+    chosen: dict[str, None] = {}
+    for name in names:
+        if name in observed.refused:
+            raise observed.refused[name]
+        try:
+            chosen |= dict.fromkeys(choose_all(observed.runs.index, [name], live=True))
+        except RunNotFound:
+            if not is_run_id(name):
+                raise
+            chosen[name] = None
+    return list(chosen), observed
 
 
 def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
     """End runs, from any terminal of the machine or cluster that they run on; returns their final state.
 
     Runs that have already ended are left unchanged. The request is journaled first: if this is killed, ``sync``
-    finishes it.
+    finishes it. A run whose request cannot be journaled is ended all the same.
 
     Args:
         workspace: where the runs are.
-        run_ids: the runs to end.
+        run_ids: the runs to end, possibly without a directory, or unknown to the registry.
         force: kill at once, without letting the runs save.
 
     Raises:
         RunBusy: a local run is on another machine; nothing was done.
+        RunNotFound: there is no trace of a run.
         SlurmDown: scancel failed; ``sync`` tries again.
     """
     runs = _load(workspace, run_ids)
     for run in runs.values():
         _check_reachable(run)
+    unrecorded = {run_id: _DELETED for run_id in run_ids if run_id not in runs}
     for run in runs.values():
         # A rank that ignores signals may outlive its attempt, and what it has started an agent that was killed.
         if run.ended:
             _kill_processes(run)
-        elif workspace.root.run(run.id).path.exists():
-            _request(workspace, run.id)
-    return finish_cancel(workspace, run_ids, force=force)
+        elif why := _request(workspace, run.id):
+            unrecorded[run.id] = why
+    ended = end_unrecorded(workspace, {run_id: runs.get(run_id) for run_id in unrecorded}, unrecorded, force=force)
+    ended |= finish_cancel(workspace, [run_id for run_id in run_ids if run_id not in unrecorded], force=force)
+    return {run_id: ended[run_id] for run_id in run_ids}
 
 
 def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
@@ -65,7 +102,9 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
         run_ids: the runs.
         force: kill at once.
     """
-    runs = _end(workspace, run_ids, force=force)
+    deleted = {run_id: run for run_id, run in _load(workspace, run_ids).items() if _is_deleted(workspace, run)}
+    runs = end_unrecorded(workspace, deleted, dict.fromkeys(deleted, _DELETED), force=force)
+    runs |= _end(workspace, [run_id for run_id in run_ids if run_id not in deleted], force=force)
     # What agents that were killed themselves could not end. On a cluster Slurm does that.
     for run in _local(runs.values()):
         kill_leftovers(workspace.root.run(run.id))
@@ -76,8 +115,10 @@ def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[s
     runs = _load(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
     for run in under_way:
-        # If the job is started again nevertheless, its agents see that the run is over, and end at once.
-        lease.close(workspace.root.run(run.id), None, "cancelled")
+        # If the job is started again nevertheless, its agents see that the run is over, and end at once. A full disk
+        # only takes this precaution away.
+        with suppress(OSError):
+            lease.close(workspace.root.run(run.id), None, "cancelled")
     _ask_processes(under_way)
     _ask_slurm(workspace, under_way, force=force)
     # A job that does not exist yet will not end while somebody waits for it.
@@ -131,7 +172,31 @@ def _check_reachable(run: Run) -> None:
         raise RunBusy(f"run {run.id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
 
 
-def _request(workspace: Workspace, run_id: str) -> None:
+def _is_deleted(workspace: Workspace, run: Run) -> bool:
+    return not run.ended and not workspace.root.run(run.id).path.exists()
+
+
+def _request(workspace: Workspace, run_id: str) -> str:
+    """Journal that the run is to end; returns why that is not possible, as a phrase, else nothing.
+
+    Raises UntrustedPath if the run is somebody else's.
+    """
+    if not workspace.root.run(run_id).path.exists():
+        return _DELETED
+    try:
+        _journal_request(workspace, run_id)
+    except UntrustedPath:
+        raise
+    except (OSError, PathError) as error:
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        return (
+            f"that cannot be recorded ({why}): cancel it again once it can, before 'slurmtrain sync' takes it for an "
+            "interrupted run"
+        )
+    return ""
+
+
+def _journal_request(workspace: Workspace, run_id: str) -> None:
     directory = workspace.root.run(run_id)
     with ExitStack() as locks:
         try:

@@ -179,6 +179,18 @@ class Transaction:
         if rows:
             self._connection.execute(update, rows)
 
+    def set_cancelled(self, run_ids: Collection[str], at: float) -> None:
+        """Record that runs were ended whose directories were deleted, so that no journal says it.
+
+        Args:
+            run_ids: The runs; unknown ones are passed over.
+            at: When, in seconds since 1970.
+        """
+        self.flush()
+        update = schema.run.update().where(queries.of_runs(schema.run))
+        values = {"state": "cancelled", "cancelled": True, "settled": True, "ended_at": at}
+        self._connection.execute(update.values(values), {"ids": json.dumps(list(run_ids))})
+
     def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
         """Record how much of a run the tracking store has."""
         row = {"run_id": run_id, "uri": mirrored.uri, "offsets": dict(mirrored.offsets), "revision": mirrored.revision}

@@ -115,13 +115,12 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
     return [choose(observed.runs.index, name) for name in names], observed
 
 
-def find_all(workspace: Workspace, names: Sequence[str], *, live: bool = False) -> tuple[list[str], Observed]:
+def find_all(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Observed]:
     """The ids that names and patterns refer to, and the state of all runs by their journals.
 
     Args:
         workspace: Where the runs are.
         names: Names and patterns that :func:`choose_all` accepts.
-        live: Patterns refer only to runs that have not ended.
     """
     observed = observe(workspace, ask_slurm=False)
-    return choose_all(observed.runs.index, names, live=live), observed
+    return choose_all(observed.runs.index, names), observed

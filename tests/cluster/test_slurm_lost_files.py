@@ -1,0 +1,45 @@
+"""Runs on a cluster while files are lost: a broken registry, a run directory that was deleted."""
+
+from __future__ import annotations
+
+import shutil
+
+from helpers.cluster import Cluster, ClusterSite
+from helpers.site import until
+
+
+def test_with_a_broken_registry_a_run_is_submitted_once_and_a_retry_returns_it(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    held = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"})
+    site.runs.mkdir(exist_ok=True)
+    shutil.chown(site.runs, site.person.uid, site.person.gid)
+    registry = site.runs / "registry.db"
+    registry.write_text("these are my notes " * 100)
+    shutil.chown(registry, site.person.uid, site.person.gid)
+    registry.chmod(0o600)
+    submitted = site.call("submit", str(held), "--executor", "slurm", "--idempotency-key", "k")
+    run_id = submitted.stdout.strip()
+    assert submitted.stderr.count(f"{registry} is not a readable database") == 1
+    assert site.submit(held, "--idempotency-key", "k") == run_id
+    assert [name for name in cluster.jobs().values() if name.startswith("held-")] == [f"held-{run_id}"]
+    assert site.status(run_id)["state"] == "pending"
+    site.call("cancel", run_id)
+    assert site.status(run_id)["state"] == "cancelled"
+    assert cluster.jobs() == {}
+
+
+def test_cancelling_a_run_whose_directory_was_deleted_ends_its_job(site: ClusterSite, cluster: Cluster) -> None:
+    """The first is known to the registry, the second only to Slurm, by the name of its job."""
+    run_ids = [site.submit(site.steady(name)) for name in ("first", "second")]
+    for run_id in run_ids:
+        site.wait_for_lines(run_id)
+        shutil.rmtree(site.runs / run_id)
+    cancelled = site.call("cancel", run_ids[0])
+    assert "its job was ended; its directory was deleted" in cancelled.stderr
+    assert site.status(run_ids[0])["state"] == "cancelled"
+    assert [name.rpartition("-")[2] for name in cluster.jobs("RUNNING").values()] == [run_ids[1]]
+    (site.runs / "registry.db").unlink()
+    [run] = site.json("cancel", run_ids[1])["runs"]
+    assert (run["id"], run["state"]) == (run_ids[1], "cancelled")
+    until(lambda: not cluster.jobs(), "the end of all jobs")

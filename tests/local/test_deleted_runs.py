@@ -1,0 +1,54 @@
+"""Runs whose directory is deleted, or whose disk is full, while they train: they are ended, and no command fails."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from helpers.full_disk import small_disk
+from helpers.site import Site
+
+
+def test_cancelling_a_run_whose_directory_was_deleted_ends_its_processes(site: Site) -> None:
+    run_id = site.submit(site.steady())
+    site.wait_for_lines(run_id)
+    assert site.processes(run_id)
+    shutil.rmtree(site.runs / run_id)
+    assert "its directory was deleted" in site.call("status", run_id).stdout
+    cancelled = site.call("cancel", run_id)
+    assert f"run {run_id} is cancelled: its job was ended; its directory was deleted" in cancelled.stderr
+    assert site.processes(run_id) == []
+    assert site.status(run_id)["state"] == "cancelled"
+    site.call("sync")
+    assert f"run {run_id} had ended already" in site.call("cancel", run_id).stderr
+
+
+def test_a_deleted_run_that_the_registry_does_not_know_is_cancelled_by_its_id(site: Site) -> None:
+    run_id = site.submit(site.steady())
+    site.wait_for_lines(run_id)
+    shutil.rmtree(site.runs / run_id)
+    (site.runs / "registry.db").unlink()
+    [run] = site.json("cancel", run_id)["runs"]
+    assert (run["id"], run["state"]) == (run_id, "cancelled")
+    assert site.processes(run_id) == []
+    without_slurm = {"PATH": str(Path(site.python).parent)}
+    again = site.call("cancel", run_id, code=2, env=without_slurm)
+    assert f"there is no run '{run_id}' here, and no job or process of it" in again.stderr
+
+
+def test_on_a_full_disk_a_run_is_cancelled_by_name_and_the_warning_says_what_is_not_recorded(
+    site: Site,
+) -> None:
+    with small_disk(site.runs, "16m") as disk:
+        run_id = site.submit(site.steady("steady", preflight={"disk": "off"}))
+        site.wait_for_lines(run_id)
+        disk.leave(0)
+        cancelled = site.call("cancel", "steady")
+        assert (
+            f"run {run_id} is cancelled: its job was ended; that cannot be recorded (no space left" in cancelled.stderr
+        )
+        assert site.processes(run_id) == []
+        disk.free()
+        site.call("cancel", run_id)
+        site.call("sync")
+        assert site.status(run_id)["state"] == "cancelled"

@@ -100,7 +100,7 @@ def _write_setup(plan: Plan, submission: SubmissionDir) -> Path:
     """
     lines = [text for line in plan.spec.setup for text in (line, "[ $? -eq 0 ] || return")]
     try:
-        write_atomically(submission.setup, "\n".join([BEFORE_SETUP, *lines, AFTER_SETUP, ""]).encode())
+        write_atomically(submission.setup, "\n".join([BEFORE_SETUP, *lines, AFTER_SETUP, ""]).encode(), private=True)
     except OSError as error:
         raise LaunchError(f"cannot write {submission.setup}: {describe_os_error(error)}") from error
     return submission.setup

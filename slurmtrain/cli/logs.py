@@ -2,35 +2,54 @@
 
 from __future__ import annotations
 
+import re
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from slurmtrain.cli.shared import options, output
 from slurmtrain.ops.shared.workspace import Workspace
 
+if TYPE_CHECKING:
+    from slurmtrain.ops.logs import Choice
+
 
 @click.command("logs", short_help="Print the logs of a run.")
 @options.run_argument
 @click.option("-f", "--follow", is_flag=True, help="Print new lines until the run has ended; exit with its outcome.")
+@click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
+@click.option("--grep", metavar="REGEX", help="Only lines in which this regular expression is found.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
+@click.option("--paths", is_flag=True, help="Print the paths of the logs instead.")
 @options.in_workspace
-def command(workspace: Workspace, run: str, follow: bool, rank: int | None, attempt: int | None) -> int:
+def command(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen: Any) -> int:
     """Print the output of the ranks of RUN. Each line begins with its attempt and rank, unless --rank selects one."""
-    from slurmtrain.ops.logs import read_logs
+    from slurmtrain.ops.logs import log_paths, read_logs
     from slurmtrain.ops.shared.find import find
 
+    choice = _choice(**chosen)
     [run_id], _ = find(workspace, [run], ask_slurm=False)
-    lines = read_logs(
-        workspace,
-        run_id,
-        rank=rank,
-        attempt=attempt,
-        follow=follow,
-        waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"]),
-    )
-    for line in lines:
-        output.log_line("" if rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
+    if paths:
+        output.echo(*map(str, log_paths(workspace, run_id, choice)))
+        return 0
+    for line in read_logs(
+        workspace, run_id, choice, follow=follow, waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"])
+    ):
+        output.log_line("" if choice.rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
     if not follow:
         return 0
     _, observed = find(workspace, [run_id], ask_slurm=False)
     return 0 if observed.runs[run_id].state == "completed" else 1
+
+
+def _choice(*, lines: int | None, grep: str | None, rank: int | None, attempt: int | None) -> Choice:
+    """What the options choose. Raises UserError if ``grep`` is no regular expression."""
+    from slurmtrain.errors import UserError
+    from slurmtrain.ops.logs import Choice
+
+    try:
+        pattern = None if grep is None else re.compile(grep)
+    except re.error as error:
+        raise UserError(f"--grep {grep!r} is not a regular expression: {error}") from error
+    return Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern)

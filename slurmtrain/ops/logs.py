@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import RunNotFound
@@ -33,6 +35,25 @@ class Line:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """Which lines to read.
+
+    ``rank``: only those of this rank. ``attempt``: only those of this attempt, counted from 1; by default the newest
+    and, when following, later ones too. ``newest``: only this many at the end of each log that exists already.
+    ``pattern``: only those in which it is found.
+    """
+
+    rank: int | None = None
+    attempt: int | None = None
+    newest: int | None = None
+    pattern: re.Pattern[str] | None = None
+
+    def has(self, line: Line) -> bool:
+        """Whether the line has what is looked for."""
+        return self.pattern is None or self.pattern.search(line.text) is not None
+
+
 class _Tail:
     """What was added to one file since it was last read."""
 
@@ -42,6 +63,19 @@ class _Tail:
         self._origin = origin
         self._offset = 0
         self._rest = b""
+
+    def skip_to(self, newest: int) -> None:
+        """Begin with the last ``newest`` lines of the file, which are read from its end: logs grow to gigabytes."""
+        with contextlib.suppress(OSError), self.path.open("rb") as file:
+            size = place = file.seek(0, os.SEEK_END)
+            content = b""
+            while place and content.count(b"\n") <= newest:
+                place = file.seek(max(0, place - _CHUNK_BYTES))
+                content = file.read(size - place - len(content)) + content
+            lines = content.split(b"\n")
+            # After a final line break there is one more, empty part.
+            count = newest + (not lines[-1])
+            self._offset = size - len(b"\n".join(lines[max(0, len(lines) - count) :]))
 
     def lines(self, *, last: bool) -> Iterator[Line]:
         """Complete lines; with ``last`` also a final one without a line break."""
@@ -62,9 +96,8 @@ class _Tail:
 def read_logs(
     workspace: Workspace,
     run_id: str,
+    choice: Choice,
     *,
-    rank: int | None = None,
-    attempt: int | None = None,
     follow: bool = False,
     waits: Callable[[str], None] = lambda _: None,
 ) -> Iterator[Line]:
@@ -73,39 +106,70 @@ def read_logs(
     Args:
         workspace: where the run is.
         run_id: the run.
-        rank: only lines of this rank.
-        attempt: only lines of this attempt, counted from 1; by default the newest, and with ``follow`` later ones too.
+        choice: which lines.
         follow: wait for more lines until the run has ended.
-        waits: called with the reason, once for each later attempt that does not start by itself: a command such as
-            ``sync`` must start it.
+        waits: called with the reason if there are no logs yet; and once for each later attempt that does not start by
+            itself: a command such as ``sync`` must start it.
 
     Raises:
         RunNotFound: there is no such attempt or rank.
     """
-    # How many attempts there were when ``waits`` was last called.
-    announced = 0
+    # How many attempts there were when ``waits`` was last called; -1: it was not called.
+    announced = -1
     tails: dict[Path, _Tail] = {}
     workspace = workspace.looking_again() if follow else workspace
     while True:
         run = observe_run(workspace, run_id, ask_slurm=True)
-        for each in _choose(run, attempt, follow=follow, started=bool(tails)):
-            directory = workspace.root.run(run_id).attempt(each.job_id, each.restart)
-            for path, origin in _files(directory, each, rank):
-                tails.setdefault(path, _Tail(path, each.number, origin))
         # The run's state is read before its files: if it has ended, this reads everything that it has written.
         ended = run.ended or not follow
-        for tail in list(tails.values()):
-            yield from tail.lines(last=ended)
-        if ended:
-            if rank is not None and not tails:
-                raise RunNotFound(
-                    f"run {run_id} has no log of rank {rank} alone; 'slurmtrain logs {run_id}' shows all there are"
-                )
-            return
-        if run.newest is not None and run.newest.restarted_by == "sync" and announced < len(run.attempts):
+        chosen = _tails(workspace, run, choice, follow=follow, started=bool(tails))
+        new = {tail.path: tail for tail in chosen if tail.path not in tails}
+        tails |= new
+        for path, tail in list(tails.items()):
+            yield from _read(tail, choice, is_new=path in new and announced < 0, last=ended)
+        if not tails and ended and choice.rank is not None and (run.ended or _has_logs(workspace, run, choice)):
+            raise RunNotFound(
+                f"run {run_id} has no log of rank {choice.rank} alone; 'slurmtrain logs {run_id}' shows all there are"
+            )
+        if announced < 0 and not tails and not run.ended:
+            reason = f" ({run.reason})" if run.reason else ""
+            waits(f"it is {run.state}{reason}; logs will be in {workspace.root.run(run_id).attempts}")
+        elif run.newest is not None and run.newest.restarted_by == "sync" and announced < len(run.attempts):
             waits(run.reason)
-            announced = len(run.attempts)
+        if ended:
+            return
+        announced = max(announced, len(run.attempts))
         time.sleep(_POLL_S)
+
+
+def log_paths(workspace: Workspace, run_id: str, choice: Choice) -> list[Path]:
+    """The files that :func:`read_logs` would read, with the same ``workspace``, ``run_id`` and ``choice``.
+
+    Raises RunNotFound if there is no such attempt.
+    """
+    run = observe_run(workspace, run_id, ask_slurm=False)
+    return [tail.path for tail in _tails(workspace, run, choice, follow=False, started=False)]
+
+
+def _has_logs(workspace: Workspace, run: Run, choice: Choice) -> bool:
+    return any(_tails(workspace, run, replace(choice, rank=None), follow=False, started=False))
+
+
+def _tails(workspace: Workspace, run: Run, choice: Choice, *, follow: bool, started: bool) -> Iterator[_Tail]:
+    for each in _choose(run, choice.attempt, follow=follow, started=started):
+        directory = workspace.root.run(run.id).attempt(each.job_id, each.restart)
+        for path, origin in _files(directory, each, choice.rank):
+            yield _Tail(path, each.number, origin)
+
+
+def _read(tail: _Tail, choice: Choice, *, is_new: bool, last: bool) -> Iterator[Line]:
+    """What is new in a log; ``is_new``: of the whole log, only the newest lines that were asked for."""
+    if not is_new or choice.newest is None:
+        return filter(choice.has, tail.lines(last=last))
+    if choice.pattern is None:
+        tail.skip_to(choice.newest)
+        return tail.lines(last=last)
+    return iter(deque(filter(choice.has, tail.lines(last=last)), maxlen=choice.newest))
 
 
 def _choose(run: Run, number: int | None, *, follow: bool, started: bool) -> Sequence[Attempt]:

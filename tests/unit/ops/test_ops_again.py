@@ -19,7 +19,7 @@ from slurmtrain.local import launch as local_launch
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops import sync as syncing
-from slurmtrain.ops.logs import read_logs
+from slurmtrain.ops.logs import Choice, read_logs
 from slurmtrain.ops.shared import start as starting
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced
@@ -393,7 +393,7 @@ def test_following_logs_say_once_that_a_run_waits_for_a_command(workspace: Works
     logs = run.directory.attempt("local-abc", 0).logs
     logs.mkdir()
     heard: list[str] = []
-    lines = read_logs(workspace, RUN_ID, follow=True, waits=heard.append)
+    lines = read_logs(workspace, RUN_ID, Choice(), follow=True, waits=heard.append)
     for rank in range(3):
         # A file that is not read yet is found at the next look.
         (logs / f"rank-{rank}.log").write_text("here\n")

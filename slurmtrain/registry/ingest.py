@@ -13,7 +13,7 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import Garbage, events_of
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.progress import Progress, points_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
@@ -136,7 +136,7 @@ class _RunReader:
         garbage = list(piece.reading.garbage)
         if file.metrics_of is not None:
             before = self.progress.get(file.metrics_of, Progress())
-            self.progress[file.metrics_of] = before.advance(record for _, record in piece.reading.records)
+            self.progress[file.metrics_of] = before.advance(points_of(record for _, record in piece.reading.records))
             transaction.set_progress(self.run.id, file.metrics_of, self.progress[file.metrics_of])
         else:
             events, garbage = events_of(piece.reading, file.name)

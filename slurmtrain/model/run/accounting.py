@@ -27,7 +27,7 @@ from slurmtrain.model.run.events.agent import (
     WaitingForRun,
     WorkersStarted,
 )
-from slurmtrain.model.run.events.base import AnyEvent, Payload, is_number, select
+from slurmtrain.model.run.events.base import AnyEvent, Payload, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRestored
 from slurmtrain.model.run.events.command import JobObserved
 from slurmtrain.model.run.events.rank import ExceptionRaised, RankStopped, SessionStarted, TrainingStarted
@@ -338,7 +338,7 @@ def _thrown_away(rounds: Sequence[_Round], resumed_at: int | None) -> Iterator[t
 def _hung(events: Sequence[AnyEvent]) -> Iterator[tuple[float, float]]:
     """The intervals in which no rank made progress, up to the detection of the hang."""
     for event in select(events, HangDetected):
-        idle = [float(rank["idle_s"]) for rank in event.payload.ranks if is_number(rank.get("idle_s"))]
+        idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
         yield event.time - min((seconds for seconds in idle if seconds > 0), default=0.0), event.time
 
 

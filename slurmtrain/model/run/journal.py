@@ -10,7 +10,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from slurmtrain.model.run.events.base import AnyEvent
 
-_END_OF_TIME = 1e12
+# The year 3999: no clock is that wrong, and every calendar goes further.
+_END_OF_TIME = 64_060_588_800
+# Lists and objects inside each other: journals have a handful, and Python's parser fails at about a thousand.
+_DEEPEST = 64
+# Keep this much of a line that is garbage, in bytes.
+_KEPT_BYTES = 1024
 _BLANK = " \t\r\n"
 # json.loads() first detects the encoding and skips blanks, which doubles the time to parse a line of metrics.
 _read_json = json.JSONDecoder().raw_decode
@@ -18,11 +23,15 @@ _read_json = json.JSONDecoder().raw_decode
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """A line that is not a valid record: it stays in its journal and is reported."""
+    """A line that is not a valid record, or only in part: it stays in its journal and is reported.
+
+    ``offset``: where it begins, in bytes. ``line``: its beginning. ``why``: what is wrong with it.
+    """
 
     source: str
     offset: int
     line: bytes
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +55,8 @@ def read_lines(chunk: bytes, start: int, source: str) -> Reading:
         if not line.strip():
             continue
         record = _record(line)
-        if record is None:
-            garbage.append(Garbage(source, offset, line))
+        if isinstance(record, str):
+            garbage.append(garbage_of(source, offset, line, record))
         else:
             records.append((offset, record))
     return Reading(tuple(records), tuple(garbage), end)
@@ -60,15 +69,31 @@ def _whole_lines(chunk: bytes, start: int) -> Iterator[tuple[int, bytes]]:
         at = newline + 1
 
 
-def _record(line: bytes) -> dict[str, Any] | None:
+def garbage_of(source: str, offset: int, line: bytes, why: str) -> Garbage:
+    """The ``line`` of a file as garbage, of which only the beginning is kept.
+
+    ``source`` is the file, ``offset`` where the line begins in it, and ``why`` what is wrong.
+    """
+    return Garbage(source, offset, line[:_KEPT_BYTES], why)
+
+
+def _record(line: bytes) -> dict[str, Any] | str:
+    """The record of a line, or why it is none."""
     try:
         text = line.decode().strip(_BLANK)
         record, end = _read_json(text)
+    except UnicodeDecodeError:
+        return "it is not UTF-8"
     except (ValueError, RecursionError):
-        return None
-    if end != len(text):
-        return None
-    return record if isinstance(record, dict) and _is_time(record.get("t")) else None
+        return "it is not JSON"
+    if end != len(text) or not isinstance(record, dict):
+        return "it is not one JSON object"
+    if not _is_time(record.get("t")):
+        return "it has no time"
+    # Counted first, since this is much faster: almost no line has so many.
+    if text.count("{") + text.count("[") > _DEEPEST and not _is_within(record, _DEEPEST):
+        return f"it is nested more than {_DEEPEST} levels deep"
+    return record
 
 
 def _is_time(value: object) -> bool:
@@ -76,27 +101,54 @@ def _is_time(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < _END_OF_TIME
 
 
+def _is_within(value: object, depth: int) -> bool:
+    """Whether lists and objects are nested at most ``depth`` levels deep."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_within(item, depth - 1) for item in items) if items else True
+
+
 def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garbage]]:
-    """The events in a ``reading`` of the journal ``source``, and its garbage, such as lines without a kind."""
+    """The events in a ``reading`` of the journal ``source``, and its garbage.
+
+    Garbage are lines that are no events, and those of events that have values that cannot be used.
+    """
     events: list[AnyEvent] = []
     garbage = list(reading.garbage)
     for offset, record in reading.records:
-        event = read_event(record, source, offset)
-        if event is None:
-            garbage.append(Garbage(source, offset, json.dumps(record).encode()))
-        else:
+        flaws: list[str] = []
+        event = read_event(record, source, offset, flaws)
+        if event is not None:
             events.append(event)
+        if flaws or event is None:
+            line = json.dumps(record, separators=(",", ":")).encode()
+            garbage.append(garbage_of(source, offset, line, _describe_flaws(event, flaws)))
     return events, garbage
 
 
-def read_event(record: Mapping[str, Any], source: str, offset: int) -> AnyEvent | None:
-    """The event of a ``record`` with a time, at this ``offset`` of the journal ``source``; None for garbage."""
+def _describe_flaws(event: AnyEvent | None, flaws: list[str]) -> str:
+    values = f"unusable: {', '.join(flaws)}" if flaws else "a key is missing"
+    return f"it is no event ({values})" if event is None else f"an event {event.kind!r} with values that are {values}"
+
+
+def read_event(record: Mapping[str, Any], source: str, offset: int, flaws: list[str] | None = None) -> AnyEvent | None:
+    """The event of a record.
+
+    Args:
+        record: The record, with a time.
+        source: The journal.
+        offset: Where it is in the journal, in bytes.
+        flaws: Receives the keys whose values cannot be used.
+
+    Returns:
+        The event; None for garbage.
+    """
     # Imported late: creating forty classes takes as long as checking the registry when no journal has changed.
-    from slurmtrain.model.run.events.base import Event, is_text
+    from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.kinds import read_payload
+    from slurmtrain.model.run.events.values import is_text
 
     kind = record.get("kind")
     if not is_text(kind):
         return None
-    payload = read_payload(str(kind), {key: value for key, value in record.items() if key not in ("kind", "t")})
+    payload = read_payload(str(kind), {key: value for key, value in record.items() if key not in ("kind", "t")}, flaws)
     return None if payload is None else Event(float(record["t"]), payload, source, offset)

@@ -13,11 +13,12 @@ MANIFEST = "MANIFEST.json"
 JOURNALS = "journal"
 ATTEMPTS = "attempts"
 METRICS = "metrics.jsonl"
-_STEP = re.compile(r"step-(\d+)")
-_STAGED = re.compile(r"\..+\.\d+-step-(\d+)")
-_DAMAGED = re.compile(r"damaged-step-(\d+)(?:\.\d+)?")
-_ATTEMPT = re.compile(r"(.+)\.(\d+)")
-_NODE = re.compile(r"attempts/[^/]+/node-(\d+)\.jsonl")
+# Numbers are bounded: anybody can name a file, and what is read here goes into a database.
+_STEP = re.compile(r"step-([0-9]{1,15})")
+_STAGED = re.compile(r"\..+\.[0-9]{1,9}-step-([0-9]{1,15})")
+_DAMAGED = re.compile(r"damaged-step-([0-9]{1,15})(?:\.[0-9]{1,9})?")
+_ATTEMPT = re.compile(r"(.+)\.([0-9]{1,9})")
+_NODE = re.compile(r"attempts/[^/]+/node-([0-9]{1,9})\.jsonl")
 
 
 @dataclass(frozen=True, slots=True)

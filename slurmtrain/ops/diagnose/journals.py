@@ -21,6 +21,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 # How many characters of a line are shown.
 _SHOWN_LINE = 500
+# No node has more ranks, and a journal may hold any number.
+_MOST_RANKS = 1024
 # The name of the hit that says how the attempt ended.
 OUTCOME = "outcome"
 _JOURNALS = "the run's journals"
@@ -177,7 +179,7 @@ def _hosts_of_ranks(workers: Iterable[Event[WorkersStarted]], attempt: Attempt) 
     """Where each rank was last started."""
     hosts = {}
     for event in workers:
-        each = event.payload.ranks_each
+        each = min(event.payload.ranks_each, _MOST_RANKS)
         for number in event.payload.processes:
             host = attempt.hosts.get(node_of(event.source), "")
             hosts.update(dict.fromkeys(range(int(number) * each, (int(number) + 1) * each), host))

@@ -120,7 +120,7 @@ def now_iso() -> str:
 
 def _rate(directory: RunDir, listed: Listed) -> float | None:
     """Steps per second of the newest job, from the last lines of its metrics."""
-    from slurmtrain.model.run.progress import steps_per_second
+    from slurmtrain.model.run.progress import points_of, steps_per_second
 
     if listed.job_id is None:
         return None
@@ -135,7 +135,7 @@ def _rate(directory: RunDir, listed: Listed) -> float | None:
                     record["t"] = float(record.get("t"))
                     records.append(record)
     with contextlib.suppress(TypeError):
-        return steps_per_second(records)
+        return steps_per_second(points_of(records))
     return None
 
 

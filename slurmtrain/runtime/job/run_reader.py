@@ -11,7 +11,7 @@ from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import events_of
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.model.run.progress import Progress
+from slurmtrain.model.run.progress import Progress, points_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
 
@@ -57,5 +57,5 @@ def _last(metrics: Path) -> Progress:
                 record = json.loads(line)
                 if isinstance(record, dict) and isinstance(record.get("t"), int | float):
                     records.append(record)
-        return Progress().advance(records)
+        return Progress().advance(points_of(records))
     return Progress()

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import field
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
-from slurmtrain.model.run.events.records import FailureRecord, FindingRecord, ProcessRecord, RankRecord, RoundRecord
+from slurmtrain.model.run.events.records import (
+    AddressRecord,
+    EvidenceRecord,
+    FailureRecord,
+    FindingRecord,
+    NetworkRecord,
+    ProcessRecord,
+    RankRecord,
+    RoundRecord,
+)
 
 
 @payload
@@ -48,9 +57,9 @@ class NetworkElected(Payload):
 
     KIND: ClassVar[str] = "election"
 
-    networks: Sequence[Mapping[str, Any]] = ()
+    networks: Sequence[NetworkRecord] = ()
     """Each network with its name, interfaces, rate and problems."""
-    excluded: Sequence[Mapping[str, Any]] = ()
+    excluded: Sequence[AddressRecord] = ()
     """Interfaces that were left out, and why."""
     elected: int | None = None
     """The index in ``networks`` of the elected one; None: there is none."""
@@ -329,7 +338,7 @@ class NodeEnded(Payload):
     """Whether the scheduler confirmed what the signal stands for."""
     failures: Sequence[FailureRecord] = ()
     """The ranks that failed: ``rank``, ``pid``, ``exit_code``, ``signal``, ``at``, ``error``, ``last_lines``."""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: EvidenceRecord = field(default_factory=dict)
     """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
     over: str | None = field(default=None, metadata=OMIT_NONE)
     """Node 0: the state in which the run is over for good: ``completed``, ``failed`` or ``cancelled``."""

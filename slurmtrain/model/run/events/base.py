@@ -5,18 +5,20 @@ fields are the other keys of the object; :mod:`.kinds` lists them all. An :class
 and its location.
 
 Journals outlive versions of this program, and any process may have died while writing one. So reading never raises:
-a key unknown to the class goes into :attr:`Payload.extra`, a missing key takes its default, and a value of the wrong
-type, or one that JSON or SQLite cannot hold, counts as missing. If a key without a default is missing, the line is
-garbage.
+a key unknown to the class goes into :attr:`Payload.extra`, a missing key takes its default, and a value that the field
+cannot hold (:mod:`.values`) counts as missing and is reported. If a key without a default is missing, the line is
+garbage. What has been read has the declared types: nothing behind this module checks them again.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar, dataclass_transform
+
+from slurmtrain.model.run.events.values import UNUSABLE, Reader, is_plain, is_text, reader_of
 
 T = TypeVar("T")
 P = TypeVar("P", bound="Payload")
@@ -24,8 +26,6 @@ P_co = TypeVar("P_co", bound="Payload", covariant=True)
 
 # Metadata of a field that is omitted from the line if it is None.
 OMIT_NONE: Mapping[str, Any] = {"omit_none": True}
-# The largest INTEGER of SQLite.
-_LARGEST = 2**63 - 1
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, eq_default=False, field_specifiers=(field,))
@@ -66,19 +66,32 @@ class Payload:
         return record
 
     @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self | None:
-        """Read the result of :meth:`to_json`, of this version or another; None if a required field is unusable."""
+    def from_json(cls, record: Mapping[str, Any], flaws: list[str] | None = None) -> Self | None:
+        """Read the result of :meth:`to_json`, of this version or another.
+
+        Args:
+            record: The keys of the line.
+            flaws: Receives the keys whose values cannot be used, or not entirely.
+
+        Returns:
+            The payload; None if a required field is unusable.
+        """
         values: dict[str, Any] = {}
         extra = dict(record)
         for name, key, _, is_required, read in layout(cls):
             if key in record:
-                value = read(record[key])
+                left_out: list[object] = []
+                value = read(record[key], left_out)
+                if flaws is not None and (left_out or value is UNUSABLE):
+                    flaws.append(key)
                 if value is not UNUSABLE:
                     values[name] = value
                     del extra[key]
                     continue
             if is_required:
                 return None
+        if extra:
+            extra = {key: value for key, value in extra.items() if is_text(key) and is_plain(value)}
         return cls(**values, extra=extra) if extra else cls(**values)
 
     def __eq__(self, other: object) -> bool:
@@ -172,101 +185,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, Sequence):
         return [_as_json(item) for item in value]
     return value
-
-
-# --- reading values ---------------------------------------------------------------------------------------------------
-
-UNUSABLE = object()
-"""What a reader of values returns for a value it does not accept."""
-Reader = Callable[[object], Any]
-
-
-def is_text(value: object) -> bool:
-    """Whether this is text that can be encoded as UTF-8: JSON may contain lone surrogates."""
-    if not isinstance(value, str):
-        return False
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def is_whole(value: object) -> bool:
-    """Whether this is an integer that SQLite can store."""
-    return type(value) is int and -_LARGEST <= value <= _LARGEST
-
-
-def is_number(value: object) -> bool:
-    """Whether this is a finite number: Python's JSON parser also accepts NaN and infinities."""
-    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
-
-
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_mapping(value: object) -> bool:
-    return isinstance(value, dict)
-
-
-def _plain(is_usable: Callable[[object], bool]) -> Reader:
-    return lambda value: value if is_usable(value) else UNUSABLE
-
-
-def _or_none(read: Reader) -> Reader:
-    """A reader that also accepts null."""
-    return lambda value: None if value is None else read(value)
-
-
-def list_of(read: Reader, *, leave_out: bool = False) -> Reader:
-    """A reader of lists whose items ``read`` accepts; ``leave_out``: skip items it does not accept."""
-
-    def read_list(value: object) -> Any:
-        if not isinstance(value, list | tuple):
-            return UNUSABLE
-        items = tuple(read(item) for item in value)
-        usable = tuple(item for item in items if item is not UNUSABLE)
-        return usable if leave_out or len(usable) == len(items) else UNUSABLE
-
-    return read_list
-
-
-def values_of(read: Reader) -> Reader:
-    """A reader of objects whose values ``read`` accepts."""
-
-    def read_mapping(value: object) -> Any:
-        if not isinstance(value, dict):
-            return UNUSABLE
-        items = {key: read(item) for key, item in value.items()}
-        return UNUSABLE if any(item is UNUSABLE for item in items.values()) else items
-
-    return read_mapping
-
-
-# By a field's annotation as text: evaluating annotations would take longer than everything else here.
-READERS: dict[str, Reader] = {
-    "str": _plain(is_text),
-    "int": _plain(is_whole),
-    "float": _plain(is_number),
-    "bool": _plain(_is_flag),
-    "Mapping[str, Any]": _plain(_is_mapping),
-    "Mapping[str, int]": values_of(_plain(is_whole)),
-    "Mapping[str, Mapping[str, Any]]": values_of(_plain(_is_mapping)),
-    "Mapping[str, float | None]": values_of(_or_none(_plain(is_number))),
-    "Sequence[str]": list_of(_plain(is_text)),
-    "Sequence[int]": list_of(_plain(is_whole)),
-    "Sequence[Sequence[str]]": list_of(list_of(_plain(is_text))),
-    "Sequence[Mapping[str, Any]]": list_of(_plain(_is_mapping)),
-}
-
-
-def reader_of(annotation: str) -> Reader:
-    """The reader for a field with this annotation. Raises KeyError for a type without a reader."""
-    bare = annotation.removesuffix(" | None")
-    return READERS[bare] if bare == annotation else _or_none(READERS[bare])
 
 
 class FieldLayout(NamedTuple):

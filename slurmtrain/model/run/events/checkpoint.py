@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Any, ClassVar
 
-from slurmtrain.model.run.events.base import OMIT_NONE, READERS, UNUSABLE, Payload, list_of, payload
+from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
+from slurmtrain.model.run.events.values import READERS, UNUSABLE, list_of
 
 
 @payload
@@ -33,8 +34,10 @@ class CheckpointRecord(Payload):
     """The directory of the attempt that saved it."""
 
 
-def _read_record(value: object) -> Any:
-    record = CheckpointRecord.from_json(value) if isinstance(value, dict) else None
+def _read_record(value: object, left_out: list[object]) -> Any:
+    flaws: list[str] = []
+    record = CheckpointRecord.from_json(value, flaws) if isinstance(value, dict) else None
+    left_out += flaws
     return UNUSABLE if record is None else record
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord
-from slurmtrain.model.run.events.records import ProcessRecord
+from slurmtrain.model.run.events.records import GitRecord, ProcessRecord
 
 
 @payload
@@ -25,7 +25,7 @@ class RunCreated(Payload):
     """``slurm`` or ``local``."""
     by: str | None = None
     """Who submitted it: ``user@host``."""
-    git: Mapping[str, Any] | None = None
+    git: GitRecord | None = None
     """The commit of the working directory, and whether it has changes; None outside a checkout."""
     overrides: Sequence[str] = ()
     """The overrides of the command line, each ``key=value``."""

@@ -10,16 +10,21 @@ from slurmtrain.model.run.events.base import Payload, UnknownEvent
 from slurmtrain.model.run.events.checkpoint import CHECKPOINT_EVENTS
 from slurmtrain.model.run.events.command import COMMAND_EVENTS
 from slurmtrain.model.run.events.rank import RANK_EVENTS
+from slurmtrain.model.run.events.values import is_plain, is_text
 
 KINDS: Mapping[str, type[Payload]] = {
     cls.KIND: cls for group in (COMMAND_EVENTS, AGENT_EVENTS, RANK_EVENTS, CHECKPOINT_EVENTS) for cls in group
 }
 
 
-def read_payload(kind: str, record: Mapping[str, Any]) -> Payload | None:
+def read_payload(kind: str, record: Mapping[str, Any], flaws: list[str] | None = None) -> Payload | None:
     """The payload of this ``kind`` from the keys of its line (``record``); None if it cannot be read.
 
-    An unknown kind is read as an :class:`UnknownEvent`.
+    An unknown kind is read as an :class:`UnknownEvent`. ``flaws`` receives the keys whose values cannot be used.
     """
     cls = KINDS.get(kind)
-    return cls.from_json(record) if cls is not None else UnknownEvent(name=kind, extra=dict(record))
+    if cls is not None:
+        return cls.from_json(record, flaws)
+    return UnknownEvent(
+        name=kind, extra={key: value for key, value in record.items() if is_text(key) and is_plain(value)}
+    )

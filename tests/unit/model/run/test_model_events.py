@@ -14,18 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
-from slurmtrain.model.run.events import agent, base, checkpoint, command, rank
+from slurmtrain.model.run.events import agent, checkpoint, command, rank
 from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent, encode, layout, select
 from slurmtrain.model.run.events.checkpoint import CheckpointRecord, CheckpointSaved
 from slurmtrain.model.run.events.kinds import KINDS, read_payload
 from slurmtrain.model.run.events.records import RECORD_KEYS
+from slurmtrain.model.run.events.values import UNUSABLE
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal import read_event
 from slurmtrain.model.run.run import RUN_STATES
 
+_TEXT = st.text(st.characters(codec="utf-8"))
+_WHOLE = st.integers(-(2**53), 2**53)
 plain = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none() | st.booleans() | _WHOLE | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
     max_leaves=8,
 )
 # What json.loads may give, also for lines that nobody should write.
@@ -34,9 +37,7 @@ junk = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-_TEXT = st.text(st.characters(codec="utf-8"))
-_WHOLE = st.integers(-(2**63) + 1, 2**63 - 1)
-_NUMBER = st.floats(allow_nan=False, allow_infinity=False) | _WHOLE
+_NUMBER = st.floats(-(2.0**53), 2.0**53) | _WHOLE
 _MAPPING = st.dictionaries(_TEXT, plain, max_size=2)
 
 
@@ -53,7 +54,9 @@ def _values(annotation: str) -> st.SearchStrategy[Any]:
     if outer == "Sequence":
         return st.lists(_values(inner.removesuffix("]")), max_size=2)
     if outer == "Mapping":
-        return st.dictionaries(_TEXT, _values(inner.removesuffix("]").partition(", ")[2]), max_size=2)
+        values = inner.removesuffix("]").partition(", ")[2]
+        keys = st.integers(0, 99).map(str) if values in RECORD_KEYS else _TEXT
+        return st.dictionaries(keys, _values(values), max_size=2)
     if annotation in RECORD_KEYS:
         required, optional = RECORD_KEYS[annotation]
         return st.fixed_dictionaries(
@@ -162,10 +165,31 @@ def test_whatever_a_line_holds_reading_never_raises_and_gives_only_values_of_the
         return
     assert cls.from_json(read.to_json()) == read
     for each in layout(cls):
-        assert each.read(getattr(read, each.name)) is not base.UNUSABLE
+        left_out: list[object] = []
+        assert each.read(getattr(read, each.name), left_out) is not UNUSABLE
+        assert left_out == []
 
 
-@pytest.mark.parametrize("value", ["5", 5.0, True, None, [5], 2**63, -(2**64)])
+@EVERY_KIND
+@given(data=st.data())
+def test_every_value_that_cannot_be_used_is_reported_and_no_other(cls: type[Payload], data: st.DataObject) -> None:
+    right = data.draw(payloads(cls)).to_json()
+    wrong = data.draw(st.sampled_from([each.key for each in layout(cls)] or ["no key"]))
+    flaws: list[str] = []
+    cls.from_json(right, flaws)
+    assert flaws == []
+    cls.from_json({**right, wrong: [math.nan]}, flaws)
+    assert flaws == [wrong] * any(each.key == wrong for each in layout(cls))
+
+
+def test_what_is_left_out_of_a_list_is_reported() -> None:
+    flaws: list[str] = []
+    command.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5", "bytes": "many"}]}, flaws)
+    agent.NodeEnded.from_json({"failures": [{"rank": 0, "at": "noon"}], "evidence": {"xids": 5, "gone": []}}, flaws)
+    assert flaws == ["checkpoints", "failures", "evidence"]
+
+
+@pytest.mark.parametrize("value", ["5", 5.0, True, None, [5], 2**62, -(2**62)])
 def test_a_value_of_the_wrong_type_counts_as_missing_and_is_kept(value: object) -> None:
     read = CheckpointSaved.from_json({"path": "checkpoints/step-5", "bytes": value})
     assert read is not None

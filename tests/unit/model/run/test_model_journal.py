@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import Event, encode
 from slurmtrain.model.run.events.checkpoint import CheckpointSaved
-from slurmtrain.model.run.journal import Garbage, Reading, events_of, read_lines
+from slurmtrain.model.run.journal import Reading, events_of, read_lines
 
 SOURCE = "journal/test.jsonl"
 
@@ -78,7 +78,8 @@ def test_garbage_in_the_middle_costs_nothing_but_itself(good: list[bytes], bad: 
     written = [*good[:place], bad, *good[place:]]
     reading = read_lines(b"".join(line + b"\n" for line in written), 0, SOURCE)
     offset = sum(len(line) + 1 for line in good[:place])
-    assert reading.garbage == (Garbage(SOURCE, offset, bad),)
+    assert [(each.source, each.offset, each.line) for each in reading.garbage] == [(SOURCE, offset, bad[:1024])]
+    assert reading.garbage[0].why.startswith("it ")
     assert [record for _, record in reading.records] == [json.loads(line) for line in good]
 
 

@@ -1,0 +1,143 @@
+"""Reading the values of journals: what a field of each type accepts, whatever the line holds.
+
+Any JSON may be in a file, and Python's parser accepts even more: NaN, infinities, integers of thousands of digits, text
+that UTF-8 cannot encode. What a reader lets through can be stored in SQLite, written as JSON, printed and calculated
+with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+UNUSABLE = object()
+"""What a reader returns for a value that it does not accept."""
+Reader: TypeAlias = Callable[[object, list[object]], Any]
+"""Returns what can be used of a value, else :data:`UNUSABLE`; appends what it leaves out of a list or object."""
+
+# No count, size, time or duration is larger; sums of a thousand such integers still fit into SQLite's INTEGER.
+_LARGEST = 2**53
+_LARGEST_INTEGER = 2**63 - 1
+# What nests deeper is not ours, and would exceed the recursion limit of what reads it later.
+_DEEPEST = 32
+_MOST_DIGITS = 9
+
+
+def is_text(value: object) -> bool:
+    """Whether this is text that can be encoded as UTF-8: JSON may contain lone surrogates."""
+    if not isinstance(value, str):
+        return False
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def is_whole(value: object) -> bool:
+    """Whether this is an integer, of a size that something counted can have."""
+    return type(value) is int and -_LARGEST <= value <= _LARGEST
+
+
+def is_number(value: object) -> bool:
+    """Whether this is a finite number, of a size that something measured can have."""
+    return is_whole(value) or (isinstance(value, float) and -_LARGEST <= value <= _LARGEST)
+
+
+def is_metric(value: object) -> bool:
+    """Whether this is a number of any size that a float can have; NaN and infinities are not numbers."""
+    return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
+
+
+def is_plain(value: object, depth: int = _DEEPEST) -> bool:
+    """Whether this is JSON of any kind, nested at most ``depth`` levels, that can be stored, printed and sent."""
+    if isinstance(value, str):
+        return is_text(value)
+    if value is None or isinstance(value, bool):
+        return True
+    if isinstance(value, int):
+        return -_LARGEST_INTEGER <= value <= _LARGEST_INTEGER
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if depth <= 0:
+        return False
+    if isinstance(value, dict):
+        return all(is_text(key) and is_plain(item, depth - 1) for key, item in value.items())
+    return isinstance(value, list | tuple) and all(is_plain(item, depth - 1) for item in value)
+
+
+def is_index(key: object) -> bool:
+    """Whether this text is a number such as a rank's, in digits."""
+    return isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= _MOST_DIGITS
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict) and is_plain(value)
+
+
+def plain(is_usable: Callable[[object], bool]) -> Reader:
+    """A reader of the values that ``is_usable`` accepts, all or nothing."""
+    return lambda value, _: value if is_usable(value) else UNUSABLE
+
+
+def or_none(read: Reader) -> Reader:
+    """A reader that also accepts null."""
+    return lambda value, left_out: None if value is None else read(value, left_out)
+
+
+def list_of(read: Reader, *, leave_out: bool = False) -> Reader:
+    """A reader of lists whose items ``read`` accepts; ``leave_out``: without the items that it does not accept."""
+
+    def read_list(value: object, left_out: list[object]) -> Any:
+        if not isinstance(value, list | tuple):
+            return UNUSABLE
+        items = tuple(read(item, left_out) for item in value)
+        usable = tuple(item for item in items if item is not UNUSABLE)
+        if len(usable) == len(items):
+            return items
+        left_out.append(value)
+        return usable if leave_out else UNUSABLE
+
+    return read_list
+
+
+def values_of(read: Reader, is_key: Callable[[object], bool] = is_text) -> Reader:
+    """A reader of objects whose keys ``is_key`` accepts, and whose values ``read`` accepts."""
+
+    def read_mapping(value: object, left_out: list[object]) -> Any:
+        if not isinstance(value, dict) or not all(map(is_key, value)):
+            return UNUSABLE
+        items = {key: read(item, left_out) for key, item in value.items()}
+        return UNUSABLE if any(item is UNUSABLE for item in items.values()) else items
+
+    return read_mapping
+
+
+# By a field's annotation as text: evaluating annotations would take longer than everything else here.
+READERS: dict[str, Reader] = {
+    "str": plain(is_text),
+    "int": plain(is_whole),
+    "float": plain(is_number),
+    "bool": plain(_is_flag),
+    "Any": plain(is_plain),
+    "Mapping[str, Any]": plain(_is_object),
+    "Mapping[str, int]": values_of(plain(is_whole)),
+    "Mapping[str, str]": values_of(plain(is_text)),
+    "Mapping[str, float | None]": values_of(or_none(plain(is_metric))),
+    "Sequence[str]": list_of(plain(is_text)),
+    "Sequence[int]": list_of(plain(is_whole)),
+    "Sequence[Sequence[str]]": list_of(list_of(plain(is_text))),
+}
+
+
+def reader_of(annotation: str) -> Reader:
+    """The reader for a field with this annotation. Raises KeyError for a type without a reader."""
+    bare = annotation.removesuffix(" | None")
+    return READERS[bare] if bare == annotation else or_none(READERS[bare])

@@ -12,6 +12,7 @@ SlurmtrainError            something failed                                     
 |   +-- RequestRefused     a request that the scheduler can never satisfy
 |   +-- PathError          a file or directory that cannot be used
 |   |   +-- UntrustedPath  one that somebody else owns or can write to, or that is not a regular file
+|   |   +-- RunUnreadable  a run whose journals cannot be read
 |   |   +-- RegistryFailed a registry that cannot be read or written now: its disk is full, somebody holds it
 |   +-- RegistryUnusable   a file that is not a registry, or is damaged
 |       +-- RegistryNewer  a registry that was made by a newer version
@@ -121,6 +122,10 @@ class UntrustedPath(PathError):
         self.why = why
         self.cure = cure
         super().__init__(f"{why}; {cure}")
+
+
+class RunUnreadable(PathError):
+    """The journals of a run cannot be read, so nothing may be done on the ground of what is known about it."""
 
 
 class RegistryFailed(PathError):

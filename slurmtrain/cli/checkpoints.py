@@ -25,13 +25,14 @@ def command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) ->
     that no rule keeps (KEPT) is deleted after the next save. Those that the script saves have a FORMAT.
     """
     from slurmtrain.ops.shared.find import find
-    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.observe import check_readable, observe
     from slurmtrain.ops.shared.run_details import checkpoints_json
 
     [run_id], _ = find(workspace, [run])
     output.warn_about(observe(workspace, [run_id], thorough=True))
     loaded = workspace.store.load(run_id)
     assert loaded is not None
+    check_readable(loaded)
     facts = checkpoints_json(workspace, loaded, deleted_too=with_pruned)
     if as_json:
         output.print_json(facts)

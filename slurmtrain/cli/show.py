@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from slurmtrain.cli.shared import attempt_problems, check_tables, formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
+
+_GARBAGE_SHOWN = 5
 
 
 @click.command("show", short_help="Show all about a run.")
@@ -75,7 +78,13 @@ def _print(run: dict[str, Any]) -> None:
         ]
         tables.print_table(("STEP", "SIZE", "SAVED", "FILES", "PATH"), rows)
     if run["garbage"]:
-        output.echo("", f"{len(run['garbage'])} unreadable lines of journals were passed over; --json shows them")
+        _print_garbage(run["garbage"])
+
+
+def _print_garbage(garbage: Sequence[dict[str, Any]]) -> None:
+    output.echo("", f"{len(garbage)} unreadable or partly unreadable lines of journals; --json shows all")
+    for bad in garbage[:_GARBAGE_SHOWN]:
+        output.echo(f"  {bad['journal']}:{bad['number']}: {bad['why']}")
 
 
 def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:

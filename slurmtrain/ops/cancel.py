@@ -66,8 +66,8 @@ def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Ob
 def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False) -> dict[str, Run]:
     """End runs, from any terminal of the machine or cluster that they run on; returns their final state.
 
-    Runs that have already ended are left unchanged. The request is journaled first: if this is killed, ``sync``
-    finishes it. A run whose request cannot be journaled is ended all the same.
+    Runs that have already ended, and those that cannot be read, are left unchanged. The request is journaled first: if
+    this is killed, ``sync`` finishes it. A run whose request cannot be journaled is ended all the same.
 
     Args:
         workspace: where the runs are.
@@ -79,18 +79,22 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
         RunNotFound: there is no trace of a run.
         SlurmDown: scancel failed; ``sync`` tries again.
     """
-    runs = _load(workspace, run_ids)
+    loaded = _load(workspace, run_ids)
+    unreadable = {run_id: run for run_id, run in loaded.items() if run.unreadable and not _is_deleted(workspace, run)}
+    runs = {run_id: run for run_id, run in loaded.items() if run_id not in unreadable}
     for run in runs.values():
         _check_reachable(run)
-    unrecorded = {run_id: _DELETED for run_id in run_ids if run_id not in runs}
+    unrecorded = {run_id: _DELETED for run_id in run_ids if run_id not in loaded}
     for run in runs.values():
         # A rank that ignores signals may outlive its attempt, and what it has started an agent that was killed.
         if run.ended:
             _kill_processes(run)
         elif why := _request(workspace, run.id):
             unrecorded[run.id] = why
-    ended = end_unrecorded(workspace, {run_id: runs.get(run_id) for run_id in unrecorded}, unrecorded, force=force)
-    ended |= finish_cancel(workspace, [run_id for run_id in run_ids if run_id not in unrecorded], force=force)
+    ended = unreadable | end_unrecorded(
+        workspace, {run_id: runs.get(run_id) for run_id in unrecorded}, unrecorded, force=force
+    )
+    ended |= finish_cancel(workspace, [run_id for run_id in run_ids if run_id not in ended], force=force)
     return {run_id: ended[run_id] for run_id in run_ids}
 
 
@@ -116,8 +120,8 @@ def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[s
     under_way = [run for run in runs.values() if not run.ended]
     for run in under_way:
         # If the job is started again nevertheless, its agents see that the run is over, and end at once. A full disk
-        # only takes this precaution away.
-        with suppress(OSError):
+        # only takes this precaution away, and agents also end if they cannot read the lease.
+        with suppress(OSError, PathError):
             lease.close(workspace.root.run(run.id), None, "cancelled")
     _ask_processes(under_way)
     _ask_slurm(workspace, under_way, force=force)
@@ -173,7 +177,8 @@ def _check_reachable(run: Run) -> None:
 
 
 def _is_deleted(workspace: Workspace, run: Run) -> bool:
-    return not run.ended and not workspace.root.run(run.id).path.exists()
+    path = workspace.root.run(run.id).path
+    return not (run.ended or path.is_symlink() or path.exists())
 
 
 def _request(workspace: Workspace, run_id: str) -> str:

@@ -46,5 +46,4 @@ def _read_again(workspace: Workspace) -> list[tuple[str, Garbage]]:
     runs = workspace.trusted_runs()
     with workspace.store.begin() as transaction:
         transaction.clear()
-        ingested = ingest(transaction, runs, dead=False)
-    return [(each.run.id, line) for each in ingested for line in each.garbage]
+        return ingest(transaction, runs, dead=False).garbage

@@ -75,7 +75,7 @@ def _sweep_unborn(workspace: Workspace) -> None:
     Recent ones are left alone: their submission may be about to take the lock.
     """
     for directory in workspace.unborn():
-        with contextlib.suppress(FileNotFoundError, PathError):
+        with contextlib.suppress(OSError, PathError):
             if time.time() - directory.path.stat().st_mtime > _UNBORN_S:
                 with locked(directory.lock, wait=False) as dead:
                     if dead is not None:
@@ -85,7 +85,7 @@ def _sweep_unborn(workspace: Workspace) -> None:
 def _end_leftovers(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> None:
     """Kill what the ranks of local runs have left running on this machine if their agent was killed."""
     for run_id in runs_with_processes() & set(synced.observed.runs.index if only is None else only):
-        run = workspace.store.load(run_id)
+        run = _load(workspace, run_id)
         if run is None or run.executor != "local" or run.newest is None or not run.newest.ended or not _is_gone(run):
             continue
         killed = kill_leftovers(workspace.root.run(run_id))
@@ -105,7 +105,7 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 continue
             earlier = cancels(directory)
             observe(workspace, [run_id])
-            run = workspace.store.load(run_id)
+            run = _load(workspace, run_id)
             if run is None or run.state != "created":
                 continue
             try:
@@ -120,15 +120,21 @@ def _finish_submissions(workspace: Workspace, only: Collection[str] | None, sync
                 synced.notes += started.notes
                 after = (run_id, started.process) if started.process else None
                 synced.started.append(run_id)
-            except SlurmtrainError as error:
+            except (SlurmtrainError, OSError) as error:
                 synced.problems.append(f"run {run_id} cannot be started: {error}")
     return synced.started
+
+
+def _load(workspace: Workspace, run_id: str) -> Run | None:
+    """A run as it was last read; None if it is unknown, or cannot be read now: then nothing may be done with it."""
+    run = workspace.store.load(run_id)
+    return None if run is None or run.unreadable else run
 
 
 def _active_run(workspace: Workspace, synced: Synced, name: str) -> tuple[str, Process] | None:
     """The newest run with this name, as runs of one sweep have, that is still running, with its controller."""
     for run_id in reversed([run_id for run_id, row in synced.observed.runs.index.items() if row.name == name]):
-        run = workspace.store.load(run_id)
+        run = _load(workspace, run_id)
         if run is not None and run.newest is not None and not run.ended and run.newest.processes:
             return run_id, Process.from_dict(run.newest.processes[0])
     return None
@@ -136,10 +142,14 @@ def _active_run(workspace: Workspace, synced: Synced, name: str) -> tuple[str, P
 
 def _finish_cancels(workspace: Workspace, only: Collection[str] | None, synced: Synced) -> list[str]:
     """End runs whose cancellation was requested by a command that was then killed."""
-    wished = [run_id for run_id, listed in _chosen(synced, only) if listed.row["cancelled"] and not listed.ended]
+    wished = [
+        run_id
+        for run_id, listed in _chosen(synced, only)
+        if listed.row["cancelled"] and not (listed.ended or listed.unreadable)
+    ]
     try:
         synced.cancelled += [run_id for run_id, run in finish_cancel(workspace, wished).items() if run.ended]
-    except SlurmDown as error:
+    except (SlurmtrainError, OSError) as error:
         synced.problems.append(str(error))
     return synced.cancelled
 
@@ -150,14 +160,14 @@ def _finish_requeues(workspace: Workspace, only: Collection[str] | None, synced:
     for run_id, listed in _chosen(synced, only):
         if listed.state != "requeued" or listed.row["cancelled"]:
             continue
-        run = workspace.store.load(run_id)
+        run = _load(workspace, run_id)
         if run is None or not (_held(listed) or (_is_due(run) and _is_gone(run))):
             synced.notes += _elsewhere(run)
             continue
         try:
             if _start_again(workspace, run_id, _held(listed), synced):
                 acted.append(run_id)
-        except SlurmtrainError as error:
+        except (SlurmtrainError, OSError) as error:
             synced.problems.append(f"run {run_id} cannot be started again: {error}")
     return acted
 
@@ -179,12 +189,12 @@ def _start_again(workspace: Workspace, run_id: str, held: str, synced: Synced) -
             return False
         earlier = cancels(directory)
         observe(workspace, [run_id], ask_slurm=False)
-        run = workspace.store.load(run_id)
+        run = _load(workspace, run_id)
         if run is None or run.cancelled:
             return False
         if held in ("slurm", "admin") and _replace(workspace, directory, run, held):
             observe(workspace, [run_id], ask_slurm=False)
-            run = workspace.store.load(run_id)
+            run = _load(workspace, run_id)
         if run is not None and _is_due(run) and _is_gone(run):
             _submit_again(workspace, directory, lock, run, earlier, synced)
             return True
@@ -333,7 +343,8 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
     waiting = [
         (run_id, listed)
         for run_id, listed in _chosen(synced, only)
-        if listed.attempt and (run_id not in mirrors or mirrors[run_id].revision != listed.revision)
+        if listed.attempt and not listed.unreadable
+        and (run_id not in mirrors or mirrors[run_id].revision != listed.revision)
         and workspace.root.run(run_id).path.exists()
     ]  # fmt: skip
     if not waiting:
@@ -353,7 +364,7 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
                     synced.mirrored.append(run_id)
             except TrackingError as error:
                 synced.problems.append(str(error))
-            except SlurmtrainError as error:
+            except (SlurmtrainError, OSError) as error:
                 synced.problems.append(f"run {run_id} cannot be mirrored: {error}")
     synced.observed = _again(workspace, synced.mirrored, synced)
 

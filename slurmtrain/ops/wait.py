@@ -10,6 +10,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.store import Listed
 
+# After this many seconds in which it could not be read once, a run is no longer waited for: a file server that does not
+# answer for a moment must not end the wait.
+PATIENCE_S = 10.0
 # Seconds between two checks: short at first, for runs that end soon, then longer, since checking a local run takes CPU
 # time from it.
 FIRST_PAUSE_S = 0.2
@@ -29,7 +32,7 @@ def wait(
     show: Callable[[Mapping[str, Listed]], None],
     stop: Stop | None = None,
 ) -> tuple[bool, Synced]:
-    """Wait until all these runs have ended, then mirror them to the tracking store.
+    """Wait until all these runs have ended, or cannot be read for a while, then mirror them to the tracking store.
 
     Args:
         workspace: where the runs are.
@@ -42,13 +45,18 @@ def wait(
     """
     notes: list[str] = []
     pause = FIRST_PAUSE_S
+    # When a run that cannot be read now could not be read for the first time (time.monotonic()).
+    unreadable: dict[str, float] = {}
     while True:
         # Without MLflow: importing it takes seconds, during which nothing would be shown.
         synced = sync(workspace, run_ids, track=False)
         chosen = {run_id: synced.observed.runs[run_id] for run_id in run_ids}
         notes += synced.notes
         show(chosen)
-        if all(listed.ended for listed in chosen.values()):
+        now = time.monotonic()
+        unreadable = {run_id: unreadable.get(run_id, now) for run_id, listed in chosen.items() if listed.unreadable}
+        given_up = {run_id for run_id, since in unreadable.items() if now - since >= PATIENCE_S}
+        if all(listed.ended or run_id in given_up for run_id, listed in chosen.items()):
             break
         if stop is None:
             time.sleep(pause)

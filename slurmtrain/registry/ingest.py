@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from slurmtrain.errors import RunUnreadable
 from slurmtrain.model.interruption.next_start import with_next_start
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
-from slurmtrain.model.run.journal import Garbage, events_of
-from slurmtrain.model.run.layout import RunDir
-from slurmtrain.model.run.progress import Progress, points_of
+from slurmtrain.model.run.journal import Garbage, events_of, garbage_of
+from slurmtrain.model.run.layout import JOURNALS, RunDir
+from slurmtrain.model.run.progress import Progress, read_point
 from slurmtrain.model.run.run import Run
 from slurmtrain.registry.transaction import Transaction
 from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is_quiet, journal_files, read_pieces
@@ -21,37 +23,60 @@ from slurmtrain.system.journal_files import JournalFile, Piece, folder_times, is
 # This many runs are read before their rows are written: enough to make the cost of a statement negligible, and few
 # enough for their events to fit into memory.
 _RUNS_AT_ONCE = 500
+# What content that nobody expected can lead to. A registry that cannot be used is no fault of a run's.
+_UNEXPECTED = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Ingested:
-    """A run as it is now known, and the unreadable lines found this time."""
+    """What was read, by run: the runs as they are now known, garbage, and why others could not be read."""
 
-    run: Run
-    garbage: tuple[Garbage, ...]
+    runs: dict[str, Run] = field(default_factory=dict)
+    garbage: list[tuple[str, Garbage]] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
-def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> list[Ingested]:
-    """Read what is new in these runs, and rebuild each.
+def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> Ingested:
+    """Read what is new in these runs, and rebuild each. One that cannot be read affects no other.
 
     Args:
         transaction: The transaction that stores the results.
         runs: The run directories, without duplicates.
         dead: Whether none of their processes can write any more.
     """
-    ingested: list[Ingested] = []
+    ingested = Ingested()
     for first in range(0, len(runs), _RUNS_AT_ONCE):
-        readers = _readers(transaction, runs[first : first + _RUNS_AT_ONCE])
-        ingested += [reader.ingest(transaction, dead=dead) for reader in readers]
-        transaction.flush()
+        batch = _read(transaction, runs[first : first + _RUNS_AT_ONCE], ingested)
+        try:
+            with transaction.savepoint(*_UNEXPECTED):
+                _store(transaction, batch, dead=dead, ingested=ingested)
+        except _UNEXPECTED:
+            _store_each(transaction, batch, dead=dead, ingested=ingested)
+    for run_id, reason in ingested.unreadable.items():
+        transaction.set_unreadable(run_id, reason)
     return ingested
 
 
-def _readers(transaction: Transaction, runs: Sequence[RunDir]) -> list[_RunReader]:
-    """A reader for each run, with everything the registry knows about it."""
-    ids = [run.id for run in runs]
-    offsets = transaction.offsets(ids)
-    readers = [_RunReader(run, offsets.get(run.id, {})) for run in runs]
+def _read(transaction: Transaction, runs: Sequence[RunDir], ingested: Ingested) -> list[_RunReader]:
+    """A reader for each of these runs that has read what is new in it; notes why the others cannot be read."""
+    offsets = transaction.offsets([run.id for run in runs])
+    readers = []
+    for run in runs:
+        with _isolated(run.id, ingested):
+            readers.append(_RunReader(run, offsets.get(run.id, {})))
+    _look_up(transaction, readers)
+    completed = []
+    for reader in readers:
+        with _isolated(reader.run.id, ingested):
+            reader.read(transaction)
+            completed.append(reader)
+    return completed
+
+
+def _look_up(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
+    """Give the readers everything that the registry knows about their runs."""
     for reader in readers:
         reader.forget_shrunk(transaction)
     # The registry has nothing on a run that is seen for the first time.
@@ -63,42 +88,66 @@ def _readers(transaction: Transaction, runs: Sequence[RunDir]) -> list[_RunReade
         events = transaction.events(ended) if ended else {}
         for run_id, reader in read_before.items():
             reader.progress = {**progress.get(run_id, {}), **reader.progress}
-            if run_id in facts:
-                reader.restore(transaction, facts[run_id])
-            else:
-                reader.builder.add(events.get(run_id, ()))
-    return readers
+            reader.facts = facts.get(run_id)
+            reader.earlier = events.get(run_id, ())
+
+
+def _store(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:
+    """Write what the readers have read."""
+    runs = {reader.run.id: reader.store(transaction, dead=dead) for reader in readers}
+    transaction.flush()
+    ingested.runs.update(runs)
+    ingested.garbage += [(reader.run.id, garbage) for reader in readers for garbage in reader.garbage]
+
+
+def _store_each(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:
+    """Write what the readers have read one after the other, to learn which of them cannot be stored.
+
+    None of them should exist: the types of events only allow what can be stored.
+    """
+    for reader in readers:
+        with _isolated(reader.run.id, ingested), transaction.savepoint(*_UNEXPECTED):
+            _store(transaction, [reader], dead=dead, ingested=ingested)
+
+
+@contextlib.contextmanager
+def _isolated(run_id: str, ingested: Ingested) -> Iterator[None]:
+    """Whatever is wrong with the files of this run is the reason why it cannot be read, and nothing else."""
+    try:
+        yield
+    except RunUnreadable as error:
+        ingested.unreadable[run_id] = str(error)
+    except _UNEXPECTED as error:
+        ingested.unreadable[run_id] = f"unexpected content of its journals ({type(error).__name__}: {error})"
 
 
 @dataclass(slots=True)
 class _RunReader:
-    """One run while it is being read: its files, how far each has been read (bytes), and what they contained so far."""
+    """One run while it is being read: its files, how far each has been read (bytes), and what they contained so far.
+
+    ``facts``: those that it was last built from; None: it is built from its ``earlier`` events.
+    """
 
     run: RunDir
     offsets: dict[str, int]
+    facts: Mapping[str, Any] | None = None
+    earlier: Sequence[AnyEvent] = ()
     builder: RunBuilder = field(init=False)
     new_events: list[AnyEvent] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     progress: dict[str, Progress] = field(default_factory=dict)
     garbage: list[Garbage] = field(default_factory=list)
     looked_at_ns: int = 0
     scanned: tuple[int, ...] = ()
     files: Sequence[JournalFile] = ()
+    changed: set[str] = field(default_factory=set)
+    result: Run | None = None
 
     def __post_init__(self) -> None:
-        self.builder = RunBuilder(self.run.id)
         # The folders' times are read before their content: what appears in between is noticed the next time.
         self.looked_at_ns = time.time_ns()
         self.scanned = folder_times(self.run.path)
         self.files = journal_files(self.run)
-
-    def restore(self, transaction: Transaction, facts: Mapping[str, Any]) -> None:
-        """Continue from the ``facts`` that the run was last built from."""
-
-        def all_events() -> list[AnyEvent]:
-            # Earlier events are in the registry; those read now are written only at the end.
-            return [*transaction.events([self.run.id]).get(self.run.id, ()), *self.new_events]
-
-        self.builder = RunBuilder.from_dict(self.run.id, facts, all_events)
 
     def forget_shrunk(self, transaction: Transaction) -> None:
         """Start over with files that are shorter than before, since they have been replaced."""
@@ -110,40 +159,72 @@ class _RunReader:
                     self.progress[file.metrics_of] = Progress()
                     transaction.set_progress(self.run.id, file.metrics_of, Progress())
 
-    def ingest(self, transaction: Transaction, *, dead: bool) -> Ingested:
+    def read(self, transaction: Transaction) -> None:
+        """Read what is new, and build the run. Raises RunUnreadable if a file cannot be read."""
         for file in self.files:
             if file.size != self.offsets.get(file.name, 0):
-                self._read(transaction, file)
+                self._read_file(file)
+
+        def all_events() -> list[AnyEvent]:
+            # Earlier events are in the registry; those read now are written only at the end.
+            return [*transaction.events([self.run.id]).get(self.run.id, ()), *self.new_events]
+
+        if self.facts is not None:
+            self.builder = RunBuilder.from_dict(self.run.id, self.facts, all_events)
+        else:
+            self.builder = RunBuilder(self.run.id)
+            self.builder.add(self.earlier)
         self.builder.add(self.new_events)
-        run = with_next_start(self.builder.build(self.progress))
+        if not any(event.source.startswith(f"{JOURNALS}/") for event in self.builder.events):
+            raise RunUnreadable(f"there is no event in {JOURNALS}/, where the command that made it has written")
+        self.result = with_next_start(self.builder.build(self.progress))
+
+    def store(self, transaction: Transaction, *, dead: bool) -> Run:
+        """Write what was read; returns the run."""
+        assert self.result is not None
+        run = self.result
+        for event, line in zip(self.new_events, self.lines, strict=True):
+            transaction.add_event(run.id, event, line)
+        for name in self.changed:
+            transaction.set_offset(run.id, name, self.offsets[name])
+        for key in {file.metrics_of for file in self.files if file.name in self.changed} - {None}:
+            transaction.set_progress(run.id, str(key), self.progress[str(key)])
+        transaction.add_garbage(run.id, self.garbage)
         numbers = {attempt.key: attempt.number for attempt in run.attempts}
         settled = run.ended and dead and is_quiet(self.scanned, self.looked_at_ns)
-        findings = ledger_entries(self.run.id, self.builder.events, numbers)
+        findings = ledger_entries(run.id, self.builder.events, numbers)
         transaction.put(run, findings, settled=settled, scanned=self.scanned, revision=sum(self.offsets.values()))
         if not run.ended:
-            transaction.set_builder_facts(self.run.id, self.builder.to_dict())
-        return Ingested(run, tuple(self.garbage))
+            transaction.set_builder_facts(run.id, self.builder.to_dict())
+        return run
 
-    def _read(self, transaction: Transaction, file: JournalFile) -> None:
+    def _read_file(self, file: JournalFile) -> None:
         """Read what is new in a file."""
         for piece in read_pieces(file, self.offsets.get(file.name, 0)):
-            self._add_piece(transaction, file, piece)
-            transaction.set_offset(self.run.id, file.name, piece.reading.end)
+            self._add_piece(file, piece)
             self.offsets[file.name] = piece.reading.end
+            self.changed.add(file.name)
 
-    def _add_piece(self, transaction: Transaction, file: JournalFile, piece: Piece) -> None:
+    def _add_piece(self, file: JournalFile, piece: Piece) -> None:
         """Keep the records of a piece of a file."""
-        garbage = list(piece.reading.garbage)
         if file.metrics_of is not None:
-            before = self.progress.get(file.metrics_of, Progress())
-            self.progress[file.metrics_of] = before.advance(points_of(record for _, record in piece.reading.records))
-            transaction.set_progress(self.run.id, file.metrics_of, self.progress[file.metrics_of])
-        else:
-            events, garbage = events_of(piece.reading, file.name)
-            self.new_events += events
-            for event in events:
-                # The unmodified line: serializing its JSON again would take as long as parsing it.
-                transaction.add_event(self.run.id, event, piece.line(event.offset))
-        if garbage:
-            transaction.add_garbage(self.run.id, garbage)
-            self.garbage += garbage
+            self._add_points(file.name, file.metrics_of, piece)
+            return
+        events, garbage = events_of(piece.reading, file.name)
+        self.new_events += events
+        # The unmodified lines: serializing their JSON again would take as long as parsing it.
+        self.lines += [piece.line(event.offset) for event in events]
+        self.garbage += garbage
+
+    def _add_points(self, name: str, attempt_key: str, piece: Piece) -> None:
+        self.garbage += piece.reading.garbage
+        points = []
+        for offset, record in piece.reading.records:
+            flaws: list[str] = []
+            point = read_point(record, flaws)
+            if point is not None:
+                points.append(point)
+            if flaws:
+                line = piece.line(offset).encode()
+                self.garbage.append(garbage_of(name, offset, line, f"values that are unusable: {', '.join(flaws)}"))
+        self.progress[attempt_key] = self.progress.get(attempt_key, Progress()).advance(points)

@@ -8,7 +8,7 @@ import sqlalchemy as sa
 
 # Increase this with every change to the tables or to what they store: a registry of an earlier version is rebuilt from
 # the run directories. A test knows the tables of each version.
-VERSION = 4
+VERSION = 5
 
 metadata = sa.MetaData()
 
@@ -191,6 +191,7 @@ garbage = sa.Table(
     sa.Column("source", sa.String, primary_key=True),
     sa.Column("offset", sa.Integer, primary_key=True),
     sa.Column("line", sa.LargeBinary, nullable=False),
+    sa.Column("why", sa.String, nullable=False),
 )
 
 # How much of a run has been sent to the tracking store: ``offsets`` by metrics file, and the run's ``revision`` at that

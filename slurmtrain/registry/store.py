@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable
-from slurmtrain.model.run.run import ENDED
+from slurmtrain.errors import PathError, RegistryFailed, RegistryNewer, RegistryUnusable, RunUnreadable
+from slurmtrain.model.run.run import ENDED, UNREADABLE
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.database import engine_in_memory, open_engine, reading
 from slurmtrain.system.journal_files import has_unread, journal_files
@@ -46,6 +46,11 @@ class IndexRow(NamedTuple):
         return self.state in ENDED
 
     @property
+    def unreadable(self) -> bool:
+        """Whether its journals cannot be read."""
+        return self.state == UNREADABLE
+
+    @property
     def scanned(self) -> tuple[int, int]:
         """Times (ns) of the run's folders when its files were last listed."""
         return (self.journals_at, self.attempts_at)
@@ -75,6 +80,11 @@ class Listed:
     def ended(self) -> bool:
         """Whether it has ended; it may still be started again."""
         return self.state in ENDED
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its journals cannot be read."""
+        return self.state == UNREADABLE
 
     @property
     def state(self) -> str:
@@ -133,6 +143,14 @@ class Mirrored:
     uri: str
     offsets: Mapping[str, int]
     revision: int
+
+
+def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
+    """Whether there is more to read in a run than up to these ``offsets``, or something that cannot be read."""
+    try:
+        return has_unread(journal_files(run), offsets)
+    except RunUnreadable:
+        return True
 
 
 _INDEX = sa.select(*(schema.run.c[name] for name in IndexRow._fields)).order_by(schema.run.c.id)
@@ -255,11 +273,11 @@ class Store:
         return self._read(lambda connection: queries.offsets(connection, run_ids))
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
-        """The ``directories`` whose files contain bytes that have not been read. Takes no write lock."""
+        """The ``directories`` whose files contain bytes that have not been read, or cannot. Takes no write lock."""
         if not directories:
             return []
         offsets = self.offsets([directory.id for directory in directories])
-        return [run for run in directories if has_unread(journal_files(run), offsets.get(run.id, {}))]
+        return [run for run in directories if _has_news(run, offsets.get(run.id, {}))]
 
     def mirrors(self) -> dict[str, Mirrored]:
         """How much has been sent to the tracking store, by run id."""

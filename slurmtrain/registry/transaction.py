@@ -6,9 +6,10 @@ of it spent preparing statements.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from slurmtrain.model.preflight.node_ledger import LedgerEntry
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal import Garbage
 from slurmtrain.model.run.progress import Progress
-from slurmtrain.model.run.run import Run
+from slurmtrain.model.run.run import UNREADABLE, Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.fact_rows import GARBAGE, LEDGER, PROGRESS, event_of
 from slurmtrain.registry.rows import ATTEMPTS, CHECKPOINTS, RUNS, Row, run_row
@@ -68,6 +69,21 @@ class Transaction:
             if rows:
                 self._connection.exec_driver_sql(statement, rows)
         self._rows.clear()
+
+    @contextlib.contextmanager
+    def savepoint(self, *errors: type[Exception]) -> Iterator[None]:
+        """What is written inside is undone if one of these ``errors`` leaves it; others end the whole transaction."""
+        self.flush()
+        self._connection.exec_driver_sql("SAVEPOINT part")
+        try:
+            yield
+            self.flush()
+        except errors:
+            self._rows.clear()
+            self._put.clear()
+            self._connection.exec_driver_sql("ROLLBACK TO part")
+            raise
+        self._connection.exec_driver_sql("RELEASE part")
 
     def clear(self) -> None:
         """Delete everything, even what was sent to tracking stores: sending it again adds nothing there."""
@@ -170,6 +186,16 @@ class Transaction:
         row = run_row(run, settled=settled, scanned=scanned, revision=revision)
         self._rows[_insert("REPLACE", RUNS.table, RUNS.columns)].append(row)
 
+    def set_unreadable(self, run_id: str, reason: str) -> None:
+        """Record that a run cannot be read, and why; everything else that is known about it stays.
+
+        Nothing is written if that is recorded already.
+        """
+        self.flush()
+        run = Run(id=run_id, name=run_id, state=UNREADABLE, reason=reason, executor="")
+        row = run_row(run, settled=False, scanned=(), revision=0)
+        self._connection.exec_driver_sql(_mark_unreadable(), row)
+
     def settle(self, scanned: Mapping[str, Sequence[int]]) -> None:
         """Record that these runs are settled. ``scanned``: their folders' times (ns), by run."""
         self.flush()
@@ -200,6 +226,15 @@ class Transaction:
 @cache
 def _delete(table: sa.Table) -> sa.Delete:
     return table.delete().where(queries.of_runs(table))
+
+
+@cache
+def _mark_unreadable() -> str:
+    """Inserts the row of a run that cannot be read; of one that is known, it changes only what that concerns."""
+    changes = "state = excluded.state, reason = excluded.reason, settled = excluded.settled"
+    differs = "run.state <> excluded.state OR run.reason <> excluded.reason OR run.settled <> excluded.settled"
+    insert = _insert("ABORT", RUNS.table, RUNS.columns)
+    return f"{insert} ON CONFLICT (id) DO UPDATE SET {changes} WHERE {differs}"
 
 
 @cache

@@ -1,26 +1,35 @@
 """The journals and metrics files of a run directory: where they are, whether they have grown, and what is new in them.
 
-Commands continue reading where they last stopped; agents read from the start.
+Commands continue reading where they last stopped; agents read from the start. Only regular files are opened. A journal
+that cannot be read is an error (RunUnreadable): without it, a run that trains may look like one that was never started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
-from slurmtrain.model.run.journal import Garbage, Reading, read_lines
+from slurmtrain.errors import RunUnreadable, UntrustedPath
+from slurmtrain.model.run.events.values import is_text
+from slurmtrain.model.run.journal import Reading, garbage_of, read_lines
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
+from slurmtrain.model.run.progress import Point, points_of
+from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.owned_files import kind_of, open_regular
 
 # A directory changed more recently than this may change again with the same timestamp, since timestamps are coarse.
 _COARSE_NS = 2_000_000_000
 # Read at most this much of a file at once.
 _PIECE_BYTES = 16 * 2**20
-# Keep this much of a line that is longer than that.
-_KEPT_BYTES = 1024
+# The time of a folder that cannot be looked at: different from any that was noted.
+_UNKNOWN = -1
+# How many problems the reason mentions.
+_MENTIONED = 3
 
 
 class JournalFile(NamedTuple):
@@ -51,6 +60,8 @@ def _time_of(folder: str) -> int:
         return os.stat(folder).st_mtime_ns  # noqa: PTH116
     except FileNotFoundError:
         return 0
+    except OSError:
+        return _UNKNOWN
 
 
 def is_quiet(times: Iterable[int], now_ns: int) -> bool:
@@ -58,13 +69,25 @@ def is_quiet(times: Iterable[int], now_ns: int) -> bool:
     return all(now_ns - at > _COARSE_NS for at in times)
 
 
-def journal_files(run: RunDir) -> list[JournalFile]:
-    """Every journal and metrics file of a run. Files and folders that cannot be read are skipped."""
-    root = str(run.path)
-    files = [_file(f"{JOURNALS}/{entry.name}", entry) for entry in _lines_in(f"{root}/{JOURNALS}")]
-    for folder in _entries(f"{root}/{ATTEMPTS}"):
+def journal_files(run: RunDir, problems: list[str] | None = None) -> list[JournalFile]:
+    """Every journal and metrics file of a run.
+
+    Args:
+        run: The run's directory.
+        problems: Receives what cannot be read, with the reason; None: that is an error.
+
+    Raises:
+        RunUnreadable: A folder cannot be listed, or a journal is not a regular file.
+    """
+    unreadable: list[str] = []
+    files = _lines_in(run, JOURNALS, unreadable)
+    for folder in _entries(run, ATTEMPTS, unreadable):
         if split_attempt(folder.name) is not None:
-            files += [_file(f"{ATTEMPTS}/{folder.name}/{entry.name}", entry) for entry in _lines_in(folder.path)]
+            files += _lines_in(run, f"{ATTEMPTS}/{folder.name}", unreadable)
+    if unreadable and problems is None:
+        raise RunUnreadable("; ".join(unreadable[:_MENTIONED]))
+    if problems is not None:
+        problems += unreadable
     return files
 
 
@@ -87,12 +110,15 @@ class Piece(NamedTuple):
 
 
 def read_pieces(file: JournalFile, offset: int = 0) -> Iterator[Piece]:
-    """A file's content from byte ``offset`` up to the size it was listed with; nothing if it cannot be read."""
-    while text := _read_bytes(file.path, offset, min(_PIECE_BYTES, file.size - offset)):
+    """A file's content from byte ``offset`` up to the size it was listed with; nothing if it has been deleted.
+
+    Raises RunUnreadable if it cannot be read.
+    """
+    while text := _read_bytes(file, offset, min(_PIECE_BYTES, file.size - offset)):
         reading = read_lines(text, offset, file.name)
         if reading.end == offset and len(text) == _PIECE_BYTES:
             # slurmtrain writes no line that long: skip it rather than wait forever for its end.
-            garbage = Garbage(file.name, offset, text[:_KEPT_BYTES])
+            garbage = garbage_of(file.name, offset, text, f"it is longer than {_PIECE_BYTES} bytes")
             reading = Reading((), (*reading.garbage, garbage), offset + len(text))
         yield Piece(text, offset, reading)
         if len(text) < _PIECE_BYTES:
@@ -100,30 +126,79 @@ def read_pieces(file: JournalFile, offset: int = 0) -> Iterator[Piece]:
         offset = reading.end
 
 
-def _read_bytes(path: str, offset: int, length: int) -> bytes:
-    """Up to ``length`` bytes of a file; none if it cannot be read."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+def last_points(metrics: Path, length: int) -> list[Point]:
+    """The points in the last ``length`` bytes of a metrics file; none if it cannot be read."""
+    with contextlib.suppress(OSError, UntrustedPath):
+        handle = open_regular(metrics)
+        try:
+            start = max(0, os.fstat(handle).st_size - length)
+            reading = read_lines(os.pread(handle, length, start), start, metrics.name)
+        finally:
+            os.close(handle)
+        return points_of(record for _, record in reading.records)
+    return []
+
+
+def line_number(path: Path, offset: int) -> int | None:
+    """The number, counted from 1, of the line that begins at byte ``offset`` of a file; None if it cannot be read."""
+    count, position = 1, 0
+    with contextlib.suppress(OSError, UntrustedPath), os.fdopen(open_regular(path), "rb") as file:
+        while position < offset and (text := file.read(min(_PIECE_BYTES, offset - position))):
+            count += text.count(b"\n")
+            position += len(text)
+        return count
+    return None
+
+
+def _read_bytes(file: JournalFile, offset: int, length: int) -> bytes:
+    """Up to ``length`` bytes of a file; none if it has been deleted."""
+    try:
+        handle = open_regular(file.path)
         try:
             return os.pread(handle, max(0, length), offset)
         finally:
             os.close(handle)
-    return b""
+    except FileNotFoundError:
+        return b""
+    except UntrustedPath as error:
+        raise RunUnreadable(str(error)) from error
+    except OSError as error:
+        raise RunUnreadable(f"{file.name} cannot be read: {describe_os_error(error)}") from error
 
 
-def _lines_in(folder: str) -> list[os.DirEntry[str]]:
-    return [entry for entry in _entries(folder) if entry.name.endswith(".jsonl")]
+def _lines_in(run: RunDir, folder: str, problems: list[str]) -> list[JournalFile]:
+    """The journals and metrics files in a ``folder`` of a run; appends what cannot be read to ``problems``."""
+    files = []
+    for entry in _entries(run, folder, problems):
+        if not entry.name.endswith(".jsonl"):
+            continue
+        name = f"{folder}/{entry.name}"
+        try:
+            status = entry.stat(follow_symlinks=False)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            problems.append(f"{name} cannot be looked at: {describe_os_error(error)}")
+            continue
+        if not stat.S_ISREG(status.st_mode):
+            problems.append(f"{name} is {kind_of(status)}, not a regular file")
+        elif not is_text(entry.name):
+            problems.append(f"{name!a} has a name that is not UTF-8")
+        else:
+            files.append(JournalFile(name, entry.path, status.st_size))
+    return files
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    """The entries of a folder, sorted so that a rebuild reads files in the same order as earlier commands."""
-    with contextlib.suppress(OSError), os.scandir(folder) as entries:
-        return sorted(entries, key=attrgetter("name"))
-    return []
+def _entries(run: RunDir, folder: str, problems: list[str]) -> list[os.DirEntry[str]]:
+    """The entries of a folder of a run, sorted so that a rebuild reads files in the same order as earlier commands.
 
-
-def _file(name: str, entry: os.DirEntry[str]) -> JournalFile:
+    Appends the reason to ``problems`` if it exists and cannot be listed.
+    """
     try:
-        return JournalFile(name, entry.path, entry.stat().st_size)
-    except OSError:
-        return JournalFile(name, entry.path, 0)
+        with os.scandir(f"{run.path}/{folder}") as entries:
+            return sorted(entries, key=attrgetter("name"))
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        problems.append(f"{folder} cannot be listed: {describe_os_error(error)}")
+        return []

@@ -168,14 +168,14 @@ def check_entry(path: Path) -> None:
 def check_directory(path: Path | str) -> None:
     """Check a directory in one that has been checked, in a single system call, unless it is a link.
 
-    Raises UntrustedPath, also if it is not a directory; OSError.
+    Raises UntrustedPath; PathError for too many links; OSError, such as NotADirectoryError.
     """
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         status = follow_links(path).stat()
-    if not stat.S_ISDIR(status.st_mode):
-        raise _not(status, path, stat.S_IFDIR)
     check_owned(status, path)
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 
 
 def read_checked(path: Path, *, check: Check = check_owned) -> bytes:
@@ -224,9 +224,13 @@ def account_name(uid: int) -> str:
     return f"the account {name}" if name.isdigit() else name
 
 
+def kind_of(status: os.stat_result) -> str:
+    """What an object with this status is, such as ``a FIFO``."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+
+
 def _not(status: os.stat_result, path: Path | str, expected: int) -> UntrustedPath:
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-    return UntrustedPath(f"{path} is {kind}, not {_KINDS[expected]}", "move it away")
+    return UntrustedPath(f"{path} is {kind_of(status)}, not {_KINDS[expected]}", "move it away")
 
 
 def _other_writers(status: os.stat_result, path: Path | str) -> str:

@@ -88,9 +88,7 @@ def test_the_commands_of_getting_started_print_what_the_page_shows(site: Site) -
             timeout=PATIENCE_S,
         )
         assert completed.returncode == 0, f"$ {step.command}\n{completed.stdout}\n{completed.stderr}"
-        # Some versions of gloo write to standard output.
-        printed = "".join(line for line in completed.stdout.splitlines(True) if not line.startswith("[Gloo] "))
-        assert doctest.OutputChecker().check_output(step.shown, printed, _SAME), (
+        assert doctest.OutputChecker().check_output(step.shown, completed.stdout, _SAME), (
             f"$ {step.command}\nthe page shows\n{step.shown}\nbut it printed\n{completed.stdout}\n{completed.stderr}"
         )
 

@@ -116,8 +116,9 @@ def warn(messages: Iterable[str]) -> None:
 
 
 def warn_about(observed: Observed) -> None:
-    """Warn about failed queries and about journals with unreadable lines; 'show --json' has those lines."""
+    """Warn about failed queries, unreadable runs, and unreadable lines of journals; 'show --json' has those lines."""
     warn(observed.problems)
+    warn(f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items())
     counts: dict[tuple[str, str], list[int]] = {}
     for run_id, bad in observed.garbage:
         counts.setdefault((run_id, bad.source), []).append(bad.offset)

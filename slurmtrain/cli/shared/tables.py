@@ -12,7 +12,7 @@ from slurmtrain.cli.shared.printable import printable
 
 _STYLES = {
     "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
-    "pending": "magenta",
+    "pending": "magenta", "unreadable": "red",
 }  # fmt: skip
 # Cells that show that there is nothing to show.
 _EMPTY = ("", "-")

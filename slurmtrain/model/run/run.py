@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.run.layout import attempt_key
 
-RUN_STATES = ("created", "pending", "running", "requeued", "completed", "failed", "cancelled", "lost")
+# The state of a run whose journals cannot be read: whatever else is known of it may no longer be so.
+UNREADABLE = "unreadable"
+RUN_STATES = ("created", "pending", "running", "requeued", "completed", "failed", "cancelled", "lost", UNREADABLE)
 ENDED = frozenset({"completed", "failed", "cancelled", "lost"})
 CAUSES = (
     "completed", "preempted", "timeout", "node_fail", "oom", "crash", "hang", "preflight", "cancelled", "lost",
@@ -224,6 +226,11 @@ class Run:
     def ended(self) -> bool:
         """Whether it is over, and nothing starts it again."""
         return self.state in ENDED
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether its journals cannot be read, so that nothing may be done on the ground of what is known about it."""
+        return self.state == UNREADABLE
 
     @property
     def idle(self) -> bool:

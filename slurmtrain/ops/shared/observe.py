@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import UntrustedPath
+from slurmtrain.errors import RunUnreadable, UntrustedPath
 from slurmtrain.ops.shared.workspace import Workspace, without_untrusted
 from slurmtrain.system.journal_files import folder_times, is_quiet
 
@@ -64,14 +64,16 @@ class ListedRuns(Mapping[str, "Listed"]):
 class Observed:
     """All runs as known now.
 
-    ``garbage``: journal lines that are not records. ``problems``: what could not be asked. ``refused``: the directories
-    that somebody else owns or can write to, by run: they decide nothing, and their runs are in no list.
+    ``garbage``: journal lines that are not records, or only in part. ``problems``: what could not be asked.
+    ``refused``: the directories that somebody else owns or can write to, by run: they decide nothing, and their runs
+    are in no list. ``unreadable``: why runs cannot be read, by id, of those that were looked at.
     """
 
     runs: ListedRuns
     garbage: Sequence[tuple[str, Garbage]] = ()
     problems: Sequence[str] = ()
     refused: Mapping[str, UntrustedPath] = field(default_factory=dict)
+    unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
 def observe(
@@ -109,7 +111,7 @@ def observe(
     if only is not None:
         runs.fetch(only)
     problems = [*look.problems, *(f"run {run_id} is left out: {error}" for run_id, error in refused.items())]
-    return Observed(runs, look.garbage, problems, refused)
+    return Observed(runs, look.garbage, problems, refused, look.unreadable)
 
 
 def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
@@ -119,11 +121,21 @@ def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
         workspace: Where the run is.
         run_id: Its id.
         ask_slurm: Ask Slurm, if it may know more about the run.
+
+    Raises:
+        RunUnreadable: Its journals cannot be read.
     """
     observe(workspace, [run_id], ask_slurm=ask_slurm)
     run = workspace.store.load(run_id)
     assert run is not None
+    check_readable(run)
     return run
+
+
+def check_readable(run: Run) -> None:
+    """Raise RunUnreadable if nothing may be done with a run, since its journals cannot be read."""
+    if run.unreadable:
+        raise RunUnreadable(f"run {run.id} is unreadable: {run.reason}; put that right, and try again")
 
 
 def _complete(listed: Listed, live: Live | None, has_directory: bool) -> Listed:
@@ -189,21 +201,25 @@ class _Look:
         self.garbage: list[tuple[str, Garbage]] = []
         self.live: dict[str, Live] = {}
         self.problems: list[str] = []
+        self.unreadable: dict[str, str] = {}
         self.has_written = False
         self._runs: dict[str, Run] = {}
 
     def unread(self, directories: Sequence[RunDir]) -> list[RunDir]:
         """Those of these runs that have not been read yet, or not to the end."""
-        unknown = [directory for directory in directories if directory.id not in self._index]
-        return [*unknown, *self.workspace.store.unread([d for d in directories if d.id in self._index])]
+        # One that could not be read may be readable now, although nothing has been added to it.
+        read = {d for d in directories if d.id in self._index and not self._index[d.id].unreadable}
+        unread = self.workspace.store.unread([d for d in directories if d in read])
+        return [*(d for d in directories if d not in read), *unread]
 
     def runs(self, directories: Iterable[RunDir]) -> dict[RunDir, Run]:
-        """Those of these runs that are known, as last read."""
+        """Those of these runs that are known and can be read, as last read."""
         by_id = {directory.id: directory for directory in directories}
         missing = [run_id for run_id in by_id if run_id not in self._runs]
         if missing:
             self._runs.update(self.workspace.store.load_all(missing))
-        return {directory: self._runs[run_id] for run_id, directory in by_id.items() if run_id in self._runs}
+        loaded = {run_id: self._runs[run_id] for run_id in by_id if run_id in self._runs}
+        return {by_id[run_id]: run for run_id, run in loaded.items() if not run.unreadable}
 
     def runs_of(self, directories: Iterable[RunDir], executor: str) -> dict[RunDir, Run]:
         return {directory: run for directory, run in self.runs(directories).items() if run.executor == executor}
@@ -215,9 +231,12 @@ class _Look:
         from slurmtrain.registry.ingest import ingest
 
         self.has_written = True
-        for ingested in self.workspace.store.write(lambda transaction: ingest(transaction, directories, dead=dead)):
-            self._runs[ingested.run.id] = ingested.run
-            self.garbage += [(ingested.run.id, bad) for bad in ingested.garbage]
+        ingested = self.workspace.store.write(lambda transaction: ingest(transaction, directories, dead=dead))
+        self._runs.update(ingested.runs)
+        self.garbage += ingested.garbage
+        self.unreadable.update(ingested.unreadable)
+        for run_id in ingested.unreadable:
+            self._runs.pop(run_id, None)
 
     def settle(self, dead: Sequence[RunDir]) -> None:
         """Mark the runs that need not be read again: ended, processes gone, directories unchanged for a while."""

@@ -14,6 +14,7 @@ from slurmtrain.model.run.layout import RunDir, attempt_of, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, iso, run_json
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.journal_files import line_number
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Listed
@@ -34,7 +35,13 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         "attempts": [attempt_json(attempt) for attempt in run.attempts],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
-            {"journal": garbage.source, "offset": garbage.offset, "line": garbage.line[:200].decode(errors="replace")}
+            {
+                "journal": garbage.source,
+                "offset": garbage.offset,
+                "number": line_number(directory.path / garbage.source, garbage.offset),
+                "line": garbage.line[:200].decode(errors="replace"),
+                "why": garbage.why,
+            }
             for garbage in workspace.store.garbage(run.id)
         ],
     }
@@ -115,7 +122,7 @@ def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     networks = [dict(network) for network in election.get("networks", ())]
     elected = election.get("elected")
-    name = networks[elected].get("name") if isinstance(elected, int) and elected < len(networks) else None
+    name = networks[elected].get("name") if isinstance(elected, int) and 0 <= elected < len(networks) else None
     return {
         "elected": name,
         "networks": networks,

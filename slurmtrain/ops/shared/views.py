@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
+import glob
 import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.layout import METRICS, RunDir
 from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -23,10 +22,13 @@ _TAIL_BYTES = 16_384
 
 
 def iso(seconds: float | None) -> str | None:
-    """A time as ISO 8601 in UTC, to the millisecond."""
+    """A time as ISO 8601 in UTC, to the millisecond; None for one that no calendar has."""
     if seconds is None:
         return None
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    try:
+        return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
         "name": listed.name,
         "state": listed.state,
         "reason": _reason(listed),
-        "executor": row["executor"],
+        "executor": row["executor"] or None,
         "job_id": listed.job_id,
         "attempt": listed.attempt,
         "step": row["step"],
@@ -120,23 +122,14 @@ def now_iso() -> str:
 
 def _rate(directory: RunDir, listed: Listed) -> float | None:
     """Steps per second of the newest job, from the last lines of its metrics."""
-    from slurmtrain.model.run.progress import points_of, steps_per_second
+    from slurmtrain.model.run.progress import steps_per_second
+    from slurmtrain.system.journal_files import last_points
 
     if listed.job_id is None:
         return None
-    records = []
-    for folder in directory.attempts.glob(f"{listed.job_id}.*"):
-        with contextlib.suppress(OSError), (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
-            for line in file.read().splitlines():
-                with contextlib.suppress(ValueError, AttributeError):
-                    record = json.loads(line)
-                    record["t"] = float(record.get("t"))
-                    records.append(record)
-    with contextlib.suppress(TypeError):
-        return steps_per_second(points_of(records))
-    return None
+    # Those of earlier starts as well: their lines are few, and the last start may have none yet.
+    folders = directory.attempts.glob(f"{glob.escape(listed.job_id)}.*")
+    return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
 
 
 def _eta(row: Mapping[str, Any], rate: float | None) -> float | None:

@@ -180,8 +180,8 @@ def without_untrusted(runs: Sequence[RunDir]) -> tuple[list[RunDir], dict[str, U
         except UntrustedPath as error:
             refused[run.id] = error
             continue
-        except OSError:
-            pass  # it has just been deleted
+        except (OSError, PathError):
+            pass  # it has just been deleted, or reading it gives the reason
         trusted.append(run)
     return trusted, refused
 

@@ -58,7 +58,7 @@ class ReportFilter:
             return self._problem_events([outcome.failure], at, complete=False)
         synced = outcome.synced
         events = [*self._run_events(synced, outcome.before, at), *self._note_events(synced, at)]
-        problems = [*synced.observed.problems, *synced.problems]
+        problems = [*synced.observed.problems, *_unreadable_runs(synced.observed), *synced.problems]
         # While Slurm is down, it is unknown whether other problems are over.
         return events + self._problem_events(problems, at, complete=not outcome.slurm_down)
 
@@ -117,6 +117,12 @@ def _describe_end(synced: Synced, run_id: str) -> str:
     listed = synced.observed.runs[run_id]
     reason = str(listed.row["reason"] or "")
     return _END_TEXTS.get(listed.state, listed.state) + (f": {reason}" if reason else "")
+
+
+def _unreadable_runs(observed: Observed) -> Iterator[str]:
+    """The problem of each run that cannot be read."""
+    for run_id, reason in observed.unreadable.items():
+        yield f"run {run_id} is unreadable: {reason}"
 
 
 def _unreadable_lines(observed: Observed) -> Iterator[str]:

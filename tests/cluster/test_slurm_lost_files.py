@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 from helpers.cluster import Cluster, ClusterSite
 from helpers.site import until
 
 
+def held(site: ClusterSite, name: str) -> Path:
+    """A spec whose job waits for ever."""
+    return site.spec(name, slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"})
+
+
 def test_with_a_broken_registry_a_run_is_submitted_once_and_a_retry_returns_it(
     site: ClusterSite, cluster: Cluster
 ) -> None:
-    held = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"})
+    spec = held(site, "held")
     site.runs.mkdir(exist_ok=True)
     shutil.chown(site.runs, site.person.uid, site.person.gid)
     registry = site.runs / "registry.db"
     registry.write_text("these are my notes " * 100)
     shutil.chown(registry, site.person.uid, site.person.gid)
     registry.chmod(0o600)
-    submitted = site.call("submit", str(held), "--executor", "slurm", "--idempotency-key", "k")
+    submitted = site.call("submit", str(spec), "--executor", "slurm", "--idempotency-key", "k")
     run_id = submitted.stdout.strip()
     assert submitted.stderr.count(f"{registry} is not a readable database") == 1
-    assert site.submit(held, "--idempotency-key", "k") == run_id
+    assert site.submit(spec, "--idempotency-key", "k") == run_id
     assert [name for name in cluster.jobs().values() if name.startswith("held-")] == [f"held-{run_id}"]
     assert site.status(run_id)["state"] == "pending"
     site.call("cancel", run_id)
@@ -31,15 +37,27 @@ def test_with_a_broken_registry_a_run_is_submitted_once_and_a_retry_returns_it(
 
 def test_cancelling_a_run_whose_directory_was_deleted_ends_its_job(site: ClusterSite, cluster: Cluster) -> None:
     """The first is known to the registry, the second only to Slurm, by the name of its job."""
-    run_ids = [site.submit(site.steady(name)) for name in ("first", "second")]
+    run_ids = [site.submit(held(site, name)) for name in ("first", "second")]
     for run_id in run_ids:
-        site.wait_for_lines(run_id)
         shutil.rmtree(site.runs / run_id)
     cancelled = site.call("cancel", run_ids[0])
     assert "its job was ended; its directory was deleted" in cancelled.stderr
     assert site.status(run_ids[0])["state"] == "cancelled"
-    assert [name.rpartition("-")[2] for name in cluster.jobs("RUNNING").values()] == [run_ids[1]]
+    assert [name.rpartition("-")[2] for name in cluster.jobs().values()] == [run_ids[1]]
     (site.runs / "registry.db").unlink()
     [run] = site.json("cancel", run_ids[1])["runs"]
     assert (run["id"], run["state"]) == (run_ids[1], "cancelled")
-    until(lambda: not cluster.jobs(), "the end of all jobs")
+    assert cluster.jobs() == {}
+    again = site.call("cancel", run_ids[1], code=2)
+    assert f"there is no run '{run_ids[1]}' here, and no job or process of it" in again.stderr
+
+
+def test_the_job_of_a_run_whose_directory_was_deleted_while_it_trains_ends_by_itself(
+    site: ClusterSite, cluster: Cluster
+) -> None:
+    run_id = site.submit(site.steady(resources={"nodes": 2, "procs_per_node": 1, "time": "00:05:00"}))
+    site.wait_for_lines(run_id, 2)
+    while (site.runs / run_id).exists():
+        shutil.rmtree(site.runs / run_id, ignore_errors=True)
+    until(lambda: not cluster.jobs(), "the end of its job")
+    assert "its job was ended; its directory was deleted" in site.call("cancel", run_id).stderr

@@ -170,6 +170,7 @@ class World:
         self.flags = {node: StopFlag() for node in range(self.nodes)}
         self.attempt = RunDir(self.path / "RUN").attempt("7", 0)
         self.attempt.logs.mkdir(parents=True)
+        self.attempt.run.plan.touch()
         self.store = HashStore()
         self.threads: dict[int, threading.Thread] = {}
 

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from helpers.full_disk import small_disk
-from helpers.site import Site
+from helpers.site import Site, until
 
 
 def test_cancelling_a_run_whose_directory_was_deleted_ends_its_processes(site: Site) -> None:
@@ -52,3 +52,19 @@ def test_on_a_full_disk_a_run_is_cancelled_by_name_and_the_warning_says_what_is_
         site.call("cancel", run_id)
         site.call("sync")
         assert site.status(run_id)["state"] == "cancelled"
+
+
+def test_the_agents_of_a_run_whose_directory_was_deleted_end_its_ranks_and_make_nothing_anew(site: Site) -> None:
+    spec = site.light(params={"steps": 100_000, "step_ms": 10}, checkpoint={"every": {"minutes": 60}})
+    run_id = site.submit(spec)
+    until(lambda: site.step(run_id) > 60, "steps")
+    [output] = (site.runs / run_id).glob("submissions/1/submitit/*_log.out")
+    with output.open() as log:
+        while (site.runs / run_id).exists():
+            shutil.rmtree(site.runs / run_id, ignore_errors=True)
+        until(lambda: not site.processes(run_id), "the end of all processes")
+        [line] = [line for line in log.read().splitlines() if line.startswith("slurmtrain: ")]
+    assert line == (
+        f"slurmtrain: the run directory {site.runs / run_id} was deleted: the ranks cannot save any more, and are ended"
+    )
+    assert not (site.runs / run_id).exists()

@@ -33,6 +33,7 @@ from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
 from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import keep_signal_handlers, never_restart, worker_processes
+from slurmtrain.system.deletion_watch import DeletionWatch
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
@@ -176,6 +177,7 @@ class Workers(LocalElasticAgent):
         self._supervisor = supervisor
         self._exits = CommandExits(attempt, config.node, config.count) if config.per_node else RankExits(attempt)
         self._ranks = RankProcesses()
+        self._directory = DeletionWatch(attempt.run.path, attempt.run.plan.name)
         self._died_at: dict[int, float] = {}
 
     # --- torch elastic's extension points ---------------------------------------------------------------------------
@@ -240,6 +242,11 @@ class Workers(LocalElasticAgent):
             return StopRequest.by_signal(self._flag.name, at=time.time(), node=node)
         if deadline is not None and time.monotonic() >= deadline:
             return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=node)
+        if self._directory.deleted:
+            why = f"the run directory {self._config.attempt.run.path} was deleted"
+            # The journals were deleted too: if anything is left of this attempt, it is its output.
+            print(f"slurmtrain: {why}: the ranks cannot save any more, and are ended", file=sys.stderr, flush=True)
+            return StopRequest(cause="cancelled", why=why, at=time.time(), node=node)
         return self._supervisor.find_hang() or self._control.stop_request()
 
     def _end_workers(self, failed: bool) -> None:
@@ -253,7 +260,11 @@ class Workers(LocalElasticAgent):
             self._control.publish_stop(request)
         if request is not None:
             self._supervisor.stopping(request)
-        self._wait_or_kill(self._grace(request, failed and not self._may_be_saving(request)), ask=True)
+        if self._directory.deleted:
+            # Not asked: a save would make the directory again, with nothing in it that says what it is.
+            self._wait_or_kill(_seconds_from_now(0.0), ask=False)
+        else:
+            self._wait_or_kill(self._grace(request, failed and not self._may_be_saving(request)), ask=True)
 
     def _may_be_saving(self, request: StopRequest | None) -> bool:
         """Whether ranks that have ended have left behind processes that may save now, because of this ``request``.

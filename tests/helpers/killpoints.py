@@ -43,7 +43,8 @@ def watch(effect: Callable[[str], None], root: str) -> None:
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "open":
             path, _, flags = arguments
-            if isinstance(path, str | os.PathLike) and flags & _WRITING and str(path).startswith(root):
+            # Resolved: a run's directory is opened once, and what is in it by way of its descriptor.
+            if isinstance(path, str | os.PathLike) and flags & _WRITING and os.path.realpath(path).startswith(root):
                 report(f"open {path}")
         elif event in _CHANGES:
             report(f"{event} {arguments[0]}")

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import without_locks
 from helpers.site import Site, until
+
+from slurmtrain.system.process import Process
 
 # Submits, and is stopped when everything is ready for the job to start.
 STOPPED = """
@@ -81,3 +85,62 @@ def test_without_locks_a_run_is_submitted_saved_resumed_pruned_watched_and_cance
     assert site.status(run_id)["state"] == "cancelled"
     site.call("registry", "rebuild")
     assert not [path for path in site.runs.rglob("*") if ".held" in path.name]
+
+
+# --- a runs root that is renamed --------------------------------------------------------------------------------------
+
+
+def saved_steps(runs: Path, run_id: str) -> list[int]:
+    """The steps of the published checkpoints of a run."""
+    return sorted(int(path.parent.name[5:]) for path in (runs / run_id / "checkpoints").glob("step-*/MANIFEST.json"))
+
+
+def test_a_run_trains_on_and_saves_although_the_runs_root_is_renamed(site: Site) -> None:
+    spec = site.spec(params={"steps": 100000, "step_ms": 20}, checkpoint={"every": {"steps": 10}}, script="steps.py")
+    run_id = site.submit(spec)
+    until(lambda: saved_steps(site.runs, run_id), "the first checkpoint")
+    before, site.runs = site.runs, site.path / "renamed"
+    before.rename(site.runs)
+    newest = saved_steps(site.runs, run_id)[-1]
+    until(lambda: saved_steps(site.runs, run_id)[-1] > newest + 10, "two checkpoints since the renaming")
+    assert "started" not in site.call("sync").stdout
+    assert site.status(run_id)["state"] == "running"
+    site.call("cancel", run_id)
+    run = site.show(run_id)
+    assert (run["state"], len(run["attempts"]), run["lost_steps"]) == ("cancelled", 1, 0)
+    assert run["checkpoint"]["step"] == run["step"]
+    site.json("resume", run_id, f"params.steps={run['step'] + 3}", "--wait")
+    run = site.show(run_id)
+    assert (run["state"], run["lost_steps"]) == ("completed", 0)
+    assert not before.exists()
+
+
+def test_a_run_that_fails_after_a_renaming_says_so_and_starts_again_where_it_is_and_once(site: Site) -> None:
+    spec = site.light(
+        params={"steps": 100000, "step_ms": 20}, checkpoint={"every": {"steps": 10}}, requeue={"backoff_s": 0}
+    )
+    run_id = site.submit(spec)
+    until(lambda: saved_steps(site.runs, run_id), "the first checkpoint")
+    before, site.runs = site.runs, site.path / "renamed"
+    before.rename(site.runs)
+    [rank] = [Process.from_dict(each) for each in processes_of_ranks(site.runs / run_id)]
+    assert rank.send(signal.SIGKILL)
+    until(lambda: site.status(run_id)["state"] == "requeued", "the end of the attempt")
+    reason = site.show(run_id)["attempts"][0]["reason"]
+    moved = f"its directory was moved from {before / run_id} to {site.runs / run_id} while it ran"
+    assert reason.startswith("rank 0 was killed by SIGKILL")
+    assert moved in reason
+    # Not in place, where the old directory would be made anew.
+    assert not before.exists()
+    until(lambda: run_id in site.call("sync").stdout or site.status(run_id)["attempt"] == 2, "another start")
+    until(lambda: len([*site.runs.glob("*/attempts/*/metrics.jsonl")]) == 2, "a step of the second attempt")
+    site.call("cancel", run_id)
+    second = site.show(run_id)["attempts"][1]
+    assert second["first_step"] >= 10
+
+
+def processes_of_ranks(run: Path) -> list[dict[str, Any]]:
+    """The ranks of a run that its agent has started last."""
+    [journal] = run.glob("attempts/*/node-0.jsonl")
+    events = [json.loads(line) for line in journal.read_text().splitlines()]
+    return list([event for event in events if event["kind"] == "workers"][-1]["processes"].values())

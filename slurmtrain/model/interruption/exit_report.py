@@ -362,7 +362,14 @@ class ExclusionProblem:
     reason: str
 
 
-Evidence = KernelEvidence | HangEvidence | LostNodes | StopCause | ExclusionProblem
+@dataclass(frozen=True, slots=True)
+class Displacement:
+    """What has happened to the run's directory meanwhile, as a sentence without a full stop; empty if nothing has."""
+
+    reason: str
+
+
+Evidence = KernelEvidence | HangEvidence | LostNodes | StopCause | Displacement | ExclusionProblem
 
 
 def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
@@ -378,6 +385,7 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
       ``evidence``.
     * :class:`StopCause`, once Slurm has answered: says what the signal stood for. If the job runs on, Slurm did not end
       it; if nodes are missing as well, srun ended the other tasks because of them (``node_fail``).
+    * :class:`Displacement`, on each node at the end: added to ``reason``, unless the ranks completed.
     * :class:`ExclusionProblem`, at node 0 before the job is requeued: added to ``reason``; no node is excluded.
     """
     match evidence:
@@ -389,6 +397,9 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
             return _amend_by_lost_nodes(report, evidence)
         case StopCause():
             return _amend_by_scheduler(report, evidence)
+        case Displacement(reason):
+            untouched = report.cause == "completed" or not reason
+            return report if untouched else replace(report, reason=f"{report.reason}; {reason}")
         case ExclusionProblem():
             return replace(report, reason=f"{report.reason}; {evidence.reason}", without=())
 

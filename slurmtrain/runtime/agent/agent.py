@@ -102,7 +102,9 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
             outcome = AttemptOutcome(report, report)
         except Exception as error:
             # A bug in slurmtrain: the traceback goes to the agent's log, its summary to the journal.
-            reason = f"the node agent failed: {type(error).__name__}: {error}"
+            # Or a person has renamed the runs root while this agent was about to read or write there.
+            summary = f"the node agent failed: {type(error).__name__}: {error}"
+            reason = "; ".join(filter(None, (summary, agent.displacement())))
             RankProcesses().kill()
             journal.write(NodeEnded(cause="crash", reason=reason, failed_at=time.time()))
             raise
@@ -159,6 +161,10 @@ class _Agent:
         """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
         requeue = self._plan.spec.requeue
         return self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
+
+    def displacement(self) -> str:
+        """What has happened to the run's directory meanwhile, as a sentence without a full stop; mostly empty."""
+        return self._finish.displacement()
 
     # --- before ranks -----------------------------------------------------------------------------------------------
 
@@ -322,6 +328,10 @@ class _Agent:
 
     def ask_policy(self, latest: PriorEnd) -> Decision:
         """What to do after an end that has just happened."""
+        displacement = self.displacement()
+        if displacement:
+            # Its files would be made anew where the run was. Commands start it again, where it is now.
+            return Decision("stop", displacement)
         return ask_policy(self._attempt, latest, self._plan.spec.requeue)
 
 

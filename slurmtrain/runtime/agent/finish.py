@@ -20,16 +20,17 @@ from pathlib import Path
 from typing import Protocol
 
 from slurmtrain.errors import SlurmtrainError
-from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExclusionProblem, ExitReport, amend
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends
 from slurmtrain.model.run.events.agent import JobRequeue, NodeEnded, RequeueFailed
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.requeue import final_state
 from slurmtrain.model.run.run import STATE_OF_CAUSE
 from slurmtrain.model.spec.spec import RequeueSpec
 from slurmtrain.runtime.agent.job_query import JobQuery, cause_of_stop
 from slurmtrain.runtime.job import lease, run_reader
 from slurmtrain.runtime.job.environment import Node
+from slurmtrain.system.followed_directory import FollowedDirectory
 from slurmtrain.system.journal import Journal
 
 # Final causes: nothing follows them, so the rest of the run's history need not be read.
@@ -106,16 +107,22 @@ class AttemptFinish:
     def __init__(
         self, attempt: AttemptDir, node: Node, journal: Journal, queue: JobQueue | None, query: JobQuery
     ) -> None:
-        """For the end of ``attempt`` on ``node``, which is written to ``journal``.
+        """For the end of ``attempt`` on ``node``, which is written to ``journal``. Raises OSError.
 
         ``queue``: the scheduler that can restart the job, if there is one. ``query``: asks it about the job when a
         signal arrives.
         """
-        self._attempt = attempt
+        # A person may have renamed the runs root by then.
+        self._directory = FollowedDirectory(attempt.run.path)
+        self._attempt = AttemptDir(RunDir(self._directory.alias).attempts / attempt.path.name, attempt.round)
         self._node = node
         self._journal = journal
         self._queue = queue
         self._query = query
+
+    def displacement(self) -> str:
+        """What has happened to the run's directory meanwhile, as a sentence without a full stop; mostly empty."""
+        return self._directory.displacement()
 
     def finish(
         self, outcome: AttemptOutcome, requeue: RequeueSpec, began: Newest, find_newest: Callable[[], Newest]
@@ -125,8 +132,9 @@ class AttemptFinish:
         ``outcome``: how the attempt ended. ``requeue``: the spec's rules. ``began``: the checkpoint that the last ranks
         started from. ``find_newest``: finds the newest one.
         """
-        node_report = self._with_stop_cause(outcome.node_report)
-        attempt_report = self._with_stop_cause(outcome.attempt_report)
+        displacement = Displacement(self.displacement())
+        node_report = amend(self._with_stop_cause(outcome.node_report), displacement)
+        attempt_report = amend(self._with_stop_cause(outcome.attempt_report), displacement)
         # Commands restart local runs: no process of a local job is left that could.
         if self._node.index != 0 or self._queue is None:
             self._end(node_report, attempt_report)
@@ -139,6 +147,10 @@ class AttemptFinish:
             reached=run_reader.last_step(self._attempt),
         )
         decision = ask_policy(self._attempt, latest, requeue)
+        if decision.again and displacement.reason:
+            # The job's own files are where the run was. Commands submit it anew, from where it is now.
+            self._journal_end(node_report)
+            return False
         # Slurm can exclude nodes from a job only while it is pending, so check now whether it would refuse.
         without = attempt_report.without if decision.again else ()
         problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None

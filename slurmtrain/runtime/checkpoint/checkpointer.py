@@ -64,7 +64,7 @@ class Checkpointer:
         self._saver = Saver(attempt, objects, policy, ranks, journal)
         self._restorer = Restorer(attempt, objects, ranks, journal, hashes=spec.verify == "hashes", plan_hash=plan.hash)
         nodes = max(1, ranks.world_size // plan.spec.resources.local_world_size)
-        self._schedule = Schedule(attempt.run, spec.every, history, nodes, journal)
+        self._schedule = Schedule(self._saver.run, spec.every, history, nodes, journal)
         self._patience = _PATIENCE
         self.saved_step: int | None = None
         """The step of the newest checkpoint that was published or restored."""

@@ -23,6 +23,7 @@ from slurmtrain.runtime.checkpoint.index import INDEX
 from slurmtrain.runtime.checkpoint.shard_plan import file_name
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.system.disk_space import space_left
+from slurmtrain.system.followed_directory import without_aliases
 from slurmtrain.system.journal import Journal
 from slurmtrain.version import __version__
 
@@ -106,7 +107,9 @@ class Publisher:
         free = self._free()
         if needed <= free:
             return ""
-        return f"it needs {in_gb(needed)}, and {in_gb(free)} are free in {self._attempt.run.checkpoints}"
+        return without_aliases(
+            f"it needs {in_gb(needed)}, and {in_gb(free)} are free in {self._attempt.run.checkpoints}"
+        )
 
     def _warn_of_quota(self, needed: int) -> None:
         used, quota = self._used_bytes(), self._policy.quota

@@ -36,7 +36,7 @@ import torch
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.interruption.interval import Publication, Vote
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.files import Staging
 from slurmtrain.runtime.checkpoint.publisher import Publisher, PublishPolicy, SaveInfo, WrittenState
@@ -46,6 +46,7 @@ from slurmtrain.runtime.checkpoint.states.rank_parts import PARTS, SHARED, Split
 from slurmtrain.runtime.checkpoint.writer_client import ShardWriter, WriterGone
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.followed_directory import FollowedDirectory
 from slurmtrain.system.journal import Journal
 
 _log = logging.getLogger("slurmtrain")
@@ -108,13 +109,17 @@ class Saver:
 
         ``journal``: rank 0's; None on other ranks.
         """
-        self._attempt = attempt
+        # The runs root may be renamed while the run trains: what is saved then is saved where the run is by then.
+        self._directory = FollowedDirectory(attempt.run.path)
+        self.run = RunDir(self._directory.alias)
+        """The run's directory, wherever it is."""
+        self._attempt = AttemptDir(self.run.attempts / attempt.path.name, attempt.round)
         self._objects = objects
         self._ranks = ranks
         self._sharding = Sharding(ranks)
         self._split = SplitObjects(ranks)
-        self._writer = ShardWriter()
-        self._publisher = Publisher(attempt, policy, ranks.world_size, self._writer, journal) if journal else None
+        self._writer = ShardWriter(inherited=[self._directory.handle])
+        self._publisher = Publisher(self._attempt, policy, ranks.world_size, self._writer, journal) if journal else None
         self._save: _Save | None = None
         self._proved = False
         self._framed: tuple[torch.Tensor, RankLayout] | None = None
@@ -127,6 +132,7 @@ class Saver:
         self._framed = None
         self._take_answers(until=lambda: failed and (self._save is None or not self._save.publishing))
         self._writer.close(wait=not failed)
+        self._directory.close()
 
     @property
     def step(self) -> int | None:

@@ -10,6 +10,7 @@ import select
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -35,7 +36,9 @@ class ShardWriter:
     Orders are executed one after another; :meth:`poll` and :meth:`wait` return their answers in the same order.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, inherited: Sequence[int] = ()) -> None:
+        """``inherited``: descriptors, besides its own, that the process gets under the same numbers."""
+        self._inherited = tuple(inherited)
         # Anonymous memory, not /dev/shm, which is small in many containers; the kernel frees it with the last process.
         self._handle = os.memfd_create("slurmtrain-checkpoint", os.MFD_CLOEXEC)
         self._bytes = 0
@@ -143,8 +146,9 @@ class ShardWriter:
         if self._socket is not None:
             return self._socket
         ours, theirs = socket.socketpair()
-        handles = (self._handle, theirs.fileno())
-        command = [sys.executable, "-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, handles)]
+        arguments = (self._handle, theirs.fileno())
+        command = [sys.executable, "-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, arguments)]
+        handles = (*arguments, *self._inherited)
         # It inherits the rank's standard output and error: what it prints when it fails belongs in the rank's log.
         # Signals that it ignores are blocked from the start: Slurm may send them before Python is running there.
         with block_signals(IGNORED):

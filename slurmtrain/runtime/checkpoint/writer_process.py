@@ -26,6 +26,7 @@ from slurmtrain.model.spec.spec import BestSpec, KeepSpec
 from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
+from slurmtrain.system.followed_directory import without_aliases
 from slurmtrain.system.umask import PRIVATE
 
 # Small enough for the processor's cache: each chunk is hashed, then written while still cached.
@@ -36,6 +37,7 @@ IGNORED = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUS
 PUBLISHING = "ckpt-publish"
 _NAME = "ckpt-writer"
 FENCED = "another attempt has taken over this run; nothing was published"
+DELETED = "the run's directory was deleted; nothing was published"
 
 
 def main(arguments: list[str]) -> None:
@@ -66,7 +68,7 @@ def _obey(verb: Callable[[Mapping[str, Any]], dict[str, Any]], order: Mapping[st
     except OSError as error:
         return {"error": describe_os_error(error)}
     except SlurmtrainError as error:
-        return {"error": str(error)}
+        return {"error": without_aliases(str(error))}
 
 
 class _Memory:
@@ -110,7 +112,7 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
     attempt = AttemptDir(Path(order["attempt"]))
     if not lease.holds(attempt):
         staging.discard()
-        return {"fenced": FENCED}
+        return {"fenced": FENCED if attempt.run.lease.exists() else DELETED}
     _call_oneself(PUBLISHING)
     try:
         return _publish(order, staging)

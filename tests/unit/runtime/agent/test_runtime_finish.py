@@ -58,14 +58,14 @@ class Queue:
         return self.problem
 
     def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
-        assert (job_id, intent.parent) == ("7", self.journal.parent)
+        assert (job_id, intent.parent.resolve()) == ("7", self.journal.parent)
         if self.down:
             raise SlurmDown("scontrol: Unable to contact slurm controller")
         self.log = [event["kind"] for event in read(self.journal)]
         self.requeued.append((list(without), delay_s))
 
     def forbid_requeue(self, job_id: str, intent: Path) -> None:
-        assert (job_id, intent) == ("7", self.journal.parent / "no-requeue")
+        assert (job_id, intent.parent.resolve(), intent.name) == ("7", self.journal.parent, "no-requeue")
         if self.down:
             raise SlurmDown("scontrol: Unable to contact slurm controller")
         self.log = [event["kind"] for event in read(self.journal)]

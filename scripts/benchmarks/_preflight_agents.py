@@ -21,11 +21,11 @@ from typing import Any
 
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.runtime.preflight import channel
+from slurmtrain.runtime.peers import channel
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight.connections import Endpoint
 from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
-from slurmtrain.runtime.preflight.sockets import listen
 
 GPUS = 8
 # On a machine that runs all agents at once, a probe waits for others that would run elsewhere on a cluster.

@@ -7,12 +7,12 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight.connections import (
     CoordinatorConnection,
     Endpoint,
     ParticipantConnections,
 )
-from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 
@@ -55,5 +55,6 @@ async def wait_until_received(participant: CoordinatorConnection) -> None:
 
 async def wait_for_disconnects(coordinator: ParticipantConnections, remaining: int) -> None:
     """Wait until node 0 has noticed the end of all but this many connections."""
-    while len(coordinator._serving) > remaining:
+    assert coordinator._gate is not None
+    while len(coordinator._gate.tasks) > remaining:
         await asyncio.sleep(0.001)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import socket
 import threading
 import time
@@ -17,12 +16,12 @@ from unittest import mock
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
 from slurmtrain.model.spec.spec import Spec, read_spec
+from slurmtrain.runtime.peers.channel import Channel, connect
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import probe
-from slurmtrain.runtime.preflight.channel import Channel, connect
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint
 from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
-from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET = bytes(range(32))
 # Longer than any preflight, even on a busy machine.
@@ -128,16 +127,11 @@ class SimulatedPreflight:
             if topic in self._reported:
                 self._reported[topic].release()
 
-        # Otherwise garbage collection would scan everything that the tests have loaded, which takes long.
-        gc.freeze()
-        try:
-            with (
-                mock.patch.object(probe, "connect", self._connect),
-                mock.patch.object(CoordinatorConnection, "report", report_and_count),
-            ):
-                return asyncio.run(self._run_agents())
-        finally:
-            gc.unfreeze()
+        with (
+            mock.patch.object(probe, "connect", self._connect),
+            mock.patch.object(CoordinatorConnection, "report", report_and_count),
+        ):
+            return asyncio.run(self._run_agents())
 
     async def _run_agents(self) -> list[PreflightOutcome | BaseException]:
         listener = listen("127.0.0.1", 0)
@@ -150,14 +144,14 @@ class SimulatedPreflight:
             elif simulated.joins:
                 self._tasks[node] = asyncio.create_task(participate(participant, lambda: [endpoint]))
         self._tasks[0].add_done_callback(lambda _: self._coordinator_ended.set())
-        collecting = asyncio.create_task(_collect_garbage())
         async with asyncio.timeout(2 * LONG_S):
             results = await asyncio.gather(*self._tasks.values(), return_exceptions=True)
-        collecting.cancel()
         listener.close()
         for result in results:
-            if isinstance(result, PreflightOutcome) and result.listener is not None:
-                result.listener.close()
+            if isinstance(result, PreflightOutcome):
+                for socket_ in (result.listener, result.control_listener):
+                    if socket_ is not None:
+                        socket_.close()
         return results
 
     def _participant(self, node: int) -> Participant:
@@ -214,17 +208,6 @@ class SimulatedPreflight:
         if (source, address) in self._blocked:
             raise OSError(113, "No route to host")
         return await connect(address, port, secret, source)
-
-
-async def _collect_garbage() -> None:
-    """End the connections of agents that have died.
-
-    A connection that an asyncio server accepted but could not serve before it was closed stays open as long as its
-    process, which here never ends.
-    """
-    while True:
-        await asyncio.sleep(0.2)
-        gc.collect()
 
 
 def _spec(nodes: int, interface: str, sections: Mapping[str, Any]) -> Spec:

@@ -1,7 +1,8 @@
 """The connections between node 0, the coordinator of a preflight, and all other nodes, its participants.
 
-Each participant keeps one authenticated connection (:mod:`.channel`) to the coordinator for as long as the preflight
-lasts. A message is ``{"topic": text, "payload": JSON}``; the first one of a connection is ``{"node": number}`` instead.
+Each participant keeps one authenticated connection (:mod:`slurmtrain.runtime.peers.channel`) to the coordinator for as
+long as the preflight lasts. A message is ``{"topic": text, "payload": JSON}``; the first one of a connection is
+``{"node": number}`` instead.
 
 =============  ====================  ===========================================================================
 Topic          Who sends it          When, and with which payload
@@ -33,8 +34,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
-from slurmtrain.runtime.preflight.sockets import BACKLOG
+from slurmtrain.runtime.peers.channel import NOT_A_MESSAGE, AuthenticationError, Channel, ChannelClosed, connect
+from slurmtrain.runtime.peers.gate import Gate, Refusals
 
 # Seconds without a message after which a peer counts as dead: several heartbeats, since a node that imports torch from
 # a busy filesystem may stall for some seconds.
@@ -72,18 +73,18 @@ class ResponseTimeout(Exception):
 
 
 class ParticipantConnections:
-    """The coordinator's side: one connection from each participant.
+    """The coordinator's side: one connection from each participant. ``received`` counts messages."""
 
-    ``refused`` counts connections without a valid handshake, ``received`` messages.
-    """
-
-    def __init__(self, secret: bytes, nodes: int, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, secret: bytes, nodes: int, now: Callable[[], float] = time.time, refusals: Refusals | None = None
+    ) -> None:
         """Serve one attempt.
 
         Args:
             secret: The attempt's secret, which every participant must know.
             nodes: How many nodes the attempt has, including node 0.
             now: This node's clock, in seconds since 1970.
+            refusals: Counts connections of others.
         """
         self._secret = secret
         self._participants = range(1, nodes)
@@ -95,13 +96,15 @@ class ParticipantConnections:
         self._lost: dict[int, PeerLost] = {}
         # Set at each report and each disconnect, to wake whatever waits for either.
         self._changed = asyncio.Event()
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
-        self.refused = self.received = 0
+        self._refusals = refusals or Refusals()
+        self._gate: Gate | None = None
+        self.received = 0
 
     async def listen(self, listener: socket.socket) -> None:
         """Accept participants from now on."""
-        self._server = await asyncio.start_server(self._serve, sock=listener, backlog=BACKLOG)
+        nodes = len(self._participants) + 1
+        self._gate = Gate(listener, self._secret, nodes, self._receive_all, self._refusals)
+        self._gate.open()
 
     async def gather(self, topic: str, own_report: Any, timeout_s: float) -> dict[int, Any]:
         """Wait for every node's report under a topic, and return the reports by node.
@@ -162,34 +165,19 @@ class ParticipantConnections:
             await self.broadcast("stopped", signal)
         for channel in self._channels.values():
             channel.close()
-        if self._server is not None:
-            self._server.close()
-        for task in self._serving:
-            task.cancel()
+        if self._gate is not None:
+            await self._gate.close()
 
     @property
     def sent(self) -> int:
         """Messages sent."""
         return sum(channel.sent for channel in self._channels.values())
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        try:
-            await self._receive_all(await accept(reader, writer, self._secret))
-        except AuthenticationError:
-            self.refused += 1
-        except asyncio.CancelledError:
-            writer.close()
-        finally:
-            self._serving.discard(task)
-
     async def _receive_all(self, channel: Channel) -> None:
         """Handle the messages of one participant until it disconnects, or connects again."""
         node = -1
         try:
-            node = int((await channel.receive())["node"])
+            node = _node_of(await channel.receive())
             if node not in self._participants:
                 raise AuthenticationError(f"there is no node {node}")
             # If a participant connects again, its newest connection counts.
@@ -203,24 +191,22 @@ class ParticipantConnections:
                 # setdefault: a signal that it reported before takes precedence.
                 self._lost.setdefault(node, PeerLost(node, str(error)))
                 self._changed.set()
-        finally:
-            channel.close()
 
-    async def _handle(self, node: int, channel: Channel, message: Mapping[str, Any]) -> None:
+    async def _handle(self, node: int, channel: Channel, message: Any) -> None:
         # Taken first: any delay before this stamp makes the clock's offset less certain.
         arrived = self._now()
         self.received += 1
         self._last_message[node] = time.monotonic()
-        topic = message["topic"]
+        topic, payload = _content(message)
         if topic == "clock":
-            await channel.send({"topic": "clock", "payload": [message["payload"], arrived, self._now()]})
+            await channel.send({"topic": "clock", "payload": [payload, arrived, self._now()]})
         elif topic == "heartbeat":
             await channel.send({"topic": "heartbeat", "payload": None})
         elif topic == "stopped":
-            self._lost[node] = PeerLost(node, "it was stopped", message["payload"])
+            self._lost[node] = PeerLost(node, "it was stopped", str(payload))
             self._changed.set()
         else:
-            self._reports.setdefault(topic, {})[node] = message["payload"]
+            self._reports.setdefault(topic, {})[node] = payload
             self._changed.set()
 
     def _check_heartbeats(self) -> None:
@@ -306,12 +292,12 @@ class CoordinatorConnection:
             self._lost = self._lost or PeerLost(0, str(error))
             self._changed.set()
 
-    def _handle(self, message: Mapping[str, Any]) -> None:
+    def _handle(self, message: Any) -> None:
         # Taken first: this is the last stamp of a clock exchange.
         arrived, self._last_message = self._now(), time.monotonic()
-        topic, payload = message["topic"], message["payload"]
+        topic, payload = _content(message)
         if topic == "stopped":
-            self._lost = PeerLost(0, "it was stopped", payload)
+            self._lost = PeerLost(0, "it was stopped", str(payload))
         else:
             self._payloads.setdefault(topic, deque()).append([*payload, arrived] if topic == "clock" else payload)
         self._changed.set()
@@ -400,6 +386,21 @@ async def _keep_connecting(
             problems[endpoint] = f"{place}: {error.strerror or error}"
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LAST_RETRY_S)
+
+
+def _node_of(message: Any) -> int:
+    """The node that the first message of a connection names. Raises ChannelClosed if it is something else."""
+    node = message.get("node") if isinstance(message, dict) else None
+    if type(node) is not int:
+        raise ChannelClosed(NOT_A_MESSAGE)
+    return node
+
+
+def _content(message: Any) -> tuple[str, Any]:
+    """The topic and the payload of any other message. Raises ChannelClosed if it is something else."""
+    if not isinstance(message, dict) or not isinstance(message.get("topic"), str) or "payload" not in message:
+        raise ChannelClosed(NOT_A_MESSAGE)
+    return message["topic"], message["payload"]
 
 
 def _heartbeat_lost(node: int) -> PeerLost:

@@ -7,10 +7,10 @@ Round  All nodes                                   Node 0, when all have reporte
        the port that answers its probes            it is to probe (command ``measure``)
 2      compare clocks with node 0, then measure    elects a network; if several are alike, it has their rates
        and probe side by side (``measure``)        measured first (command ``rate``)
-3      ``rate``: bytes a second, if requested      judges every check, and binds the port of training's rendezvous
+3      ``rate``: bytes a second, if requested      judges every check, and binds the ports of training and of the agents
 4      ``bandwidth``: an all-reduce over the       judges it
        elected network, if the spec asks for it
-5                                                  command ``end``: findings, blamed hosts, address and port
+5                                                  command ``end``: findings, blamed hosts, address and ports
 =====  ==========================================  =============================================================
 
 Node 0 takes part in every round itself. Decisions are pure functions of :mod:`slurmtrain.model.preflight`.
@@ -85,13 +85,14 @@ async def coordinate(participant: Participant, secret: bytes, listener: socket.s
     Raises:
         PeerLost: A node is lost.
     """
-    connections = ParticipantConnections(secret, participant.nodes, participant.now)
-    prober = Prober(0, secret, bind_source=participant.bind_source)
+    connections = ParticipantConnections(secret, participant.nodes, participant.now, participant.refusals)
+    prober = participant.prober(secret)
     signal = None
     try:
         if listener is not None:
             await connections.listen(listener)
-        return await _Coordinator(participant, connections, prober).run(secret)
+        outcome = await _Coordinator(participant, connections, prober).run(secret)
+        return replace(outcome, secret=secret)
     except PeerLost as lost:
         # Passed on to all nodes: a job that is stopped is stopped on every node, though some learn of it late.
         signal = lost.signal
@@ -125,11 +126,11 @@ class _Coordinator:
         probed = await self._add_rates(_probed_networks(task.networks, reports), task)
         merged = self._merge_reports(reports, probed)
         members = self._elected_members(probed)
-        verdict, listener = self._bind_master_port(judge_nodes(merged, self._participant.spec), members)
-        if listener is not None and self._participant.spec.preflight.bandwidth.level != "off":
+        verdict, listeners = self._bind_ports(judge_nodes(merged, self._participant.spec), members)
+        if listeners and self._participant.spec.preflight.bandwidth.level != "off":
             verdict = verdict.adding(await self._measure_bandwidth(members))
         return await self._end(
-            _Ending(verdict, members, _clock_records(merged), listener, self._election_record(reports, probed, merged))
+            _Ending(verdict, members, _clock_records(merged), listeners, self._election_record(reports, probed, merged))
         )
 
     async def _collect_joins(self, secret: bytes) -> ProbeTask:
@@ -213,22 +214,27 @@ class _Coordinator:
             elected = election.elect([replace(network, problems=()) for network in probed])
         return {} if elected is None else probed[elected].network.members
 
-    def _bind_master_port(
+    def _bind_ports(
         self, verdict: Verdict, members: Mapping[int, Candidate]
-    ) -> tuple[Verdict, socket.socket | None]:
-        """Bind the port of training's rendezvous, unless training will not start."""
+    ) -> tuple[Verdict, Sequence[socket.socket]]:
+        """Bind the port of training's rendezvous and that of the agents, unless training will not start."""
         if verdict.problem is not None:
-            return verdict, None
+            return verdict, ()
         level = self._participant.spec.preflight.port.level
+        listeners: list[socket.socket] = []
         try:
             if not members:
                 raise LaunchError("the nodes have no network in common")
-            listener = self._participant.listen(members[0].address)
+            # A single node has no agents to connect.
+            for _ in range(min(2, self._participant.nodes)):
+                listeners.append(self._participant.listen(members[0].address))
         except LaunchError as error:
+            for listener in listeners:
+                listener.close()
             # Ambiguous: taken ports are not the node's fault. A failure whatever the level: training needs a port.
-            return verdict.adding({0: Finding("port", "fail", str(error), {"ambiguous": True})}), None
-        summary = f"port {listener.getsockname()[1]} on {members[0].address}"
-        return verdict.adding({0: Finding("port", "pass", summary)} if level != "off" else {}), listener
+            return verdict.adding({0: Finding("port", "fail", str(error), {"ambiguous": True})}), ()
+        summary = f"port {listeners[0].getsockname()[1]} on {members[0].address}"
+        return verdict.adding({0: Finding("port", "pass", summary)} if level != "off" else {}), listeners
 
     async def _measure_bandwidth(self, members: Mapping[int, Candidate]) -> dict[int, Finding]:
         """Have all nodes run an all-reduce over the elected network; its store uses a separate port."""
@@ -272,7 +278,8 @@ class _Coordinator:
         return replace(
             read_outcome(commands[0]),
             election=ending.election,
-            listener=ending.listener,
+            listener=ending.listeners[0] if ending.listeners else None,
+            control_listener=ending.listeners[1] if len(ending.listeners) > 1 else None,
             sent=self._connections.sent,
             tests=self._prober.made,
         )
@@ -280,21 +287,26 @@ class _Coordinator:
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The result of a preflight: everything that the last commands contain, by node where nodes differ."""
+    """The result of a preflight: everything that the last commands contain, by node where nodes differ.
+
+    ``listeners``: the sockets bound to the ports of training's rendezvous and, with several nodes, of the agents.
+    """
 
     verdict: Verdict
     members: Mapping[int, Candidate] = field(default_factory=dict)
     clocks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    listener: socket.socket | None = None
+    listeners: Sequence[socket.socket] = ()
     election: NetworkElected | None = None
 
     def commands(self, nodes: int, blamed: Sequence[str]) -> dict[int, dict[str, Any]]:
         """The last command to each of ``nodes`` nodes, as :func:`.participant.read_outcome` reads it."""
+        ports = [listener.getsockname()[1] for listener in self.listeners]
         shared = {
             "do": "end",
             "blamed": blamed,
             "problem": self.verdict.problem,
-            "master": [self.members[0].address, self.listener.getsockname()[1]] if self.listener is not None else None,
+            "master": [self.members[0].address, ports[0]] if ports else None,
+            "control_port": ports[1] if len(ports) > 1 else None,
         }
         return {
             node: {

@@ -14,6 +14,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import Node, environment_of_ranks, expected_hosts, pop_coordinator_endpoints
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.coordinator import coordinate
@@ -36,7 +37,7 @@ class _Stopped(Exception):
 
 
 def run_preflight(
-    attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag
+    attempt: AttemptDir, node: Node, plan: Plan, journal: Journal, flag: StopFlag, refusals: Refusals | None = None
 ) -> PreflightOutcome | ExitReport:
     """Run this node's part of the preflight with all other nodes, and journal the outcome.
 
@@ -46,6 +47,7 @@ def run_preflight(
         plan: The run's plan.
         journal: This node's journal.
         flag: Raised when a signal arrives.
+        refusals: Counts connections that do not come from nodes of the attempt.
 
     Returns:
         The outcome; or how this agent should exit if the nodes never reached a verdict.
@@ -54,7 +56,7 @@ def run_preflight(
         LaunchError: Node 0 cannot be found.
     """
     began = time.monotonic()
-    local = _LocalNode(attempt, node, plan, flag)
+    local = _LocalNode(attempt, node, plan, flag, refusals or Refusals())
     try:
         outcome = asyncio.run(_unless_stopped(local.run(), flag))
     except _Stopped:
@@ -74,7 +76,7 @@ def run_preflight(
 class _LocalNode:
     """This machine as a :class:`Participant`."""
 
-    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, flag: StopFlag) -> None:
+    def __init__(self, attempt: AttemptDir, node: Node, plan: Plan, flag: StopFlag, refusals: Refusals) -> None:
         self._attempt = attempt
         self._node = node
         self._plan = plan
@@ -96,6 +98,7 @@ class _LocalNode:
             single_machine=node.executor == "local",
             expected_hosts=expected_hosts(node.count) if node.executor == "slurm" else {},
             stopped=lambda: flag.name,
+            refusals=refusals,
         )
 
     def run(self) -> Coroutine[Any, Any, PreflightOutcome]:

@@ -18,6 +18,7 @@ from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAd
 from slurmtrain.model.preflight.finding import Finding, worst_status
 from slurmtrain.model.run.events.agent import NetworkElected
 from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
 from slurmtrain.runtime.preflight.probe import Prober
@@ -65,6 +66,7 @@ class Participant:
         join_s: How long to wait until all nodes have joined.
         bind_source: Probe from the node's own address, whatever the kernel's routes say: for tests with the addresses
             of many nodes on one machine.
+        refusals: Counts connections that do not come from nodes of the attempt.
     """
 
     node: int
@@ -83,6 +85,13 @@ class Participant:
     now: Callable[[], float] = time.time
     join_s: float = JOIN_S
     bind_source: bool = False
+    refusals: Refusals = field(default_factory=Refusals)
+
+    def prober(self, secret: bytes) -> Prober:
+        """What answers the probes of other nodes, which know this ``secret``, and makes this node's own."""
+        return Prober(
+            self.node, secret, nodes=self.nodes, bind_source=self.bind_source, refusals=self.refusals
+        )  # fmt: skip
 
     @property
     def needs_network(self) -> bool:
@@ -99,11 +108,14 @@ class PreflightOutcome:
         blamed: The hosts without which the attempt could start.
         problem: Why no worker may start; None if they may.
         master: Address and port of training's rendezvous on node 0; None if it is not bound.
+        control_port: The port, at the same address, where the agents connect while ranks train; None for a single node.
+        secret: The secret that they must know for that.
         address: This node's address in the elected network.
         interface: The interface with that address.
         clock: The journal record of this node's clock.
         election: The journal record of the election, on node 0 only.
         listener: The socket that is bound to ``master``, on node 0 only.
+        control_listener: The socket that is bound to ``control_port``, on node 0 only.
         sent: Messages that this node sent.
         tests: Connections that this node made to probe networks.
     """
@@ -112,11 +124,14 @@ class PreflightOutcome:
     blamed: Sequence[str] = ()
     problem: str | None = None
     master: tuple[str, int] | None = None
+    control_port: int | None = None
+    secret: bytes = field(default=b"", repr=False)
     address: str = ""
     interface: str = ""
     clock: Mapping[str, Any] = field(default_factory=dict)
     election: NetworkElected | None = None
     listener: socket.socket | None = None
+    control_listener: socket.socket | None = None
     sent: int = 0
     tests: int = 0
 
@@ -139,7 +154,7 @@ async def participate(participant: Participant, known_endpoints: Callable[[], Se
     coordinator, secret = await connect_to_coordinator(
         known_endpoints, participant.node, participant.join_s, participant.now
     )
-    prober = Prober(participant.node, secret, bind_source=participant.bind_source)
+    prober = participant.prober(secret)
     try:
         await warming_up
         await coordinator.report("join", await make_join_report(participant, prober, coordinator.route))
@@ -147,7 +162,7 @@ async def participate(participant: Participant, known_endpoints: Callable[[], Se
         while True:
             command = await coordinator.receive("command", _COMMAND_S)
             if command["do"] == "end":
-                return replace(read_outcome(command), sent=coordinator.sent, tests=prober.made)
+                return replace(read_outcome(command), secret=secret, sent=coordinator.sent, tests=prober.made)
             if command["do"] == "measure":
                 task = ProbeTask.from_dict(command["task"])
             await coordinator.report(command["do"], await _execute(participant, coordinator, prober, task, command))
@@ -180,6 +195,7 @@ def read_outcome(command: Mapping[str, Any]) -> PreflightOutcome:
         blamed=command["blamed"],
         problem=command["problem"],
         master=tuple(command["master"]) if command["master"] else None,
+        control_port=command["control_port"],
         address=command["address"],
         interface=command["interface"],
         clock=command["clock"],

@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.preflight import sockets
+from slurmtrain.runtime.peers import sockets
 
 _PROC = Path("/proc/sys/net/ipv4")
 # ip(7), ip_local_port_range: the default of Linux.

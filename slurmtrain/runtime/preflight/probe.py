@@ -13,8 +13,9 @@ import time
 from collections.abc import Mapping, Sequence
 
 from slurmtrain.model.preflight.election import Network, NetworkProblem
-from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
-from slurmtrain.runtime.preflight.sockets import BACKLOG, listen, listen_anywhere, source_towards
+from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, connect
+from slurmtrain.runtime.peers.gate import Gate, Refusals
+from slurmtrain.runtime.peers.sockets import listen, listen_anywhere, source_towards
 
 # Concurrent probes: each holds a file descriptor, and a process may be limited to 1,024 of them.
 _MAX_CONCURRENT = 64
@@ -30,19 +31,30 @@ class Prober:
     answer is ``{"node": number, "you": address, "pad": text}`` with the address that the answering node sees.
     """
 
-    def __init__(self, node: int, secret: bytes, *, bind_source: bool = False) -> None:
+    def __init__(
+        self,
+        node: int,
+        secret: bytes,
+        *,
+        nodes: int = 1,
+        bind_source: bool = False,
+        refusals: Refusals | None = None,
+    ) -> None:
         """Probe as one node of an attempt.
 
         Args:
             node: This node's number.
             secret: The attempt's secret.
+            nodes: How many nodes the attempt has.
             bind_source: Connect from the node's own address, whatever the kernel's routes say.
+            refusals: Counts connections of others.
         """
         self._node = node
+        self._nodes = nodes
         self._secret = secret
         self._bind_source = bind_source
-        self._server: asyncio.Server | None = None
-        self._serving: set[asyncio.Task[None]] = set()
+        self._refusals = refusals or Refusals()
+        self._gate: Gate | None = None
         self._limit = asyncio.Semaphore(_MAX_CONCURRENT)
         self.made = 0
         """Connections made."""
@@ -50,7 +62,8 @@ class Prober:
     async def listen(self, address: str | None = None) -> int:
         """Answer probes from now on, on all addresses of this node or on one; returns the port."""
         listener = listen_anywhere(0) if address is None else listen(address, 0)
-        self._server = await asyncio.start_server(self._answer, sock=listener, backlog=BACKLOG)
+        self._gate = Gate(listener, self._secret, self._nodes, self._answer, self._refusals)
+        self._gate.open()
         return int(listener.getsockname()[1])
 
     async def probe(
@@ -98,11 +111,8 @@ class Prober:
 
     async def close(self) -> None:
         """Stop answering probes."""
-        if self._server is not None:
-            self._server.close()
-        for task in self._serving:
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        if self._gate is not None:
+            await self._gate.close()
 
     async def _probe_node(self, network: Network, port: int, target: int, timeout_s: float) -> NetworkProblem | None:
         async with self._limit:
@@ -139,24 +149,12 @@ class Prober:
             return f"it is seen as {answer['you']} at {address}, not as {own_address}"
         return None
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._serving.add(task)
-        try:
-            await self._serve(await accept(reader, writer, self._secret))
-        except (AuthenticationError, ChannelClosed):
-            # Connections from outside the attempt are ignored; node 0 notices lost nodes.
-            pass
-        except asyncio.CancelledError:
-            writer.close()
-        finally:
-            self._serving.discard(task)
-
-    async def _serve(self, channel: Channel) -> None:
+    async def _answer(self, channel: Channel) -> None:
         """Answer the last message of a connection; text before it is load."""
-        with contextlib.closing(channel):
+        # Node 0 notices lost nodes.
+        with contextlib.suppress(ChannelClosed):
             message = await channel.receive()
             while isinstance(message, str):
                 message = await channel.receive()
-            await channel.send({"node": self._node, "you": channel.remote_address, "pad": message["pad"]})
+            pad = message.get("pad") if isinstance(message, dict) else None
+            await channel.send({"node": self._node, "you": channel.remote_address, "pad": pad})

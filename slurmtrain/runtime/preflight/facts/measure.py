@@ -25,6 +25,7 @@ from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, des
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.model.spec.preflight_checks import PreflightSpec
+from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.runtime.preflight.facts import gpus, matmul, plugins
 from slurmtrain.system.disk_space import space_left
 from slurmtrain.system.files import describe_os_error, write_atomically
@@ -284,12 +285,16 @@ def _measure_space(path: Path) -> Facts:
 def _read_limits() -> Facts:
     """The soft limits ``nofile`` and ``memlock`` (bytes), None for no limit, and the names of RDMA devices."""
 
-    def soft(limit: int) -> int | None:
-        value = resource.getrlimit(limit)[0]
+    def unless_infinite(value: int) -> int | None:
         return None if value == resource.RLIM_INFINITY else value
 
     devices = sorted(os.listdir(_RDMA)) if _RDMA.is_dir() else []
-    return {"nofile": soft(resource.RLIMIT_NOFILE), "memlock": soft(resource.RLIMIT_MEMLOCK), "rdma": devices}
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    return {
+        "nofile": unless_infinite(soft_limit_of_ranks()),
+        "memlock": unless_infinite(memlock),
+        "rdma": devices,
+    }
 
 
 def _measure_dns(addresses: Sequence[str]) -> Facts:

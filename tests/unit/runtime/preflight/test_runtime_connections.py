@@ -17,8 +17,8 @@ from helpers.connected_nodes import (
     wait_until_received,
 )
 
+from slurmtrain.runtime.peers.channel import Channel, ChannelClosed, accept, connect
 from slurmtrain.runtime.preflight import connections
-from slurmtrain.runtime.preflight.channel import Channel, ChannelClosed, connect
 from slurmtrain.runtime.preflight.connections import (
     CoordinatorConnection,
     Endpoint,
@@ -325,7 +325,7 @@ def test_a_participant_without_heartbeats_is_lost_and_one_with_heartbeats_is_not
 def test_node_0_without_heartbeats_is_lost(clock: Clock) -> None:
     async def silent_endpoint(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ChannelClosed):
-            channel = await connections.accept(reader, writer, SECRET)
+            channel = await accept(reader, writer, SECRET)
             while True:
                 await channel.receive()
 
@@ -391,7 +391,7 @@ def test_a_participant_with_a_number_that_no_node_has_is_refused(number: int) ->
             refused = await connect_participant(endpoint, number)
             with pytest.raises(PeerLost, match=CLOSED):
                 await refused.receive("command", LONG_S)
-            assert coordinator.refused == 1
+            assert coordinator._refusals.count == 1
             participant = await connect_participant(endpoint, 1)
             await participant.report("join", None)
             assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
@@ -411,7 +411,7 @@ def test_failed_handshakes_are_counted_and_keep_no_participant_out() -> None:
             participant = await connect_participant(endpoint, 1)
             await participant.report("join", None)
             assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-            assert coordinator.refused == 1
+            assert coordinator._refusals.count == 1
             await participant.close()
 
     asyncio.run(scenario())

@@ -18,10 +18,10 @@ import pytest
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.runtime.job.environment import CoordinatorEndpoints, pop_coordinator_endpoints
+from slurmtrain.runtime.peers.sockets import listen, listen_anywhere
 from slurmtrain.runtime.preflight import discovery, ports
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, connect_to_coordinator
 from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
-from slurmtrain.runtime.preflight.sockets import listen, listen_anywhere
 from slurmtrain.system.files import read_json
 
 SECRET = bytes(range(32))

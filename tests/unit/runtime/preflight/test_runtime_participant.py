@@ -17,10 +17,10 @@ from helpers.simulated_preflight import FAST, SECRET, SLOW, SimulatedPreflight, 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, Network, probe_targets
 from slurmtrain.model.spec.spec import Spec
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import coordinator
 from slurmtrain.runtime.preflight.connections import PeerLost
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, ProbeTask, participate
-from slurmtrain.runtime.preflight.sockets import listen
 
 # --- without faults --------------------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def test_node_0_has_the_listener_and_the_record_of_the_election() -> None:
         ExcludedAddress(node=1, interface="eth9", address="10.0.0.9", reason="the interface is down")
     ]
     first, *others = run_all(preflight)
-    assert bound == [first.listener]
+    assert bound == [first.listener, first.control_listener]
     assert first.master is not None
     assert finding(first, "port").summary == f"port {first.master[1]} on 127.2.0.1"
     record = election(first)

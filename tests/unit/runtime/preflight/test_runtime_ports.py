@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.runtime.preflight import ports, sockets
+from slurmtrain.runtime.peers import sockets
+from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.ports import LAUNCHERS, job_ports, listen_on_job_port, reserve_port, usable_ports
 
 DEFAULT = usable_ports("32768\t60999\n", "\n")
@@ -373,7 +374,8 @@ def test_the_module_needs_the_standard_library_only() -> None:
         "slurmtrain",
         "slurmtrain.version",
         "slurmtrain.errors",
-        "slurmtrain.runtime.preflight.sockets",
+        "slurmtrain.runtime.peers",
+        "slurmtrain.runtime.peers.sockets",
         "slurmtrain.runtime",
         "slurmtrain.runtime.preflight",
         "slurmtrain.runtime.preflight.ports",

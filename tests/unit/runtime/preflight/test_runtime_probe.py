@@ -12,10 +12,10 @@ import pytest
 from helpers.simulated_preflight import Proxy, vacant
 
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
+from slurmtrain.runtime.peers.channel import Channel, accept, connect
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.runtime.preflight import probe
-from slurmtrain.runtime.preflight.channel import Channel, connect
 from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prober
-from slurmtrain.runtime.preflight.sockets import listen
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 # Longer than any test takes, and long enough for a busy machine to miss nothing that is not lost.
@@ -208,7 +208,7 @@ def test_address_translation_is_a_problem() -> None:
 
 def test_a_connection_that_is_closed_early_is_a_problem() -> None:
     async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        channel = await probe.accept(reader, writer, SECRET)
+        channel = await accept(reader, writer, SECRET)
         await channel.receive()
         channel.close()
 

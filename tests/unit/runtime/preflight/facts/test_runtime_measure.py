@@ -310,6 +310,7 @@ def test_limits_are_those_that_hold_now(
     (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
     monkeypatch.setattr(measure, "_RDMA", tmp_path / "infiniband")
     monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, resource.RLIM_INFINITY))
+    monkeypatch.setattr(measure, "soft_limit_of_ranks", lambda: soft)
     facts = measure_all(make_context(preflight=only_checks("limits")))["limits"]
     assert facts == {"nofile": expected, "memlock": expected, "rdma": ["mlx5_0"]}
 

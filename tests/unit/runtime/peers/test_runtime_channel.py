@@ -14,9 +14,9 @@ from helpers.simulated_preflight import Proxy, vacant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.preflight import channel
-from slurmtrain.runtime.preflight.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
-from slurmtrain.runtime.preflight.sockets import listen_anywhere
+from slurmtrain.runtime.peers import channel
+from slurmtrain.runtime.peers.channel import AuthenticationError, Channel, ChannelClosed, accept, connect
+from slurmtrain.runtime.peers.sockets import listen_anywhere
 
 SECRET, OTHER = bytes(range(32)), bytes(range(1, 33))
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -442,7 +442,7 @@ def test_equal_messages_have_different_signatures() -> None:
 def test_a_message_that_is_too_long_is_refused_before_it_is_read() -> None:
     async def scenario() -> None:
         (frame,) = await send_frames("one")
-        for length in (channel._MAX_MESSAGE_BYTES + 1, 2**32 - 1):
+        for length in (channel.most_bytes(1) + 1, 2**32 - 1):
             assert await receive_frames(struct.pack(">I", length) + frame[4:]) == [
                 "it sent something that is not a message"
             ]

@@ -30,12 +30,15 @@ from typing import Any
 _MAGIC = b"slurmtrain/1"
 _NONCE_BYTES = 16
 _DIGEST_BYTES = 32
-# The report of 1,000 nodes takes a few MB. Messages from peers without the secret are never read, so this limit is not
-# a defence: it fails fast if the two sides disagree about where a message begins.
-_MAX_MESSAGE_BYTES = 1 << 26
+# Messages from peers without the secret are never read, so this limit is not a defence: it fails fast if the two sides
+# disagree about where a message begins.
+_MESSAGE_BYTES, _MESSAGE_BYTES_PER_NODE = 1 << 24, 1 << 16
 _LENGTH = struct.Struct(">I")
-# How long the other side may take over the handshake: an agent on a busy node may need seconds.
-_HANDSHAKE_S = 30.0
+# How long the other side may take over the handshake: an agent on a busy node may need seconds. One that takes longer
+# connects again.
+_HANDSHAKE_S = 5.0
+# Why a connection is closed on which something else than a message arrives.
+NOT_A_MESSAGE = "it sent something that is not a message"
 
 
 class AuthenticationError(Exception):
@@ -46,13 +49,24 @@ class ChannelClosed(Exception):
     """The connection has ended; the message says how."""
 
 
+def most_bytes(nodes: int) -> int:
+    """The length of the longest message, in bytes, in an attempt of this many nodes: some hold a line for each node."""
+    return _MESSAGE_BYTES + nodes * _MESSAGE_BYTES_PER_NODE
+
+
 class Channel:
-    """One authenticated connection. ``sent`` counts messages."""
+    """One authenticated connection.
+
+    Attributes:
+        sent: How many messages this side has sent.
+        most_bytes: The length of the longest message that is received.
+    """
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, accepted: bool
     ) -> None:
         """Use ``reader`` and ``writer`` after a handshake agreed on ``key``; ``accepted``: this side accepted."""
+        self.most_bytes = most_bytes(1)
         self._reader = reader
         self._writer = writer
         self._key = key
@@ -85,8 +99,8 @@ class Channel:
         """The next message. Raises ChannelClosed, also for a message whose signature is wrong."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            if length > _MAX_MESSAGE_BYTES:
-                raise ChannelClosed("it sent something that is not a message")
+            if length > self.most_bytes:
+                raise ChannelClosed(NOT_A_MESSAGE)
             text = await self._reader.readexactly(length)
             signature = await self._reader.readexactly(_DIGEST_BYTES)
         except asyncio.IncompleteReadError as error:
@@ -96,13 +110,20 @@ class Channel:
         if not hmac.compare_digest(signature, self._sign(self._other_side, self._received, text)):
             raise ChannelClosed("it sent a message with a wrong signature")
         self._received += 1
-        return json.loads(text)
+        try:
+            return json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ChannelClosed(NOT_A_MESSAGE) from error
 
     def close(self) -> None:
         """End the connection; what has been sent still arrives."""
         # A RuntimeError: the event loop has been closed.
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.close()
+
+    def abort(self) -> None:
+        """End the connection at once; what has been sent may be lost."""
+        _abort(self._writer)
 
     def _sign(self, side: bytes, number: int, text: bytes) -> bytes:
         return hmac.digest(self._key, side + number.to_bytes(8, "big") + text, "sha256")
@@ -132,7 +153,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
     except (TimeoutError, asyncio.IncompleteReadError, OSError) as error:
         _abort(writer)
         raise AuthenticationError("it did not say who it is") from error
-    except AuthenticationError:
+    except BaseException:
         _abort(writer)
         raise
     return Channel(reader, writer, _proof(secret, b"k", own_nonce, other_nonce), accepted=True)

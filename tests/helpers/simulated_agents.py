@@ -1,4 +1,4 @@
-"""Agents of an attempt in threads over one store, with scripted ranks instead of processes."""
+"""Agents of an attempt in threads over one board, with scripted ranks instead of processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
 
 from helpers.site import until
 from slurmtrain.errors import SlurmtrainError
@@ -22,7 +21,6 @@ from slurmtrain.model.interruption.exit_report import STOPPED, AttemptOutcome, E
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.spec.spec import Spec, read_spec
-from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Meeting, RoundConfig
@@ -31,6 +29,9 @@ from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import Supervisor, Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Pulse
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
+from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.sockets import listen
 from slurmtrain.system.journal import Journal
 
 # What ranks of a node do in a round: end on their own, fail, wait for a request to stop, the same but then exit with 0,
@@ -98,9 +99,7 @@ class Ranks(Workers):
 
     world: World
 
-    def __init__(
-        self, config: WorkersConfig, point: MeetingPoint, control: ControlStore, flag: StopFlag, supervisor: Supervisor
-    ) -> None:
+    def __init__(self, config: WorkersConfig, control: ControlStore, flag: StopFlag, supervisor: Supervisor) -> None:
         self.config = config
         self.request: StopRequest | None = None
         self._config = config
@@ -171,7 +170,7 @@ class World:
         self.attempt = RunDir(self.path / "RUN").attempt("7", 0)
         self.attempt.logs.mkdir(parents=True)
         self.attempt.run.plan.touch()
-        self.store = HashStore()
+        self.board = MessageBoard()
         self.threads: dict[int, threading.Thread] = {}
 
     def _spec(self) -> Spec:
@@ -247,9 +246,11 @@ class World:
             deadline=self.deadline,
             lead_s=30.0,
         )
-        point: Any = MeetingPoint(self.store, "127.0.0.1", 1)  # type: ignore[arg-type]
+        listener = listen("127.0.0.1", 0) if node == 0 else None
+        port = listener.getsockname()[1] if listener is not None else 0
+        point, flag = MeetingPoint(LocalLink(self.board, node), "127.0.0.1", port, listener), self.flags[node]
         with Journal(self.attempt.node_journal(node), durable=False) as journal:
-            rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, self.flags[node])
+            rounds_here = Rounds(config, Host(self, node), point, JobQuery(None, None), journal, flag)
             try:
                 self.outcomes[node] = rounds_here.run()
             except Gone:

@@ -18,6 +18,7 @@ from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent import (
     AgentStarted,
+    ConnectionsRefused,
     LeftoversKilled,
     NodeEnded,
     RendezvousReady,
@@ -39,10 +40,12 @@ from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.rank_processes import RankProcesses
 from slurmtrain.runtime.job import environment, lease
 from slurmtrain.runtime.job.environment import Node
+from slurmtrain.runtime.job.file_limit import raise_soft_limit
 from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
+from slurmtrain.runtime.peers.gate import Refusals
 from slurmtrain.system import umask
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly
@@ -51,6 +54,7 @@ from slurmtrain.system.process import become_subreaper, this_process
 
 if TYPE_CHECKING:
     from slurmtrain.runtime.agent.node_round import Meeting
+    from slurmtrain.runtime.peers.board import Link
     from slurmtrain.runtime.preflight.participant import PreflightOutcome
 
 _TURN_POLL_S = 0.5
@@ -59,6 +63,8 @@ _TURN_POLL_S = 0.5
 # of the limit.
 _TIME_LIMIT_LEAD_S = 30.0
 _SAVE_MARGIN_S = 10.0
+# Nodes import torch at their own pace, minutes apart on a busy file server.
+_CONNECT_S = 300.0
 # Causes after which the scheduler should see the job as completed, not failed.
 _NO_FAILURE = frozenset({"completed", "cancelled", "timeout", "preempted"})
 # Why a start of a job is surplus, by the state of its run.
@@ -83,6 +89,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     flag.install(signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
     # What ranks start must remain a descendant of this process, which has to end it.
     become_subreaper()
+    raise_soft_limit()
     submission = SubmissionDir(Path(submission_dir))
     node = environment.this_node(submission)
     attempt = submission.run.attempt(node.job_id, node.restart)
@@ -137,6 +144,7 @@ class _Agent:
         # Node 0 asks on behalf of all nodes: queries from a thousand of them would overload Slurm's controller.
         read_record = (lambda: queue.record(node.job_id)) if queue is not None and node.index == 0 else None
         self._query = JobQuery(read_record, history.grace_s if history else None)
+        self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self._query)
 
     def run(self) -> AttemptOutcome:
@@ -148,7 +156,9 @@ class _Agent:
         # Imported here because this imports torch, and a run may have to wait hours for its turn.
         from slurmtrain.runtime.preflight.entry import run_preflight
 
-        preflight = run_preflight(self._attempt, self._node, self._plan, self._journal, self._flag)
+        preflight = run_preflight(
+            self._attempt, self._node, self._plan, self._journal, self._flag, self._refusals
+        )  # fmt: skip
         if isinstance(preflight, ExitReport):
             return AttemptOutcome(preflight, preflight)
         if preflight.problem is not None or preflight.master is None:
@@ -159,6 +169,14 @@ class _Agent:
 
     def finish(self, outcome: AttemptOutcome) -> bool:
         """Journal the end, and restart the job if the policy says so; returns whether it restarts."""
+        if self._refusals.count:
+            self._journal.write(
+                ConnectionsRefused(
+                    node=self._node.index,
+                    count=self._refusals.count,
+                    addresses=[address for address, _ in self._refusals.by_address.most_common()],
+                )
+            )
         requeue = self._plan.spec.requeue
         return self._finish.finish(outcome, requeue, self._resumed, self.newest_checkpoint)
 
@@ -228,12 +246,12 @@ class _Agent:
     def _train(self, preflight: PreflightOutcome, master: tuple[str, int]) -> AttemptOutcome:
         """Join the other agents at ``master``, and run rounds of ranks with them until the attempt ends."""
         from slurmtrain.runtime.agent.node_round import RoundConfig
-        from slurmtrain.runtime.agent.rendezvous import open_store
+        from slurmtrain.runtime.agent.rendezvous import MeetingPoint
         from slurmtrain.runtime.agent.rounds import Rounds
 
         index, nodes = self._node.index, self._node.count
         # The port was bound during the preflight, so no other process can have taken it since.
-        point = open_store(master, index, nodes, preflight.listener)
+        point = MeetingPoint(self._open_link(preflight, master[0]), *master, preflight.listener)
         self._journal.write(
             RendezvousReady(
                 node=index, master_addr=point.address, master_port=point.port, interface=preflight.interface
@@ -252,13 +270,33 @@ class _Agent:
             deadline=None if limit_s is None else self._began + limit_s - lead_s,
             lead_s=lead_s,
         )
-        outcome = Rounds(config, self, point, self._query, self._journal, self._flag).run()
+        try:
+            outcome = Rounds(config, self, point, self._query, self._journal, self._flag).run()
+        finally:
+            point.link.close()
         if index == 0:
             self._checkpoints.note_newest()
         if outcome is None:
             report = self._report_early_signal()
             return AttemptOutcome(report, report)
         return outcome
+
+    def _open_link(self, preflight: PreflightOutcome, address: str) -> Link:
+        """Open the link to the board at node 0, which has this ``address``. Raises LaunchError if nothing answers."""
+        from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
+        from slurmtrain.runtime.peers.board_client import BoardClient, BoardPlace
+        from slurmtrain.runtime.peers.board_server import BoardServer
+
+        nodes, secret = self._node.count, preflight.secret
+        if preflight.control_port is None:
+            return LocalLink(MessageBoard())
+        if preflight.control_listener is not None:
+            board = MessageBoard()
+            server = BoardServer(board, preflight.control_listener, secret, nodes, self._refusals)
+            return LocalLink(board, close=server.close)
+        client = BoardClient(BoardPlace(address, preflight.control_port, secret), self._node.index, nodes)
+        client.wait_until_connected(_CONNECT_S, give_up=lambda: self._flag.raised is not None)
+        return client
 
     def _time_limit_lead(self) -> float:
         """How many seconds before the time limit the ranks are asked to stop."""

@@ -5,7 +5,7 @@ on this node and on others. So the node on which ranks have exceeded their limit
 Node 0 collects the answers, finds the ranks that all others wait for, and decides: if these compute, all nodes raise
 their limits, and otherwise the run hangs.
 
-Inquiries of a round are numbered. Each is a few messages in the agents' store: ``inquiry/<n>`` by the first node that
+Inquiries of a round are numbered. Each is a few messages among the agents: ``inquiry/<n>`` by the first node that
 asks, ``examined/<n>/<node>`` by all, ``verdict/<n>`` by node 0. If node 0 does not decide, since its ranks have ended,
 another node does; the first verdict counts.
 """
@@ -19,7 +19,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from slurmtrain.model.diagnosis.hang import RankState, computing_culprits
-from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.peers.board import CoordinatorGone
+from slurmtrain.runtime.peers.control_store import ControlStore
 
 # How often a node looks whether another one asks.
 _LOOK_S = 1.0
@@ -86,7 +87,7 @@ class HangInquiry:
             if self._node == 0 or time.monotonic() >= self._give_up_at + _MARGIN_S:
                 self._decide()
             return self._end()
-        except RuntimeError:
+        except CoordinatorGone:
             # Node 0 is gone, which ends the round.
             return None
 
@@ -116,11 +117,12 @@ class HangInquiry:
 
     def _decide(self) -> None:
         """Decide once all nodes have answered that still can."""
-        answers = {node: self._control.read(self._examined(node)) for node in self._members}
-        missing = {node for node, answer in answers.items() if answer is None} - set(self._control.silent_nodes())
+        answers = self._control.read_each(map(self._examined, self._members))
+        missing = {node for node in self._members if self._examined(node) not in answers}
+        missing -= set(self._control.silent_nodes())
         if missing and time.monotonic() < self._give_up_at:
             return
-        states = [RankState.from_dict(state) for answer in answers.values() if answer for state in answer["states"]]
+        states = [RankState.from_dict(state) for answer in answers.values() for state in answer["states"]]
         computing, why = computing_culprits(states)
         assert self._suspicion is not None
         if self._suspicion.limit_s >= self._suspicion.most_s:

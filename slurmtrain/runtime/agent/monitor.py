@@ -17,12 +17,13 @@ from slurmtrain.model.run.events.agent import (
     StragglerDetected,
 )
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.hang_inquiry import HangInquiry, HangVerdict, Suspicion
 from slurmtrain.runtime.agent.watchdog import Hang, Watchdog
 from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.thread_use import ThreadUse
+from slurmtrain.runtime.peers.board import CoordinatorGone
+from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.journal import Journal
 
 # How often nodes compare the speed of their ranks. Not often, since a straggler stays slow for minutes.
@@ -63,7 +64,7 @@ class RankMonitor:
     def __init__(self, config: MonitorConfig, board: Board, control: ControlStore, journal: Journal) -> None:
         """Watch the ranks in ``config`` by their heartbeats on ``board``.
 
-        ``control``: the store through which nodes compare their ranks. ``journal``: this node's.
+        ``control``: through which nodes compare their ranks. ``journal``: this node's.
         """
         self._config = config
         self._watchdog = Watchdog(board, config.ranks, config.hang_after)
@@ -169,15 +170,14 @@ class RankMonitor:
     def _last_pause(self) -> float:
         """When a rank of the run was last paused, by this machine's monotonic clock; 0 if none ever was."""
         now, last = time.monotonic(), 0.0
-        for node in self._config.members:
-            try:
-                message = self._control.read(f"paused/{node}")
-            except RuntimeError:
-                return 0.0
-            if message is not None:
-                # The preflight has compared the wall clocks of nodes.
-                ago_s = 0.0 if message["paused"] else max(0.0, time.time() - float(message["at"]))
-                last = max(last, now - ago_s)
+        try:
+            messages = self._control.read_each(f"paused/{node}" for node in self._config.members)
+        except CoordinatorGone:
+            return 0.0
+        for message in messages.values():
+            # The preflight has compared the wall clocks of nodes.
+            ago_s = 0.0 if message["paused"] else max(0.0, time.time() - message["at"])
+            last = max(last, now - ago_s)
         return last
 
     def _suspicion(self, hang: Hang) -> Suspicion:
@@ -209,13 +209,8 @@ class RankMonitor:
         if config.node != 0:
             return
         own_s: dict[int, float] = {}
-        for node in config.members:
-            try:
-                # Nodes publish at their own times: this may be the pace of ten seconds ago, recent enough to find
-                # stragglers.
-                message = self._control.read(f"pace/{node}") or {}
-            except RuntimeError:
-                return
+        # Nodes publish at their own times: this may be the pace of ten seconds ago, recent enough to find stragglers.
+        for message in self._control.read_each(f"pace/{node}" for node in config.members).values():
             own_s.update({int(rank): float(seconds) for rank, (_, seconds) in message.items()})
         for slow in self._stragglers.look(own_s):
             node = config.members[slow.rank // config.ranks_per_node]

@@ -25,7 +25,6 @@ from slurmtrain.model.run.events.agent import (
 )
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.spec.spec import Spec
-from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.kernel_log import KernelState
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
@@ -33,11 +32,15 @@ from slurmtrain.runtime.agent.rendezvous import MeetingPoint
 from slurmtrain.runtime.agent.workers import Workers, WorkersConfig
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.peers.board import CoordinatorGone
+from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 
 # Ranks are killed this long before the time limit at the latest, so that the agent can still report.
 _LIMIT_MARGIN_S = 1.0
+# A change of the time by which ranks must have ended is published if it is larger than this.
+_UNTIL_CHANGE_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +146,7 @@ class Round:
         self._members = members
         self._resume_from = resume_from
         self._attempt = replace(config.attempt, round=number)
+        self._published_until = 0.0
         self._monitor = RankMonitor(
             MonitorConfig(
                 attempt=self._attempt,
@@ -183,7 +187,6 @@ class Round:
                 zero_completes=config.spec.requeue.zero_completes,
                 deadline=config.deadline,
             ),
-            context.point,
             context.control,
             context.flag,
             self,
@@ -244,10 +247,13 @@ class Round:
         if config.node == 0:
             # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their
             # wall clocks.
-            self._control.publish("until", {"at": time.time() + stop_by - time.monotonic()})
+            at = time.time() + stop_by - time.monotonic()
+            if abs(at - self._published_until) > _UNTIL_CHANGE_S:
+                self._published_until = at
+                self._control.publish("until", {"at": at})
             return stop_by
         message = None
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(CoordinatorGone):
             message = self._control.read("until")
         return stop_by if message is None else time.monotonic() + message["at"] - time.time()
 

@@ -2,7 +2,7 @@
 
 Standard library only, since it runs without site-packages. It sends both output streams to the rank's log, or the
 node's if the command starts the ranks itself (``launcher: node`` or ``none``), asks the kernel for a stop signal if the
-node agent dies, removes the launcher's own variables, and executes the command.
+node agent dies, restores the limit of open files, removes the launcher's own variables, and executes the command.
 
 A script that does not use ``slurmtrain.session()`` is asked to stop by one signal, from the agent. Slurm sends others
 to all processes of a step, and these kill by default, so they are ignored here. That persists across exec, and the
@@ -14,6 +14,7 @@ default action again.
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 
@@ -30,6 +31,8 @@ _OF_A_TASK = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS", "
 _OF_TASKS_BY_PREFIX = ("PMI_", "PMIX_")
 _OF_THE_AGENT = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_RUN_ID",
                  "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_ERROR_FILE")  # fmt: skip
+# What torch elastic reads in the agent.
+_FOR_THE_AGENT = ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_ELASTIC_WORKER_IDENTICAL")
 
 
 def main(argv: list[str]) -> None:
@@ -49,6 +52,8 @@ def main(argv: list[str]) -> None:
     os.umask(int(os.environ.pop("SLURMTRAIN_UMASK", "077"), 8) & 0o077)
     # It stays set across exec, unlike signal handlers.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
+    files = int(os.environ.pop("SLURMTRAIN_OPEN_FILES"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     # Only now: an agent that died before the call above would never cause a signal.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
@@ -63,7 +68,7 @@ def main(argv: list[str]) -> None:
 
 def _is_unwanted(name: str, launcher: str) -> bool:
     """Whether a variable of this process must not reach a command that ``launcher`` says how to start."""
-    if name == "TORCHELASTIC_SIGNALS_TO_HANDLE":  # for the node agent alone
+    if name in _FOR_THE_AGENT:
         return True
     if name == "TORCHELASTIC_USE_AGENT_STORE" and os.environ[name] != "True":
         return True

@@ -1,6 +1,7 @@
-"""The store that the agents of an attempt and their ranks share, and the rendezvous by which torch elastic joins it.
+"""The store at which the ranks of a round meet, and the rendezvous by which torch elastic learns where that is.
 
 Node 0 has bound the port beforehand and hands the listening socket to the store, so no port can be taken in between.
+The agents use neither: what they tell each other is authenticated (:mod:`slurmtrain.runtime.peers`), a store is not.
 """
 
 from __future__ import annotations
@@ -9,45 +10,45 @@ import socket
 from dataclasses import dataclass
 from datetime import timedelta
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, TCPStore
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from slurmtrain.errors import LaunchError
+from slurmtrain.runtime.peers.board import Link
 
-# Nodes import torch at their own pace, minutes apart on a busy file server.
 _TIMEOUT_S = 300.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """The shared store, and where it listens."""
+    """Where the nodes of an attempt meet.
 
-    store: TCPStore
+    ``link``: the agents' messages. ``address``: node 0's. ``port``: where ranks meet in the first round; ``listener``:
+    the socket that is bound to it, on node 0; None on other nodes.
+    """
+
+    link: Link
     address: str
     port: int
+    listener: socket.socket | None = None
 
 
-def open_store(master: tuple[str, int], node: int, nodes: int, listener: socket.socket | None) -> MeetingPoint:
-    """Open the store at ``master``, an address and port of node 0. Raises LaunchError if it cannot be reached.
-
-    ``node``: this node, of ``nodes`` nodes. ``listener``: the bound socket, if this node is to serve the store; None to
-    join it.
-    """
-    address, port = master
+def serve_store(listener: socket.socket) -> TCPStore:
+    """A store for ranks, which listens on this socket until it is garbage-collected. Raises LaunchError."""
+    address, port = listener.getsockname()[:2]
     try:
-        store = TCPStore(
+        return TCPStore(
             address,
             port,
-            nodes,
-            listener is not None,
+            None,
+            True,
             timedelta(seconds=_TIMEOUT_S),
             wait_for_workers=False,
             multi_tenant=False,
-            master_listen_fd=listener.detach() if listener is not None else None,
+            master_listen_fd=listener.detach(),
         )
     except RuntimeError as error:
-        raise LaunchError(f"node {node} cannot reach node 0 at {address} port {port}: {_first_line(error)}") from error
-    return MeetingPoint(store, address, port)
+        raise LaunchError(f"node 0 cannot serve a store at {address} port {port}: {_first_line(error)}") from error
 
 
 def _first_line(error: Exception) -> str:
@@ -55,17 +56,18 @@ def _first_line(error: Exception) -> str:
 
 
 class FixedRendezvous(RendezvousHandler):
-    """Torch elastic's rendezvous for nodes that already know their rank: node i is group rank i."""
+    """Torch elastic's rendezvous for nodes that already know their rank: node i is group rank i.
 
-    def __init__(
-        self, agents: MeetingPoint, ranks: tuple[str, int], node: int, nodes: int, run_id: str, *, own_store: bool
-    ) -> None:
+    Torch elastic exchanges nothing through its own store, since all nodes have equally many ranks, as the environment
+    says (``environment.set_worker_environment``).
+    """
+
+    def __init__(self, ranks: tuple[str, int], node: int, nodes: int, run_id: str, *, own_store: bool) -> None:
         """For the node with group rank ``node``, of ``nodes`` nodes with ranks.
 
-        ``agents``: the store of the agents. ``ranks``: address and port of the store that the ranks use. ``run_id``:
-        distinguishes the keys of this round from those of others. ``own_store``: rank 0 is to open that store.
+        ``ranks``: address and port of the store that the ranks use. ``run_id``: names this round. ``own_store``: rank 0
+        is to open that store.
         """
-        self._agents = agents
         self._ranks = ranks
         self._own_store = own_store
         self._node = node
@@ -83,8 +85,7 @@ class FixedRendezvous(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """The result of the only rendezvous: each round has its own handler."""
-        store = PrefixStore(self._run_id, self._agents.store)
-        return RendezvousInfo(store, self._node, self._nodes, RendezvousStoreInfo(*self._ranks))
+        return RendezvousInfo(HashStore(), self._node, self._nodes, RendezvousStoreInfo(*self._ranks))
 
     def is_closed(self) -> bool:
         """It never closes."""
@@ -102,5 +103,5 @@ class FixedRendezvous(RendezvousHandler):
         return self._run_id
 
     def shutdown(self) -> bool:
-        """Nothing to shut down: the store lives as long as the attempt."""
+        """Nothing to shut down."""
         return True

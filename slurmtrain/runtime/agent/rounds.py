@@ -1,12 +1,12 @@
 """The rounds of an attempt: ranks start, end, and may be restarted without giving up the allocation.
 
 When a round has ended on all nodes, node 0 decides which nodes have ranks in the next one, or that there is none, and
-publishes that. Lost nodes drop out if the spec allows fewer nodes or requests spare ones. Node 0 cannot drop out: it
-serves the store, and the batch script runs there.
+publishes that. Lost nodes drop out if the spec allows fewer nodes or requests spare ones. Node 0 cannot drop out: the
+agents' messages go through it, and the batch script runs there.
 
-The agents' store lives as long as the attempt. Ranks of a later round use a store of their own, at another port, since
-torch keeps the addresses of a process group in it. Each round also has its own journals and unfinished checkpoints, so
-that a rank still alive on a lost node does no harm.
+The ranks of each round meet at a store of their own, at another port, since torch keeps the addresses of a process
+group in it. Each round also has its own journals and unfinished checkpoints, so that a rank still alive on a lost node
+does no harm.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Collection, Mapping, Sequence
+
+from torch.distributed import TCPStore
 
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
@@ -32,19 +34,19 @@ from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent import (
     RanksRestarted,
 )
-from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Context, NodeResult, Round, RoundConfig, RoundHost, has_own_store
-from slurmtrain.runtime.agent.rendezvous import MeetingPoint, open_store
+from slurmtrain.runtime.agent.rendezvous import MeetingPoint, serve_store
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
+from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.ports import listen_on_job_port, reserve_port
 from slurmtrain.system.journal import Journal
 
 # Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.
 _RESTARTABLE = frozenset({"crash", "hang", "node_fail"})
 _POLL_S = 0.02
-# How long an agent waits for the others at the end. Node 0 serves the store: the others read its last message from it.
+# How long an agent waits for the others at the end: they get node 0's last message from it.
 _LEAVING_S = 30.0
 
 
@@ -62,12 +64,12 @@ class Rounds:
     ) -> None:
         """Nothing is started before :meth:`run`.
 
-        ``config``: what is fixed. ``host``: the agent. ``point``: the store of all agents. ``query``: asks Slurm about
-        the job when a signal arrives. ``journal``: this node's. ``flag``: set by a signal to this agent.
+        ``config``: what is fixed. ``host``: the agent. ``point``: where the nodes meet. ``query``: asks Slurm about the
+        job when a signal arrives. ``journal``: this node's. ``flag``: set by a signal to this agent.
         """
         self._context = Context(
             config=config, host=host, point=point, query=query, journal=journal, flag=flag,
-            control=ControlStore(point.store, config.node, config.nodes),
+            control=ControlStore(point.link, config.node, config.nodes),
             board=Board(config.spec.resources.local_world_size),
         )  # fmt: skip
         self._config = config
@@ -79,8 +81,9 @@ class Rounds:
         # Contains a node once for each round that failed because of it.
         self._blamed: list[int] = []
         self._began = Newest()
-        # What keeps the port where ranks meet: they end with the object.
-        self._rank_store: MeetingPoint | None = None
+        # What keeps the port where ranks meet: the store ends with the object.
+        self._first_listener = point.listener
+        self._rank_store: TCPStore | None = None
         self._reserved_port: socket.socket | None = None
 
     def run(self) -> AttemptOutcome | None:
@@ -143,20 +146,22 @@ class Rounds:
         see those of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
         """
         self._release_port()
-        config = self._config
+        config, listener = self._config, self._first_listener
+        self._first_listener = None
         if has_own_store(config.spec, self._members):
+            if listener is not None:
+                listener.close()
             self._reserved_port = reserve_port(f"{config.job_id}/{self._number}", config.restart)
             return int(self._reserved_port.getsockname()[1])
-        point = self._context.point
-        if self._number == 0:
-            # The agents' own store.
-            return point.port
-        listener = listen_on_job_port(point.address, f"{config.job_id}/{self._number}", config.restart)
+        if listener is None:
+            address = self._context.point.address
+            listener = listen_on_job_port(address, f"{config.job_id}/{self._number}", config.restart)
         port = int(listener.getsockname()[1])
-        self._rank_store = open_store((point.address, port), 0, config.nodes, listener)
+        self._rank_store = serve_store(listener)
         return port
 
     def _release_port(self) -> None:
+        self._rank_store = None
         if self._reserved_port is not None:
             self._reserved_port.close()
             self._reserved_port = None
@@ -305,7 +310,7 @@ class Rounds:
         return ExitReport(cause="node_fail", reason="node 0 no longer answers", failed_at=time.time(), cascade=True)
 
     def _leave(self) -> None:
-        """Wait until the other nodes have ended too, so that the store outlives its users."""
+        """Wait until the other nodes have ended too, so that they get what node 0 has published."""
         deadline = time.monotonic() + _LEAVING_S
         self._control.gather("left", give_up=lambda: time.monotonic() > deadline)
 

@@ -27,12 +27,12 @@ from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.rank_processes import RankProcesses, is_publishing
-from slurmtrain.runtime.agent.rendezvous import FixedRendezvous, MeetingPoint
+from slurmtrain.runtime.agent.rendezvous import FixedRendezvous
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import keep_signal_handlers, never_restart, worker_processes
+from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.deletion_watch import DeletionWatch
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
@@ -136,22 +136,20 @@ class Workers(LocalElasticAgent):
     def __init__(
         self,
         config: WorkersConfig,
-        point: MeetingPoint,
         control: ControlStore,
         flag: StopFlag,
         supervisor: Supervisor,
     ) -> None:
         """``run()`` starts the ranks.
 
-        ``config``: what to start. ``point``: the store of the agents. ``control``: the channel for stop requests
-        between agents. ``flag``: set by a signal to this agent. ``supervisor``: the round.
+        ``config``: what to start. ``control``: the channel for stop requests between agents. ``flag``: set by a signal
+        to this agent. ``supervisor``: the round.
         """
         attempt, members = config.attempt, config.members
         spec = WorkerSpec(
             role="worker",
             local_world_size=1 if config.per_node else config.count,
             rdzv_handler=FixedRendezvous(
-                point,
                 config.master,
                 members.index(config.node),
                 len(members),

@@ -16,6 +16,7 @@ from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.model.spec.launcher import RANKS
 from slurmtrain.runtime.job import network_profile
+from slurmtrain.runtime.job.file_limit import soft_limit_of_ranks
 from slurmtrain.system.files import read_json
 from slurmtrain.system.process import Process
 
@@ -49,6 +50,8 @@ _ROUND = "SLURMTRAIN_ROUND"
 _LAUNCHER = "SLURMTRAIN_LAUNCHER"
 # The number of this node, which names its log; read by rank_main.py.
 _NODE = "SLURMTRAIN_NODE"
+# How many files a rank may open; read by rank_main.py.
+_OPEN_FILES = "SLURMTRAIN_OPEN_FILES"
 _HOME = "SLURMTRAIN_HOME"
 _HOME_SECRET = "SLURMTRAIN_HOME_SECRET"  # noqa: S105 (the name of a variable)
 # The salt with which the port of the preflight is chosen, so that it differs from that of training.
@@ -56,7 +59,7 @@ BOOTSTRAP = "bootstrap"
 
 # Variables of a job that must not leak into a job submitted from within it.
 _OURS = (_JOB, _SUBMISSION, _ATTEMPT, _FROM_START, _RUN_DIR, ATTEMPT_DIR, _PARAMS, _LOG_DIR, _AGENT_PID, _HEARTBEAT,
-         _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _HOME, _HOME_SECRET,
+         _STOP_SIGNAL, _FORCED_EXIT, _ROUND, _LAUNCHER, _NODE, _OPEN_FILES, _HOME, _HOME_SECRET,
          _RESUME_FROM, _RESUME_DIR, _RESUME_TAG, "SLURMTRAIN_RUN_ID", "SLURMTRAIN_CHECKPOINT_DIR", "SLURMTRAIN_GPUS",
          "SLURMTRAIN_NODE_RANK", "SLURMTRAIN_NODES", "SLURMTRAIN_PROCS_PER_NODE", "SLURMTRAIN_WORLD_SIZE",
          "SLURMTRAIN_MASTER_ADDR", "SLURMTRAIN_MASTER_PORT", "SLURMTRAIN_HOSTFILE")  # fmt: skip
@@ -300,6 +303,7 @@ def set_worker_environment(
             _ROUND: str(attempt.round),
             _LAUNCHER: plan.spec.launcher or RANKS,
             _NODE: str(node.index),
+            _OPEN_FILES: str(soft_limit_of_ranks()),
             # Only in the first round: restarted ranks continue from what the first ones saved.
             _FROM_START: "1" if node.from_start and attempt.round == 0 else "",
             **({_HEARTBEAT: heartbeat} if heartbeat is not None else {}),
@@ -312,6 +316,8 @@ def set_worker_environment(
     )
     # Torch elastic's handlers raise in whatever code is running; ours only set a flag, and must not be replaced.
     environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = "SIGQUIT"
+    # All nodes have equally many ranks: torch elastic need not find out through a store.
+    environ["TORCH_ELASTIC_WORKER_IDENTICAL"] = "1"
 
 
 def _launcher_variables(spec: Spec, place: NodePlace) -> dict[str, str]:

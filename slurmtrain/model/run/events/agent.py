@@ -281,6 +281,20 @@ class RanksRestarted(Payload):
 
 
 @payload
+class ConnectionsRefused(Payload):
+    """Connections to this node's agent that did not come from the attempt's nodes, such as those of a port scan."""
+
+    KIND: ClassVar[str] = "refused"
+
+    node: int = 0
+    """The node's number."""
+    count: int = 0
+    """How many there were."""
+    addresses: Sequence[str] = ()
+    """Where they came from, the most frequent address first; at most 16."""
+
+
+@payload
 class JobRequeue(Payload):
     """Node 0: it is about to requeue the job. From a command: it requeued the job because the agent could not.
 
@@ -347,5 +361,5 @@ class NodeEnded(Payload):
 AGENT_EVENTS: Sequence[type[Payload]] = (
     AgentStarted, WaitingForRun, NetworkElected, ClockMeasured, PreflightDone, RendezvousReady, WorkersStarted,
     SurplusStart, RanksStopping, RanksExited, LeftoversKilled, HangDetected, HangLimitRaised, RanksPaused, RanksResumed,
-    StragglerDetected, RanksRestarted, JobRequeue, RequeueFailed, NodeEnded,
+    StragglerDetected, RanksRestarted, ConnectionsRefused, JobRequeue, RequeueFailed, NodeEnded,
 )  # fmt: skip

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
 
 from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
 from slurmtrain.model.diagnosis.stragglers import LOOKS
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.agent import hang_inquiry, monitor, watchdog
-from slurmtrain.runtime.agent.control_store import ControlStore
 from slurmtrain.runtime.agent.monitor import MonitorConfig, RankMonitor
 from slurmtrain.runtime.job import stacks, thread_use
 from slurmtrain.runtime.job.heartbeat import Board
+from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
+from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.system.journal import Journal
 
 _COMPARE_S = 10.0
@@ -38,12 +38,12 @@ class Beats:
 class Node:
     """One node of a round, whose clock stands still."""
 
-    def __init__(self, path: Path, store: HashStore, node: int, members: Sequence[int], per_node: int) -> None:
+    def __init__(self, path: Path, board: MessageBoard, node: int, members: Sequence[int], per_node: int) -> None:
         self.board = Beats(per_node)
         self.attempt = RunDir(path).attempt("7", 0)
         self.attempt.path.mkdir(parents=True, exist_ok=True)
         self.path = self.attempt.node_journal(node)
-        self.control = ControlStore(store, node, 8)
+        self.control = ControlStore(LocalLink(board, node), node, 8)
         self.control.begin_round(0, members)
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
@@ -92,7 +92,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> dict[int, float]:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:
-    store, nodes = HashStore(), []
+    store, nodes = MessageBoard(), []
 
     def build(node: int = 0, members: Sequence[int] = (0,), per_node: int = 2) -> Node:
         nodes.append(Node(tmp_path, store, node, members, per_node))

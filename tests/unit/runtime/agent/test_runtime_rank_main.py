@@ -34,6 +34,7 @@ def run_main(folder: Path, *command: str, agent: int | None = None, **environ: s
     variables = {
         "SLURMTRAIN_LOG_DIR": str(folder),
         "SLURMTRAIN_AGENT_PID": str(os.getpid() if agent is None else agent),
+        "SLURMTRAIN_OPEN_FILES": "100",
         "SUBMITIT_X": "1",
     }
     process = subprocess.run(
@@ -101,6 +102,11 @@ def test_ranks_that_share_a_store_of_the_agent_are_told_so(tmp_path: Path) -> No
     report = "import os; print(os.environ['TORCHELASTIC_USE_AGENT_STORE'])"
     _, lines = run(tmp_path, sys.executable, "-c", report, TORCHELASTIC_USE_AGENT_STORE="True")
     assert lines == ["True"]
+
+
+def test_a_rank_may_open_as_many_files_as_its_user_may_and_not_as_many_as_its_agent(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "sh", "-c", "ulimit -Sn; echo $SLURMTRAIN_OPEN_FILES")
+    assert lines == ["100", ""]
 
 
 def test_a_rank_does_not_begin_without_its_agent(tmp_path: Path) -> None:

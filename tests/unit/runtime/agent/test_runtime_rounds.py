@@ -1,4 +1,4 @@
-"""The rounds of an attempt, without ranks: agents in threads over one store, and ranks that end as they are told to."""
+"""The rounds of an attempt, without ranks: agents in threads over one board, and ranks that end as they are told to."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from helpers.site import until
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
 from slurmtrain.model.interruption.policy import PriorEnd
-from slurmtrain.runtime.agent import control_store, node_round, rounds, watchdog, workers
-from slurmtrain.runtime.agent.control_store import ControlStore
+from slurmtrain.runtime.agent import node_round, rounds, watchdog, workers
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
+from slurmtrain.runtime.peers import control_store
+from slurmtrain.runtime.peers.control_store import ControlStore
 
 Make = Callable[..., World]
 
@@ -107,7 +108,7 @@ def test_ranks_start_again_where_they_are_after_a_crash(make: Make) -> None:
 def test_a_later_round_meets_at_a_store_of_its_own(make: Make) -> None:
     world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}).begin().end()
     first, second = world.ranks[0, 1].config.master, world.ranks[1, 1].config.master
-    assert first == ("127.0.0.1", 1)
+    assert first == world.ranks[0, 0].config.master
     assert second != first
     assert second == world.ranks[1, 0].config.master
 

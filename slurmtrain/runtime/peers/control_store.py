@@ -1,6 +1,6 @@
 """What the agents of an attempt exchange while ranks train: heartbeats, stop requests, and messages of a round.
 
-Everything goes through the store that node 0 serves. Node 0 watches all other nodes, the others watch node 0.
+Everything goes through the board at node 0 (:mod:`.board`). Node 0 watches all other nodes, the others watch node 0.
 """
 
 from __future__ import annotations
@@ -8,34 +8,35 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from torch.distributed import PrefixStore, Store
-
 from slurmtrain.model.interruption.exit_report import StopRequest
+from slurmtrain.runtime.peers.board import CoordinatorGone, Link
 
 # Seconds without a heartbeat after which another node's agent counts as dead: several times longer than a busy machine
 # or a short network outage delays one.
 NODE_SILENCE_S = 15.0
 _BEAT_S = 1.0
+# An agent that has not looked for this long was suspended, or waited for a file server.
+_SUSPENDED_S = 5.0
 _POLL_S = 0.02
 T = TypeVar("T")
 
 
 class ControlStore:
-    """One agent's view of the store. Messages and stop requests belong to a round of ranks; heartbeats do not."""
+    """One agent's view of the board. Messages and stop requests belong to a round of ranks; heartbeats do not."""
 
-    def __init__(self, store: Store, node: int, nodes: int) -> None:
-        """For the agent of ``node``, one of ``nodes`` nodes that share ``store``."""
-        self._store = PrefixStore("agents", store)
+    def __init__(self, link: Link, node: int, nodes: int) -> None:
+        """For the agent of ``node``, one of ``nodes`` nodes, which reaches the board through ``link``."""
+        self._link = link
         self._node = node
         self._watched = [other for other in range(nodes) if other != node] if node == 0 else [0]
         self._watched = self._watched if nodes > 1 else []
         # The newest heartbeat of each node, and when it was first seen, by this machine's monotonic clock.
-        self._beats: dict[int, tuple[bytes, float]] = {}
+        self._beats: dict[int, tuple[int, float]] = {}
         self._next_beat = 0.0
         self._beat = 0
         self._round = 0
@@ -58,9 +59,10 @@ class ControlStore:
             return None
         try:
             self._exchange_beats()
-            if self._store.check([self._key("stop")]):
-                return StopRequest(**json.loads(self._store.get(self._key("stop"))))
-        except RuntimeError:
+            message = self.read("stop")
+            if message is not None:
+                return StopRequest(**message)
+        except CoordinatorGone:
             return StopRequest(cause="node_fail", why="node 0 no longer answers", at=time.time(), node=0)
         for other in self.silent_nodes():
             if other in self._members:
@@ -72,7 +74,7 @@ class ControlStore:
 
     def keep_alive(self) -> None:
         """Send a heartbeat if one is due, while this agent waits for something else. Never raises."""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(CoordinatorGone):
             self._exchange_beats()
 
     def call_alive(self, work: Callable[[], T]) -> T:
@@ -101,13 +103,13 @@ class ControlStore:
         ``place``: its name, the same on all nodes. ``give_up``: called repeatedly; True ends the wait. Silent nodes are
         not waited for.
         """
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(CoordinatorGone):
             self.publish(f"{place}/{self._node}", {})
             missing = set(self._watched)
             while missing and not give_up():
                 self._exchange_beats()
-                missing = {other for other in missing if not self._store.check([self._key(f"{place}/{other}")])}
-                missing -= set(self.silent_nodes())
+                arrived = self.read_each(f"{place}/{other}" for other in missing)
+                missing = {other for other in missing if f"{place}/{other}" not in arrived} - set(self.silent_nodes())
                 time.sleep(_POLL_S)
 
     def _exchange_beats(self) -> None:
@@ -115,16 +117,18 @@ class ControlStore:
         now = time.monotonic()
         if now < self._next_beat:
             return
+        late_s = now - self._next_beat if self._beat else 0.0
         self._next_beat = now + _BEAT_S
         self._beat += 1
-        self._store.set(f"beat/{self._node}", str(self._beat))
+        self._link.beat(self._beat)
         for other in self._watched:
-            key = f"beat/{other}"
             # A node that has sent no heartbeat yet counts as just heard from when it is first looked for.
-            beat = self._store.get(key) if self._store.check([key]) else b""
-            last = self._beats.get(other)
+            beat, last = self._link.beats_of(other), self._beats.get(other)
             if last is None or last[0] != beat:
                 self._beats[other] = (beat, now)
+            elif late_s > _SUSPENDED_S:
+                # What has arrived meanwhile is not on the board yet: nobody was silent while nobody listened.
+                self._beats[other] = (beat, last[1] + late_s)
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -133,22 +137,27 @@ class ControlStore:
 
         Never raises: an agent that waits for the message notices by itself that node 0 is gone.
         """
-        with contextlib.suppress(RuntimeError):
-            self._store.set(self._key(name), json.dumps(message))
+        self._publish(name, message, first=False)
 
     def publish_first(self, name: str, message: Mapping[str, Any]) -> None:
         """Publish a message under a name in this round, unless a node has done so already. Never raises."""
-        with contextlib.suppress(RuntimeError):
-            self._store.compare_set(self._key(name), "", json.dumps(message))
+        self._publish(name, message, first=True)
 
-    def read(self, name: str) -> dict[str, Any] | None:
-        """The message under a name in this round; None if there is none. Raises RuntimeError if node 0 is gone."""
-        if not self._store.check([self._key(name)]):
-            return None
-        message: dict[str, Any] = json.loads(self._store.get(self._key(name)))
-        return message
+    def _publish(self, name: str, message: Mapping[str, Any], *, first: bool) -> None:
+        with contextlib.suppress(CoordinatorGone):
+            # As it arrives at other nodes: with lists for tuples, for example.
+            self._link.publish(self._key(name), json.loads(json.dumps(message)), first=first)
 
-    def wait_for(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str) -> Mapping[str, Any] | None:
+        """The message under a name in this round; None if there is none. Raises CoordinatorGone."""
+        return self._link.read(self._key(name))
+
+    def read_each(self, names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+        """The messages under these names in this round, as far as there are any. Raises CoordinatorGone."""
+        keys = {self._key(name): name for name in names}
+        return {keys[key]: message for key, message in self._link.read_each(keys).items()}
+
+    def wait_for(self, name: str) -> Mapping[str, Any] | None:
         """Wait for a message from node 0; None if node 0 is gone or leaves without publishing it. Never raises."""
         try:
             while (message := self.read(name)) is None:
@@ -159,7 +168,7 @@ class ControlStore:
                 if 0 in self.silent_nodes():
                     return None
                 time.sleep(_POLL_S)
-        except RuntimeError:
+        except CoordinatorGone:
             return None
         return message
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
+from typing import Any
 
 import pytest
-from helpers.site import PATIENCE_S, until
-from torch.distributed import HashStore, TCPStore
+from helpers.site import PATIENCE_S
 
 from slurmtrain.model.interruption.exit_report import StopRequest
-from slurmtrain.runtime.agent import control_store
-from slurmtrain.runtime.agent.control_store import NODE_SILENCE_S, ControlStore
+from slurmtrain.runtime.peers import control_store
+from slurmtrain.runtime.peers.board import CoordinatorGone, LocalLink, MessageBoard
+from slurmtrain.runtime.peers.control_store import NODE_SILENCE_S, ControlStore
 
 PREEMPTED = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=1, signal="SIGTERM")
 CRASH = StopRequest(cause="crash", why="rank 0 exited with code 1", at=6.0, node=0)
@@ -39,8 +39,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def agents(count: int) -> list[ControlStore]:
-    store = HashStore()
-    controls = [ControlStore(store, node, count) for node in range(count)]
+    board = MessageBoard()
+    controls = [ControlStore(LocalLink(board, node), node, count) for node in range(count)]
     for control in controls:
         control.begin_round(0, range(count))
     return controls
@@ -83,14 +83,24 @@ def test_an_agent_whose_heartbeats_return_is_no_longer_silent(clock: Clock) -> N
 
 
 def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -> None:
-    store = HashStore()
-    first = ControlStore(store, 0, 2)
+    board = MessageBoard()
+    first = ControlStore(LocalLink(board), 0, 2)
     for _ in range(50):
         first.keep_alive()
-    assert store.get("agents/beat/0") == b"1"
+    assert board.beats_of(0) == 1
     clock.now += 1.0
     first.keep_alive()
-    assert store.get("agents/beat/0") == b"2"
+    assert board.beats_of(0) == 2
+
+
+def test_an_agent_that_was_suspended_takes_nobody_for_silent_until_it_has_listened_again(clock: Clock) -> None:
+    first, second = agents(2)
+    clock.pass_(5, first, second)
+    clock.now += 10 * NODE_SILENCE_S
+    first.keep_alive()
+    assert first.silent_nodes() == []
+    clock.pass_(NODE_SILENCE_S + 3, first)
+    assert first.silent_nodes() == [1]
 
 
 def test_nobody_waits_for_lost_nodes(clock: Clock) -> None:
@@ -216,42 +226,33 @@ def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.Monk
 
 def test_a_message_holds_for_its_round_and_replaces_the_one_before() -> None:
     first, second = agents(2)
-    assert second.read("next") is None
-    first.publish("next", {"members": [0, 1], "why": "ü"})
-    first.publish("next", {"members": None})
-    assert second.read("next") == {"members": None}
+    assert second.read("begin") is None
+    first.publish("begin", {"port": 1, "resume_from": "ü"})
+    first.publish("begin", {"port": 2, "resume_from": None})
+    assert second.read("begin") == {"port": 2, "resume_from": None}
     for control in (first, second):
         control.begin_round(1, [0, 1])
-    assert second.read("next") is None
+    assert second.read("begin") is None
 
 
 # --- without node 0 -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def orphan() -> ControlStore:
-    """The agent of node 1, whose node 0 with the store is no more."""
-    patience = timedelta(seconds=20)
-    server = TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
-    client = TCPStore("127.0.0.1", server.port, None, False, patience, wait_for_workers=False)
-    second = ControlStore(client, 1, 2)
-    second.begin_round(0, [0, 1])
-    assert second.stop_request() is None
-    del server
-    until(lambda: _is_dead(client), "the end of the store")
-    second._next_beat = 0.0
-    return second
+class BrokenLink(LocalLink):
+    """The link of a node whose node 0 is gone."""
+
+    def read(self, key: str) -> Any:
+        raise CoordinatorGone(key)
+
+    def beat(self, count: int) -> None:
+        raise CoordinatorGone(count)
+
+    def publish(self, key: str, message: Any, *, first: bool = False) -> None:
+        raise CoordinatorGone(key, message, first)
 
 
-def _is_dead(store: TCPStore) -> bool:
-    try:
-        store.check(["x"])
-    except RuntimeError:
-        return True
-    return False
-
-
-def test_a_node_without_node_0_is_asked_to_stop_and_nothing_else_fails(orphan: ControlStore) -> None:
+def test_a_node_without_node_0_is_asked_to_stop_and_nothing_else_fails() -> None:
+    orphan = ControlStore(BrokenLink(MessageBoard(), 1), 1, 2)
     request = orphan.stop_request()
     assert request is not None
     assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)
@@ -259,5 +260,5 @@ def test_a_node_without_node_0_is_asked_to_stop_and_nothing_else_fails(orphan: C
     orphan.publish("ended/1", {})
     orphan.publish_stop(PREEMPTED)
     orphan.gather("left", give_up=lambda: False)
-    with pytest.raises(RuntimeError):
+    with pytest.raises(CoordinatorGone):
         orphan.read("next")

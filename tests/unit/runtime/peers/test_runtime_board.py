@@ -1,0 +1,342 @@
+"""The agents' connections while ranks train: what arrives, who may say what, and networks that fail for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from helpers.simulated_preflight import vacant
+from helpers.site import PATIENCE_S, until
+from torch.distributed import TCPStore
+
+from slurmtrain.errors import LaunchError
+from slurmtrain.model.interruption.exit_report import StopRequest
+from slurmtrain.runtime.peers import board_client
+from slurmtrain.runtime.peers.board import CoordinatorGone, LocalLink, MessageBoard
+from slurmtrain.runtime.peers.board_client import BoardClient, BoardPlace
+from slurmtrain.runtime.peers.board_server import BoardServer
+from slurmtrain.runtime.peers.channel import Channel, connect
+from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.runtime.peers.gate import Refusals
+from slurmtrain.runtime.peers.sockets import listen
+
+SECRET, OTHER = bytes(32), bytes(range(32))
+NODES = 3
+STOP = {"cause": "crash", "why": "rank 1 exited", "at": 5.0, "node": 1, "signal": None}
+
+
+class Attempt:
+    """The board of node 0, and the links of other nodes to it."""
+
+    def __init__(self) -> None:
+        listener = listen("127.0.0.1", 0)
+        self.place = BoardPlace("127.0.0.1", listener.getsockname()[1], SECRET)
+        self.refusals = Refusals()
+        self.board = MessageBoard()
+        self.server = BoardServer(self.board, listener, SECRET, NODES, self.refusals)
+        self.first = LocalLink(self.board, close=self.server.close)
+        self.clients: list[BoardClient] = []
+        self.is_served = True
+
+    def join(self, node: int, place: BoardPlace | None = None) -> BoardClient:
+        client = BoardClient(place or self.place, node, NODES)
+        self.clients.append(client)
+        client.wait_until_connected(PATIENCE_S, give_up=lambda: False)
+        return client
+
+    def end_node_0(self) -> None:
+        if self.is_served:
+            self.is_served = False
+            self.first.close()
+
+    def end(self) -> None:
+        for client in self.clients:
+            client.close()
+        self.end_node_0()
+
+
+@pytest.fixture
+def attempt() -> Iterator[Attempt]:
+    running = Attempt()
+    yield running
+    running.end()
+
+
+class Wire:
+    """Passes on what goes over a connection, byte by byte, until it is cut."""
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._listener = listen("127.0.0.1", 0)
+        self.place = BoardPlace("127.0.0.1", self._listener.getsockname()[1], SECRET)
+        self.is_cut = threading.Event()
+        self.made = 0
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                self.made += 1
+                far = socket.create_connection(("127.0.0.1", self._target))
+                self._sockets += [near, far]
+                for source, sink in ((near, far), (far, near)):
+                    threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if not self.is_cut.is_set():
+                    sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def reset(self) -> None:
+        """End all connections."""
+        for each in self._sockets:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._listener.close()
+        self.reset()
+
+
+@pytest.fixture
+def wire(attempt: Attempt) -> Iterator[Wire]:
+    """A wire between node 1 and node 0."""
+    connected = Wire(attempt.place.port)
+    yield connected
+    connected.close()
+
+
+def as_node(attempt: Attempt, node: int, talk: Callable[[Channel], Any]) -> Any:
+    """What ``talk`` returns, given a connection of an agent that does not keep to the rules."""
+
+    async def scenario() -> Any:
+        channel = await connect(attempt.place.address, attempt.place.port, SECRET)
+        await channel.send({"node": node})
+        try:
+            return await talk(channel)
+        finally:
+            channel.close()
+
+    return asyncio.run(scenario())
+
+
+async def acknowledged(channel: Channel, number: int) -> None:
+    """Wait until node 0 has taken in the frame with this number."""
+    while (await channel.receive()).get("ack") != number:
+        pass
+
+
+# --- what arrives -----------------------------------------------------------------------------------------------------
+
+
+def test_what_any_node_publishes_for_all_reaches_all(attempt: Attempt) -> None:
+    first, second = attempt.join(1), attempt.join(2)
+    first.publish("0/stop", STOP, first=True)
+    until(lambda: second.read("0/stop") == STOP, "the message at node 2")
+    until(lambda: first.read("0/stop") == STOP, "the message at its author")
+    assert attempt.first.read("0/stop") == STOP
+    attempt.first.publish("0/begin", {"port": 1, "resume_from": None})
+    for client in (first, second):
+        until(lambda client=client: client.read("0/begin"), "node 0's message")
+
+
+def test_a_node_that_connects_later_gets_what_was_published_before(attempt: Attempt) -> None:
+    attempt.first.publish("0/begin", {"port": 1, "resume_from": "ü"})
+    assert attempt.join(1).read("0/begin") == {"port": 1, "resume_from": "ü"}
+
+
+def test_the_first_message_stands_where_only_the_first_counts(attempt: Attempt) -> None:
+    first, second = attempt.join(1), attempt.join(2)
+    first.publish("0/stop", STOP, first=True)
+    until(lambda: second.read("0/stop"), "the first message")
+    second.publish("0/stop", {**STOP, "node": 2}, first=True)
+    second.publish("0/here/2", {})
+    until(lambda: attempt.first.read("0/here/2") == {}, "what was published after it")
+    assert [link.read("0/stop") for link in (attempt.first, first, second)] == [STOP] * 3
+
+
+def test_messages_that_stay_at_node_0_are_fetched(attempt: Attempt) -> None:
+    first, second = attempt.join(1), attempt.join(2)
+    second.publish("0/paused/2", {"paused": True, "at": 5.0})
+    until(lambda: attempt.first.read("0/paused/2"), "the message at node 0")
+    assert first.read("0/paused/2") == {"paused": True, "at": 5.0}
+    assert first.read_each(f"0/paused/{node}" for node in range(NODES)) == {"0/paused/2": {"paused": True, "at": 5.0}}
+    assert first.read("0/paused/1") is None
+
+
+def test_heartbeats_of_all_nodes_reach_node_0_and_its_own_reach_all(attempt: Attempt) -> None:
+    client = attempt.join(1)
+    client.beat(7)
+    until(lambda: attempt.first.beats_of(1) == 7, "the heartbeat of node 1")
+    attempt.first.beat(4)
+    client.beat(8)
+    until(lambda: client.beats_of(0) == 4, "node 0's heartbeat")
+
+
+def test_what_was_published_last_arrives_before_a_node_leaves(attempt: Attempt) -> None:
+    for number in range(20):
+        client = BoardClient(attempt.place, 1, NODES)
+        client.wait_until_connected(PATIENCE_S, give_up=lambda: False)
+        client.publish(f"{number}/left/1", {})
+        client.close()
+        assert attempt.first.read(f"{number}/left/1") == {}
+
+
+def test_what_node_0_published_last_arrives_before_it_leaves() -> None:
+    for _ in range(10):
+        attempt = Attempt()
+        clients = [attempt.join(1), attempt.join(2)]
+        attempt.first.publish("0/left/0", {})
+        attempt.end_node_0()
+        for client in clients:
+            until(lambda client=client: client.read("0/left/0") == {}, "the last message")
+            client.close()
+
+
+# --- who may say what -------------------------------------------------------------------------------------------------
+
+
+def test_a_node_cannot_speak_for_another_one_and_junk_is_dropped_with_a_note(
+    attempt: Attempt, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def lie(channel: Channel) -> None:
+        messages = {
+            "0/stop": {**STOP, "cause": "completed"},
+            "0/ended/2": {},
+            "0/next": {"members": None},
+            "0/here/1": {},
+            "\x1b[2J" + "x" * 1000: 5,
+        }
+        await channel.send({"put": messages, "first": [], "beat": "x", "get": 5, "number": None})
+        await channel.send("junk")
+        await channel.send({"put": {"0/here/1": {}}, "number": 1})
+        await acknowledged(channel, 1)
+
+    as_node(attempt, 1, lie)
+    assert attempt.first.read_each(["0/stop", "0/ended/2", "0/next"]) == {}
+    assert attempt.first.read("0/here/1") == {}
+    assert attempt.first.beats_of(1) == 0
+    [note] = caplog.messages
+    assert note == "dropped a message of node 1 (1 so far): '0/stop': it has another shape than such messages"
+
+
+@pytest.mark.parametrize("greeting", [0, NODES, -1, True, "1", None])
+def test_nobody_is_node_0_or_one_that_there_is_not(attempt: Attempt, greeting: Any) -> None:
+    async def wait(channel: Channel) -> str:
+        with pytest.raises(Exception, match="closed the connection") as closed:
+            await channel.receive()
+        return str(closed.value)
+
+    as_node(attempt, greeting, wait)
+    until(lambda: attempt.refusals.count == 1, "the refusal")
+
+
+def test_a_node_has_one_connection_which_is_its_newest(attempt: Attempt) -> None:
+    async def replace(channel: Channel) -> None:
+        await channel.send({"number": 1})
+        await acknowledged(channel, 1)
+        newer = await connect(attempt.place.address, attempt.place.port, SECRET)
+        await newer.send({"node": 1})
+        await newer.send({"number": 5})
+        await acknowledged(newer, 5)
+        with pytest.raises(Exception, match=r"closed the connection|reset by peer"):
+            await channel.receive()
+        newer.close()
+
+    as_node(attempt, 1, replace)
+
+
+def test_a_stranger_who_speaks_torchs_protocol_changes_nothing(attempt: Attempt) -> None:
+    client = attempt.join(1)
+    with pytest.raises(RuntimeError):
+        TCPStore("127.0.0.1", attempt.place.port, None, False, timedelta(seconds=1), wait_for_workers=False)
+    client.publish("0/here/1", {})
+    until(lambda: attempt.first.read("0/here/1") == {}, "the message of node 1")
+    assert client.read("0/stop") is None
+    assert attempt.refusals.count > 0
+
+
+def test_an_agent_of_another_attempt_is_refused(attempt: Attempt) -> None:
+    client = BoardClient(BoardPlace("127.0.0.1", attempt.place.port, OTHER), 1, NODES)
+    with pytest.raises(LaunchError, match=r"cannot reach node 0 at 127.0.0.1 port \d+: it is not an agent"):
+        client.wait_until_connected(0.5, give_up=lambda: False)
+    client.close()
+
+
+# --- networks that fail -----------------------------------------------------------------------------------------------
+
+
+def test_a_lost_connection_is_made_again_and_nothing_is_lost(attempt: Attempt, wire: Wire) -> None:
+    client = attempt.join(1, wire.place)
+    for number in range(5):
+        client.publish(f"{number}/here/1", {})
+        wire.reset()
+        attempt.first.publish(f"{number}/begin", {"port": number, "resume_from": None})
+        until(lambda number=number: attempt.first.read(f"{number}/here/1") == {}, "the message of node 1")
+        until(lambda number=number: client.read(f"{number}/begin"), "the message of node 0")
+    assert wire.made > 1
+
+
+def test_a_connection_over_which_nothing_comes_back_is_replaced(
+    attempt: Attempt, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(board_client, "_STALE_S", 0.3)
+    monkeypatch.setattr(board_client, "_CONNECT_S", 0.3)
+    client = attempt.join(1, wire.place)
+    wire.is_cut.set()
+    client.publish("0/here/1", {})
+    until(lambda: wire.made > 2, "attempts to connect")
+    assert attempt.first.read("0/here/1") is None
+    assert client.read("0/begin") is None  # nothing raises while the network may come back
+    wire.is_cut.clear()
+    until(lambda: attempt.first.read("0/here/1") == {}, "the message of node 1")
+
+
+def test_a_node_whose_node_0_refuses_connections_knows_that_it_is_gone(attempt: Attempt) -> None:
+    client = attempt.join(1)
+    control = ControlStore(client, 1, NODES)
+    control.begin_round(0, range(NODES))
+    attempt.first.publish("0/begin", {"port": 1, "resume_from": None})
+    until(lambda: client.read("0/begin"), "a message of node 0")
+    attempt.end_node_0()
+    request = until(control.stop_request, "the end of node 0")
+    assert (request.cause, request.why, request.node) == ("node_fail", "node 0 no longer answers", 0)
+    with pytest.raises(CoordinatorGone, match="Connection refused"):
+        client.publish("0/here/1", {})
+    assert client.read("0/begin") == {"port": 1, "resume_from": None}
+
+
+def test_a_node_that_finds_nobody_at_node_0_says_so() -> None:
+    with vacant("127.0.0.1") as port:
+        client = BoardClient(BoardPlace("127.0.0.1", port, SECRET), 2, NODES)
+        with pytest.raises(LaunchError, match=f"node 0 at 127.0.0.1 port {port}: Connection refused"):
+            client.wait_until_connected(PATIENCE_S, give_up=lambda: False)
+        client.close()
+
+
+def test_a_node_that_is_told_to_stop_waits_for_no_connection() -> None:
+    with vacant("127.0.0.1") as port:
+        client = BoardClient(BoardPlace("127.0.0.1", port, SECRET), 2, NODES)
+        client.wait_until_connected(PATIENCE_S, give_up=lambda: True)
+        client.close()
+
+
+def test_a_request_to_stop_reaches_the_other_agents(attempt: Attempt) -> None:
+    nodes = [ControlStore(attempt.first, 0, NODES)]
+    nodes += [ControlStore(attempt.join(node), node, NODES) for node in (1, 2)]
+    for node in nodes:
+        node.begin_round(0, range(NODES))
+    request = StopRequest(cause="preempted", why="stopped by SIGTERM", at=5.0, node=2, signal="SIGTERM")
+    nodes[2].publish_stop(request)
+    for node in nodes:
+        assert until(node.stop_request, "the request") == request

@@ -28,9 +28,9 @@ _MODULES = {
 
 def __getattr__(name: str) -> object:
     if name in _MODULES:
-        from slurmtrain.system.interpreter import importing
+        from slurmtrain.system.interpreter import without_collection
 
-        with importing():
+        with without_collection():
             function: object = getattr(import_module(_MODULES[name]), name)
         globals()[name] = function
         return function

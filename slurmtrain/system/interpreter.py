@@ -20,8 +20,8 @@ def collect_rarely() -> None:
 
 
 @contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """Collect no garbage during imports, since imported objects stay. With torch it would take a sixth of the time.
+def without_collection() -> Iterator[None]:
+    """Collect no garbage while objects are made that stay. Of imports with torch it would take a sixth of the time.
 
     It applies to the whole process, as Python's switch does.
     """

@@ -1,73 +1,59 @@
 """Reading checkpoint files without executing code that may have been planted in them.
 
-Tensors are read by torch.distributed.checkpoint, resharded as needed. Its index, ``.metadata``, is a pickle: only the
-classes that an index consists of are allowed here. Values are loaded with ``weights_only=True``.
+Tensors are read by torch.distributed.checkpoint, resharded as needed. Its index, ``.metadata``, is a pickle, of which
+only plain data are read here: the index is then built from what they describe, of the classes and fields that it
+consists of. Values are loaded with ``weights_only=True``.
 """
 
 from __future__ import annotations
 
-import collections
 import io
-import pickle
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import distributed as dist
-from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, Metadata, metadata
-from torch.distributed.checkpoint.metadata import MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, Metadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.job.torch_private import find_in_index, index_classes, memory_formats
+from slurmtrain.runtime.checkpoint.formats.pickles import Global, Inert, as_step, read_plain
+from slurmtrain.runtime.job.torch_private import memory_formats, storage_info, storage_info_class
+from slurmtrain.system.interpreter import without_collection
 
 INDEX = ".metadata"
-_CLASSES: Mapping[tuple[str, str], Any] = {
-    (allowed.__module__, allowed.__qualname__): allowed
-    for allowed in (
-        metadata.BytesStorageMetadata,
-        metadata.ChunkStorageMetadata,
-        metadata.Metadata,
-        metadata.MetadataIndex,
-        metadata.StorageMeta,
-        metadata.TensorProperties,
-        metadata.TensorStorageMetadata,
-        *index_classes(),
-        torch.Size,
-        collections.OrderedDict,
-    )
-}
 
 
-def _member(enumeration: Any, name: str) -> Any:
-    """Replaces getattr, with which some versions of Python pickle the members of an enumeration."""
-    if enumeration is not memory_formats() or name not in enumeration.__members__:
-        raise pickle.UnpicklingError("builtins.getattr is not allowed in it, except for one enumeration")
-    return enumeration[name]
+def _name_of(named: type) -> Global:
+    return Global(named.__module__, named.__qualname__)
 
 
-def _forget_path(*_: Any) -> None:
-    """Replaces classes of paths: some writers keep where a checkpoint was, which nothing needs."""
-
-
-class _Unpickler(pickle.Unpickler):
-    """Loads an index and nothing else: a pickle can name any function and have it called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        allowed = _CLASSES.get((module, name)) or find_in_index(module, name)
-        if allowed is not None:
-            return allowed
-        if (module, name) == ("builtins", "getattr"):
-            return _member
-        if module.partition(".")[0] == "pathlib" and name in ("PosixPath", "PurePosixPath"):
-            return _forget_path
-        # Types and layouts of tensors are pickled as attributes of torch, or through a function that looks them up.
-        value = getattr(torch, name, None) if module == "torch" else None
-        if isinstance(value, torch.dtype | torch.layout):
-            return value
-        raise pickle.UnpicklingError(f"{module}.{name} is not allowed in it")
+_SIZE = _name_of(torch.Size)
+_MEMORY_FORMAT = _name_of(memory_formats())
+# How some versions of Python pickle the members of an enumeration.
+_GETATTR = Global("builtins", "getattr")
+# How torch pickles layouts.
+_GET_LAYOUT = Global("torch.serialization", "_get_layout")
+_NAMES = frozenset(
+    {
+        *map(_name_of, (BytesStorageMetadata, ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta)),
+        *map(_name_of, (TensorProperties, TensorStorageMetadata, storage_info_class())),
+        *(_SIZE, _MEMORY_FORMAT, _GETATTR, _GET_LAYOUT, Global("collections", "OrderedDict")),
+    }
+)
+# Some writers keep where a checkpoint was.
+_PATHS = ("PosixPath", "PurePosixPath")
 
 
 class Index:
@@ -138,12 +124,139 @@ def _read(path: Path) -> Metadata:
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
-        index = _Unpickler(io.BytesIO(content)).load()
-        if not isinstance(index, Metadata):
-            raise pickle.UnpicklingError(f"it is a {type(index).__name__}")
-    except Exception as error:  # a malformed pickle can raise anything
+        # Collecting garbage among so many objects would double the time.
+        with without_collection():
+            index = _index(read_plain(content, INDEX, _is_allowed))
+    except (CheckpointError, ValueError, TypeError, LookupError) as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
-    for info in (index.storage_data or {}).values():
+    for info in index.storage_data.values():
         if Path(info.relative_path).name != info.relative_path:
             raise CheckpointError(f"{path} is no index of a checkpoint: it leads to {info.relative_path!r}")
     return index
+
+
+# --- from plain values to an index; each raises ValueError, TypeError or LookupError for anything else ----------------
+
+
+def _is_allowed(named: Global) -> bool:
+    """Whether an index may contain this name."""
+    return (
+        named in _NAMES
+        or (named.module.partition(".")[0] == "pathlib" and named.name in _PATHS)
+        or (named.module == "torch" and isinstance(getattr(torch, named.name, None), torch.dtype | torch.layout))
+    )
+
+
+def _index(plain: Any) -> Metadata:
+    """The parts of an index that reading needs."""
+    state = _state(plain, Metadata)
+    return Metadata(
+        state_dict_metadata={_text(name): _stored(each) for name, each in _mapping(state["state_dict_metadata"])},
+        storage_data={_place(place): _info(each) for place, each in _mapping(state["storage_data"])},
+    )
+
+
+def _state(plain: Any, named: type) -> dict[str, Any]:
+    """The attributes of an instance of a dataclass."""
+    if not isinstance(plain, Inert) or plain.made_by != _name_of(named) or plain.arguments:
+        raise ValueError(f"it has something else than a {named.__name__}")
+    state = {} if plain.state is None else plain.state
+    unknown = set(state) - {field.name for field in fields(named)}
+    if not isinstance(state, dict) or unknown:
+        raise ValueError(f"a {named.__name__} in it has other attributes: {sorted(map(str, unknown))}")
+    return state
+
+
+def _mapping(plain: Any) -> Iterable[tuple[Any, Any]]:
+    if not isinstance(plain, dict):
+        raise TypeError("it has something else than a dictionary")
+    return plain.items()
+
+
+def _stored(plain: Any) -> TensorStorageMetadata | BytesStorageMetadata:
+    if isinstance(plain, Inert) and plain.made_by == _name_of(BytesStorageMetadata):
+        _state(plain, BytesStorageMetadata)
+        return BytesStorageMetadata()
+    state = _state(plain, TensorStorageMetadata)
+    chunks = [_state(chunk, ChunkStorageMetadata) for chunk in state["chunks"]]
+    return TensorStorageMetadata(
+        properties=_properties(state["properties"]),
+        size=_size(state["size"]),
+        chunks=[ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
+    )
+
+
+def _properties(plain: Any) -> TensorProperties:
+    if not isinstance(plain, Inert) or plain.made_by != _name_of(TensorProperties) or plain.arguments:
+        raise ValueError("it has something else than the properties of a tensor")
+    dtype, layout, requires_grad, memory_format, pinned = plain.state
+    properties: Any = TensorProperties()
+    # Its own inverse of how it is pickled, since memory formats cannot be.
+    properties.__setstate__(
+        (_constant(dtype, torch.dtype), _layout(layout), requires_grad is True, _memory_format(memory_format),
+         pinned is True)
+    )  # fmt: skip
+    return cast("TensorProperties", properties)
+
+
+def _constant(plain: Any, kind: type) -> Any:
+    """A type of numbers or a layout, which are pickled as attributes of torch."""
+    value = getattr(torch, plain.name, None) if isinstance(plain, Global) and plain.module == "torch" else None
+    if not isinstance(value, kind):
+        raise TypeError(f"it has something else than a {kind.__name__}")
+    return value
+
+
+def _layout(plain: Any) -> Any:
+    if isinstance(plain, Inert) and plain.made_by == _GET_LAYOUT:
+        [name] = plain.arguments
+        return _constant(Global("torch", _text(name).removeprefix("torch.")), torch.layout)
+    return _constant(plain, torch.layout)
+
+
+def _memory_format(plain: Any) -> Any:
+    if isinstance(plain, Inert) and plain.made_by == _MEMORY_FORMAT:
+        [value] = plain.arguments
+        return memory_formats()(as_step(value))
+    if not isinstance(plain, Inert) or plain.made_by != _GETATTR or plain.arguments[0] != _MEMORY_FORMAT:
+        raise ValueError("it has something else than a memory format")
+    return memory_formats()[_text(plain.arguments[1])]
+
+
+def _size(plain: Any) -> torch.Size:
+    [numbers] = plain.arguments if isinstance(plain, Inert) and plain.made_by == _SIZE else [plain]
+    if not isinstance(numbers, tuple | list):
+        raise TypeError("it has something else than the size of a tensor")
+    return torch.Size(_whole(number) for number in numbers)
+
+
+def _place(plain: Any) -> MetadataIndex:
+    state = _state(plain, MetadataIndex)
+    offset, index = state.get("offset"), state.get("index")
+    return MetadataIndex(
+        _text(state["fqn"]), None if offset is None else _size(offset), None if index is None else _whole(index)
+    )
+
+
+def _info(plain: Any) -> Any:
+    state = _state(plain, storage_info_class())
+    transforms = state.get("transform_descriptors")
+    return storage_info(
+        _text(state["relative_path"]),
+        _whole(state["offset"]),
+        _whole(state["length"]),
+        None if transforms is None else tuple(map(_text, transforms)),
+    )
+
+
+def _whole(plain: Any) -> int:
+    number = as_step(plain)
+    if number is None:
+        raise TypeError("it has something else than a whole number")
+    return number
+
+
+def _text(plain: Any) -> str:
+    if not isinstance(plain, str):
+        raise TypeError("it has something else than text")
+    return plain

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
@@ -153,11 +154,20 @@ def worker_processes(agent: LocalElasticAgent) -> list[Popen[bytes]]:
 # --- the index of a checkpoint ----------------------------------------------------------------------------------------
 
 
-def storage_info(path: str, offset: int, length: int) -> StorageInfo:
-    """An entry of a checkpoint's index: ``length`` bytes from ``offset``, in the file at this relative ``path``."""
+def storage_info(path: str, offset: int, length: int, transforms: Sequence[str] | None = None) -> StorageInfo:
+    """An entry of a checkpoint's index: ``length`` bytes from ``offset``, in the file at this relative ``path``.
+
+    ``transforms``: how the bytes were transformed when they were written, for example compressed.
+    """
+    info: StorageInfo = storage_info_class()(path, offset, length)
+    return info if transforms is None else replace(info, transform_descriptors=transforms)
+
+
+def storage_info_class() -> type[StorageInfo]:
+    """The class of the entries of a checkpoint's index."""
     from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-    return _StorageInfo(path, offset, length)
+    return _StorageInfo
 
 
 def index_version() -> dict[str, Any]:
@@ -167,22 +177,8 @@ def index_version() -> dict[str, Any]:
     return {"version": CURRENT_DCP_VERSION}
 
 
-def index_classes() -> tuple[Any, ...]:
-    """The private classes whose instances are in an index, which is a pickle."""
-    from torch.distributed.checkpoint.filesystem import _StorageInfo
-
-    return (_StorageInfo, memory_formats())
-
-
 def memory_formats() -> Any:
     """The enumeration of memory formats, whose members older versions of Python pickle by getattr."""
     from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
     return _MEM_FORMAT_ENCODING
-
-
-def find_in_index(module: str, name: str) -> Any:
-    """The function with which an index looks up tensor layouts, if ``module`` and ``name`` are its; else None."""
-    from torch import serialization
-
-    return serialization._get_layout if (module, name) == ("torch.serialization", "_get_layout") else None

@@ -24,7 +24,7 @@ from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
 from slurmtrain.runtime.preflight.facts.measure import NodeContext
 from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, PreflightOutcome, participate
-from slurmtrain.system.interpreter import importing
+from slurmtrain.system.interpreter import without_collection
 from slurmtrain.system.journal import Journal
 
 _SIGNAL_POLL_S = 0.05
@@ -188,5 +188,5 @@ def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, ho
 
 def _import_torch() -> None:
     """Import what starts the workers: it takes seconds, so it is done while waiting for the other nodes."""
-    with importing():
+    with without_collection():
         import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401

@@ -42,7 +42,7 @@ from slurmtrain.runtime.job.torch_private import check_version, import_compiler
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.runtime.training.ranked_worker import this_ranked_worker
 from slurmtrain.runtime.training.step_time import StepTime
-from slurmtrain.system.interpreter import importing, leave_quickly
+from slurmtrain.system.interpreter import leave_quickly, without_collection
 from slurmtrain.system.journal import Journal
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ class Session:
             return
         if self._worker.attempt is not None:
             # If imported later, this would keep a reference to the group, whose threads would outlive the group.
-            with importing():
+            with without_collection():
                 import_module("torch.distributed.checkpoint")
         backend = self._backend or ("cpu:gloo,cuda:nccl" if self.device.type == "cuda" else "gloo")
         self._owns_group = True
@@ -246,7 +246,7 @@ class Session:
         if attempt is None or plan is None:
             return
         # Torch's checkpoint modules take most of a second to import, and import its compiler on first use.
-        with importing():
+        with without_collection():
             from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
             from slurmtrain.runtime.checkpoint.state_dicts import Objects
 

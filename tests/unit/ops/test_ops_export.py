@@ -403,7 +403,7 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
     manifest = files.read_manifest(path)
     entries = {**manifest.files, ".metadata": (len(content), hasher.hexdigest())}
     files.write_json(path / files.MANIFEST, replace(manifest, files=entries).to_json())
-    with pytest.raises(CheckpointError, match=r"is no index of a checkpoint: posix.system is not allowed in it"):
+    with pytest.raises(CheckpointError, match=r"is no index of a checkpoint: .*posix.system is not allowed in it"):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "touched").exists()
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 from helpers.program import program
 
-from slurmtrain.system.interpreter import importing
+from slurmtrain.system.interpreter import without_collection
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -15,7 +15,7 @@ def test_garbage_is_looked_for_afterwards_as_it_was_before_also_where_an_import_
     collected = gc.isenabled()
     try:
         (gc.enable if before else gc.disable)()
-        with pytest.raises(ImportError), importing():
+        with pytest.raises(ImportError), without_collection():
             assert not gc.isenabled()
             raise ImportError
         assert gc.isenabled() == before

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint import files
+from slurmtrain.runtime.checkpoint.index import Index
 from slurmtrain.runtime.checkpoint.shard_plan import _info
 from slurmtrain.system.files import write_json
 
@@ -179,3 +181,45 @@ def test_a_tensor_whose_bytes_would_run_something_does_not(run: Path, target: Pa
     forge(target, ".metadata", pickle.dumps(index))
     assert "it cannot be read" in refused(run, marker)
     assert not marker.exists()
+
+
+METADATA = "torch.distributed.checkpoint.metadata"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        # Sets attributes on classes that an index consists of.
+        (f"c{METADATA}\nMetadata\n}}Vstorage_data\nNsb.".encode(), "attributes of a Global"),
+        (f"c{METADATA}\n_MEM_FORMAT_ENCODING\n(N}}V_member_map_\nNstb.".encode(), "attributes of a Global"),
+        (b"ctorch\nSize\n}Vx\nNsb.", "attributes of a Global"),
+        # Calls classes that an index consists of, with arguments of its own choice.
+        (f"c{METADATA}\nMetadata\n(NtR.".encode(), "something else than a Metadata"),
+        # Sets attributes that are no fields.
+        (f"c{METADATA}\nMetadata\n)R}}V__class__\nNsb.".encode(), "other attributes: \\['__class__'\\]"),
+        (f"c{METADATA}\nMetadata\n)R(Va\nVb\ntb.".encode(), "other attributes"),
+        (f"c{METADATA}\nMetadata\n)RVabc\nb.".encode(), "other attributes"),
+        (f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n]sVstorage_data\n}}sb.".encode(), "than a dictionary"),
+        (f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}sb.".encode(), "storage_data"),
+        (
+            f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}Vw\nctorch\nSize\nssVstorage_data\n}}sb.".encode(),
+            "something else than a TensorStorageMetadata",
+        ),
+    ],
+)
+def test_an_index_of_other_objects_or_fields_is_refused(
+    run: Path, target: Path, tmp_path: Path, content: bytes, why: str
+) -> None:
+    forge(target, ".metadata", content)
+    message = refused(run, tmp_path / "marker")
+    assert "no index of a checkpoint" in message
+    assert re.search(why, message)
+    assert metadata._MEM_FORMAT_ENCODING["TORCH_CONTIGUOUS_FORMAT"].value == 0
+
+
+def test_an_index_is_read_as_torch_wrote_it(run: Path, target: Path) -> None:
+    written, index = index_of(target), Index(target).metadata
+    assert index.state_dict_metadata == written.state_dict_metadata
+    assert index.storage_data == written.storage_data
+    properties = [each.properties for each in index.state_dict_metadata.values() if hasattr(each, "properties")]
+    assert {each.memory_format for each in properties} == {torch.contiguous_format}

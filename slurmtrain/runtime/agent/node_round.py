@@ -34,6 +34,7 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import CoordinatorGone
 from slurmtrain.runtime.peers.control_store import ControlStore
+from slurmtrain.system.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify
 
@@ -106,6 +107,7 @@ class Context:
     flag: StopFlag
     control: ControlStore
     board: Board
+    directory: DeletionWatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +188,7 @@ class Round:
                 stop_signal=signal.Signals[config.spec.requeue.signal],
                 zero_completes=config.spec.requeue.zero_completes,
                 deadline=config.deadline,
+                directory=context.directory,
             ),
             context.control,
             context.flag,

@@ -41,6 +41,7 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.preflight.ports import listen_on_job_port, reserve_port
+from slurmtrain.system.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 
 # Causes after which ranks may be restarted in the same allocation; any other cause ends the attempt.
@@ -71,6 +72,7 @@ class Rounds:
             config=config, host=host, point=point, query=query, journal=journal, flag=flag,
             control=ControlStore(point.link, config.node, config.nodes),
             board=Board(config.spec.resources.local_world_size),
+            directory=DeletionWatch(config.attempt.run.path, config.attempt.run.plan.name),
         )  # fmt: skip
         self._config = config
         self._host = host
@@ -104,6 +106,7 @@ class Rounds:
         finally:
             self._leave()
             self._context.board.close()
+            self._context.directory.close()
             self._release_port()
 
     # --- one round ------------------------------------------------------------------------------------------------

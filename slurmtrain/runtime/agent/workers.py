@@ -87,6 +87,7 @@ class WorkersConfig:
     address and port at which the ranks meet. ``own_store``: nothing serves a store there yet, rank 0 is to do so.
     ``stop_signal``: what asks them to stop. ``zero_completes``: code 0 means that the work is done, also after a stop
     request. ``deadline``: when to ask for a stop because of the time limit, by the monotonic clock; None: never.
+    ``directory``: whether that of the run is still there.
     """
 
     argv: Sequence[str]
@@ -101,6 +102,7 @@ class WorkersConfig:
     stop_signal: signal.Signals
     zero_completes: bool
     deadline: float | None
+    directory: DeletionWatch
 
 
 class Supervisor(Protocol):
@@ -175,7 +177,6 @@ class Workers(LocalElasticAgent):
         self._supervisor = supervisor
         self._exits = CommandExits(attempt, config.node, config.count) if config.per_node else RankExits(attempt)
         self._ranks = RankProcesses()
-        self._directory = DeletionWatch(attempt.run.path, attempt.run.plan.name)
         self._died_at: dict[int, float] = {}
 
     # --- torch elastic's extension points ---------------------------------------------------------------------------
@@ -240,7 +241,7 @@ class Workers(LocalElasticAgent):
             return StopRequest.by_signal(self._flag.name, at=time.time(), node=node)
         if deadline is not None and time.monotonic() >= deadline:
             return StopRequest(cause="timeout", why="the time limit was reached", at=time.time(), node=node)
-        if self._directory.deleted:
+        if self._config.directory.deleted:
             why = f"the run directory {self._config.attempt.run.path} was deleted"
             # The journals were deleted too: if anything is left of this attempt, it is its output.
             print(f"slurmtrain: {why}: the ranks cannot save any more, and are ended", file=sys.stderr, flush=True)
@@ -258,7 +259,7 @@ class Workers(LocalElasticAgent):
             self._control.publish_stop(request)
         if request is not None:
             self._supervisor.stopping(request)
-        if self._directory.deleted:
+        if self._config.directory.deleted:
             # Not asked: a save would make the directory again, with nothing in it that says what it is.
             self._wait_or_kill(_seconds_from_now(0.0), ask=False)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,16 +37,17 @@ def command(
     """List runs: those that may still change first, then the newest.
 
     On a terminal each run is one line, and columns that do not fit are left out; elsewhere everything is printed. It
-    only reads journals and checks processes; it never starts or ends anything.
+    only reads journals and checks processes; it never starts or ends anything. Where a group shares the runs root,
+    --all also lists the runs of the others.
     """
     if not watch:
-        _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
+        _print(workspace, names, all_runs=all_runs, as_json=as_json)
         return 0
     workspace = workspace.looking_again()
     if output.is_terminal(sys.stdout) and not as_json:
         return _live(workspace, names, all_runs, interval)
     while True:
-        _print(workspace, names, all_runs=all_runs or as_json, as_json=as_json)
+        _print(workspace, names, all_runs=all_runs, as_json=as_json)
         sys.stdout.flush()
         time.sleep(interval)
 
@@ -68,18 +69,27 @@ def _look(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool) -> di
 
 
 def _print(workspace: Workspace, names: tuple[str, ...], *, all_runs: bool, as_json: bool) -> None:
-    runs = _look(workspace, names, all_runs=all_runs)
+    from slurmtrain.ops.shared.views import SCHEMA, now_iso, run_json
+
+    runs = _look(workspace, names, all_runs=all_runs or as_json)
+    shown = [run_json(workspace, listed) for listed in (runs.values() if as_json else _by_worth(runs))]
+    if all_runs and not names and workspace.config.shared_root is not None:
+        shown = _with_colleagues(workspace, shown)
     if as_json:
-        from slurmtrain.ops.shared.views import now_iso, runs_json
-
-        facts = runs_json(workspace, runs)
-        output.print_json({"schema": facts["schema"], "as_of": now_iso(), "runs": facts["runs"]})
-    elif runs:
-        from slurmtrain.ops.shared.views import run_json
-
-        run_table.print_runs([run_json(workspace, listed) for listed in _by_worth(runs)])
+        output.print_json({"schema": SCHEMA, "as_of": now_iso(), "runs": shown})
+    elif shown:
+        run_table.print_runs(shown)
     else:
         output.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
+
+
+def _with_colleagues(workspace: Workspace, shown: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """This user's runs, then those of the others who share the root, each with its ``user``."""
+    from slurmtrain.ops.colleagues import runs_of_colleagues
+
+    others, notes = runs_of_colleagues(workspace)
+    output.warn(notes)
+    return [*({"user": workspace.root.path.name, **run} for run in shown), *others]
 
 
 def _by_worth(runs: dict[str, Listed]) -> list[Listed]:

@@ -11,7 +11,7 @@ from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDo
 from slurmtrain.model.run.events.command import CancelRequested
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.find import choose_all
+from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -46,14 +46,12 @@ def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Ob
         names: names and patterns that :func:`slurmtrain.ops.shared.find.choose_all` accepts.
 
     Raises:
-        RunNotFound: a name or pattern refers to no run, and is not an id.
-        UntrustedPath: the directory of a run is somebody else's.
+        RunNotFound: a name or pattern refers to no run, and is not an id; or to a run of somebody else.
     """
     observed = observe(workspace, ask_slurm=False)
+    refuse_others(workspace, observed, names)
     chosen: dict[str, None] = {}
     for name in names:
-        if name in observed.refused:
-            raise observed.refused[name]
         try:
             chosen |= dict.fromkeys(choose_all(observed.runs.index, [name], live=True))
         except RunNotFound:

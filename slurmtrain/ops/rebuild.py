@@ -43,7 +43,7 @@ def _read_again(workspace: Workspace) -> list[tuple[str, Garbage]]:
     """Replace what the registry holds; returns what could not be read, with the ids of the runs."""
     from slurmtrain.registry.ingest import ingest
 
-    runs = workspace.trusted_runs()
+    runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
     with workspace.store.begin() as transaction:
         transaction.clear()
         return ingest(transaction, runs, dead=False).garbage

@@ -20,7 +20,7 @@ from slurmtrain.model.run.journal import Reading, garbage_of, read_lines
 from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
 from slurmtrain.model.run.progress import Point, points_of
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.owned_files import kind_of, open_regular
+from slurmtrain.system.owned_files import Check, check_directory, check_owned, kind_of, open_regular
 
 # A directory changed more recently than this may change again with the same timestamp, since timestamps are coarse.
 _COARSE_NS = 2_000_000_000
@@ -69,17 +69,25 @@ def is_quiet(times: Iterable[int], now_ns: int) -> bool:
     return all(now_ns - at > _COARSE_NS for at in times)
 
 
-def journal_files(run: RunDir, problems: list[str] | None = None) -> list[JournalFile]:
+def journal_files(run: RunDir, problems: list[str] | None = None, *, check: Check = check_owned) -> list[JournalFile]:
     """Every journal and metrics file of a run.
 
     Args:
-        run: The run's directory.
+        run: The run's directory, in a root that has been checked.
         problems: Receives what cannot be read, with the reason; None: that is an error.
+        check: Who may own the directory or write to it.
 
     Raises:
-        RunUnreadable: A folder cannot be listed, or a journal is not a regular file.
+        RunUnreadable: The directory does not pass ``check``, a folder cannot be listed, or a journal is not a regular
+            file.
     """
     unreadable: list[str] = []
+    try:
+        check_directory(str(run.path), check=check)
+    except UntrustedPath as error:
+        raise RunUnreadable(str(error)) from error
+    except OSError:
+        pass  # listing it gives the reason
     files = _lines_in(run, JOURNALS, unreadable)
     for folder in _entries(run, ATTEMPTS, unreadable):
         if split_attempt(folder.name) is not None:
@@ -109,12 +117,18 @@ class Piece(NamedTuple):
         return self.text[start : self.text.index(b"\n", start)].decode()
 
 
-def read_pieces(file: JournalFile, offset: int = 0) -> Iterator[Piece]:
+def read_pieces(file: JournalFile, offset: int = 0, *, check: Check = check_owned) -> Iterator[Piece]:
     """A file's content from byte ``offset`` up to the size it was listed with; nothing if it has been deleted.
 
-    Raises RunUnreadable if it cannot be read.
+    Args:
+        file: The file.
+        offset: Where to begin, in bytes.
+        check: Who may own the file or write to it.
+
+    Raises:
+        RunUnreadable: It cannot be read, or does not pass ``check``.
     """
-    while text := _read_bytes(file, offset, min(_PIECE_BYTES, file.size - offset)):
+    while text := _read_bytes(file, offset, min(_PIECE_BYTES, file.size - offset), check):
         reading = read_lines(text, offset, file.name)
         if reading.end == offset and len(text) == _PIECE_BYTES:
             # slurmtrain writes no line that long: skip it rather than wait forever for its end.
@@ -126,10 +140,10 @@ def read_pieces(file: JournalFile, offset: int = 0) -> Iterator[Piece]:
         offset = reading.end
 
 
-def last_points(metrics: Path, length: int) -> list[Point]:
-    """The points in the last ``length`` bytes of a metrics file; none if it cannot be read."""
+def last_points(metrics: Path, length: int, *, check: Check = check_owned) -> list[Point]:
+    """The points in the last ``length`` bytes of a ``metrics`` file; none if it fails the ``check``, or to be read."""
     with contextlib.suppress(OSError, UntrustedPath):
-        handle = open_regular(metrics)
+        handle = open_regular(metrics, check=check)
         try:
             start = max(0, os.fstat(handle).st_size - length)
             reading = read_lines(os.pread(handle, length, start), start, metrics.name)
@@ -150,10 +164,10 @@ def line_number(path: Path, offset: int) -> int | None:
     return None
 
 
-def _read_bytes(file: JournalFile, offset: int, length: int) -> bytes:
+def _read_bytes(file: JournalFile, offset: int, length: int, check: Check) -> bytes:
     """Up to ``length`` bytes of a file; none if it has been deleted."""
     try:
-        handle = open_regular(file.path)
+        handle = open_regular(file.path, check=check)
         try:
             return os.pread(handle, max(0, length), offset)
         finally:

@@ -165,15 +165,16 @@ def check_entry(path: Path) -> None:
     check_owned(status, path)
 
 
-def check_directory(path: Path | str) -> None:
+def check_directory(path: Path | str, *, check: Check = check_owned) -> None:
     """Check a directory in one that has been checked, in a single system call, unless it is a link.
 
-    Raises UntrustedPath; PathError for too many links; OSError, such as NotADirectoryError.
+    ``path`` and ``check`` are those of :func:`open_directory`. Raises UntrustedPath; PathError for too many links;
+    OSError, such as NotADirectoryError.
     """
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         status = follow_links(path).stat()
-    check_owned(status, path)
+    check(status, path)
     if not stat.S_ISDIR(status.st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
 

@@ -22,19 +22,23 @@ COLUMNS = (
     Column("CHECKPOINT", rank=7),
     Column("REASON", rank=3, room=24),
 )
-HEADERS = tuple(column.header for column in COLUMNS)
+# In front of them where runs of several people are listed.
+USER = Column("USER")
 # Lines of a screen that the rows of a table do not get: its header, what is left out, and the cursor's.
 _OTHER_LINES = 3
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]]) -> None:
     """Print runs (RUN of the JSON), a line each: fitted to a terminal; in plain columns, with everything, elsewhere."""
+    columns: Sequence[Column] = COLUMNS
     rows = [run_row(run) for run in runs]
+    if any("user" in run for run in runs):
+        columns, rows = (USER, *COLUMNS), [(run["user"], *row) for run, row in zip(runs, rows, strict=True)]
     if not output.is_terminal(sys.stdout):
-        tables.print_table(HEADERS, rows)
+        tables.print_table([column.header for column in columns], rows)
         return
     console = tables.console()
-    console.print(tables.one_line_rows(COLUMNS, rows, console.width))
+    console.print(tables.one_line_rows(columns, rows, console.width))
 
 
 def rows_on(height: int) -> int:

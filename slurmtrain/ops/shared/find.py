@@ -7,6 +7,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from slurmtrain.errors import RunNotFound
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.model.spec.kinds import suggestion
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -106,12 +107,9 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
 
     Raises:
         RunNotFound: As :func:`choose`.
-        UntrustedPath: The directory of a run is somebody else's.
     """
     observed = observe(workspace, ask_slurm=ask_slurm)
-    for name in names:
-        if name in observed.refused:
-            raise observed.refused[name]
+    refuse_others(workspace, observed, names)
     return [choose(observed.runs.index, name) for name in names], observed
 
 
@@ -121,6 +119,27 @@ def find_all(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Obs
     Args:
         workspace: Where the runs are.
         names: Names and patterns that :func:`choose_all` accepts.
+
+    Raises:
+        RunNotFound: As :func:`choose_all`.
     """
     observed = observe(workspace, ask_slurm=False)
+    refuse_others(workspace, observed, names)
     return choose_all(observed.runs.index, names), observed
+
+
+def refuse_others(workspace: Workspace, observed: Observed, names: Sequence[str]) -> None:
+    """Raise RunNotFound, which says whose it is, if one of the names is the id of a run of somebody else.
+
+    Args:
+        workspace: Where the runs are, maybe in a root that a group shares.
+        observed: This user's runs.
+        names: Names of runs.
+    """
+    shared_root = workspace.config.shared_root
+    if shared_root is None:
+        return
+    for name in names:
+        if is_run_id(name) and name not in observed.runs:
+            for place in shared_root.glob(f"*/{name}"):
+                raise RunNotFound(f"there is no run {name!r} of yours: it is a run of {place.parent.name}'s")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import RunUnreadable, UntrustedPath
-from slurmtrain.ops.shared.workspace import Workspace, without_untrusted
+from slurmtrain.errors import RunUnreadable
+from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal_files import folder_times, is_quiet
 
 if TYPE_CHECKING:
@@ -65,14 +65,12 @@ class Observed:
     """All runs as known now.
 
     ``garbage``: journal lines that are not records, or only in part. ``problems``: what could not be asked.
-    ``refused``: the directories that somebody else owns or can write to, by run: they decide nothing, and their runs
-    are in no list. ``unreadable``: why runs cannot be read, by id, of those that were looked at.
+    ``unreadable``: why runs cannot be read, by id, of those that were looked at.
     """
 
     runs: ListedRuns
     garbage: Sequence[tuple[str, Garbage]] = ()
     problems: Sequence[str] = ()
-    refused: Mapping[str, UntrustedPath] = field(default_factory=dict)
     unreadable: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -94,13 +92,10 @@ def observe(
     index = workspace.store.index()
     look = _Look(workspace, index)
     suspects = _suspects(workspace, index, present if only is None else [r for r in present if r in only], thorough)
-    suspects, refused = without_untrusted(suspects)
     if suspects:
         _read(look, suspects, ask_slurm=ask_slurm)
     if look.has_written:
         index = workspace.store.index()
-    for run_id in refused:
-        index.pop(run_id, None)
     directories = frozenset(present)
 
     def read(run_ids: Collection[str] | None) -> dict[str, Listed]:
@@ -110,8 +105,7 @@ def observe(
     runs = ListedRuns(index, read)
     if only is not None:
         runs.fetch(only)
-    problems = [*look.problems, *(f"run {run_id} is left out: {error}" for run_id, error in refused.items())]
-    return Observed(runs, look.garbage, problems, refused, look.unreadable)
+    return Observed(runs, look.garbage, look.problems, look.unreadable)
 
 
 def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:

@@ -7,7 +7,7 @@ import getpass
 import math
 import os
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,7 @@ from slurmtrain.config import Config
 from slurmtrain.errors import PathError, UntrustedPath
 from slurmtrain.model.run.layout import RunsRoot, is_run_id, is_unborn
 from slurmtrain.system.files import DIRECTORY_MODE, SHARED_DIRECTORY_MODE, describe_os_error, make_directory
-from slurmtrain.system.owned_files import check_directory, open_directory
+from slurmtrain.system.owned_files import open_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,7 +57,7 @@ class Workspace:
         """The registry, or what replaces it while it fails. Raises RegistryNewer."""
         from slurmtrain.registry.store import Spare, Store
 
-        return Store(self.config.registry, Spare(self.trusted_runs, self._warn))
+        return Store(self.config.registry, Spare(self._run_directories, self._warn))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -82,9 +82,9 @@ class Workspace:
         """Ids of all run directories, oldest first. Raises PathError if the root cannot be read."""
         return sorted(name for name in self._names() if is_run_id(name))
 
-    def trusted_runs(self) -> list[RunDir]:
-        """The directories of all runs, without those of somebody else. Raises PathError if the root cannot be read."""
-        return without_untrusted([self.root.run(run_id) for run_id in self.run_ids()])[0]
+    def _run_directories(self) -> list[RunDir]:
+        """The directories of all runs. Raises PathError if the root cannot be read."""
+        return [self.root.run(run_id) for run_id in self.run_ids()]
 
     def unborn(self) -> list[RunDir]:
         """Run directories that were never finished."""
@@ -166,24 +166,6 @@ def _make_own_directory(shared_root: Path, own: Path) -> None:
         with contextlib.suppress(OSError):
             unborn.rmdir()
         raise PathError(f"cannot create the directory {own}: {describe_os_error(error)}") from error
-
-
-def without_untrusted(runs: Sequence[RunDir]) -> tuple[list[RunDir], dict[str, UntrustedPath]]:
-    """Those of these runs that nobody else can have written, and what is wrong with the others, by run.
-
-    Runs that are settled need not be asked about: what is known about these was read when they could be trusted.
-    """
-    trusted, refused = [], {}
-    for run in runs:
-        try:
-            check_directory(str(run.path))
-        except UntrustedPath as error:
-            refused[run.id] = error
-            continue
-        except (OSError, PathError):
-            pass  # it has just been deleted, or reading it gives the reason
-        trusted.append(run)
-    return trusted, refused
 
 
 def person() -> str:

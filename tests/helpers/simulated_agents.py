@@ -32,6 +32,7 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.board import LocalLink, MessageBoard
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.sockets import listen
+from slurmtrain.system.deletion_watch import DeletionWatch
 from slurmtrain.system.journal import Journal
 
 # What ranks of a node do in a round: end on their own, fail, wait for a request to stop, the same but then exit with 0,
@@ -107,6 +108,7 @@ class Ranks(Workers):
         self._flag = flag
         self._supervisor = supervisor
         self._exits = RankExits(config.attempt)
+        self._directory = DeletionWatch(config.attempt.run.path, config.attempt.run.plan.name)
         self._first = config.members.index(config.node)
         number, node = config.attempt.round, config.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)

@@ -18,7 +18,7 @@ from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.preflight.node_ledger import LedgerEntry
-    from slurmtrain.model.run.events.base import Event, P
+    from slurmtrain.model.run.events.base import AnyEvent, Event, P
     from slurmtrain.model.run.journal import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Checkpoint, Live, Run
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+# What reading a value raises that slurmtrain has not written: SQLite notices damage to its own structures only.
+_DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 
 
 class IndexRow(NamedTuple):
@@ -104,7 +107,7 @@ class Listed:
     @property
     def revision(self) -> int:
         """How many bytes of its files have been read; grows with every new fact."""
-        return int(self.row["revision"])
+        return _read_cell(int, self.row["revision"])
 
     @property
     def job_id(self) -> str | None:
@@ -114,26 +117,45 @@ class Listed:
     @property
     def attempt(self) -> int:
         """The number of the newest attempt; 0 if there is none."""
-        return int(self.row["attempt"])
+        return _read_cell(int, self.row["attempt"])
 
     @property
     def metrics(self) -> dict[str, float]:
         """The latest values, by name."""
-        return dict(json.loads(self.row["metrics"]))
+        return _read_cell(_mapping, self.row["metrics"]) or {}
 
     @property
     def git(self) -> dict[str, Any] | None:
         """What is known about the repository that the run was submitted from."""
-        git: dict[str, Any] | None = json.loads(self.row["git"] or "null")
-        return git
+        return _read_cell(_mapping, self.row["git"])
 
     @property
     def checkpoint(self) -> Checkpoint | None:
         """The newest checkpoint from which the run can start."""
         from slurmtrain.model.run.run import Checkpoint
 
-        fields = json.loads(self.row["checkpoint"] or "null")
-        return Checkpoint(**fields) if fields else None
+        fields = _read_cell(_mapping, self.row["checkpoint"])
+        return _read_cell(lambda known: Checkpoint(**known), fields) if fields else None
+
+
+def _damaged(registry: str, error: Exception) -> RegistryUnusable:
+    return RegistryUnusable(
+        f"{registry} holds what slurmtrain has not written ({type(error).__name__}: {error}); "
+        "'slurmtrain registry rebuild' makes a new one"
+    )
+
+
+def _read_cell(read: Callable[[Any], T], cell: Any) -> T:
+    """What ``read`` makes of a cell of the file. Raises RegistryUnusable if the file is damaged there."""
+    try:
+        return read(cell)
+    except _DAMAGE as error:
+        raise _damaged("the registry", error) from error
+
+
+def _mapping(text: str | None) -> dict[str, Any] | None:
+    mapping = json.loads(text or "null")
+    return None if mapping is None else dict(mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +214,9 @@ class Store:
             self._replace(error)
 
     def close(self) -> None:
-        """Close the file."""
-        self._engine.dispose()
+        """Close the file. What replaces it stays readable: a database in memory is lost with its connection."""
+        if not self.in_memory:
+            self._engine.dispose()
 
     def __enter__(self) -> Store:
         return self
@@ -233,8 +256,11 @@ class Store:
         from slurmtrain.model.run.events.base import select
         from slurmtrain.registry.fact_rows import event_of
 
-        rows = self._rows(schema.event, [run_id], schema.event.c.kind == cls.KIND)
-        return select([event for row in rows if (event := event_of(row)) is not None], cls)
+        def read(connection: sa.Connection) -> list[AnyEvent]:
+            rows = queries.rows(connection, schema.event, [run_id], schema.event.c.kind == cls.KIND)
+            return [event for row in rows if (event := event_of(row)) is not None]
+
+        return select(self._read(read), cls)
 
     def ledger(self) -> list[LedgerEntry]:
         """All findings against nodes that failed a preflight, oldest first."""
@@ -301,13 +327,12 @@ class Store:
         Args:
             change: What to do; it reads nothing but the transaction.
         """
-        try:
+
+        def transact() -> T:
             with self.begin() as transaction:
                 return change(transaction)
-        except (RegistryFailed, RegistryUnusable) as error:
-            self._replace(error)
-            with self.begin() as transaction:
-                return change(transaction)
+
+        return self._try(transact)
 
     def _rows(
         self, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
@@ -315,13 +340,24 @@ class Store:
         return self._read(lambda connection: list(queries.rows(connection, table, run_ids, *where)))
 
     def _read(self, query: Callable[[sa.Connection], T]) -> T:
-        try:
+        def ask() -> T:
             with reading(self._engine) as connection:
                 return query(connection)
+
+        return self._try(ask)
+
+    def _try(self, action: Callable[[], T]) -> T:
+        """Do something with the file; again in memory, if the file fails or holds what slurmtrain has not written."""
+        try:
+            return action()
         except (RegistryFailed, RegistryUnusable) as error:
             self._replace(error)
-            with reading(self._engine) as connection:
-                return query(connection)
+        except _DAMAGE as error:
+            # In memory nothing is damaged: there it is a bug.
+            if self.in_memory or self._spare is None:
+                raise
+            self._replace(_damaged(f"the registry {self.path}", error))
+        return action()
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:
         """Go on in memory with what the run directories hold; raise ``error`` if that is not to be."""

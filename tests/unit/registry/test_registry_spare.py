@@ -12,7 +12,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.config import Config
-from slurmtrain.errors import RegistryFailed, RegistryNewer
+from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -60,12 +60,18 @@ def damage_a_table(path: Path) -> None:
     path.write_bytes(content)
 
 
+def spoil_a_value(path: Path) -> None:
+    """SQLite finds nothing wrong with it."""
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE attempt SET failures = '[1, {'")
+
+
 def make_a_directory_of_it(path: Path) -> None:
     path.unlink()
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [overwrite, truncate, damage_a_table, make_a_directory_of_it])
+@pytest.mark.parametrize("damage", [overwrite, truncate, damage_a_table, spoil_a_value, make_a_directory_of_it])
 def test_a_broken_registry_changes_no_answer_and_is_reported_once(
     run: SimulatedRun, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -101,6 +107,9 @@ def test_a_registry_whose_disk_is_full_changes_no_answer(run: SimulatedRun, tmp_
         workspace, warnings = opened(tmp_path / "runs", disk.path / "registry.db")
         assert observe(workspace, ask_slurm=False).runs[RUN_ID].state == "running"
         assert observe(workspace, ask_slurm=False).runs[RUN_ID].attempt == 2
+        # A watch closes the registry before it reports.
+        workspace.store.close()
+        assert workspace.store.index()[RUN_ID].state == "running"
         [warning] = warnings
         assert "disk is full" in warning
         assert f"free some space in {disk.path}" in warning
@@ -109,6 +118,18 @@ def test_a_registry_whose_disk_is_full_changes_no_answer(run: SimulatedRun, tmp_
         assert observe(healed, ask_slurm=False).runs[RUN_ID].attempt == 2
         assert warnings == []
         healed.store.close()
+
+
+@pytest.mark.parametrize("column", ["metrics", "git", "checkpoint", "revision"])
+def test_a_damaged_value_in_the_list_of_runs_is_reported_with_the_cure(
+    run: SimulatedRun, tmp_path: Path, column: str
+) -> None:
+    with sqlite3.connect(tmp_path / "runs" / "registry.db") as connection:
+        connection.execute(f"UPDATE run SET {column} = '[1, {{'")
+    workspace, _ = opened(tmp_path / "runs")
+    [listed] = workspace.store.listed().values()
+    with pytest.raises(RegistryUnusable, match="registry rebuild"):
+        getattr(listed, column)
 
 
 def test_a_registry_of_a_newer_version_is_not_replaced(run: SimulatedRun, tmp_path: Path) -> None:

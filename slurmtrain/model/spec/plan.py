@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from slurmtrain.model.spec.kinds import type_name
 from slurmtrain.model.spec.launcher import RANKS, add_options, choose_launcher, describe_choice
 from slurmtrain.model.spec.names import is_secret_variable
 from slurmtrain.model.spec.spec import Spec, read_spec, write_spec
@@ -84,6 +85,9 @@ class Plan:
         spec = read_spec(data["spec"], lambda at, message: mistakes.append(f"{'.'.join(at)}: {message}"))
         if mistakes:
             raise ValueError("; ".join(mistakes))
+        for key, cls_of_value in (("workdir", str), ("python", str), ("template", dict)):
+            if not isinstance(data[key], cls_of_value):
+                raise ValueError(f"{key} is {type_name(data[key])}")
         return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=data["template"])
 
 

@@ -78,6 +78,13 @@ def test_a_plan_whose_spec_is_damaged_is_refused() -> None:
         Plan.from_json(data)
 
 
+@pytest.mark.parametrize(("key", "value"), [("workdir", 1), ("python", None), ("template", [])])
+def test_a_plan_with_a_value_of_the_wrong_type_is_refused(key: str, value: object) -> None:
+    data = planned(SPEC)[0].to_json() | {key: value}
+    with pytest.raises(ValueError, match=key):
+        Plan.from_json(data)
+
+
 def test_secrets_are_handed_over_and_stand_nowhere_in_the_plan() -> None:
     plan, secrets = planned({**SPEC, "env": {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret", "A": "1"}})
     assert secrets == {"API_TOKEN": "hunter2", "DB_PASSWORD": "s3cret"}

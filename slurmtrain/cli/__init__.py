@@ -94,6 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     leave_quickly()
     with private_umask():
         code = _run(arguments)
+    output.discard_output()
     sys.exit(code)
 
 

@@ -146,9 +146,11 @@ def _print_attempt(attempt: dict[str, Any], *, newest: bool) -> None:
         for line in check_tables.excluded_addresses(attempt["network"]):
             output.echo(f"left out: {line}")
     for failure in attempt["failures"][:1]:
-        for line in failure["last_lines"]:
+        for line in failure.get("last_lines") or ():
             output.echo(f"  | {line}")
 
 
 def _git(git: dict[str, Any] | None) -> str:
-    return "-" if not git else f"{git['commit'][:12]}{' with changes' if git['dirty'] else ''}"
+    return (
+        f"{str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}" if git and git.get("commit") else "-"
+    )

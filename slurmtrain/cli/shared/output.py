@@ -49,7 +49,10 @@ def attach_streams() -> None:
 
 
 def discard_output() -> None:
-    """If standard output cannot be written, discard what it still holds, which Python would try to write at exit."""
+    """If standard output cannot be written, discard what it still holds, which Python would try to write at exit.
+
+    A watch, for example, goes on if its output cannot be written.
+    """
     try:
         sys.stdout.flush()
     except OSError:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.errors import LaunchError, RequestRefused, SlurmDown, UserError
+from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmDown, UserError
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.preflight.node_ledger import (
     FindingKey,
@@ -22,7 +22,7 @@ from slurmtrain.model.run.journal import events_of, read_lines
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.ops.shared.views import iso
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.system.files import make_directory
+from slurmtrain.system.files import describe_os_error, make_directory
 from slurmtrain.system.journal import command_journal
 from slurmtrain.system.owned_files import read_checked
 
@@ -79,7 +79,7 @@ def expiry_s(workspace: Workspace) -> float:
 def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
     """Forgive the findings against these nodes, or lists of nodes; returns them. Later findings count again.
 
-    Raises UserError, with nothing changed, if a node has no finding that counts.
+    Raises UserError, with nothing changed, if a node has no finding that counts; PathError if nothing can be written.
     """
     active = counting(workspace)
     try:
@@ -92,10 +92,13 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
         raise UserError(f"the node ledger does not hold {', '.join(unknown)}; {held}")
     entries, pardons = _entries(workspace), _pardons(workspace)
     make_directory(workspace.root.nodes)
-    with command_journal(workspace.root.nodes, "forgive") as journal:
-        for host in hosts:
-            findings = [entry.key[:2] for entry in entries if entry.host == host and entry.key not in pardons]
-            journal.write(NodeForgiven(host=host, by=person(), findings=findings))
+    try:
+        with command_journal(workspace.root.nodes, "forgive") as journal:
+            for host in hosts:
+                findings = [entry.key[:2] for entry in entries if entry.host == host and entry.key not in pardons]
+                journal.write(NodeForgiven(host=host, by=person(), findings=findings))
+    except OSError as error:
+        raise PathError(f"cannot write to {workspace.root.nodes}: {describe_os_error(error)}") from error
     return hosts
 
 

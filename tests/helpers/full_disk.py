@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ class SmallDisk:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._filler = path / ".filler"
+        self._crowd = path / ".crowd"
 
     def leave(self, size: int) -> None:
         """Fill it until this many bytes are left."""
@@ -30,9 +32,16 @@ class SmallDisk:
                 file.write(b"x" * _PAGE)
         os.truncate(self._filler, max(0, self._filler.stat().st_size - size))
 
+    def leave_files(self, number: int) -> None:
+        """Fill it until this many further files can be created."""
+        self._crowd.mkdir(exist_ok=True)
+        for name in range(os.statvfs(self.path).f_ffree - number):
+            (self._crowd / str(name)).touch()
+
     def free(self) -> None:
         """Make room again."""
         self._filler.unlink(missing_ok=True)
+        shutil.rmtree(self._crowd, ignore_errors=True)
 
 
 @contextlib.contextmanager

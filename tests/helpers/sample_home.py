@@ -230,7 +230,7 @@ def _completed(run: SampleRun) -> None:
 
 
 def _crashed(run: SampleRun) -> None:
-    sim = _train(run, gone())
+    sim = _train(run, gone(), requeue={"max_failures": 0})
     run.save()
     run.log()
     sim.now = time.time()
@@ -280,7 +280,7 @@ def _findings(status: str) -> list[dict[str, Any]]:
 
 
 def _own(run: SampleRun) -> None:
-    sim = _train(run, gone(), checkpoint={"glob": "{checkpoint_dir}/epoch-*.pt"})
+    sim = _train(run, gone(), requeue={"max_failures": 0}, checkpoint={"glob": "{checkpoint_dir}/epoch-*.pt"})
     for epoch in (1, 2):
         (run.directory.checkpoints / f"epoch-{epoch}.pt").write_bytes(b"weights" * 100)
     sim.ended("crash", reason="rank 0 exited with code 1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -28,6 +29,10 @@ _REAL = 50
 _LIMIT_S = 10.0
 _PATIENCE_S = 1.0
 _UMASKS = (0o022, 0o022, 0o022, 0o077, 0o000, 0o002)
+# How often a case with a single damaged run looks at the others.
+_OTHERS = 0.2
+STATUS = ("status", "--all", "--json")
+_FACTS = ("state", "step", "attempt", "job_id", "reason")
 _MAIN = "import sys; sys.executable = sys.argv.pop(1); from slurmtrain.cli import main; main()"
 
 
@@ -65,10 +70,12 @@ class Report:
 class CaseRunner:
     """Runs cases one after the other below ``place``, from the sample ``template``."""
 
-    def __init__(self, seed: int, template: SampleHome, place: Path) -> None:
+    def __init__(self, seed: int, template: SampleHome, place: Path, facts: dict[str, Any]) -> None:
+        """``facts``: what is known of the runs of the template."""
         self.seed = seed
         self.template = template
         self.place = place
+        self.facts = facts
 
     def run(self, number: int) -> dict[str, Any]:
         """Run a case, and again if it took too long: the machine may have been busy. Keeps the tree of a bad one."""
@@ -85,6 +92,9 @@ class CaseRunner:
         home = copy_home(self.template, self.place / f"case-{self.seed}-{number}")
         mutated = mutate_home(home, random)
         name, arguments = random_command(home, random)
+        damaged = only_run(mutated.changes, home.runs)
+        if damaged and random.random() < _OTHERS:
+            name, arguments = "status", [*STATUS]
         command = CommandLine(
             arguments=arguments,
             cwd=home.project,
@@ -108,10 +118,39 @@ class CaseRunner:
             "stdout": command.stdout,
             "seconds": round(ended.seconds, 2),
             "code": ended.code,
-            "wrong": judge(arguments, ended, home=home, before=before, after=after),
+            "wrong": [
+                *judge(arguments, ended, home=home, before=before, after=after),
+                *(
+                    self._others(damaged, ended)
+                    if tuple(arguments) == STATUS and damaged and command.stdout == "pipe"
+                    else ()
+                ),
+            ],
             "errors": ended.errors[-3000:].decode(errors="replace"),
             "tree": str(home.path),
         }
+
+    def _others(self, damaged: str, ended: Ended) -> list[str]:
+        """What the damage of one run has changed in what is known of the others."""
+        try:
+            listed = facts_of_runs(ended.output)
+        except ValueError:
+            return [f"others: not listed: {ended.errors[:200].decode(errors='replace')}"]
+        wrong = [run_id for run_id, facts in self.facts.items() if run_id != damaged and listed.get(run_id) != facts]
+        return [f"others: {run_id} is shown as {listed.get(run_id)}" for run_id in wrong]
+
+
+def facts_of_runs(output: bytes) -> dict[str, Any]:
+    """What ``status --json`` has printed about each run. Raises ValueError for anything else."""
+    return {run["id"]: [run[key] for key in _FACTS] for run in json.loads(output)["runs"]}
+
+
+def only_run(changes: Sequence[str], runs: Path) -> str:
+    """The only run that was changed; empty if more was."""
+    places = {
+        match[1] if (match := re.search(f"{re.escape(str(runs))}/([^/ ]+)/", change)) else "" for change in changes
+    }
+    return places.pop() if len(places) == 1 else ""
 
 
 def run_real(command: CommandLine) -> Ended:
@@ -149,13 +188,13 @@ def run_cases(options: Options, place: Path) -> Iterator[dict[str, Any]]:
     """Run cases in ``options.workers`` processes; yields each as it ends. ``place``: an empty directory."""
     import_everything()
     template = make_home(place / "template")
-    _fill_registry(template)
+    facts = _fill_registry(template)
     deadline = None if options.seconds is None else time.monotonic() + options.seconds
     pipes = []
     for worker in range(options.workers):
         reader, writer = os.pipe()
         if os.fork() == 0:
-            _work(options, CaseRunner(options.seed, template, place), worker, writer, deadline)
+            _work(options, CaseRunner(options.seed, template, place, facts), worker, writer, deadline)
         os.close(writer)
         pipes.append(reader)
     yield from _merged(pipes)
@@ -163,13 +202,12 @@ def run_cases(options: Options, place: Path) -> Iterator[dict[str, Any]]:
         os.wait()
 
 
-def _fill_registry(template: SampleHome) -> None:
-    """Let a command read all runs once, as some command has before most others."""
-    environ = template.environ()
-    for arguments in (["status", "--all", "--json"], ["nodes", "--all"]):
-        ended = run_forked(CommandLine(arguments=arguments, cwd=template.project, environ=environ, limit_s=60.0))
-        if ended.code != 0:
-            raise SystemExit(f"fuzz: the sample is wrong: {ended.errors.decode(errors='replace')}")
+def _fill_registry(template: SampleHome) -> dict[str, Any]:
+    """Let a command read all runs once, as some command has before most others; returns what is known of them."""
+    ended = run_forked(CommandLine(arguments=STATUS, cwd=template.project, environ=template.environ(), limit_s=60.0))
+    if ended.code != 0:
+        raise SystemExit(f"fuzz: the sample is wrong: {ended.errors.decode(errors='replace')}")
+    return facts_of_runs(ended.output)
 
 
 def _work(options: Options, runner: CaseRunner, worker: int, writer: int, deadline: float | None) -> None:

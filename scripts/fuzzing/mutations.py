@@ -61,16 +61,54 @@ def mutate_tree(value: Any, random: Random) -> Any:
     return nasty_value(random)
 
 
+_PROCESS = {"host": "h", "boot": "b", "pid": 1, "start": 1}
+_SAVED = {"path": "checkpoints/step-40", "step": 40, "bytes": 9, "saved_at": 5.0, "metrics": {"loss": 1.0}}
+_FAILURE = {
+    "rank": 0,
+    "pid": 5,
+    "exit_code": 1,
+    "signal": None,
+    "at": 5.0,
+    "error": "ValueError: x",
+    "last_lines": ["a"],
+}
+_POLICY = {"enabled": True, "max_failures": 3, "max_node_failures": 10, "restarts_in_place": 3, "backoff_s": 30}
+# Fields of events whose values have a structure.
+_EXAMPLES: dict[str, Any] = {
+    "process": _PROCESS,
+    "processes": {"0": _PROCESS, "1": _PROCESS},
+    "failures": [_FAILURE, _FAILURE],
+    "checkpoints": [_SAVED],
+    "requeue": _POLICY,
+    "git": {"commit": "c", "dirty": True},
+    "nodes": [1, 2],
+    "networks": [{"name": "eth0", "interfaces": {"0": "eth0"}, "addresses": {"0": "10.0.0.1"}}],
+    "excluded": [{"node": 0, "interface": "eth1", "why": "down"}],
+    "findings": [{"check": "disk", "status": "fail", "summary": "full", "evidence": {"a": 1}}],
+    "ranks": [{"rank": 0, "node": 0, "step": 3, "phase": "training", "idle_s": 5.0, "state": "S", "stack": ["a"]}],
+    "evidence": {"oom_kills": 1, "kernel": ["line"]},
+    "metrics": {"loss": 0.5},
+    "codes": {"0": 1},
+    "members": [0, 1],
+    "lost": [1],
+    "past": {"cause": "crash", "began_at_step": 0, "committed": 5, "reached": 8, "where": "x", "foreign": False},
+    "cause": "crash",
+    "path": "checkpoints/step-40",
+    "executor": "local",
+    "job_id": "1",
+}
+
+
 def random_event(random: Random) -> dict[str, Any]:
-    """An event of any kind, with fields that are absent or unexpected."""
+    """An event of any kind, with fields that are absent or unexpected, at any depth."""
     kind = random.choice(sorted(KINDS))
     keys = [field[1] for field in layout(KINDS[kind])]
-    plausible = ["1", 1, 0, "local", "crash", "checkpoints/step-40", {"host": "h", "boot": "b", "pid": 1, "start": 1}]
-    record = {
-        key: nasty_value(random) if random.random() < 0.6 else random.choice(plausible)
-        for key in keys
-        if random.random() < 0.7
-    }
+    record: dict[str, Any] = {}
+    for key in keys:
+        example = _EXAMPLES.get(key, random.choice([0, 1, 5.5, "1", None]))
+        value = random.choices([nasty_value(random), mutate_tree(example, random), example], weights=[2, 3, 3])[0]
+        if random.random() < 0.85:
+            record[key] = value
     return {"t": random.choice([1.0, 1.7e9, 1e12, nasty_value(random)]), "kind": kind, **record}
 
 
@@ -186,7 +224,7 @@ def mutate_database(path: Path, random: Random) -> str:
                 f'DROP TABLE "{table}"',
                 f'UPDATE "{table}" SET "{column}" = NULL',
                 f'UPDATE "{table}" SET "{column}" = \'\x1b[31mjunk\'',
-                f'UPDATE "{table}" SET "{column}" = \'[1, {{}}]\'',
+                f'UPDATE "{table}" SET "{column}" = \'[1, {{\'',
                 f'UPDATE "{table}" SET "{column}" = -1',
                 f'UPDATE "{table}" SET "{column}" = X\'ff00\'',
                 f'UPDATE "{table}" SET "{column}" = 1e300',
@@ -292,7 +330,8 @@ def _grown(path: Path, _home: SampleHome, random: Random) -> None:
 
 
 def _hard_link(path: Path, home: SampleHome, _random: Random) -> None:
-    if path.is_file():
+    # Caches and locks are rewritten in place.
+    if path.is_file() and path.suffix != ".db" and not path.name.startswith("."):
         os.link(path, home.path / "elsewhere" / "linked")
 
 
@@ -358,7 +397,12 @@ def _place(home: SampleHome, _mutated: Mutated, random: Random) -> str:
 
 
 def _project(home: SampleHome, _mutated: Mutated, random: Random) -> str:
-    return mutate_place(random.choice([*every_path(home.project)[:6], *every_path(home.path / "home")]), home, random)
+    path = random.choice([*every_path(home.project)[:6], *every_path(home.path / "home")])
+    changed = mutate_place(path, home, random)
+    # Who names a FIFO as a spec, as in <(generate), waits for what it will say.
+    if path.is_fifo():
+        path.unlink()
+    return changed
 
 
 def _cold_registry(home: SampleHome, _mutated: Mutated, _random: Random) -> str:
@@ -412,7 +456,7 @@ def _variable(home: SampleHome, mutated: Mutated, random: Random) -> str:
 
 
 _KINDS: dict[str, tuple[float, Callable[[SampleHome, Mutated, Random], str]]] = {
-    "journal": (20, _files("project/runs/*/journal/*.jsonl", "project/runs/*/attempts/*/*.jsonl")),
+    "journal": (30, _files("project/runs/*/journal/*.jsonl", "project/runs/*/attempts/*/*.jsonl")),
     "metrics and logs": (3, _files("project/runs/*/attempts/*/metrics.jsonl", "project/runs/*/attempts/*/logs/*")),
     "plan": (
         6,

@@ -16,7 +16,7 @@ from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, checkpoint_name, is_
 
 # docs/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})
-CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter")
+CATEGORIES = ("traceback", "hang", "exit code", "lost", "escape", "mode", "litter", "others")
 _TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|Warning: ")
 _CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
 # Files at the top of a runs root that commands rewrite.

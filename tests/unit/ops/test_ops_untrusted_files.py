@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from helpers.accounts import ALICE, BOB, TEAM, Person, needs_accounts, people
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.system.owned_files import _is_private_group
 
 pytestmark = needs_accounts
 OTHER_ID = "0123456788"
@@ -185,6 +187,21 @@ def test_a_directory_above_the_root_may_belong_to_a_group(ground: tuple[Path, Pe
     alice.make_directory(project / "alice", 0o2750, gid=TEAM)
     result = alice.slurmtrain("status", "--json", cwd=project / "alice")
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_with_the_umask_002_a_root_of_my_own_private_group_is_fine(ground: tuple[Path, Person, Person]) -> None:
+    place, _, _ = ground
+    accounts = [each for each in pwd.getpwall() if each.pw_uid and _is_private_group(each.pw_gid, each.pw_uid)]
+    if not accounts:
+        pytest.skip("no account of this machine has a group of its own")
+    person = Person(accounts[0].pw_uid, place / "home")
+    for path in (person.home, person.home / "runs"):
+        person.make_directory(path, 0o775, gid=accounts[0].pw_gid)
+    (person.home / "slurmtrain.yaml").touch()
+    person.take(person.home / "slurmtrain.yaml", 0o664, gid=accounts[0].pw_gid)
+    assert person.slurmtrain("status", cwd=person.home).returncode == 0
+    person.take(person.home / "runs", 0o775, gid=TEAM)
+    assert person.slurmtrain("status", cwd=person.home).returncode == 2
 
 
 # --- configuration ----------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from helpers.accounts import BOB, give, needs_accounts
 
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, absolute, newest
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, absolute, find_all, newest
 
 
 def put(path: Path, content: bytes = b"x", at: int = 1000) -> Path:
@@ -33,6 +34,16 @@ def test_the_highest_number_wins_over_the_clock_and_over_the_alphabet(tmp_path: 
     ten = put(tmp_path / "ckpt-10.pt", at=2000)
     put(tmp_path / "ckpt-2.pt", at=4000)
     assert newest_path(tmp_path, "ckpt-*.pt") == ten
+
+
+@needs_accounts
+def test_one_that_somebody_else_has_put_there_is_passed_over(tmp_path: Path) -> None:
+    own = put(tmp_path / "ckpt-9.pt")
+    own.chmod(0o666)
+    give(put(tmp_path / "ckpt-10.pt"), BOB)
+    assert newest_path(tmp_path, "ckpt-*.pt") == own
+    theirs, _ = find_all(Search(pattern=str(tmp_path / "ckpt-*.pt")))
+    assert f"belongs to the account {BOB}" in str(theirs.problem)
 
 
 def test_the_latest_wins_where_a_name_has_no_number(tmp_path: Path) -> None:

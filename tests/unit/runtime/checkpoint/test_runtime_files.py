@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import xxhash
+from helpers.accounts import BOB, give, needs_accounts
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.spec.spec import BestSpec, KeepSpec
@@ -103,6 +104,23 @@ def test_a_directory_without_a_manifest_is_no_checkpoint(checkpoints: Path) -> N
     assert [path.name for path in files.published(checkpoints)] == ["step-5"]
     with pytest.raises(CheckpointError, match="was never published"):
         files.read_manifest(checkpoints / "step-9")
+
+
+@needs_accounts
+def test_what_belongs_to_somebody_else_is_no_checkpoint_of_this_run(checkpoints: Path) -> None:
+    publish(checkpoints, 5)
+    publish(checkpoints, 9)
+    give(checkpoints / "step-9/MANIFEST.json", BOB)
+    assert [path.name for path in files.published(checkpoints)] == ["step-5"]
+    with pytest.raises(CheckpointError, match=f"belongs to the account {BOB}"):
+        files.read_manifest(checkpoints / "step-9")
+
+
+def test_a_checkpoint_that_was_copied_with_a_generous_umask_is_read(checkpoints: Path) -> None:
+    publish(checkpoints, 5)
+    (checkpoints / "step-5").chmod(0o777)
+    (checkpoints / "step-5/MANIFEST.json").chmod(0o666)
+    assert files.read_manifest(checkpoints / "step-5").step == 5
 
 
 def test_where_there_is_no_directory_there_are_no_checkpoints(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import zlib
 from pathlib import Path
@@ -89,11 +90,21 @@ def _take(folder: int, name: str, content: bytes) -> bool:
         if _read(folder, name) != present:
             return False
         draft = _write_draft(folder, name, content)
+        _sweep(folder, name)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
         return True
     finally:
         with contextlib.suppress(OSError):
             os.unlink(guard, dir_fd=folder)
+
+
+def _sweep(folder: int, name: str) -> None:
+    """Remove what killed processes have left of their tries: drafts, whose names nobody else uses."""
+    for entry in os.listdir(folder):
+        if re.fullmatch(rf"{re.escape(name)}\.[0-9a-f]{{16}}", entry):
+            holder = read_record(_read(folder, entry) or b"")
+            if holder is not None and holder.process.alive() is False:
+                os.unlink(entry, dir_fd=folder)
 
 
 def _create(folder: int, name: str, content: bytes) -> bool:

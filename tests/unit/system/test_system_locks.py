@@ -356,6 +356,44 @@ def test_a_takeover_that_was_killed_halfway_is_taken_over_too(lock: Path, monkey
     assert is_free(lock)
 
 
+# Takes a lock without the kernel's help, and is killed right before its nth effect.
+KILLED_AT = """
+import errno, sys
+from pathlib import Path
+from helpers.killpoints import kill_at, watch
+from helpers.without_locks import refuse_locks
+from slurmtrain.system import link_lock
+from slurmtrain.system.locks import locked
+refuse_locks(errno.ENOLCK)
+watch(kill_at(int(sys.argv[2])), "/")
+with locked(Path(sys.argv[1])):
+    pass
+print("released", flush=True)
+"""
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_whenever_a_process_is_killed_the_next_one_gets_the_lock(
+    lock: Path, monkeypatch: pytest.MonkeyPatch, left: bool
+) -> None:
+    """``left``: there is the lock of a dead process at the beginning."""
+    if not without_locks.is_supported():
+        pytest.skip("system calls cannot be made to fail on this machine")
+    refuse(monkeypatch)
+    environment = {**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{Path(__file__).parents[2]}"}
+    kills = 0
+    while True:
+        if left:
+            held_by(lock)
+        command = [sys.executable, "-c", KILLED_AT, str(lock), str(kills + 1)]
+        if subprocess.run(command, check=False, env=environment, capture_output=True).returncode != -signal.SIGKILL:
+            break
+        kills += 1
+        assert is_free(lock), f"after a kill right before effect {kills}"
+        assert not lock.with_name(".lock.held").exists()
+    assert kills >= (12 if left else 6)
+
+
 def test_where_there_are_no_hard_links_either_the_error_says_so(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refuse(monkeypatch)
 

@@ -19,9 +19,9 @@ from slurmtrain.ops.unrecorded import end_unrecorded
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.leftovers import kill_leftovers
 from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.locking.waiting import print_notice
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, descendants
-from slurmtrain.system.waiting import print_notice
 
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0

@@ -2,7 +2,7 @@
 
 The kernel's lock on the file (flock) decides. Where a file system has no locks (NFS without its lock manager, Lustre
 mounted with ``noflock``, some FUSE file systems), or where their reach is one machine, a hard link takes their place
-(:mod:`~slurmtrain.system.link_lock`).
+(:mod:`~slurmtrain.system.locking.link_lock`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LockHeld, PathError
-from slurmtrain.system import mounts
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.lock_holders import describe_holder, this_holder, write_record
+from slurmtrain.system.locking import mounts
+from slurmtrain.system.locking.lock_holders import describe_holder, this_holder, write_record
+from slurmtrain.system.locking.waiting import LIMIT_S, Waiting, print_notice
 from slurmtrain.system.owned_files import open_checked
-from slurmtrain.system.waiting import LIMIT_S, Waiting, print_notice
 
 if TYPE_CHECKING:
-    from slurmtrain.system.link_lock import LinkLock
+    from slurmtrain.system.locking.link_lock import LinkLock
 
 # What flock(2) and fcntl(2) fail with where a file system has no locks.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP})
@@ -121,7 +121,7 @@ def _holder(path: Path, handle: int, link: LinkLock | None) -> str:
 
 def _replacement(path: Path, handle: int) -> LinkLock:
     # Imported here: hardly any file system needs it.
-    from slurmtrain.system.link_lock import LinkLock
+    from slurmtrain.system.locking.link_lock import LinkLock
 
     _announce(os.fstat(handle).st_dev)
     return LinkLock(path)

@@ -19,7 +19,7 @@ from helpers import without_locks
 from slurmtrain.errors import RegistryFailed
 from slurmtrain.registry import connection
 from slurmtrain.registry.store import Store
-from slurmtrain.system import waiting
+from slurmtrain.system.locking import waiting
 from slurmtrain.system.locks import locked
 
 # Another program that has begun a transaction, and does not end it.

@@ -23,10 +23,11 @@ import pytest
 from helpers import without_locks
 
 from slurmtrain.errors import LockHeld, PathError
-from slurmtrain.system import link_lock, lock_holders, locks, mounts, waiting
-from slurmtrain.system.lock_holders import this_holder
+from slurmtrain.system import locks
+from slurmtrain.system.locking import link_lock, lock_holders, mounts, waiting
+from slurmtrain.system.locking.lock_holders import this_holder
+from slurmtrain.system.locking.mounts import Mount
 from slurmtrain.system.locks import locked
-from slurmtrain.system.mounts import Mount
 
 HOLD = """
 import sys
@@ -362,7 +363,7 @@ import errno, sys
 from pathlib import Path
 from helpers.killpoints import kill_at, watch
 from helpers.without_locks import refuse_locks
-from slurmtrain.system import link_lock
+from slurmtrain.system.locking import link_lock
 from slurmtrain.system.locks import locked
 refuse_locks(errno.ENOLCK)
 watch(kill_at(int(sys.argv[2])), "/")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from slurmtrain.errors import PathError
 from slurmtrain.system.files import FILE_MODE, describe_os_error
-from slurmtrain.system.lock_holders import read_record, this_holder
+from slurmtrain.system.locking.lock_holders import read_record, this_holder
 from slurmtrain.system.owned_files import open_regular
 
 _RECORD_BYTES = 4096

@@ -366,6 +366,7 @@ def _mirror(workspace: Workspace, only: Collection[str] | None, synced: Synced) 
                 synced.problems.append(str(error))
             except (SlurmtrainError, OSError) as error:
                 synced.problems.append(f"run {run_id} cannot be mirrored: {error}")
+        synced.notes += mirror.notes
     synced.observed = _again(workspace, synced.mirrored, synced)
 
 

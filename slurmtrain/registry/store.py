@@ -160,11 +160,26 @@ def _mapping(text: str | None) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Mirrored:
-    """How much of a run the tracking store at ``uri`` has; ``offsets`` in bytes, by metrics file."""
+    """How much of a run the tracking store at ``uri`` has; ``offsets`` in bytes, by metrics file.
+
+    ``refused``: the names of metrics that it does not take.
+    """
 
     uri: str
     offsets: Mapping[str, int]
     revision: int
+    refused: Sequence[str] = ()
+
+
+# Where the names of refused metrics are among the offsets: the table survives changes of the others, and has no column
+# for them. Every other key there is a path.
+REFUSED = "refused"
+
+
+def _mirrored(row: Any) -> Mirrored:
+    offsets = dict(row.offsets)
+    refused = offsets.pop(REFUSED, ())
+    return Mirrored(row.uri, offsets, row.revision, tuple(refused))
 
 
 def _has_news(run: RunDir, offsets: Mapping[str, int]) -> bool:
@@ -308,7 +323,7 @@ class Store:
     def mirrors(self) -> dict[str, Mirrored]:
         """How much has been sent to the tracking store, by run id."""
         rows = self._read(lambda connection: connection.execute(sa.select(schema.mirror)).all())
-        return {row.run_id: Mirrored(row.uri, row.offsets, row.revision) for row in rows}
+        return {row.run_id: _mirrored(row) for row in rows}
 
     def give_up(self, error: RegistryFailed) -> None:
         """Go on in memory, because the file would fail soon. Raises ``error`` if nothing replaces it."""

@@ -219,7 +219,10 @@ class Transaction:
 
     def set_mirrored(self, run_id: str, mirrored: Mirrored) -> None:
         """Record how much of a run the tracking store has."""
-        row = {"run_id": run_id, "uri": mirrored.uri, "offsets": dict(mirrored.offsets), "revision": mirrored.revision}
+        from slurmtrain.registry.store import REFUSED
+
+        offsets = {**mirrored.offsets, **({REFUSED: list(mirrored.refused)} if mirrored.refused else {})}
+        row = {"run_id": run_id, "uri": mirrored.uri, "offsets": offsets, "revision": mirrored.revision}
         self._connection.execute(schema.mirror.insert().prefix_with("OR REPLACE"), row)
 
 

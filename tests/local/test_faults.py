@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.mlflow_server import mlflow_server
 from helpers.site import PATIENCE_S, Site, until
 
 LONG = {"steps": 100_000, "step_ms": 10}
@@ -234,38 +233,8 @@ def test_one_mlflow_run_mirrors_all_attempts_and_mirroring_twice_adds_nothing(si
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     """An MLflow server of our own on the loopback interface."""
-    command = ["-m", "mlflow", "server", "--host", "127.0.0.1", "--workers", "1"]
-    store = [
-        "--backend-store-uri",
-        f"sqlite:///{tmp_path / 'server.db'}",
-        "--artifacts-destination",
-        str(tmp_path / "a"),
-    ]
-    for _ in range(5):
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
-        with (tmp_path / "server.log").open("wb") as log:
-            words = [sys.executable, *command, "--port", str(port), *store]
-            process = subprocess.Popen(words, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
-        try:
-            # It ends where somebody else has taken the port meanwhile.
-            until(lambda port=port, process=process: process.poll() is not None or _answers(port), "the MLflow server")
-            if process.poll() is None:
-                yield f"http://127.0.0.1:{port}"
-                return
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    raise AssertionError((tmp_path / "server.log").read_text())
-
-
-def _answers(port: int) -> bool:
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
+    with mlflow_server(tmp_path, f"sqlite:///{tmp_path / 'server.db'}") as uri:
+        yield uri
 
 
 @pytest.mark.slow

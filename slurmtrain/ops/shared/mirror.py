@@ -15,7 +15,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.store import Mirrored
 
 if TYPE_CHECKING:
-    from slurmtrain.tracking import Tracker
+    from slurmtrain.tracking.tracker import Tracker
 
 
 def tracking_uri(workspace: Workspace, plan: Plan) -> str:
@@ -64,11 +64,18 @@ class Mirror:
         before = self._mirrored.get(run_id)
         # Read before anything is sent: what is added meanwhile is sent next time.
         revision = observe(workspace, [run_id], ask_slurm=False).runs[run_id].revision
-        offsets = before.offsets if before is not None and before.uri == uri else {}
-        sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, offsets)
-        mirrored = Mirrored(uri, sent, revision)
+        if before is None or before.uri != uri:
+            before = Mirrored(uri, {}, 0)
+        sent = self._use(uri).send(mlflow_id, self._load(run_id), directory, before.offsets, before.refused)
+        mirrored = Mirrored(uri, sent.offsets, revision, sent.refused)
         workspace.store.write(lambda transaction: transaction.set_mirrored(run_id, mirrored))
         return True
+
+    @property
+    def notes(self) -> list[str]:
+        """What the stores did not take, for the user."""
+        trackers = [tracker for tracker in self._trackers.values() if not isinstance(tracker, TrackingError)]
+        return [note for tracker in trackers for note in tracker.notes]
 
     def identify(self, run_id: str, plan: Plan, uri: str) -> str:
         """The id of the MLflow run that mirrors a run, created and journaled if it is new.
@@ -97,7 +104,7 @@ class Mirror:
         return run
 
     def _use(self, uri: str) -> Tracker:
-        from slurmtrain.tracking import Tracker
+        from slurmtrain.tracking.tracker import Tracker
 
         if uri not in self._trackers:
             try:

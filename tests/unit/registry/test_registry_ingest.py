@@ -127,7 +127,11 @@ def test_a_line_without_end_does_not_hold_up_what_follows(
 def test_what_was_mirrored_is_remembered(store: Store) -> None:
     with store.begin() as transaction:
         transaction.set_mirrored(RUN_ID, Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7))
-    assert store.mirrors() == {RUN_ID: Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7)}
+        transaction.set_mirrored("other", Mirrored("sqlite:///x", {}, 8, ("train//loss",)))
+    assert store.mirrors() == {
+        RUN_ID: Mirrored("sqlite:///x", {"attempts/job.0/metrics.jsonl": 5}, 7),
+        "other": Mirrored("sqlite:///x", {}, 8, ("train//loss",)),
+    }
 
 
 def test_a_transaction_that_fails_leaves_nothing(store: Store, run: RunDir) -> None:

@@ -9,29 +9,39 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from slurmtrain.errors import PathError, TrackingError
-from slurmtrain.model.run.journal import read_lines
-from slurmtrain.model.run.layout import RunDir, RunsRoot, split_attempt
+from slurmtrain.errors import PathError, SlurmtrainError, TrackingError
+from slurmtrain.model.run.layout import RunDir, RunsRoot
+from slurmtrain.model.run.progress import points_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.system.files import create_private, describe_os_error
+from slurmtrain.system.journal_files import Piece, journal_files, read_pieces
 from slurmtrain.system.locks import SQLITE_WITHOUT_LOCKS, has_record_locks
+from slurmtrain.tracking.names import flat_name, legal_name
+from slurmtrain.tracking.sender import Sender, first_line
 
 # MLflow's limits for one call and for one value.
 _METRICS_A_CALL = 1000
 _PARAMS_A_CALL = 100
 _PARAM_LENGTH = 6000
 _TAG_LENGTH = 5000
+_NAME_LENGTH = 200
 _RUN_TAG = "slurmtrain.run_id"
 _STATUS = {"completed": "FINISHED", "failed": "FAILED", "lost": "FAILED", "cancelled": "KILLED"}
-_CHUNK = 8 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """How far each metrics file has been sent, in bytes, and the names of metrics that the store does not take."""
+
+    offsets: Mapping[str, int]
+    refused: Sequence[str] = ()
 
 
 class Tracker:
@@ -40,6 +50,8 @@ class Tracker:
     def __init__(self, uri: str, root: RunsRoot) -> None:
         """Connect to the store at ``uri``. Raises TrackingError if it cannot be reached."""
         self.uri = uri
+        self.notes: list[str] = []
+        """What the store did not take so far, as sentences without a full stop."""
         self._root = root
         _quiet_environment()
         if uri == root.mlflow_uri:
@@ -60,7 +72,7 @@ class Tracker:
         try:
             self._client = mlflow.MlflowClient(tracking_uri=self._usable_uri())
         except self._failure as error:
-            raise TrackingError(f"the MLflow store {uri} cannot be opened: {_first_line(error)}") from error
+            raise TrackingError(f"the MLflow store {uri} cannot be opened: {first_line(error)}") from error
 
     def _usable_uri(self) -> str:
         """The store's URI; that of our own store is opened without locks where its file system has none.
@@ -76,10 +88,14 @@ class Tracker:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 return self._find_or_create(run, plan)
-        except self._failure as error:
+        except SlurmtrainError:
+            raise
+        except Exception as error:  # MLflow's plugins and drivers raise anything, and other runs have other stores
             raise self._refused(run, error) from error
 
-    def send(self, mlflow_id: str, run: Run, directory: RunDir, offsets: Mapping[str, int]) -> dict[str, int]:
+    def send(
+        self, mlflow_id: str, run: Run, directory: RunDir, offsets: Mapping[str, int], refused: Sequence[str] = ()
+    ) -> Sent:
         """Send what is new in a run. After a failure, what was sent stays, and sending it again adds nothing.
 
         Args:
@@ -87,30 +103,33 @@ class Tracker:
             run: The run.
             directory: Its directory.
             offsets: How far each metrics file was sent before, in bytes.
-
-        Returns:
-            How far each metrics file has been sent now, in bytes.
+            refused: The names of metrics that the store does not take.
 
         Raises:
-            TrackingError: The store cannot be reached, or refuses.
+            TrackingError: The store cannot be reached, or takes nothing.
+            RunUnreadable: The run's metrics cannot be read.
         """
         try:
             # Standard output is for slurmtrain's own data, whatever MLflow prints there.
             with contextlib.redirect_stdout(sys.stderr):
                 self._tag(mlflow_id, run)
-                sent = self._send_metrics(mlflow_id, directory, offsets)
+                sent = self._send_metrics(mlflow_id, directory, offsets, refused)
                 self._set_status(mlflow_id, run)
-        except self._failure as error:
+        except SlurmtrainError:
+            raise
+        except Exception as error:  # as above
             raise self._refused(run, error) from error
         return sent
 
     def _refused(self, run: Run, error: Exception) -> TrackingError:
-        return TrackingError(f"the MLflow store {self.uri} did not take run {run.id}: {_first_line(error)}")
+        return TrackingError(f"the MLflow store {self.uri} did not take run {run.id}: {first_line(error)}")
 
     def _find_or_create(self, run: Run, plan: Plan) -> str:
         experiment = self._experiment(plan.spec.tracking.mlflow.experiment or run.name)
         existing = self._client.search_runs([experiment], f"tags.`{_RUN_TAG}` = '{run.id}'", max_results=1)
         if existing:
+            # Whoever created it may have been killed before all of them were sent.
+            self._log_params(existing[0].info.run_id, plan.spec.params, existing[0].data.params)
             return str(existing[0].info.run_id)
         tags = {
             _RUN_TAG: run.id,
@@ -119,7 +138,10 @@ class Tracker:
         }
         tags.update({f"mlflow.source.git.{key}": str(value) for key, value in (run.git or {}).items()})
         created = self._client.create_run(
-            experiment, start_time=_ms(run.submitted_at), tags=tags, run_name=f"{run.name}-{run.id}"
+            experiment,
+            start_time=_ms(run.submitted_at),
+            tags={legal_name(name): value[:_TAG_LENGTH] for name, value in tags.items()},
+            run_name=f"{run.name[:_NAME_LENGTH]}-{run.id}",
         )
         self._log_params(created.info.run_id, plan.spec.params)
         return str(created.info.run_id)
@@ -132,12 +154,28 @@ class Tracker:
         location = self._root.mlflow_artifacts.as_uri() if self.uri.startswith("sqlite:") else None
         return str(self._client.create_experiment(name, artifact_location=location))
 
-    def _log_params(self, mlflow_id: str, params: Mapping[str, Any]) -> None:
+    def _log_params(self, mlflow_id: str, params: Mapping[str, Any], present: Collection[str] = ()) -> None:
+        """Send the params of a plan, but for those that are ``present``: MLflow never changes one."""
         from mlflow.entities import Param
 
-        flat = [Param(_key(name), str(value)[:_PARAM_LENGTH]) for name, value in _flatten(params)]
+        def log(entities: list[Param]) -> None:
+            self._client.log_batch(mlflow_id, params=entities)
+
+        sender: Sender[_Param] = Sender(
+            lambda param, name: Param(name, param.value),
+            log,
+            self._failure,
+            lambda: self._client.get_run(mlflow_id).data.params,
+        )
+        flat = [
+            param for param in _flatten(params) if not {legal_name(param.name), flat_name(param.name)} & set(present)
+        ]
         for start in range(0, len(flat), _PARAMS_A_CALL):
-            self._client.log_batch(mlflow_id, params=flat[start : start + _PARAMS_A_CALL])
+            sender.send(flat[start : start + _PARAMS_A_CALL])
+        self.notes += [
+            f"the MLflow store {self.uri} does not take the param {name!r}: {why}"
+            for name, why in sender.refused.items()
+        ]
 
     def _tag(self, mlflow_id: str, run: Run) -> None:
         from mlflow.entities import RunTag
@@ -150,22 +188,38 @@ class Tracker:
         }
         self._client.log_batch(mlflow_id, tags=[RunTag(key, value[:_TAG_LENGTH]) for key, value in tags.items()])
 
-    def _send_metrics(self, mlflow_id: str, directory: RunDir, offsets: Mapping[str, int]) -> dict[str, int]:
+    def _send_metrics(
+        self, mlflow_id: str, directory: RunDir, offsets: Mapping[str, int], refused: Sequence[str]
+    ) -> Sent:
         from mlflow.entities import Metric
 
+        def log(entities: list[Metric]) -> None:
+            self._client.log_batch(mlflow_id, metrics=entities)
+
+        def make(value: _Value, name: str) -> Metric:
+            return Metric(name, value.value, value.at_ms, value.step)
+
+        sender: Sender[_Value] = Sender(
+            make,
+            log,
+            self._failure,
+            lambda: self._client.get_run(mlflow_id).data.metrics,
+            dict.fromkeys(refused, ""),
+        )
         sent = dict(offsets)
-        for name, path in _metrics_files(directory):
-            batch: list[Metric] = []
-            for record, end in _records(path, name, sent.get(name, 0)):
-                for key, value in record.get("metrics", {}).items():
-                    if len(batch) == _METRICS_A_CALL:
-                        self._client.log_batch(mlflow_id, metrics=batch)
-                        batch = []
-                    batch.append(Metric(_key(key), float(value), int(record["t"] * 1000), int(record["step"])))
-                sent[name] = end
-            if batch:
-                self._client.log_batch(mlflow_id, metrics=batch)
-        return sent
+        for file in journal_files(directory):
+            if file.metrics_of is not None:
+                for piece in read_pieces(file, sent.get(file.name, 0)):
+                    values = list(_values(piece))
+                    for start in range(0, len(values), _METRICS_A_CALL):
+                        sender.send(values[start : start + _METRICS_A_CALL])
+                    sent[file.name] = piece.reading.end
+        self.notes += [
+            f"the MLflow store {self.uri} does not take the metric {name!r} of run {directory.id}: {why}"
+            for name, why in sender.refused.items()
+            if name not in refused
+        ]
+        return Sent(sent, tuple(sender.refused))
 
     def _set_status(self, mlflow_id: str, run: Run) -> None:
         if run.state in _STATUS:
@@ -185,48 +239,38 @@ def _quiet_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def _metrics_files(directory: RunDir) -> list[tuple[str, Path]]:
-    try:
-        attempts = sorted(path for path in directory.attempts.iterdir() if split_attempt(path.name))
-    except OSError:
-        return []
-    return [(f"attempts/{path.name}/metrics.jsonl", path / "metrics.jsonl") for path in attempts]
+class _Param(NamedTuple):
+    """A param: its ``name``, and its ``value`` as text."""
+
+    name: str
+    value: str
 
 
-def _records(path: Path, name: str, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
-    """Records of a metrics file from a byte ``offset`` on, each with the offset after it."""
-    while True:
-        try:
-            with path.open("rb") as file:
-                file.seek(offset)
-                reading = read_lines(file.read(_CHUNK), offset, name)
-        except OSError:
-            return
-        if reading.end == offset:
-            return
-        ends = [start for start, _ in reading.records[1:]] + [reading.end]
-        for (_, record), end in zip(reading.records, ends, strict=False):
-            if isinstance(record.get("step"), int):
-                yield record, end
-        offset = reading.end
+class _Value(NamedTuple):
+    """The value of a metric after ``step`` finished steps, ``at_ms`` milliseconds after 1970."""
+
+    name: str
+    value: float
+    at_ms: int
+    step: int
 
 
-def _flatten(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _values(piece: Piece) -> Iterator[_Value]:
+    """The values of metrics in a piece of a metrics file."""
+    for point in points_of(record for _, record in piece.reading.records):
+        for name, value in point.metrics.items():
+            # MLflow refuses times before 1970.
+            yield _Value(name, float(value), max(0, int(point.time * 1000)), point.step)
+
+
+def _flatten(params: Mapping[str, Any], prefix: str = "") -> Iterator[_Param]:
+    """The params of sections and their subsections by dotted names."""
     for name, value in params.items():
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", value
-
-
-def _key(name: str) -> str:
-    """A name that MLflow accepts: letters, digits, and ``_-. :/``."""
-    return re.sub(r"[^\w\-. :/]", "_", name)[:250]
+            yield _Param(f"{prefix}{name}", str(value)[:_PARAM_LENGTH])
 
 
 def _ms(time: float | None) -> int | None:
     return None if time is None else int(time * 1000)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

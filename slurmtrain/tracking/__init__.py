@@ -1,0 +1,1 @@
+"""Mirroring runs to MLflow: the only user of mlflow."""

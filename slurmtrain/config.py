@@ -23,8 +23,8 @@ from slurmtrain.errors import Mistake, PathError, SpecError, UntrustedPath
 from slurmtrain.model.spec import kinds
 from slurmtrain.model.spec.kinds import Nullable, Section, declare_key
 from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import check_owner, follow_links, open_regular, user_name
-from slurmtrain.system.paths import expand_home
 
 FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"

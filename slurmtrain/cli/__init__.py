@@ -12,8 +12,8 @@ import click
 from slurmtrain.cli.lazy import LazyGroup
 from slurmtrain.cli.shared import output
 from slurmtrain.errors import SlurmtrainError, UserError
+from slurmtrain.system.inherited import private_umask
 from slurmtrain.system.interpreter import collect_rarely, leave_quickly
-from slurmtrain.system.umask import private_umask
 from slurmtrain.version import __version__
 
 INTERRUPTED = 130

@@ -15,8 +15,8 @@ from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.model.spec.plan import Plan
 from slurmtrain.runtime.job.environment import local_job, scrubbed
 from slurmtrain.system.files import describe_os_error, write_atomically
+from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP, users_umask
 from slurmtrain.system.process import Process, processes_with_argument
-from slurmtrain.system.umask import AFTER_SETUP, BEFORE_SETUP, users_umask
 
 
 def check(plan: Plan) -> None:

@@ -14,7 +14,7 @@ from slurmtrain.model.spec.values import Nodes
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python
 from slurmtrain.specfile import PlannedRun, SpecFile, replan
-from slurmtrain.system.paths import current_directory
+from slurmtrain.system.inherited import current_directory
 
 NAME = "preflight"
 # Longer than the checks ever take, but so short that Slurm's backfill starts the job in a gap between others.

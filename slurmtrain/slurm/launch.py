@@ -19,8 +19,8 @@ from slurmtrain.slurm.command import extract_errors, is_installed
 from slurmtrain.slurm.limits import rejection_reason
 from slurmtrain.slurm.request import make_request
 from slurmtrain.slurm.scheduler import Scheduler
+from slurmtrain.system.inherited import users_umask
 from slurmtrain.system.process import processes_with_argument
-from slurmtrain.system.umask import users_umask
 
 # What sbatch prints if slurmctld may or may not have accepted the job, and if slurmctld could not be reached: messages
 # of Slurm (slurm_errno.c) and of the C library.

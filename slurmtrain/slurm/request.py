@@ -17,7 +17,7 @@ from slurmtrain.model.spec.sbatch import SRUN, named_options
 from slurmtrain.model.spec.spec import ResourcesSpec
 from slurmtrain.runtime.job import network_profile
 from slurmtrain.system import templates
-from slurmtrain.system.umask import AFTER_SETUP, BEFORE_SETUP
+from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
 # (sbatch(1), --signal). A short job is warned when a tenth of its time is left, but not too late to save.

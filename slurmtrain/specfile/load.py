@@ -23,7 +23,7 @@ from slurmtrain.specfile.overrides import (
     parse_sweeps,
 )
 from slurmtrain.specfile.secrets import find_leaks, is_exposed, secret_in_shell, without_secrets
-from slurmtrain.system.paths import expand_home
+from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.yaml_file import YamlDocument, parse_yaml, read_text
 
 KeyPath = tuple[str, ...]

@@ -14,7 +14,7 @@ from slurmtrain.cli.shared.printable import printable
 from slurmtrain.config import EXECUTORS, load_config
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.paths import current_directory
+from slurmtrain.system.inherited import current_directory
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Longer than any run, and short enough for every system call that waits.

@@ -351,7 +351,8 @@ class Spec:
     setup: tuple[str, ...] = declare_key(
         (),
         Items(Scalar("line of shell", read_setup_line), "list of shell lines"),
-        "Shell lines that run before the tasks of a node start, for example `module load cuda`.",
+        "Shell lines that run before the tasks of a node start, for example `module load cuda`. They are recorded: "
+        "secrets belong in `env`.",
     )
 
     @property

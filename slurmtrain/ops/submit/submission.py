@@ -31,7 +31,7 @@ from slurmtrain.ops.submit.creation import NewRun, check_room, create, remove
 from slurmtrain.ops.submit.keys import HeldKey, held_key
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on
 from slurmtrain.specfile import PlannedRun, SpecFile, load_spec
-from slurmtrain.system.paths import current_directory
+from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.process import Process
 
 

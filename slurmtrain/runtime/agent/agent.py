@@ -46,7 +46,7 @@ from slurmtrain.runtime.job.plan_file import read_plan
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.peers.gate import Refusals
-from slurmtrain.system import umask
+from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
 from slurmtrain.system.interpreter import leave_quickly
 from slurmtrain.system.journal import Journal
@@ -83,7 +83,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     """
     began = time.monotonic()
     leave_quickly()
-    umask.enter_agent()
+    inherited.enter_agent()
     flag = StopFlag()
     # A spec may have sbatch send SIGUSR1, instead of SIGUSR2, before the time limit.
     flag.install(signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)

@@ -27,7 +27,7 @@ from slurmtrain.runtime.checkpoint import files
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import FILE_MODE, describe_os_error, make_directory
 from slurmtrain.system.followed_directory import without_aliases
-from slurmtrain.system.umask import PRIVATE
+from slurmtrain.system.inherited import PRIVATE
 
 # Small enough for the processor's cache: each chunk is hashed, then written while still cached.
 _CHUNK = 1 << 20

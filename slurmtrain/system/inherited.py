@@ -1,0 +1,77 @@
+"""What this process has from its user: a current directory, a home directory, a umask.
+
+The umask is replaced. A mode of 0600 given to open(2) is not enough: libraries such as submitit and MLflow open files
+without one, and a umask such as 0777 would take the owner's rights too. A script's files, however, may be meant for
+others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from slurmtrain.errors import PathError
+
+PRIVATE = 0o077
+UMASK_VARIABLE = "SLURMTRAIN_UMASK"
+"""Carries the user's umask, in octal, from a command through the job to its ranks."""
+# Shell lines around those of a spec's setup, which run with the user's umask, and may set one for the ranks.
+BEFORE_SETUP = f'umask "${{{UMASK_VARIABLE}:-$(umask)}}"'
+AFTER_SETUP = f'export {UMASK_VARIABLE}="$(umask)"; umask {PRIVATE:03o}'
+
+_inherited: list[int] = []
+
+
+@contextlib.contextmanager
+def private_umask() -> Iterator[None]:
+    """Within this context, new files and directories are accessible to their owner alone."""
+    before = os.umask(PRIVATE)
+    _inherited.append(before)
+    try:
+        yield
+    finally:
+        _inherited.pop()
+        os.umask(before)
+
+
+def enter_agent() -> None:
+    """Make new files of this process, a node agent, private for good; note in its environment what its ranks get."""
+    before = os.umask(PRIVATE)
+    os.environ.setdefault(UMASK_VARIABLE, f"{before:04o}")
+
+
+def users_umask() -> dict[str, str]:
+    """The variable for a job that this process submits: the umask outside of :func:`private_umask`."""
+    if _inherited:
+        return {UMASK_VARIABLE: f"{_inherited[0]:04o}"}
+    # It cannot be read without setting it (umask(2)).
+    os.umask(mask := os.umask(PRIVATE))
+    return {UMASK_VARIABLE: f"{mask:04o}"}
+
+
+def current_directory() -> Path:
+    """The current directory. Raises PathError if it was deleted, or cannot be recorded in text files."""
+    try:
+        directory = Path.cwd()
+    except OSError as error:
+        raise PathError(f"the current directory is gone ({str(error.strerror).lower()}); change to another") from error
+    try:
+        str(directory).encode()
+    except UnicodeEncodeError:
+        raise PathError(
+            f"the path of the current directory, {str(directory)!a}, is not valid UTF-8; rename it"
+        ) from None
+    return directory
+
+
+def expand_home(text: str) -> Path:
+    """A path that may begin with ``~`` or ``~user``. Raises PathError if that directory is not known."""
+    try:
+        path = Path(text).expanduser()
+    except RuntimeError as error:
+        raise PathError(f"{text}: the home directory is not known; set HOME, or write the path in full") from error
+    if text.startswith("~") and not path.is_absolute():
+        raise PathError(f"{text}: HOME is not an absolute path but {str(path)!r}; write the path in full")
+    return path

@@ -31,7 +31,14 @@ for pickle in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/*.pk
   target=/slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit/"${SLURM_JOB_ID:-}_submitted.pkl"
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
 done
-unset pickle target
+# whoever can write to a directory above may have put another one here since the job was submitted
+for place in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit "$target"; do
+  if [ -e "$place" ] && [ ! -O "$place" ]; then
+    echo "slurmtrain: $place does not belong to the user of this job: nothing of it is run" >&2
+    exit 1
+  fi
+done
+unset pickle target place
 # the first node's addresses and port, for all nodes
 invitation="$('/opt/slurm train/bin/python3' -m slurmtrain.runtime.preflight.announce)" && eval "$invitation"
 unset invitation

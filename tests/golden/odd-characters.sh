@@ -23,7 +23,14 @@ for pickle in '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-I
   target='/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit'/"${SLURM_JOB_ID:-}_submitted.pkl"
   [ -e "$target" ] || ln "$pickle" "$target" 2>/dev/null || true
 done
-unset pickle target
+# whoever can write to a directory above may have put another one here since the job was submitted
+for place in '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1/submitit' "$target"; do
+  if [ -e "$place" ] && [ ! -O "$place" ]; then
+    echo "slurmtrain: $place does not belong to the user of this job: nothing of it is run" >&2
+    exit 1
+  fi
+done
+unset pickle target place
 # setup of the spec, with the umask of the user
 umask "${SLURMTRAIN_UMASK:-$(umask)}"
 export A="it's $HOME" B='ünï "x"'

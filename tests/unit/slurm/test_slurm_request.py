@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 import shlex
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers.accounts import BOB, give, needs_accounts
 from submitit.slurm.slurm import SlurmExecutor, _make_sbatch_string
 
 from slurmtrain.model.run.layout import RunDir
@@ -172,6 +174,28 @@ def run_prologue(run: RunDir, setup: list[str], print_this: str) -> str:
         env={"PATH": "/usr/bin:/bin"},
     )
     return completed.stdout.decode()
+
+
+@needs_accounts
+@pytest.mark.parametrize("planted", ["folder", "pickle"])
+def test_a_job_runs_nothing_that_somebody_else_has_put_in_the_place_of_its_run(tmp_path: Path, planted: str) -> None:
+    submission = RunDir(tmp_path / "run").submission(1)
+    submission.submitit.mkdir(parents=True)
+    pickle = submission.submitit / "7_submitted.pkl"
+    pickle.touch()
+    script = [*prologue(plan(setup=[]), submission).splitlines(), "echo began"]
+
+    def run_script() -> subprocess.CompletedProcess[str]:
+        environ = {**os.environ, "SLURM_JOB_ID": "7"}
+        return subprocess.run(
+            ["bash", "-c", "\n".join(script)], env=environ, capture_output=True, text=True, check=False
+        )
+
+    assert run_script().stdout == "began\n"
+    place = give(submission.submitit if planted == "folder" else pickle, BOB)
+    refused = run_script()
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert f"{place} does not belong to the user of this job" in refused.stderr
 
 
 def test_the_prologue_exports_the_run_directory_whatever_characters_it_has() -> None:

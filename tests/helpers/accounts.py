@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,8 @@ class Person:
 @contextmanager
 def people(*uids: int) -> Iterator[tuple[Path, list[Person]]]:
     """A directory that everybody can enter, unlike pytest's, and in it a home for each of these accounts."""
+    if problem := _why_not():
+        pytest.skip(problem)
     ground = Path(tempfile.mkdtemp(prefix="accounts-"))
     try:
         ground.chmod(0o755)
@@ -105,6 +108,17 @@ def give(path: Path, uid: int, mode: int | None = None) -> Path:
     if mode is not None:
         path.chmod(mode)
     return path
+
+
+@cache
+def _why_not() -> str:
+    """Why commands cannot run as other accounts on this machine; empty if they can."""
+    if shutil.which("setpriv") is None:
+        return "setpriv is not installed"
+    become = ["setpriv", f"--reuid={ALICE}", f"--regid={ALICE}", "--clear-groups", "--"]
+    command = [*_reveal(Path(sys.base_prefix)), *become, sys.executable, "-c", "pass"]
+    completed = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False)
+    return "" if completed.returncode == 0 else f"other accounts cannot run this interpreter: {completed.stderr}"
 
 
 def _reveal(needed: Path) -> list[str]:

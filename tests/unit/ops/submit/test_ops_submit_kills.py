@@ -1,0 +1,110 @@
+"""SIGKILL at any effect of ``submit`` with an idempotency key: the same command again completes it, once.
+
+By default a spread of points is tried; TEST_KILLS=all tries every one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.site import until
+
+from slurmtrain.model.run.ids import RUN_ID
+
+TESTS = Path(__file__).resolve().parents[3]
+SPREAD = 3
+
+
+@dataclass
+class Submitter:
+    """Submits a sweep of two runs to a fake Slurm, and dies at a chosen effect."""
+
+    path: Path
+    slurm: SlurmCommands
+    spec: Path
+
+    @property
+    def runs(self) -> Path:
+        return self.path / "runs"
+
+    def submit(self, key: str, *, kill_at: int = 0) -> subprocess.CompletedProcess[str]:
+        hooks = {
+            "PYTHONPATH": f"{TESTS / 'helpers' / 'killer'}:{TESTS.parent}",
+            "KILL_IN": "slurmtrain",
+            "KILL_AT": str(kill_at),
+            "KILL_ROOT": str(self.runs),
+            "KILL_LOG": str(self.path / "effects"),
+        }
+        (self.path / "effects").unlink(missing_ok=True)
+        arguments = ["submit", str(self.spec), "--sweep", "params.a=1,2", "--executor", "slurm", "--json"]
+        return subprocess.run(
+            [sys.executable, "-m", "slurmtrain", *arguments, "--idempotency-key", key],
+            env={**os.environ, "SLURMTRAIN_RUNS": str(self.runs), **hooks},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    def effects(self) -> list[str]:
+        return (self.path / "effects").read_text().splitlines()
+
+    def let_launchers_end(self) -> None:
+        """Wait for what a killed command has left, and may still submit; then squeue knows all jobs."""
+        until(lambda: not self._launchers(), "the end of all launchers")
+        submitted = [call.cwd.split("/")[-3] for call in self.slurm.calls("sbatch")]
+        self.slurm.replies("squeue", "".join(squeue_line(f"{i}", run_id=run) for i, run in enumerate(submitted, 8)))
+
+    def _launchers(self) -> list[Path]:
+        return [path for path in Path("/proc").glob("[0-9]*/cmdline") if self._is_launcher(path)]
+
+    def _is_launcher(self, path: Path) -> bool:
+        try:
+            command = path.read_bytes()
+        except OSError:
+            return False  # it has ended
+        return b"slurmtrain.slurm.launcher" in command and str(self.runs).encode() in command
+
+
+@pytest.fixture
+def submitter(tmp_path: Path, slurm: SlurmCommands, spec: Path) -> Submitter:
+    return Submitter(tmp_path, slurm, spec)
+
+
+def points(effects: list[str]) -> list[int]:
+    """Where to kill: everywhere, or a spread that has each launch, and what follows it, in it."""
+    if os.environ.get("TEST_KILLS") == "all":
+        return list(range(1, len(effects) + 1))
+    launches = [i for i, effect in enumerate(effects, 1) if "Popen" in effect and "python" in effect]
+    renames = [i for i, effect in enumerate(effects, 1) if "os.rename" in effect and "/.new-" in effect]
+    spread = {round(1 + i * (len(effects) - 1) / (SPREAD - 1)) for i in range(SPREAD)}
+    return sorted({*spread, launches[0] + 1, renames[-1]})
+
+
+def test_a_killed_submit_with_a_key_is_completed_by_the_same_command(submitter: Submitter) -> None:
+    for key in ("makes the registry", "undisturbed"):
+        assert submitter.submit(key).returncode == 0
+    submitter.let_launchers_end()
+    effects = submitter.effects()
+    expected = 4
+    for point in points(effects):
+        assert submitter.submit(f"k{point}", kill_at=point).returncode == -9, (point, effects[point - 1])
+        submitter.let_launchers_end()
+        again = submitter.submit(f"k{point}")
+        assert again.returncode == 0, (point, effects[point - 1], again.stderr)
+        ids = [run["id"] for run in json.loads(again.stdout)["runs"]]
+        submitter.let_launchers_end()
+        expected += 2
+        jobs = sorted(call.cwd.split("/")[-3] for call in submitter.slurm.calls("sbatch"))
+        present = sorted(path.name for path in submitter.runs.iterdir() if RUN_ID.fullmatch(path.name))
+        assert jobs == present, (point, effects[point - 1])
+        assert len(jobs) == expected
+        assert set(ids) <= set(present)
+        assert len(ids) == 2

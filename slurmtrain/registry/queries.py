@@ -77,8 +77,27 @@ def _execute(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
 ) -> Sequence[Any]:
     if run_ids is None:
-        return connection.execute(_all(table).where(*where)).all()
-    return connection.execute(_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
+        rows = connection.execute(_all(table).where(*where)).all()
+    else:
+        rows = connection.execute(_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
+    types = _types(table)
+    # SQLite stores any value in any column.
+    if not all(all(map(isinstance, row, types)) for row in rows):
+        raise ValueError(f"a value of the wrong type in the table {table.name!r}")
+    return rows
+
+
+@cache
+def _types(table: sa.Table) -> list[tuple[type, ...]]:
+    """The types that the values of each column may have."""
+    return [
+        (
+            str if schema.is_json(column) else column.type.python_type,
+            *((int,) if isinstance(column.type, sa.Float) else ()),
+            *((type(None),) if column.nullable else ()),
+        )
+        for column in table.columns
+    ]
 
 
 @cache

@@ -107,7 +107,7 @@ class Listed:
     @property
     def revision(self) -> int:
         """How many bytes of its files have been read; grows with every new fact."""
-        return _read_cell(int, self.row["revision"])
+        return int(self.row["revision"])
 
     @property
     def job_id(self) -> str | None:
@@ -117,7 +117,7 @@ class Listed:
     @property
     def attempt(self) -> int:
         """The number of the newest attempt; 0 if there is none."""
-        return _read_cell(int, self.row["attempt"])
+        return int(self.row["attempt"])
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -60,10 +60,15 @@ def damage_a_table(path: Path) -> None:
     path.write_bytes(content)
 
 
-def spoil_a_value(path: Path) -> None:
+def spoil_a_text(path: Path) -> None:
     """SQLite finds nothing wrong with it."""
     with sqlite3.connect(path) as connection:
         connection.execute("UPDATE attempt SET failures = '[1, {'")
+
+
+def spoil_a_number(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE attempt SET started_at = 'yesterday'")
 
 
 def make_a_directory_of_it(path: Path) -> None:
@@ -71,7 +76,9 @@ def make_a_directory_of_it(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [overwrite, truncate, damage_a_table, spoil_a_value, make_a_directory_of_it])
+@pytest.mark.parametrize(
+    "damage", [overwrite, truncate, damage_a_table, spoil_a_text, spoil_a_number, make_a_directory_of_it]
+)
 def test_a_broken_registry_changes_no_answer_and_is_reported_once(
     run: SimulatedRun, tmp_path: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -120,7 +127,7 @@ def test_a_registry_whose_disk_is_full_changes_no_answer(run: SimulatedRun, tmp_
         healed.store.close()
 
 
-@pytest.mark.parametrize("column", ["metrics", "git", "checkpoint", "revision"])
+@pytest.mark.parametrize("column", ["metrics", "git", "checkpoint"])
 def test_a_damaged_value_in_the_list_of_runs_is_reported_with_the_cure(
     run: SimulatedRun, tmp_path: Path, column: str
 ) -> None:

@@ -198,8 +198,9 @@ def run_cases(options: Options, place: Path) -> Iterator[dict[str, Any]]:
         os.close(writer)
         pipes.append(reader)
     yield from _merged(pipes)
-    for _ in pipes:
-        os.wait()
+    statuses = [os.wait()[1] for _ in pipes]
+    if any(statuses):
+        raise SystemExit("fuzz: a worker has failed, and its cases are missing")
 
 
 def _fill_registry(template: SampleHome) -> dict[str, Any]:

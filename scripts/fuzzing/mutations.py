@@ -368,7 +368,7 @@ def mutate_home(home: SampleHome, random: Random) -> Mutated:
     for _ in range(random.choice([1, 1, 1, 2, 2, 4])):
         kind = random.choices(list(_KINDS), weights=[weight for weight, _ in _KINDS.values()])[0]
         # What an earlier change has made impossible is left out.
-        with contextlib.suppress(OSError, UnicodeError, RecursionError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             mutated.changes.append(_KINDS[kind][1](home, mutated, random))
     # Commands read only what is new since the last one.
     if random.random() < 0.4:

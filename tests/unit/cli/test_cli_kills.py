@@ -18,7 +18,7 @@ SPREAD = 2
 COMMANDS = (
     ("submit", "spec.yaml"),
     ("submit", "spec.yaml", "--executor", "slurm"),
-    ("resume", id_of("crashed"), "params.lr=1"),
+    ("resume", id_of("crashed"), "requeue.max_failures=1"),
     ("resume", id_of("crashed"), "--from-start"),
     ("cancel", id_of("gone")),
     ("cancel", id_of("pending")),

@@ -18,7 +18,7 @@ from helpers import without_locks
 
 from slurmtrain.errors import RegistryFailed
 from slurmtrain.registry import connection
-from slurmtrain.registry.store import Store
+from slurmtrain.registry.store import Spare, Store
 from slurmtrain.system.locking import waiting
 from slurmtrain.system.locks import locked
 
@@ -121,6 +121,17 @@ def test_while_another_process_writes_the_registry_can_be_read_and_not_written(r
         assert store.index() == {}
     with Store(registry) as store, store.begin():
         pass
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_command_goes_on_without_a_registry_that_stays_locked_and_names_the_holder(registry: Path) -> None:
+    warnings: list[str] = []
+    with stopped(registry, "EXCLUSIVE") as pid, Store(registry, Spare(list, warnings.append)) as store:
+        assert store.index() == {}
+        assert store.in_memory
+    [warning] = warnings
+    assert f"held by process {pid} (" in warning
+    assert warning.endswith("meanwhile the run directories are read instead")
 
 
 @pytest.mark.usefixtures("impatient")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from slurmtrain.errors import NoCheckpoint, RunBusy, UserError
+from slurmtrain.errors import LockHeld, NoCheckpoint, RunBusy, UserError
 from slurmtrain.model.run.events.checkpoint import CheckpointPruned
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -45,9 +46,7 @@ def resume(
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
     # Not waited for: the holder is about to start the run, or to end it, and this would be a second start.
-    with locked(directory.lock, wait=False) as lock:
-        if lock is None:
-            raise RunBusy(f"another command is just starting or cancelling run {run_id}; try again in a moment")
+    with _locked_now(directory) as lock:
         earlier = cancels(directory)
         run = observe_run(workspace, run_id, ask_slurm=True)
         _check_state(run, overrides, from_start=from_start)
@@ -76,6 +75,20 @@ def resume(
         )
         started = start(workspace, directory, lock, attempt, command="resume")
     return run_id, started.notes
+
+
+@contextlib.contextmanager
+def _locked_now(directory: RunDir) -> Iterator[int]:
+    """Hold the run's lock. Raises RunBusy, which names the holder, if another command has it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            lock = stack.enter_context(locked(directory.lock, limit_s=0.0))
+        except LockHeld as error:
+            raise RunBusy(
+                f"another command is at work on run {directory.id}: its lock is {error.holder}; try again in a moment"
+            ) from error
+        assert lock is not None
+        yield lock
 
 
 def _check_state(run: Run, overrides: Sequence[str], *, from_start: bool) -> None:

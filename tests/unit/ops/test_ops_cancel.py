@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import RUN_ID
 from helpers.workspaces import build_run, load_run, sync_again
 
-from slurmtrain.errors import RunCancelled
+from slurmtrain.errors import RunBusy, RunCancelled
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops import cancel as cancelling
 from slurmtrain.ops.resume import resume
@@ -78,6 +79,13 @@ def test_a_cancel_does_not_wait_long_for_a_stopped_command_and_names_it(
     # The other command has died: there is no job.
     sync_again(workspace)
     assert load_run(workspace).state == "cancelled"
+    assert slurm.calls("sbatch") == []
+
+
+def test_a_resume_does_not_wait_for_another_command_and_names_it(workspace: Workspace, slurm: SlurmCommands) -> None:
+    run = build_run(workspace).submitted().started().reached(5).crashed()
+    with locked(run.directory.lock), pytest.raises(RunBusy, match=rf"its lock is held by .*, process {os.getpid()}, "):
+        resume(workspace, RUN_ID)
     assert slurm.calls("sbatch") == []
 
 

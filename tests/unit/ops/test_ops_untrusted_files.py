@@ -129,17 +129,20 @@ def test_rebuild_reads_nothing_of_another_account(ground: tuple[Path, Person, Pe
 
 
 @pytest.mark.parametrize(
-    ("name", "command"),
+    ("name", "kind", "command"),
     [
-        (".watch.lock", ["watch", "--once"]),
-        (".mlflow.lock", ["sync"]),
-        ("mlflow.db", ["sync"]),
-        ("registry.db", ["sync"]),
+        (".watch.lock", "link", ["watch", "--once"]),
+        (".watch.lock", "hard link", ["watch", "--once"]),
+        (".watch.lock", "fifo", ["watch", "--once"]),
+        (".mlflow.lock", "link", ["sync"]),
+        ("mlflow.db", "link", ["sync"]),
+        ("mlflow.db", "hard link", ["sync"]),
+        ("registry.db", "link", ["sync"]),
+        ("registry.db", "fifo", ["sync"]),
     ],
 )
-@pytest.mark.parametrize("kind", ["link", "hard link", "fifo"])
 def test_a_lock_or_a_store_that_is_not_a_file_of_mine_is_refused(
-    ground: tuple[Path, Person, Person], name: str, command: list[str], kind: str
+    ground: tuple[Path, Person, Person], name: str, kind: str, command: list[str]
 ) -> None:
     place, alice, bob = ground
     root = place / "runs"

@@ -132,3 +132,8 @@ def test_a_wrong_value_of_an_override_is_reported_at_the_command_line(mistakes: 
 )
 def test_an_override_that_the_yaml_reader_cannot_process_is_a_mistake(mistakes: Mistakes, value: str) -> None:
     assert mistakes(SWEPT, f"params.lr={value}")
+
+
+def test_an_override_of_one_option_of_sbatch_keeps_the_others(load: Load) -> None:
+    run = only_run(load("name: x\ncommand: y\nslurm: {partition: spot, sbatch: [--exclusive]}\n", "slurm.qos=high"))
+    assert run.plan.spec.slurm == {"partition": "spot", "sbatch": ("--exclusive",), "qos": "high"}

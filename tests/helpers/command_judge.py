@@ -21,6 +21,8 @@ _TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Pytho
 _CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
 # Files at the top of a runs root that commands rewrite.
 _CACHES = re.compile(r"\.?(registry\.db|mlflow\.db)[^/]*|mlartifacts(/.*)?|\.(watch|mlflow)\.lock|\.squeue\.json")
+# Directories at the top of a runs root besides those of runs.
+_FOLDERS = ("keys", "nodes")
 # Files of a run that commands rewrite.
 _REWRITTEN = re.compile(r"lease\.json|claims(/.*)?|\.lock|checkpoint-request\.json")
 _OTHERS_MAY = 0o077
@@ -190,7 +192,7 @@ def _grows(rest: str) -> bool:
 def _is_root_file(path: str, inside: str) -> bool:
     """Whether this is what commands write into a runs root, which another directory may be too (``--runs ~``)."""
     name = path.split("/")[1]
-    return path.startswith(f"{inside}/") or is_run_id(name) or _CACHES.fullmatch(name) is not None
+    return path.startswith(f"{inside}/") or is_run_id(name) or _CACHES.fullmatch(name) is not None or name in _FOLDERS
 
 
 def _open(arguments: Sequence[str], inside: str, before: Snapshot, after: Snapshot) -> Iterator[str]:
